@@ -1,0 +1,1 @@
+"""The whole engine in one process: same core, same runner, no gRPC."""

@@ -1,0 +1,1 @@
+"""The device service: weights, KV memory, kernels, sampling; a cache that can be rebuilt from admissions."""

@@ -1,0 +1,1 @@
+"""What clients and services share: generated stubs, the error table, the engine limits, the step link's protocol."""

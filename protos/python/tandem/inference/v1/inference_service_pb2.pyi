@@ -1,0 +1,110 @@
+from tandem.common.v1 import finish_reason_pb2 as _finish_reason_pb2
+from tandem.inference.v1 import request_pb2 as _request_pb2
+from tandem.inference.v1 import stream_pb2 as _stream_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("request_id", "text", "token_ids", "chat", "sampling", "stopping", "time_limit_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    text: str
+    token_ids: _request_pb2.TokenIds
+    chat: _request_pb2.ChatMessages
+    sampling: _request_pb2.SamplingParams
+    stopping: _request_pb2.StoppingParams
+    time_limit_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_request_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_request_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingParams, _Mapping]] = ..., time_limit_ms: _Optional[int] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("started", "progress", "delta", "finished", "done")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    started: _stream_pb2.Started
+    progress: _stream_pb2.Progress
+    delta: _stream_pb2.Delta
+    finished: _stream_pb2.Finished
+    done: _stream_pb2.Done
+    def __init__(self, started: _Optional[_Union[_stream_pb2.Started, _Mapping]] = ..., progress: _Optional[_Union[_stream_pb2.Progress, _Mapping]] = ..., delta: _Optional[_Union[_stream_pb2.Delta, _Mapping]] = ..., finished: _Optional[_Union[_stream_pb2.Finished, _Mapping]] = ..., done: _Optional[_Union[_stream_pb2.Done, _Mapping]] = ...) -> None: ...
+
+class CompleteRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: GenerateRequest
+    def __init__(self, request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
+
+class Completion(_message.Message):
+    __slots__ = ("choice", "text", "token_ids", "reason", "stop_string", "token_id")
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    choice: int
+    text: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    reason: _finish_reason_pb2.FinishReason
+    stop_string: str
+    token_id: int
+    def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[_finish_reason_pb2.FinishReason, str]] = ..., stop_string: _Optional[str] = ..., token_id: _Optional[int] = ...) -> None: ...
+
+class CompleteResponse(_message.Message):
+    __slots__ = ("started", "completions", "done")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    started: _stream_pb2.Started
+    completions: _containers.RepeatedCompositeFieldContainer[Completion]
+    done: _stream_pb2.Done
+    def __init__(self, started: _Optional[_Union[_stream_pb2.Started, _Mapping]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., done: _Optional[_Union[_stream_pb2.Done, _Mapping]] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetModelRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetModelResponse(_message.Message):
+    __slots__ = ("model", "model_revision", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "dtype", "has_chat_template", "default_params")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_revision: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    has_chat_template: bool
+    default_params: _request_pb2.ResolvedParams
+    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., default_params: _Optional[_Union[_request_pb2.ResolvedParams, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,178 @@
+"""The values that travel over the step link, free of any encoding: what the core plans and the executor runs."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Column: TypeAlias = NDArray[np.int32]
+UInt32Column: TypeAlias = NDArray[np.uint32]
+UInt8Column: TypeAlias = NDArray[np.uint8]
+
+ROW_SAMPLES = np.uint8(1)
+"""Row flag: sample the token that follows the row's last computed position."""
+
+
+def _no_int32() -> Int32Column:
+    return np.empty(0, np.int32)
+
+
+def _no_uint8() -> UInt8Column:
+    return np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSampling:
+    """
+    How one row draws its tokens, resolved: nothing is optional.
+
+    `temperature` 0 is greedy, `top_k` 0 is off, `top_p` 1 is off; `seed` is a uint64, `choice` counts from 0.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """
+    A slot's whole state, sent once.
+
+    `token_ids` is prompt plus, after a preemption or recovery, outputs; the first `num_cached_tokens` of them
+    already have KV in `block_ids`. `generation` strictly grows per slot within a session.
+    """
+
+    slot: int
+    generation: int
+    token_ids: Int32Column
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    block_ids: Int32Column
+    sampling: RowSampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """
+    One step's delta against the slot state both ends hold; columns of a group have equal lengths.
+
+    Order of effects: release, copy, admit, append, forward. `row_start` equals the slot's planned length before
+    the batch. Rows are in batch order, decodes (one token) first; no slot has two rows.
+    """
+
+    admits: tuple[Admission, ...] = ()
+    row_slot: Int32Column = field(default_factory=_no_int32)
+    row_num_tokens: Int32Column = field(default_factory=_no_int32)
+    row_start: Int32Column = field(default_factory=_no_int32)
+    row_flags: UInt8Column = field(default_factory=_no_uint8)
+    append_slot: Int32Column = field(default_factory=_no_int32)
+    append_block: Int32Column = field(default_factory=_no_int32)
+    release_slot: Int32Column = field(default_factory=_no_int32)
+    copy_source: Int32Column = field(default_factory=_no_int32)
+    copy_destination: Int32Column = field(default_factory=_no_int32)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by this batch."""
+        return int(self.row_num_tokens.sum())
+
+
+class KvMode(enum.Enum):
+    """What happens to KV memory while suspended."""
+
+    PERSIST = 1
+    OFFLOAD = 2
+    RECOMPUTE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspend:
+    """Stop computing until `Resume`."""
+
+    kv_mode: KvMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """End a suspension."""
+
+
+Command: TypeAlias = Batch | Suspend | Resume
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One command with its place in the session; `step_id` counts 1, 2, 3, ... without a gap."""
+
+    session_epoch: int
+    step_id: int
+    acked_step_id: int
+    state_hash: int
+    command: Command
+
+
+class RowErrorKind(enum.Enum):
+    """What was wrong with one row."""
+
+    INVALID_LOGITS = 1
+    TOKEN_OUT_OF_RANGE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowError:
+    """One row failed; the others did not."""
+
+    slot: int
+    generation: int
+    kind: RowErrorKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimings:
+    """Nanoseconds on the executor's monotonic clock."""
+
+    queued_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    total_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """
+    What one step produced: per row that sampled, in batch order, `(slot, generation, position, token)`.
+
+    `position` is the token's index in its sequence, so a late result can always be attributed. `margin` (float32)
+    is present only where the runner was asked to collect it.
+    """
+
+    boot_id: str
+    step_id: int
+    slot: Int32Column
+    generation: UInt32Column
+    position: Int32Column
+    token: Int32Column
+    row_errors: tuple[RowError, ...] = ()
+    timings: StepTimings = StepTimings()
+    graph: str = ""
+    device_memory_bytes: int = 0
+    margin: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFailed:
+    """The step as a whole failed and the session is over; `reason` is a name of the error table."""
+
+    boot_id: str
+    step_id: int
+    reason: str
+    message: str
+    sticky: bool = False

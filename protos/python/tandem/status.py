@@ -1,0 +1,108 @@
+"""Errors as gRPC statuses and back: one mapping for every server and client."""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from tandem.errors import ERROR_BY_REASON, InternalError, TandemError
+
+DOMAIN = "tandem"
+
+
+def to_status_proto(error: TandemError) -> status_pb2.Status:
+    """Encode an error as `google.rpc.Status` with ErrorInfo and, where they apply, BadRequest and RetryInfo."""
+    details = [
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata),
+    ]
+    packed = [_pack(detail) for detail in details]
+    if error.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.message
+        )
+        packed.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.retry_after_s is not None:
+        delay = Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        packed.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code: int = grpc.StatusCode[error.code].value[0]
+    return status_pb2.Status(code=code, message=error.message, details=packed)
+
+
+def to_grpc_status(error: TandemError) -> grpc.Status:
+    """Encode an error for `context.abort_with_status`."""
+    status: grpc.Status = rpc_status.to_status(to_status_proto(error))
+    return status
+
+
+def from_rpc_error(error: grpc.RpcError) -> TandemError:
+    """
+    Rebuild the error a peer sent; a failure without our details (a broken connection, say) becomes the class that
+    its gRPC code suggests, with the code's name in `metadata["grpc_code"]`.
+    """
+    code = error.code()
+    text = error.details() or code.name
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # every RpcError a call raises is a Call
+    except ValueError:  # code or message of status and details differ: trust the status line
+        status = None
+    if status is not None:
+        rebuilt = from_status_proto(status)
+        if rebuilt is not None:
+            return rebuilt
+    fallback = _UNTYPED.get(code, InternalError)
+    return fallback(text, metadata={"grpc_code": code.name})
+
+
+def from_status_proto(status: status_pb2.Status) -> TandemError | None:
+    """Rebuild an error from its encoded form; None if it carries no reason of ours."""
+    info = error_details_pb2.ErrorInfo()
+    bad_request = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    found_retry = False
+    for detail in status.details:
+        if detail.Is(info.DESCRIPTOR):
+            detail.Unpack(info)
+        elif detail.Is(bad_request.DESCRIPTOR):
+            detail.Unpack(bad_request)
+        elif detail.Is(retry.DESCRIPTOR):
+            found_retry = detail.Unpack(retry)
+    if info.domain != DOMAIN:
+        return None
+    violations = bad_request.field_violations
+    return ERROR_BY_REASON.get(info.reason, InternalError)(
+        status.message,
+        field=violations[0].field if violations else None,
+        retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if found_retry else None,
+        metadata=dict(info.metadata),
+    )
+
+
+def _pack(message: object) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)  # type: ignore[arg-type]  # generated messages are untyped here
+    return packed
+
+
+class PeerUnavailable(TandemError):
+    """The peer cannot be reached; no typed answer came."""
+
+    reason = "PEER_UNAVAILABLE"
+    code = "UNAVAILABLE"
+
+
+class CallCancelled(TandemError):
+    """The call was cancelled, or its deadline passed, on this side."""
+
+    reason = "CALL_CANCELLED"
+    code = "CANCELLED"
+
+
+_UNTYPED: dict[grpc.StatusCode, type[TandemError]] = {
+    grpc.StatusCode.UNAVAILABLE: PeerUnavailable,
+    grpc.StatusCode.CANCELLED: CallCancelled,
+    grpc.StatusCode.DEADLINE_EXCEEDED: CallCancelled,
+}

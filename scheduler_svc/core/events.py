@@ -1,0 +1,91 @@
+"""What the core tells the owners of requests, as columns where there is one entry per token."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.request import FinishReason
+from tandem.errors import TandemError
+from tandem.link.batch import Int32Column
+
+
+class ProgressKind(enum.IntEnum):
+    """Which state `Progress.value` speaks of."""
+
+    QUEUED = 1
+    """value = requests ahead."""
+    SCHEDULED = 2
+    """value = cached prompt tokens."""
+    PREFILLED = 3
+    """value = prompt tokens done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A request changed place."""
+
+    handle: int
+    kind: ProgressKind
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """
+    A request ended well; nothing follows for its handle.
+
+    `num_output_tokens` counts up to the end, the ending token included. Times are seconds; `first_token_s` is None
+    when no token was produced.
+    """
+
+    handle: int
+    reason: FinishReason
+    matched_token: int | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    queue_s: float
+    first_token_s: float | None
+    total_s: float
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A request ended by an error; nothing follows for its handle."""
+
+    handle: int
+    error: TandemError
+
+
+def _no_int64() -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+def _no_int32() -> Int32Column:
+    return np.empty(0, np.int32)
+
+
+@dataclass(slots=True, kw_only=True)
+class CoreEvents:
+    """
+    Everything that happened in one turn of the core.
+
+    The three token columns have one entry per new output token: whose, its output offset (0 = first), its id.
+    Tokens of a request come in order and before its `Ended`.
+    """
+
+    token_handle: NDArray[np.int64] = field(default_factory=_no_int64)
+    token_offset: Int32Column = field(default_factory=_no_int32)
+    token: Int32Column = field(default_factory=_no_int32)
+    ended: list[Ended] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """True when anything happened."""
+        return bool(len(self.token) or self.ended or self.failed or self.progress)

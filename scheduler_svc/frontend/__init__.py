@@ -1,0 +1,1 @@
+"""Client-facing processes: validate, tokenize, detokenize, stream."""

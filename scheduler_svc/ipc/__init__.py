@@ -1,0 +1,1 @@
+"""Messages and sockets between the core process and its frontend processes."""

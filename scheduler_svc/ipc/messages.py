@@ -1,0 +1,152 @@
+"""
+What frontends and core say to each other: typed msgpack structs, token columns as little-endian bytes.
+
+A frontend numbers its requests with `stream_id` (uint32, never reused while live); the core answers with the same
+number. Times are CLOCK_MONOTONIC seconds, comparable between processes of one host.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Hello(msgspec.Struct, array_like=True, tag=1, frozen=True):
+    """First message of a frontend."""
+
+    frontend_index: int
+    pid: int
+
+
+class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
+    """A validated, tokenized request; answered by `Accepted` or `Refused`."""
+
+    stream_id: int
+    request_id: str
+    prompt: bytes
+    """int32 token ids."""
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    max_tokens: int
+    eos_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+    arrival_s: float
+    deadline_s: float | None
+
+
+class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):
+    """End an own request: client gone (`CANCELLED`) or stop string found (`STOP_STRING`, counted to a token)."""
+
+    stream_id: int
+    reason: int
+    """A FinishReason number."""
+    num_output_tokens: int | None
+
+
+class Query(msgspec.Struct, array_like=True, tag=4, frozen=True, kw_only=True):
+    """A question answered by one `Reply` with the same `query_id`; `argument` is JSON, as is the answer."""
+
+    query_id: int
+    kind: str
+    """"abort" {request_id}, "stats" {}, "drain" {grace_s}, "config" {}, "metrics" {}."""
+    argument: bytes
+
+
+class Model(msgspec.Struct, array_like=True, tag=10, frozen=True, kw_only=True):
+    """What is served; sent after Hello once known, and again when an executor with another model is attached."""
+
+    name: str
+    revision: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    default_temperature: float
+    default_top_k: int
+    default_top_p: float
+    tokenizer_dir: str
+    """Directory with tokenizer.json and its companions, readable by frontends."""
+
+
+class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only=True):
+    """Whether new requests can be taken; sent after Hello and at every change."""
+
+    executor_attached: bool
+    ready: bool
+    draining: bool
+
+
+class Accepted(msgspec.Struct, array_like=True, tag=12, frozen=True):
+    """The request is in the system; its events follow in `Update`s."""
+
+    stream_id: int
+
+
+class Refused(msgspec.Struct, array_like=True, tag=13, frozen=True, kw_only=True):
+    """The request was refused and nothing of it is kept."""
+
+    stream_id: int
+    reason: str
+    """A name of tandem.common.v1.ErrorReason."""
+    message: str
+    field: str | None
+    retry_after_s: float | None
+    metadata: dict[str, str]
+
+
+class StreamEnd(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """One request ended well; see scheduler_svc.core.events.Ended."""
+
+    stream_id: int
+    reason: int
+    matched_token: int | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    queue_s: float
+    first_token_s: float | None
+    total_s: float
+    num_preemptions: int
+
+
+class StreamProgress(msgspec.Struct, array_like=True, frozen=True):
+    """One request changed place; `kind` is a ProgressKind number."""
+
+    stream_id: int
+    kind: int
+    value: int
+
+
+class Update(msgspec.Struct, array_like=True, tag=14, frozen=True, kw_only=True):
+    """
+    One per step and frontend. The three columns have one entry per new token, a request's tokens in order; they come
+    before its end. Offsets let a frontend check that nothing was lost when messages were merged.
+    """
+
+    token_stream: bytes
+    """uint32."""
+    token_offset: bytes
+    """int32."""
+    token: bytes
+    """int32."""
+    ended: tuple[StreamEnd, ...]
+    failed: tuple[Refused, ...]
+    progress: tuple[StreamProgress, ...]
+
+
+class Reply(msgspec.Struct, array_like=True, tag=15, frozen=True, kw_only=True):
+    """Answer to a `Query`; `error` is set instead of `result` when it failed."""
+
+    query_id: int
+    result: bytes
+    error: Refused | None
+
+
+FrontendMessage = Hello | Submit | EndStream | Query
+CoreMessage = Model | Availability | Accepted | Refused | Update | Reply
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_frontend = msgspec.msgpack.Decoder(FrontendMessage).decode
+decode_from_core = msgspec.msgpack.Decoder(CoreMessage).decode
