@@ -1,5 +1,6 @@
 """
-Regenerate the Python code of every .proto file, or with --check prove that the committed code is what they generate.
+Regenerate the Python code of every .proto file, or with --check prove that the committed code is
+what they generate.
 
 Run from anywhere: `python protos/generate.py [--check]`.
 """

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-
-from scheduler_svc.core.request import FinishReason
 from tandem.errors import TandemError
 from tandem.link.batch import Int32Column
+
+from scheduler_svc.core.request import FinishReason
 
 
 class ProgressKind(enum.IntEnum):
@@ -38,8 +38,8 @@ class Ended:
     """
     A request ended well; nothing follows for its handle.
 
-    `num_output_tokens` counts up to the end, the ending token included. Times are seconds; `first_token_s` is None
-    when no token was produced.
+    `num_output_tokens` counts up to the end, the ending token included. Times are seconds;
+    `first_token_s` is None when no token was produced.
     """
 
     handle: int
@@ -75,8 +75,8 @@ class CoreEvents:
     """
     Everything that happened in one turn of the core.
 
-    The three token columns have one entry per new output token: whose, its output offset (0 = first), its id.
-    Tokens of a request come in order and before its `Ended`.
+    The three token columns have one entry per new output token: whose, its output offset (0 =
+    first), its id. Tokens of a request come in order and before its `Ended`.
     """
 
     token_handle: NDArray[np.int64] = field(default_factory=_no_int64)

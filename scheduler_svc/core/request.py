@@ -24,8 +24,9 @@ class RequestState(enum.Enum):
     """
     Where a request is; it is in exactly one state.
 
-    Legal moves: WAITING to PREFILL, PREFILL to DECODE, PREFILL or DECODE to DRAINING (preempted, results still in
-    flight) or straight to WAITING (preempted, none in flight), DRAINING to WAITING, and any of them to ENDED.
+    Legal moves: WAITING to PREFILL, PREFILL to DECODE, PREFILL or DECODE to DRAINING (preempted,
+    results still in flight) or straight to WAITING (preempted, none in flight), DRAINING to
+    WAITING, and any of them to ENDED.
     """
 
     WAITING = "waiting"
@@ -42,8 +43,9 @@ class NewRequest:
 
     Attributes:
         request_id: Unique among live requests.
-        handle: The submitter's number for this request; the core returns it with every event. int64, >= 0.
-        prompt: Token ids, shape ``[P]``, P >= 1.
+        handle: The submitter's number for this request; the core returns it with every event.
+            int64, at least 0.
+        prompt: Token ids, shape ``[P]``, P at least 1.
         sampling: Resolved parameters.
         max_tokens: Most output tokens, at least 1.
         eos_token_ids: Ids that end it with EOS; empty under ignore_eos.

@@ -1,8 +1,9 @@
 """
-What frontends and core say to each other: typed msgpack structs, token columns as little-endian bytes.
+What frontends and core say to each other: typed msgpack structs, token columns as little-endian
+bytes.
 
-A frontend numbers its requests with `stream_id` (uint32, never reused while live); the core answers with the same
-number. Times are CLOCK_MONOTONIC seconds, comparable between processes of one host.
+A frontend numbers its requests with `stream_id` (uint32, never reused while live); the core answers
+with the same number. Times are CLOCK_MONOTONIC seconds, comparable between processes of one host.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
 
 
 class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):
-    """End an own request: client gone (`CANCELLED`) or stop string found (`STOP_STRING`, counted to a token)."""
+    """
+    End an own request: client gone (`CANCELLED`) or stop string found (`STOP_STRING`, counted to a
+    token).
+    """
 
     stream_id: int
     reason: int
@@ -45,7 +49,10 @@ class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=Tru
 
 
 class Query(msgspec.Struct, array_like=True, tag=4, frozen=True, kw_only=True):
-    """A question answered by one `Reply` with the same `query_id`; `argument` is JSON, as is the answer."""
+    """
+    A question answered by one `Reply` with the same `query_id`; `argument` is JSON, as is the
+    answer.
+    """
 
     query_id: int
     kind: str
@@ -54,7 +61,10 @@ class Query(msgspec.Struct, array_like=True, tag=4, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, array_like=True, tag=10, frozen=True, kw_only=True):
-    """What is served; sent after Hello once known, and again when an executor with another model is attached."""
+    """
+    What is served; sent after Hello once known, and again when an executor with another model is
+    attached.
+    """
 
     name: str
     revision: str
@@ -121,8 +131,9 @@ class StreamProgress(msgspec.Struct, array_like=True, frozen=True):
 
 class Update(msgspec.Struct, array_like=True, tag=14, frozen=True, kw_only=True):
     """
-    One per step and frontend. The three columns have one entry per new token, a request's tokens in order; they come
-    before its end. Offsets let a frontend check that nothing was lost when messages were merged.
+    One per step and frontend. The three columns have one entry per new token, a request's tokens in
+    order; they come before its end. Offsets let a frontend check that nothing was lost when
+    messages were merged.
     """
 
     token_stream: bytes

@@ -1,4 +1,7 @@
-"""The seven engine limits that both services and the embedded engine share, with their exact validation texts."""
+"""
+The seven engine limits that both services and the embedded engine share, with their exact
+validation texts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from tandem.errors import InvalidConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """
-    Limits of one engine; `validate` is called by whoever builds an engine from it, before anything is allocated.
+    Limits of one engine; `validate` is called by whoever builds an engine from it, before anything
+    is allocated.
 
     Attributes:
         block_size: Tokens per KV block, at least 1; powers of two from 1 to 128 are advised.
@@ -70,7 +74,8 @@ class EngineConfig:
             )
         if self.max_batch_size > self.max_num_seqs:
             found.append(
-                f"max_batch_size {self.max_batch_size} can never be reached: max_num_seqs is {self.max_num_seqs}"
+                f"max_batch_size {self.max_batch_size} can never be reached:"
+                f" max_num_seqs is {self.max_num_seqs}"
             )
         return found
 
@@ -80,7 +85,8 @@ class EngineConfig:
         Read a JSON object of these names; missing ones keep their defaults.
 
         Raises:
-            InvalidConfig: Unreadable file, not a JSON object, an unknown name or a value of the wrong type.
+            InvalidConfig: Unreadable file, not a JSON object, an unknown name or a value of the
+            wrong type.
         """
         try:
             content = json.loads(path.read_text())

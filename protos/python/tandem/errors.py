@@ -1,5 +1,6 @@
 """
-Every error that crosses a process boundary: one class per reason, each with its gRPC code and retry advice.
+Every error that crosses a process boundary: one class per reason, each with its gRPC code and retry
+advice.
 
     TandemError
       InvalidParameter, EmptyPrompt, PromptTooLong,
@@ -11,8 +12,8 @@ Every error that crosses a process boundary: one class per reason, each with its
       NoExecutor, ExecutorLost, Draining, HandedOver      UNAVAILABLE          after retry_after_s
       ModelChanged, SessionHeld, IncompatibleExecutor,
       StreamReplaced, InvalidConfig, InvalidModel,
-      OutOfMemory                                         FAILED_PRECONDITION  not until the state changes
-      AddressInUse                                        UNAVAILABLE          choose another address
+      OutOfMemory                                         FAILED_PRECONDITION  not until fixed
+      AddressInUse                                        UNAVAILABLE          choose another
       SessionLost                                         ABORTED              open a new session
       InvalidLogits                                       DATA_LOSS            never
       InternalError                                       INTERNAL             our bug: report it

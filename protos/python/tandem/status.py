@@ -14,7 +14,10 @@ DOMAIN = "tandem"
 
 
 def to_status_proto(error: TandemError) -> status_pb2.Status:
-    """Encode an error as `google.rpc.Status` with ErrorInfo and, where they apply, BadRequest and RetryInfo."""
+    """
+    Encode an error as `google.rpc.Status` with ErrorInfo and, where they apply, BadRequest and
+    RetryInfo.
+    """
     details = [
         error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata),
     ]
@@ -40,13 +43,14 @@ def to_grpc_status(error: TandemError) -> grpc.Status:
 
 def from_rpc_error(error: grpc.RpcError) -> TandemError:
     """
-    Rebuild the error a peer sent; a failure without our details (a broken connection, say) becomes the class that
-    its gRPC code suggests, with the code's name in `metadata["grpc_code"]`.
+    Rebuild the error a peer sent; a failure without our details (a broken connection, say) becomes
+    the class that its gRPC code suggests, with the code's name in `metadata["grpc_code"]`.
     """
     code = error.code()
     text = error.details() or code.name
     try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # every RpcError a call raises is a Call
+        # Every RpcError that a call raises is also a Call.
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]
     except ValueError:  # code or message of status and details differ: trust the status line
         status = None
     if status is not None:

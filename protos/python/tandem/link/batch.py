@@ -1,4 +1,7 @@
-"""The values that travel over the step link, free of any encoding: what the core plans and the executor runs."""
+"""
+The values that travel over the step link, free of any encoding: what the core plans and the
+executor runs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ class RowSampling:
     """
     How one row draws its tokens, resolved: nothing is optional.
 
-    `temperature` 0 is greedy, `top_k` 0 is off, `top_p` 1 is off; `seed` is a uint64, `choice` counts from 0.
+    `temperature` 0 is greedy, `top_k` 0 is off, `top_p` 1 is off; `seed` is a uint64, `choice`
+    counts from 0.
     """
 
     temperature: float
@@ -45,8 +49,9 @@ class Admission:
     """
     A slot's whole state, sent once.
 
-    `token_ids` is prompt plus, after a preemption or recovery, outputs; the first `num_cached_tokens` of them
-    already have KV in `block_ids`. `generation` strictly grows per slot within a session.
+    `token_ids` is prompt plus, after a preemption or recovery, outputs; the first
+    `num_cached_tokens` of them already have KV in `block_ids`. `generation` strictly grows per slot
+    within a session.
     """
 
     slot: int
@@ -63,8 +68,9 @@ class Batch:
     """
     One step's delta against the slot state both ends hold; columns of a group have equal lengths.
 
-    Order of effects: release, copy, admit, append, forward. `row_start` equals the slot's planned length before
-    the batch. Rows are in batch order, decodes (one token) first; no slot has two rows.
+    Order of effects: release, copy, admit, append, forward. `row_start` equals the slot's planned
+    length before the batch. Rows are in batch order, decodes (one token) first; no slot has two
+    rows.
     """
 
     admits: tuple[Admission, ...] = ()
@@ -148,10 +154,11 @@ class StepTimings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """
-    What one step produced: per row that sampled, in batch order, `(slot, generation, position, token)`.
+    What one step produced: per row that sampled, in batch order, `(slot, generation, position,
+    token)`.
 
-    `position` is the token's index in its sequence, so a late result can always be attributed. `margin` (float32)
-    is present only where the runner was asked to collect it.
+    `position` is the token's index in its sequence, so a late result can always be attributed.
+    `margin` (float32) is present only where the runner was asked to collect it.
     """
 
     boot_id: str

@@ -1,9 +1,11 @@
 """
-The step link's state hash: a sum mod 2^64 that both ends keep up to date in time proportional to the change.
+The step link's state hash: a sum mod 2^64 that both ends keep up to date in time proportional to
+the change.
 
-Each live slot contributes one term for its generation, one for its planned length and one for each of its blocks.
-Because the hash is a sum, a change adds the new term and subtracts the old one; the order of changes is irrelevant.
-Token values do not enter: they are known to the two ends at different times.
+Each live slot contributes one term for its generation, one for its planned length and one for each
+of its blocks. Because the hash is a sum, a change adds the new term and subtracts the old one; the
+order of changes is irrelevant. Token values do not enter: they are known to the two ends at
+different times.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ _WORD = (1 << 64) - 1
 
 
 def _mix(x: UInt64Column) -> UInt64Column:
-    """Finalise 64-bit words so that single-bit differences spread (the finaliser of splitmix64, Steele et al. 2014)."""
+    """
+    Finalise 64-bit words so that single-bit differences spread (the finaliser of splitmix64, Steele
+    et al. 2014).
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
