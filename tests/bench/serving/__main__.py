@@ -1,0 +1,175 @@
+"""
+What the split costs, and what the engine is worth: gRPC path / embedded engine / transformers in one run.
+
+`python -m tests.bench.serving` serves the same greedy requests with all three, in turn, several rounds. The
+executor (or the whole embedded engine, or transformers) runs on core 0 with one thread, everything else (scheduler,
+frontend, load generator) on core 1. Prints a table, or with --json only JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPUTE_CORE, OTHER_CORE = "0", "1"
+PYTHON = sys.executable
+
+
+def pinned(core: str, *arguments: str) -> list[str]:
+    """A command bound to one core."""
+    return ["taskset", "-c", core, PYTHON, "-m", *arguments]
+
+
+def last_json(command: list[str]) -> dict[str, Any]:
+    """Run a command whose last line of output is JSON."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    outcome = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if outcome.returncode != 0:
+        sys.exit(f"{' '.join(command)} failed:\n{outcome.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(outcome.stdout.strip().splitlines()[-1])
+    return result
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
+    """Wait until a service wrote its ready file."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        if path.exists():
+            content: dict[str, Any] = json.loads(path.read_text())
+            return content
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    sys.exit(f"a service did not start:\n{log.read_text()[-3000:]}")
+
+
+@contextlib.contextmanager
+def services(arguments: argparse.Namespace) -> Iterator[str]:
+    """Executor on the compute core and scheduler on the other; yields the public address."""
+    with tempfile.TemporaryDirectory() as directory_name, contextlib.ExitStack() as stack:
+        directory = Path(directory_name)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+        def start(name: str, command: list[str]) -> dict[str, Any]:
+            log = directory / f"{name}.log"
+            ready = directory / f"{name}.json"
+            output = stack.enter_context(log.open("wb"))
+            process = subprocess.Popen(
+                [*command, "--ready-file", str(ready)],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            return wait_for(ready, process, log)
+
+        limits = ["--max-batch-size", str(arguments.concurrency)]
+        model = ["--model", str(arguments.model), "--dtype", arguments.dtype, "--num-threads", "1"]
+        executor = start(
+            "executor",
+            pinned(COMPUTE_CORE, "executor_svc", *model, *limits, "--listen", "127.0.0.1:0"),
+        )
+        ports = [
+            "--listen",
+            "127.0.0.1:0",
+            "--admin-listen",
+            "127.0.0.1:0",
+            "--metrics-listen",
+            "127.0.0.1:0",
+        ]
+        link = ["--executor", executor["address"], "--window", str(arguments.window)]
+        scheduler = start("scheduler", pinned(OTHER_CORE, "scheduler_svc", *limits, *link, *ports))
+        yield scheduler["address"]
+
+
+def run_grpc(arguments: argparse.Namespace) -> float:
+    """Tokens per second through client, scheduler and executor."""
+    with services(arguments) as address:
+        load = [
+            *(
+                "bench",
+                "serve",
+                "--address",
+                address,
+                "--json",
+                "--requests",
+                str(arguments.requests),
+            ),
+            *("--concurrency", str(arguments.concurrency), "--processes", "1"),
+            *("--input-len", str(arguments.input_len), "--output-len", str(arguments.output_len)),
+        ]
+        result = last_json(pinned(OTHER_CORE, "tandem_client", *load))
+    if result["errors"]:
+        sys.exit(f"{result['errors']} requests failed")
+    return float(result["output_tokens_per_s"])
+
+
+def run_contestant(arguments: argparse.Namespace, module: str) -> float:
+    """Tokens per second of one in-process engine."""
+    workload = {
+        "num_requests": arguments.requests,
+        "concurrency": arguments.concurrency,
+        "input_len": arguments.input_len,
+        "output_len": arguments.output_len,
+    }
+    options = ["--model", str(arguments.model), "--dtype", arguments.dtype]
+    command = pinned(COMPUTE_CORE, f"tests.bench.serving.{module}", *options)
+    return float(last_json([*command, "--workload", json.dumps(workload)])["output_tokens_per_s"])
+
+
+def main() -> None:
+    """Run the rounds and print medians and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=ROOT / "deploy/models/tandem-py")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--input-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--window", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rounds: dict[str, list[float]] = {"grpc": [], "embedded": [], "transformers": []}
+    for _ in range(arguments.rounds):
+        rounds["embedded"].append(run_contestant(arguments, "run_embedded"))
+        rounds["grpc"].append(run_grpc(arguments))
+        rounds["transformers"].append(run_contestant(arguments, "run_transformers"))
+    paired = list(zip(rounds["grpc"], rounds["embedded"], rounds["transformers"], strict=True))
+    outcome = {
+        "output_tokens_per_s": {name: statistics.median(values) for name, values in rounds.items()},
+        "grpc_over_embedded": statistics.median(grpc / embedded for grpc, embedded, _ in paired),
+        "grpc_over_transformers": statistics.median(grpc / other for grpc, _, other in paired),
+        "rounds": rounds,
+    }
+    if arguments.json:
+        print(json.dumps(outcome))
+        return
+    for name, tokens_per_s in outcome["output_tokens_per_s"].items():
+        print(f"{name:14} {tokens_per_s:9.0f} output tokens/s (median of {arguments.rounds})")
+    print(f"grpc / embedded      {outcome['grpc_over_embedded']:.2f}")
+    print(f"grpc / transformers  {outcome['grpc_over_transformers']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
