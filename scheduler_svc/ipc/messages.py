@@ -86,6 +86,8 @@ class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only
     executor_attached: bool
     ready: bool
     draining: bool
+    progressing: bool = True
+    """False while a step in flight is older than it should be, or heartbeats are missing."""
 
 
 class Accepted(msgspec.Struct, array_like=True, tag=12, frozen=True):
@@ -159,5 +161,9 @@ FrontendMessage = Hello | Submit | EndStream | Query
 CoreMessage = Model | Availability | Accepted | Refused | Update | Reply
 
 encode = msgspec.msgpack.Encoder().encode
-decode_from_frontend = msgspec.msgpack.Decoder(FrontendMessage).decode
-decode_from_core = msgspec.msgpack.Decoder(CoreMessage).decode
+_frontend_decoder: msgspec.msgpack.Decoder[FrontendMessage] = msgspec.msgpack.Decoder(
+    FrontendMessage
+)
+_core_decoder: msgspec.msgpack.Decoder[CoreMessage] = msgspec.msgpack.Decoder(CoreMessage)
+decode_from_frontend = _frontend_decoder.decode
+decode_from_core = _core_decoder.decode

@@ -1,0 +1,140 @@
+"""
+Arguments and answers of a `Query`, by its kind; each travels as JSON inside the message.
+
+    kind       argument          result
+    "abort"    AbortArgument     AbortResult      error RequestNotFound
+    "stats"    none (b"{}")      Stats
+    "drain"    DrainArgument     DrainResult      answered when drained or when grace_s passed
+    "config"   none (b"{}")      ConfigSnapshot
+    "metrics"  none (b"{}")      MetricsSnapshot
+
+Unknown keys are ignored, so that a newer core can add some. Counters count since the core started.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AbortArgument(msgspec.Struct, frozen=True):
+    """Which request to end with CANCELLED; any frontend may ask for any request."""
+
+    request_id: str
+
+
+class AbortResult(msgspec.Struct, frozen=True):
+    """The request was live; its end follows on its own stream."""
+
+
+class DrainArgument(msgspec.Struct, frozen=True):
+    """
+    How long the answer may wait for requests to end; draining itself goes on. 0 = do not wait.
+    """
+
+    grace_s: float
+
+
+class DrainResult(msgspec.Struct, frozen=True):
+    """How far draining came; 0 = drained."""
+
+    remaining_requests: int
+
+
+class ConfigEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting in force; the fields of `tandem.admin.v1.ConfigEntry`."""
+
+    name: str
+    json_value: str
+    source: str
+
+
+class ConfigSnapshot(msgspec.Struct, frozen=True):
+    """Every setting, in the order of the documentation."""
+
+    entries: tuple[ConfigEntry, ...]
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `tandem.admin.v1.GetStatsResponse`, by the same names and meanings."""
+
+    running_requests: int = 0
+    waiting_requests: int = 0
+    used_blocks: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    block_size: int = 0
+    accepted_requests: int = 0
+    finished_requests: int = 0
+    failed_requests: int = 0
+    refused_requests: int = 0
+    prefill_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    steps_in_flight: int = 0
+    executor_attached: bool = False
+    draining: bool = False
+    uptime_s: float = 0.0
+
+
+class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Observations by bucket, as Prometheus counts them.
+
+    `cumulative_counts[i]` is the number of observations at most `upper_bounds_s[i]`; `count` is the
+    number of all (the `+Inf` bucket) and `sum_s` their sum. Bounds are seconds, strictly growing.
+    """
+
+    upper_bounds_s: tuple[float, ...]
+    cumulative_counts: tuple[int, ...]
+    count: int
+    sum_s: float
+
+
+class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Everything the core measures.
+
+    Attributes:
+        stats: Gauges and plain counters.
+        ready: 1 when new requests would be served at once.
+        finished_by_reason: Requests ended well, by FinishReason name ("EOS", ...).
+        failed_by_reason: Requests ended by an error after acceptance, by ErrorReason name.
+        refused_by_reason: Requests refused by the core, by ErrorReason name.
+        histograms: "time_to_first_token", "inter_token", "queue_time", "request_time", "step_time"
+            (send to result), "executor_forward_time", "executor_sample_time".
+        prompt_tokens: Prompt tokens of ended requests.
+        cached_prompt_tokens: Those of them that came from the prefix cache.
+        executor_sessions: Executor sessions opened.
+        executor_reattachments: Broken step streams that were attached again without losing the
+        session. merged_updates: Updates that had to wait for a slow frontend and were merged with
+        later ones. integrity_failures: Bookkeeping inconsistencies found while idle; any is a bug.
+        device_memory_bytes: Last reported by the executor; 0 where unknown. model_name: Model
+        served; empty before the first executor. model_fingerprint: Its revision.
+    """
+
+    stats: Stats
+    ready: bool
+    finished_by_reason: dict[str, int]
+    failed_by_reason: dict[str, int]
+    refused_by_reason: dict[str, int]
+    histograms: dict[str, HistogramSnapshot]
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    executor_sessions: int = 0
+    executor_reattachments: int = 0
+    merged_updates: int = 0
+    integrity_failures: int = 0
+    device_memory_bytes: int = 0
+    model_name: str = ""
+    model_fingerprint: str = ""
+
+
+encode_json = msgspec.json.Encoder().encode
+decode_abort_argument = msgspec.json.Decoder(AbortArgument).decode
+decode_abort_result = msgspec.json.Decoder(AbortResult).decode
+decode_drain_argument = msgspec.json.Decoder(DrainArgument).decode
+decode_drain_result = msgspec.json.Decoder(DrainResult).decode
+decode_config = msgspec.json.Decoder(ConfigSnapshot).decode
+decode_stats = msgspec.json.Decoder(Stats).decode
+decode_metrics = msgspec.json.Decoder(MetricsSnapshot).decode

@@ -1,0 +1,159 @@
+"""
+The sockets between the core process and its frontends: one zmq ROUTER that the core binds, one
+DEALER per frontend.
+
+Messages are single frames. Both directions have a bounded pipe: the core never waits for a full one
+(`try_send` says False and the loop merges), a frontend does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from scheduler_svc.ipc.messages import (
+    CoreMessage,
+    FrontendMessage,
+    decode_from_core,
+    decode_from_frontend,
+    encode,
+)
+
+PIPE_MESSAGES = 64
+"""
+Messages a pipe holds before it counts as full: about as many steps as a frontend may lag behind.
+"""
+
+MAX_UNIX_PATH_BYTES = 107
+"""`sun_path` holds 108 bytes with its terminator."""
+
+
+class FrontendGone(Exception):
+    """No frontend with this index is connected any more."""
+
+
+def frontend_identity(index: int) -> bytes:
+    """Routing id of a frontend's socket; by it the core knows who speaks."""
+    return b"frontend-%d" % index
+
+
+def _index_of(identity: bytes) -> int | None:
+    prefix, _, number = identity.partition(b"-")
+    return int(number) if prefix == b"frontend" and number.isdigit() else None
+
+
+class CoreSocket:
+    """The core's end. Not thread-safe: the core thread owns it."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Bind at `path`, in a directory that only this user may enter (0700); the socket file is
+        0600.
+
+        Raises:
+            ValueError: The path is too long for a unix socket.
+        """
+        if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
+            raise ValueError(f"{path} is too long for a unix socket: choose a shorter TMPDIR")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)
+        self._socket.set(zmq.SNDHWM, PIPE_MESSAGES)
+        self._socket.set(zmq.LINGER, 1000)
+        self._socket.bind(f"ipc://{path}")
+        path.chmod(0o600)
+
+    @property
+    def pollable(self) -> zmq.Socket[bytes]:
+        """For registration with a `zmq.Poller`."""
+        return self._socket
+
+    def receive(self, at_most: int) -> Iterator[tuple[int, FrontendMessage]]:
+        """
+        Take messages that are already here.
+
+        Raises:
+            msgspec.DecodeError: A frame is not a FrontendMessage; the frame is consumed.
+        """
+        for _ in range(at_most):
+            try:
+                identity, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            index = _index_of(identity)
+            if index is None:
+                raise msgspec.ValidationError(f"message from unknown peer {identity!r}")
+            yield index, decode_from_frontend(frame)
+
+    def try_send(self, index: int, message: CoreMessage) -> bool:
+        """
+        Send without waiting; False when the frontend's pipe is full, and then nothing was sent.
+
+        Raises:
+            FrontendGone: It is not connected.
+        """
+        try:
+            self._socket.send_multipart(
+                (frontend_identity(index), encode(message)), zmq.NOBLOCK, copy=True
+            )
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise FrontendGone from error
+        return True
+
+    def close(self) -> None:
+        """Close after giving what was sent up to a second to leave."""
+        self._socket.close()
+        self._context.term()
+
+
+def connect_frontend(context: zmq.Context[Any], path: Path, index: int) -> Any:
+    """
+    Open a frontend's end; the kind of socket (plain or asyncio) is that of `context`.
+
+    The caller sends `encode(Hello(...))` first and decodes what comes with `decode_from_core`.
+    """
+    socket = context.socket(zmq.DEALER)
+    socket.set(zmq.IDENTITY, frontend_identity(index))
+    socket.set(zmq.RCVHWM, PIPE_MESSAGES)
+    socket.set(zmq.SNDHWM, 1024)
+    socket.set(zmq.LINGER, 0)
+    socket.connect(f"ipc://{path}")
+    return socket
+
+
+class FrontendSocket:
+    """A frontend's end for plain blocking code: tests and tools."""
+
+    def __init__(self, path: Path, index: int) -> None:
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = connect_frontend(self._context, path, index)
+
+    def send(self, message: FrontendMessage) -> None:
+        """Queue one message."""
+        self._socket.send(encode(message))
+
+    def receive(self, timeout_s: float) -> CoreMessage | None:
+        """Wait for one message; None when the time passed."""
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return None
+        frame: bytes = self._socket.recv()
+        return decode_from_core(frame)
+
+    def close(self) -> None:
+        """Close at once, as a dying process would."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.close(linger=0)
+        self._context.term()
