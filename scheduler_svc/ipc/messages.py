@@ -12,10 +12,14 @@ import msgspec
 
 
 class Hello(msgspec.Struct, array_like=True, tag=1, frozen=True):
-    """First message of a frontend."""
+    """First message of a frontend, sent once its ports listen; port 0 is resolved here."""
 
     frontend_index: int
     pid: int
+    address: str = ""
+    """host:port of the public service."""
+    admin_address: str | None = None
+    metrics_address: str | None = None
 
 
 class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
