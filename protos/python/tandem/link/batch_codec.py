@@ -1,0 +1,107 @@
+"""Batches as `ExecutionBatch` messages and back."""
+
+from __future__ import annotations
+
+import math
+
+from tandem.executor.v1 import batch_pb2
+from tandem.link.batch import Admission, Batch, RowSampling
+from tandem.link.fields import INT32, UINT8, check_length, malformed, raw_column, read_column
+
+MAX_ADMITTED_ROWS = 65_536
+"""Most admissions in one batch: far above any `num_slots`, so that garbage cannot fill memory."""
+
+_MAX_INT32 = 2**31 - 1
+
+
+def batch_message(batch: Batch) -> batch_pb2.ExecutionBatch:
+    """Build the message of a batch."""
+    return batch_pb2.ExecutionBatch(
+        admit=[_admission_message(admission) for admission in batch.admits],
+        row_slot=raw_column(batch.row_slot, INT32),
+        row_num_tokens=raw_column(batch.row_num_tokens, INT32),
+        row_start=raw_column(batch.row_start, INT32),
+        row_flags=raw_column(batch.row_flags, UINT8),
+        append_slot=raw_column(batch.append_slot, INT32),
+        append_block=raw_column(batch.append_block, INT32),
+        release_slot=raw_column(batch.release_slot, INT32),
+        copy_source=raw_column(batch.copy_source, INT32),
+        copy_destination=raw_column(batch.copy_destination, INT32),
+    )
+
+
+def read_batch(message: batch_pb2.ExecutionBatch) -> Batch:
+    """Read a batch, or raise `SessionLost` naming the malformed field."""
+    if len(message.admit) > MAX_ADMITTED_ROWS:
+        raise malformed("step.batch.admit", f"has {len(message.admit)} rows")
+    batch = Batch(
+        admits=tuple(_admission(row, index) for index, row in enumerate(message.admit)),
+        row_slot=read_column(message.row_slot, INT32, "step.batch.row_slot"),
+        row_num_tokens=read_column(message.row_num_tokens, INT32, "step.batch.row_num_tokens"),
+        row_start=read_column(message.row_start, INT32, "step.batch.row_start"),
+        row_flags=read_column(message.row_flags, UINT8, "step.batch.row_flags"),
+        append_slot=read_column(message.append_slot, INT32, "step.batch.append_slot"),
+        append_block=read_column(message.append_block, INT32, "step.batch.append_block"),
+        release_slot=read_column(message.release_slot, INT32, "step.batch.release_slot"),
+        copy_source=read_column(message.copy_source, INT32, "step.batch.copy_source"),
+        copy_destination=read_column(
+            message.copy_destination, INT32, "step.batch.copy_destination"
+        ),
+    )
+    num_rows = len(batch.row_slot)
+    check_length(batch.row_num_tokens, num_rows, "step.batch.row_num_tokens")
+    check_length(batch.row_start, num_rows, "step.batch.row_start")
+    check_length(batch.row_flags, num_rows, "step.batch.row_flags")
+    check_length(batch.append_block, len(batch.append_slot), "step.batch.append_block")
+    check_length(batch.copy_destination, len(batch.copy_source), "step.batch.copy_destination")
+    return batch
+
+
+def _admission_message(admission: Admission) -> batch_pb2.AdmittedRow:
+    sampling = admission.sampling
+    return batch_pb2.AdmittedRow(
+        slot=admission.slot,
+        generation=admission.generation,
+        token_ids=raw_column(admission.token_ids, INT32),
+        num_prompt_tokens=admission.num_prompt_tokens,
+        num_cached_tokens=admission.num_cached_tokens,
+        block_ids=raw_column(admission.block_ids, INT32),
+        sampling=batch_pb2.RowSampling(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            choice=sampling.choice,
+        ),
+    )
+
+
+def _admission(row: batch_pb2.AdmittedRow, index: int) -> Admission:
+    field = f"step.batch.admit[{index}]"
+    if row.slot > _MAX_INT32:
+        raise malformed(f"{field}.slot", f"is {row.slot}")
+    return Admission(
+        slot=row.slot,
+        generation=row.generation,
+        token_ids=read_column(row.token_ids, INT32, f"{field}.token_ids"),
+        num_prompt_tokens=row.num_prompt_tokens,
+        num_cached_tokens=row.num_cached_tokens,
+        block_ids=read_column(row.block_ids, INT32, f"{field}.block_ids"),
+        sampling=_sampling(row.sampling, f"{field}.sampling"),
+    )
+
+
+def _sampling(message: batch_pb2.RowSampling, field: str) -> RowSampling:
+    if not (math.isfinite(message.temperature) and message.temperature >= 0):
+        raise malformed(f"{field}.temperature", f"is {message.temperature}")
+    if not 0 < message.top_p <= 1:
+        raise malformed(f"{field}.top_p", f"is {message.top_p}")
+    if message.top_k > _MAX_INT32:
+        raise malformed(f"{field}.top_k", f"is {message.top_k}")
+    return RowSampling(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        seed=message.seed,
+        choice=message.choice,
+    )

@@ -1,0 +1,68 @@
+"""Fields of the step link's messages: columns as bytes and back, and the error naming a bad one."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from tandem.errors import SessionLost
+
+MAX_MESSAGE_BYTES = 256 << 20
+"""Largest message either end takes; also the limit for gRPC channels and servers of `Execute`."""
+
+INT32 = np.dtype("<i4")
+UINT32 = np.dtype("<u4")
+UINT8 = np.dtype("u1")
+FLOAT32 = np.dtype("<f4")
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+_Kind = TypeVar("_Kind", bound=enum.Enum)
+
+
+def parsed(message: Any, raw: bytes) -> Any:
+    """Fill a message from its bytes, or raise `SessionLost`."""
+    name = message.DESCRIPTOR.name
+    if len(raw) > MAX_MESSAGE_BYTES:
+        raise malformed(name, f"has {len(raw)} bytes, at most {MAX_MESSAGE_BYTES} are taken")
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise malformed(name, f"does not parse: {error}") from error
+    return message
+
+
+def raw_column(column: NDArray[_Scalar], dtype: np.dtype[Any]) -> bytes:
+    """Serialize a column; a type that would have to be narrowed is a TypeError."""
+    return column.astype(dtype, casting="safe", copy=False).tobytes()
+
+
+def read_column(raw: bytes, dtype: np.dtype[_Scalar], field: str) -> NDArray[_Scalar]:
+    """View bytes as a read-only column, shape ``[N]``."""
+    if len(raw) % dtype.itemsize:
+        raise malformed(field, f"has {len(raw)} bytes, not a multiple of {dtype.itemsize}")
+    return np.frombuffer(raw, dtype)
+
+
+def check_length(column: NDArray[Any], expected: int, field: str) -> None:
+    """Refuse a column that is not as long as its group."""
+    if len(column) != expected:
+        raise malformed(field, f"has {len(column)} entries where its group has {expected}")
+
+
+def known_kind(kinds: type[_Kind], value: int, field: str) -> _Kind:
+    """Turn an enum number into its member, refusing numbers without one."""
+    try:
+        return kinds(value)
+    except ValueError as error:
+        raise malformed(field, f"is {value}, which is no known kind") from error
+
+
+def malformed(field: str, problem: str) -> SessionLost:
+    """Build the error that names a malformed field."""
+    return SessionLost(
+        f"malformed message on the step link: {field} {problem}", metadata={"field": field}
+    )
