@@ -1,0 +1,183 @@
+"""
+The scheduler's settings: one schema, whatever they come from (`config_sources` reads them).
+
+The seven engine limits are those of `tandem.engine_config.EngineConfig`, with its rules and texts.
+A limit that nobody set follows the executor; one that was set narrows the executor or, where it
+cannot be narrowed, refuses it (`limits_on`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
+from tandem.engine_config import EngineConfig
+from tandem.errors import IncompatibleExecutor, InvalidConfig
+
+LIMITS = tuple(EngineConfig().as_dict())
+"""Names of the engine limits, in the order of the documentation."""
+
+ALIASES = {"max_num_batched_tokens": "max_total_tokens"}
+"""Other accepted spellings, in every source."""
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    is_tcp = bool(host and colon) and port.isdecimal() and int(port) < 65_536
+    if not is_tcp and not text.startswith("unix:"):
+        raise ValueError("must be HOST:PORT or unix:PATH")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+class SchedulerSettings(BaseModel):
+    """Settings of one scheduler service; validated where they are read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    block_size: int = Field(16, description="tokens per KV block; must equal the executor's")
+    max_num_blocks: int = Field(1024, description="most KV blocks to use, at most the executor's")
+    max_batch_size: int = Field(32, description="most sequences in one step")
+    max_num_seqs: int = Field(
+        256, description="most requests in the system, waiting ones included; more are refused"
+    )
+    max_model_len: int = Field(
+        2048, description="most tokens of prompt plus output, at most the executor's"
+    )
+    max_total_tokens: int = Field(
+        4096, description="most tokens computed in one step (alias: max_num_batched_tokens)"
+    )
+    memory_threshold: float = Field(
+        0.9, description="share of KV blocks in use, 0 to 1, at which no prompt is admitted"
+    )
+
+    executor: Address = Field("127.0.0.1:50061", description="the executor's gRPC address")
+    listen: Address = Field(
+        "127.0.0.1:50051", description="public gRPC address; port 0 takes a free one"
+    )
+    admin_listen: Address | None = Field(
+        "127.0.0.1:50052", description="operators' gRPC address; empty for none"
+    )
+    metrics_listen: Address | None = Field(
+        "127.0.0.1:9464", description="HTTP address of /metrics; empty for none"
+    )
+    frontends: int = Field(1, ge=1, le=64, description="frontend processes that share --listen")
+    max_message_bytes: int = Field(
+        16 * 1024 * 1024, ge=65_536, description="largest request message a client may send, bytes"
+    )
+
+    on_pressure: Literal["queue", "refuse"] = Field(
+        "queue", description="what happens to new requests while KV use is over memory_threshold"
+    )
+    window: int = Field(
+        1, ge=1, le=8, description="steps sent before a result is back, at most the executor's"
+    )
+    recovery_timeout_s: float = Field(
+        60.0, gt=0, description="seconds that requests wait for a lost executor before they fail"
+    )
+    ready_grace_s: float = Field(
+        2.0,
+        gt=0,
+        description="seconds without a sign of life from the executor before readiness turns off",
+    )
+    lease_ms: int = Field(
+        10_000,
+        ge=1000,
+        description="milliseconds of silence after which another scheduler may take the executor",
+    )
+    drain_grace_s: float = Field(
+        30.0, ge=0, description="seconds that requests may go on after SIGTERM"
+    )
+
+    ready_file: Path | None = Field(
+        None, description="file to write addresses and pid to, as JSON, once clients can connect"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe log event to print"
+    )
+    log_format: Literal["json", "console"] = Field(
+        "console", description="one JSON object per line, or text for people; to stderr"
+    )
+
+    def engine_config(self) -> EngineConfig:
+        """The engine limits as set here."""
+        return EngineConfig(**{name: getattr(self, name) for name in LIMITS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSettings:
+    """
+    Settings with where each came from.
+
+    `sources` maps every setting that was set to "file", "environment" or "flag"; one that is
+    missing has its default.
+    """
+
+    settings: SchedulerSettings
+    sources: dict[str, str]
+
+    def limits_on(self, geometry: ExecutorGeometry) -> EngineConfig:
+        """
+        Join the engine limits with what an executor has: the smaller of both applies.
+
+        Raises:
+            IncompatibleExecutor: A limit set here cannot hold on this executor.
+        """
+        settings = self.settings
+        for name, ours, theirs in (
+            ("block_size", settings.block_size, geometry.block_size),
+            ("max_num_blocks", settings.max_num_blocks, geometry.num_blocks),
+            ("max_model_len", settings.max_model_len, geometry.max_model_len),
+        ):
+            fits = ours == theirs if name == "block_size" else ours <= theirs
+            if name in self.sources and not fits:
+                raise IncompatibleExecutor(
+                    f"{name} is set to {ours} ({self.sources[name]}), but the executor has "
+                    f"{theirs}: change one of them"
+                )
+        total_tokens = self._smaller("max_total_tokens", geometry.max_total_tokens)
+        limits = EngineConfig(
+            block_size=geometry.block_size,
+            max_num_blocks=self._smaller("max_num_blocks", geometry.num_blocks),
+            max_batch_size=min(
+                self._smaller("max_batch_size", geometry.max_batch_size), total_tokens
+            ),
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=self._smaller("max_model_len", geometry.max_model_len),
+            max_total_tokens=total_tokens,
+            memory_threshold=settings.memory_threshold,
+        )
+        try:
+            limits.validate()
+        except InvalidConfig as error:
+            raise IncompatibleExecutor(f"on this executor {error.message}") from error
+        return limits
+
+    def in_force(self, limits: EngineConfig | None) -> ConfigSnapshot:
+        """Every setting; with `limits` (those joined with an executor) for the engine limits."""
+        joined = {} if limits is None else limits.as_dict()
+        return ConfigSnapshot(
+            entries=tuple(
+                ConfigEntry(
+                    name=name,
+                    json_value=json.dumps(joined.get(name, value)),
+                    source=self._source(name, value, joined.get(name, value)),
+                )
+                for name, value in self.settings.model_dump(mode="json").items()
+            )
+        )
+
+    def _smaller(self, name: str, theirs: int) -> int:
+        ours: int = getattr(self.settings, name)
+        return min(ours, theirs) if name in self.sources else theirs
+
+    def _source(self, name: str, ours: object, in_force: object) -> str:
+        return "executor" if ours != in_force else self.sources.get(name, "default")

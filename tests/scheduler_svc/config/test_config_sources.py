@@ -1,0 +1,184 @@
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from scheduler_svc.config import LIMITS
+from scheduler_svc.config_sources import load_settings
+from tandem.engine_config import EngineConfig
+from tandem.errors import InvalidConfig
+
+RULES = (
+    ({"block_size": 0}, "block_size must be greater than 0"),
+    ({"max_num_blocks": 0}, "max_num_blocks must be greater than 0"),
+    ({"max_batch_size": 0}, "max_batch_size must be greater than 0"),
+    ({"max_num_seqs": 0}, "max_num_seqs must be greater than 0"),
+    ({"max_model_len": 15}, "max_model_len must be at least block_size"),
+    ({"max_total_tokens": 31}, "max_total_tokens must be at least max_batch_size"),
+    ({"memory_threshold": 1.5}, "memory_threshold must be between 0.0 and 1.0"),
+)
+"""Each rule with a setting that breaks it alone, in the order of the documentation."""
+
+
+def _write(tmp_path: Path, content: object, name: str = "config.json") -> str:
+    path = tmp_path / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+class TestPrecedence:
+    @pytest.mark.parametrize(
+        "given",
+        [given for size in range(4) for given in itertools.combinations((0, 1, 2), size)],
+        ids=lambda given: "+".join(("file", "env", "flag")[i] for i in given) or "none",
+    )
+    def test_the_highest_source_given_wins(self, given, tmp_path):
+        """Flags win over environment, environment over the file, the file over defaults."""
+        file = _write(tmp_path, {"max_num_seqs": 11} if 0 in given else {})
+        environ = {"TANDEM_MAX_NUM_SEQS": "12"} if 1 in given else {}
+        flags = ["--max-num-seqs", "13"] if 2 in given else []
+        loaded = load_settings(["--config", file, *flags], environ)
+        expected = {0: (11, "file"), 1: (12, "environment"), 2: (13, "flag")}
+        value, source = expected[max(given)] if given else (256, None)
+        assert value == loaded.settings.max_num_seqs
+        assert source == loaded.sources.get("max_num_seqs")
+
+    def test_layers_combine_by_key(self, tmp_path):
+        """Each key takes its own highest source; the others keep theirs."""
+        file = _write(tmp_path, {"block_size": 32, "max_num_blocks": 64})
+        loaded = load_settings(
+            ["--config", file, "--window", "2"], {"TANDEM_MAX_NUM_BLOCKS": "128"}
+        )
+        settings = loaded.settings
+        assert (settings.block_size, settings.max_num_blocks, settings.window) == (32, 128, 2)
+        expected = {"block_size": "file", "max_num_blocks": "environment", "window": "flag"}
+        assert expected == loaded.sources
+
+    def test_defaults_are_those_of_the_engine(self):
+        """Without any source the seven limits are EngineConfig's defaults."""
+        assert EngineConfig() == load_settings([], {}).settings.engine_config()
+
+    def test_config_file_can_come_from_the_environment(self, tmp_path):
+        """TANDEM_CONFIG names the file as --config does."""
+        file = _write(tmp_path, {"block_size": 8})
+        assert load_settings([], {"TANDEM_CONFIG": file}).settings.block_size == 8
+
+    def test_toml_file(self, tmp_path):
+        """A file that ends in .toml is read as TOML."""
+        file = _write(tmp_path, 'memory_threshold = 0.5\nlisten = "[::1]:0"\n', "config.toml")
+        settings = load_settings(["--config", file], {}).settings
+        assert (settings.memory_threshold, settings.listen) == (0.5, "[::1]:0")
+
+    @pytest.mark.parametrize("source", ["file", "environment", "flag"])
+    def test_alias_sets_its_setting(self, source, tmp_path):
+        """max_num_batched_tokens is max_total_tokens in every source."""
+        file = _write(tmp_path, {"max_num_batched_tokens": 77} if source == "file" else {})
+        environ = {"TANDEM_MAX_NUM_BATCHED_TOKENS": "77"} if source == "environment" else {}
+        flags = ["--max-num-batched-tokens", "77"] if source == "flag" else []
+        loaded = load_settings(["--config", file, *flags], environ)
+        assert loaded.settings.max_total_tokens == 77
+        assert {"max_total_tokens": source} == loaded.sources
+
+    def test_empty_text_turns_an_optional_address_off(self):
+        """An empty admin or metrics address means none; the public address cannot be empty."""
+        loaded = load_settings(["--admin-listen", ""], {"TANDEM_METRICS_LISTEN": ""})
+        assert (loaded.settings.admin_listen, loaded.settings.metrics_listen) == (None, None)
+        with pytest.raises(InvalidConfig, match="--listen: must be HOST:PORT"):
+            load_settings(["--listen", ""], {})
+
+
+class TestEngineLimits:
+    @pytest.mark.parametrize(("broken", "text"), RULES, ids=lambda value: str(value)[:24])
+    def test_each_rule_has_its_text(self, broken, text, tmp_path):
+        """A limit that breaks one rule is refused with exactly that rule's text."""
+        with pytest.raises(InvalidConfig) as caught:
+            load_settings(["--config", _write(tmp_path, broken)], {})
+        assert text == caught.value.message
+
+    @pytest.mark.parametrize("pair", list(itertools.combinations(range(len(RULES)), 2)))
+    def test_the_first_broken_rule_is_named(self, pair, tmp_path):
+        """Of two broken rules the one that comes first in the documentation is named."""
+        first, second = (RULES[i] for i in pair)
+        broken = {**second[0], **first[0]}
+        with pytest.raises(InvalidConfig) as caught:
+            load_settings(["--config", _write(tmp_path, broken)], {})
+        assert first[1] == caught.value.message
+
+    @pytest.mark.parametrize("text", ["nan", "inf", "-0.1", "1.1"])
+    def test_threshold_outside_its_range_is_refused(self, text):
+        """memory_threshold must be a number between 0 and 1; NaN is none."""
+        with pytest.raises(InvalidConfig, match=r"memory_threshold must be between 0\.0 and 1\.0"):
+            load_settings(["--memory-threshold", text], {})
+
+    def test_block_size_over_128_is_accepted(self):
+        """Only a block size under 1 is an error; an unusual one is warned of."""
+        config = load_settings(["--block-size", "256"], {}).settings.engine_config()
+        assert config.block_size == 256
+        assert "256 is unusual" in config.warnings()[0]
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("argv", "environ", "content", "text"),
+        [
+            ([], {}, {"block_sizes": 1}, "unknown key 'block_sizes'; did you mean 'block_size'?"),
+            ([], {"TANDEM_WINDOWS": "1"}, {}, "TANDEM_WINDOWS: unknown key 'windows'"),
+            (["--windw", "1"], {}, {}, "unrecognized arguments: --windw 1; see --help"),
+            (["--windo", "1"], {}, {}, "unrecognized arguments: --windo 1"),
+            (["--window", "two"], {}, {}, "--window: input should be a valid integer"),
+            (["--window", "0"], {}, {}, "--window: input should be greater than or equal to 1"),
+            ([], {}, {"window": "2"}, "window: input should be a valid integer, got '2'"),
+            ([], {}, {"window": True}, "window: input should be a valid integer, got True"),
+            (["--log-level", "loud"], {}, {}, "--log-level: input should be 'debug', 'info'"),
+            (["--listen", "host"], {}, {}, "--listen: must be HOST:PORT or unix:PATH, got 'host'"),
+            (["--listen", "h:70000"], {}, {}, "--listen: must be HOST:PORT"),
+            (
+                ["--max-total-tokens", "64", "--max-num-batched-tokens", "64"],
+                {},
+                {},
+                "set the same: keep one of them",
+            ),
+            ([], {}, "{", "is not valid JSON"),
+            ([], {}, [1], "must hold one JSON object"),
+        ],
+    )
+    def test_mistake_is_named_with_its_place(self, argv, environ, content, text, tmp_path):
+        """Whatever is wrong in a source, the error says where it is and what is wrong."""
+        file = _write(tmp_path, content)
+        with pytest.raises(InvalidConfig) as caught:
+            load_settings(["--config", file, *argv], environ)
+        assert text in caught.value.message
+
+    def test_missing_file_is_named(self, tmp_path):
+        """A file that cannot be read is an error with its path and the cause."""
+        path = tmp_path / "none.json"
+        with pytest.raises(InvalidConfig) as caught:
+            load_settings(["--config", str(path)], {})
+        assert f"cannot read {path}: No such file or directory" == caught.value.message
+
+    @pytest.mark.parametrize(
+        "variable",
+        [
+            "TANDEM_EXECUTOR_MODEL",
+            "TANDEM_CLIENT_ADDRESS",
+            "TANDEM_SCHEDULER_SERVICE_HOST",
+            "TANDEM_SCHEDULER_SERVICE_PORT_GRPC",
+            "TANDEM_SCHEDULER_PORT",
+            "TANDEM_SCHEDULER_PORT_50051_TCP_ADDR",
+        ],
+    )
+    def test_variables_of_others_are_left_alone(self, variable):
+        """What belongs to the executor, the client or Kubernetes is no setting of the scheduler."""
+        assert load_settings([], {variable: "tcp://10.0.0.1:50051"}).sources == {}
+
+
+class TestHelp:
+    def test_help_names_every_setting_with_its_default(self, capsys):
+        """--help prints every flag and exits 0."""
+        with pytest.raises(SystemExit) as caught:
+            load_settings(["--help"], {})
+        assert caught.value.code == 0
+        text = capsys.readouterr().out
+        assert all("--" + name.replace("_", "-") in text for name in (*LIMITS, "window", "listen"))
+        assert "default: 1024" in text
