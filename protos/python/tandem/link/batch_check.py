@@ -1,0 +1,222 @@
+"""
+Proof that a batch fits the slot state, before anything of it takes effect.
+
+The checks follow the order of effects (release, copy, admit, append, rows) on copies of the small
+per-slot columns, and cost time proportional to the batch. A batch that fails them is a bug of the
+scheduler, or the two ends have diverged: either way the session is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.errors import SessionLost
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
+from tandem.link.slot_columns import SlotColumns
+
+
+@dataclass(slots=True)
+class _After:
+    """The per-slot columns as they become while the batch is walked through."""
+
+    live: NDArray[np.bool_]
+    planned: Int32Column
+    num_tokens_known: Int32Column
+    num_blocks_held: Int32Column
+
+
+def check_batch(slots: SlotColumns, batch: Batch) -> None:
+    """
+    Check every rule of a batch against the slot state it is a delta to.
+
+    Raises:
+        SessionLost: The first rule that does not hold, with slot or block and the numbers.
+    """
+    after = _After(
+        live=slots.live.copy(),
+        planned=slots.planned.copy(),
+        num_tokens_known=slots.num_tokens_known.copy(),
+        num_blocks_held=slots.num_blocks_held.copy(),
+    )
+    _check_releases(slots, batch, after)
+    _check_copies(slots, batch)
+    for admission in batch.admits:
+        _check_admission(slots, admission, after)
+    _check_appends(slots, batch, after)
+    _check_rows(slots, batch, after)
+    _check_written_blocks(slots, batch)
+
+
+def _check_releases(slots: SlotColumns, batch: Batch, after: _After) -> None:
+    released = batch.release_slot
+    if not len(released):
+        return
+    _check_range(released, 0, slots.num_slots - 1, "release_slot")
+    _check_distinct(released, "release_slot")
+    _check_all(after.live[released], released, "release_slot {} is not live")
+    after.live[released] = False
+    after.num_blocks_held[released] = 0
+
+
+def _check_copies(slots: SlotColumns, batch: Batch) -> None:
+    source, destination = batch.copy_source, batch.copy_destination
+    _check_group(source, copy_destination=destination)
+    if not len(source):
+        return
+    _check_range(source, 1, slots.num_blocks, "copy_source")
+    _check_range(destination, 1, slots.num_blocks, "copy_destination")
+    _check_distinct(destination, "copy_destination")
+    both = np.intersect1d(source, destination)
+    if len(both):
+        raise _inconsistent(f"block {both[0]} is both source and destination of a copy")
+    holders = slots.num_holders[destination] - _count(destination, _released_blocks(slots, batch))
+    _check_all(holders == 0, destination, "copy_destination {} is held by a live slot")
+
+
+def _check_admission(slots: SlotColumns, admission: Admission, after: _After) -> None:
+    slot, num_tokens = admission.slot, len(admission.token_ids)
+    num_blocks, cached = len(admission.block_ids), admission.num_cached_tokens
+    if not 0 <= slot < slots.num_slots:
+        raise _inconsistent(f"admitted slot {slot} is outside 0 to {slots.num_slots - 1}")
+    if after.live[slot]:
+        raise _inconsistent(f"admitted slot {slot} is live")
+    if not int(slots.generation[slot]) < admission.generation < 2**32:
+        raise _inconsistent(
+            f"slot {slot} is admitted with generation {admission.generation}, "
+            f"its last one was {slots.generation[slot]}"
+        )
+    if num_blocks > slots.max_blocks_per_slot:
+        raise _inconsistent(
+            f"slot {slot} is admitted with {num_blocks} blocks, "
+            f"a slot can hold {slots.max_blocks_per_slot}"
+        )
+    if not 1 <= num_tokens <= slots.max_blocks_per_slot * slots.block_size:
+        raise _inconsistent(f"slot {slot} is admitted with {num_tokens} tokens")
+    if not 1 <= admission.num_prompt_tokens <= num_tokens:
+        raise _inconsistent(
+            f"slot {slot} is admitted with {admission.num_prompt_tokens} prompt tokens "
+            f"of {num_tokens} tokens"
+        )
+    if not 0 <= cached < num_tokens or cached > num_blocks * slots.block_size:
+        raise _inconsistent(
+            f"slot {slot} is admitted with {cached} cached tokens of {num_tokens}, "
+            f"in {num_blocks} blocks"
+        )
+    _check_range(admission.block_ids, 1, slots.num_blocks, f"a block admitted to slot {slot}")
+    after.live[slot] = True
+    after.planned[slot] = cached
+    after.num_tokens_known[slot] = num_tokens
+    after.num_blocks_held[slot] = num_blocks
+
+
+def _check_appends(slots: SlotColumns, batch: Batch, after: _After) -> None:
+    slot = batch.append_slot
+    _check_group(slot, append_block=batch.append_block)
+    if not len(slot):
+        return
+    _check_range(slot, 0, slots.num_slots - 1, "append_slot")
+    _check_all(after.live[slot], slot, "append_slot {} is not live")
+    _check_range(batch.append_block, 1, slots.num_blocks, "append_block")
+    np.add.at(after.num_blocks_held, slot, 1)
+    fits = after.num_blocks_held[slot] <= slots.max_blocks_per_slot
+    _check_all(fits, slot, f"append_slot {{}} would hold over {slots.max_blocks_per_slot} blocks")
+
+
+def _check_rows(slots: SlotColumns, batch: Batch, after: _After) -> None:
+    slot, start, length = batch.row_slot, batch.row_start, batch.row_num_tokens
+    _check_group(slot, row_start=start, row_num_tokens=length, row_flags=batch.row_flags)
+    if not len(slot):
+        return
+    _check_range(slot, 0, slots.num_slots - 1, "row_slot")
+    _check_distinct(slot, "row_slot")
+    _check_all(after.live[slot], slot, "row_slot {} is not live")
+    _check_all(batch.row_flags <= ROW_SAMPLES, slot, "the row of slot {} has an unknown flag")
+    planned = after.planned[slot]
+    _check_all(start == planned, slot, "the row of slot {} starts elsewhere than planned")
+    end = start.astype(np.int64) + length
+    _check_all(length >= 1, slot, "the row of slot {} computes no token")
+    held = after.num_blocks_held[slot].astype(np.int64) * slots.block_size
+    _check_all(end <= held, slot, "the row of slot {} is longer than its blocks")
+    known = after.num_tokens_known[slot]
+    _check_all(end <= known, slot, "the row of slot {} computes a position without a token")
+    samples = batch.row_flags == ROW_SAMPLES
+    _check_all(~samples | (end == known), slot, "the row of slot {} samples a token that is known")
+
+
+def _check_written_blocks(slots: SlotColumns, batch: Batch) -> None:
+    """Refuse a row that would write into a block with more than one holder."""
+    first = batch.row_start // slots.block_size
+    last = (batch.row_start + batch.row_num_tokens - 1) // slots.block_size
+    gained = _gained_blocks(slots, batch)
+    event = np.zeros(slots.num_slots, np.bool_)
+    event[list(gained)] = True
+    plain = (first == last) & ~event[batch.row_slot]
+    written = [slots.block_table[batch.row_slot[plain], first[plain]]]
+    writers = [batch.row_slot[plain]]
+    for row in np.flatnonzero(~plain).tolist():
+        slot, start, stop = int(batch.row_slot[row]), int(first[row]), int(last[row]) + 1
+        base, fresh = gained.get(slot, (slots.max_blocks_per_slot, []))
+        written.append(slots.block_table[slot, start : min(stop, base)])
+        written.append(np.array(fresh[max(start - base, 0) : max(stop - base, 0)], np.int32))
+        writers.append(np.full(stop - start, slot, np.int32))
+    block, writer = np.concatenate(written), np.concatenate(writers)
+    holders = slots.num_holders[block]
+    if len(gained) or len(batch.release_slot):
+        taken = np.array([entry for _, fresh in gained.values() for entry in fresh], np.int32)
+        holders = holders + _count(block, taken) - _count(block, _released_blocks(slots, batch))
+    _check_all(holders == 1, writer, "the row of slot {} writes into a block it shares")
+
+
+def _gained_blocks(slots: SlotColumns, batch: Batch) -> dict[int, tuple[int, list[int]]]:
+    """Blocks each slot gains, with the table index of the first of them."""
+    gained: dict[int, tuple[int, list[int]]] = {
+        admission.slot: (0, admission.block_ids.tolist()) for admission in batch.admits
+    }
+    for slot, block in zip(batch.append_slot.tolist(), batch.append_block.tolist(), strict=True):
+        _, fresh = gained.setdefault(slot, (int(slots.num_blocks_held[slot]), []))
+        fresh.append(block)
+    return gained
+
+
+def _released_blocks(slots: SlotColumns, batch: Batch) -> Int32Column:
+    held = [slots.blocks_of(slot) for slot in batch.release_slot.tolist()]
+    return np.concatenate(held) if held else np.empty(0, np.int32)
+
+
+def _count(wanted: Int32Column, among: Int32Column) -> NDArray[np.int64]:
+    """How often each wanted value stands among the others, shape of `wanted`."""
+    ordered = np.sort(among)
+    low = np.searchsorted(ordered, wanted, "left")
+    return np.asarray(np.searchsorted(ordered, wanted, "right") - low, np.int64)
+
+
+def _check_group(column: NDArray[Any], **others: NDArray[Any]) -> None:
+    for name, other in others.items():
+        if len(other) != len(column):
+            raise _inconsistent(f"{name} has {len(other)} entries, its group {len(column)}")
+
+
+def _check_range(values: Int32Column, low: int, high: int, what: str) -> None:
+    outside = (values < low) | (values > high)
+    if outside.any():
+        raise _inconsistent(f"{what} {values[outside][0]} is outside {low} to {high}")
+
+
+def _check_distinct(values: Int32Column, what: str) -> None:
+    ordered = np.sort(values)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise _inconsistent(f"{what} {repeated[0]} stands there twice")
+
+
+def _check_all(holds: NDArray[np.bool_], named: Int32Column, template: str) -> None:
+    if not holds.all():
+        raise _inconsistent(template.format(named[~holds][0]))
+
+
+def _inconsistent(what: str) -> SessionLost:
+    return SessionLost(f"the batch does not fit the slot state: {what}")

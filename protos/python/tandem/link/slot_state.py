@@ -1,0 +1,124 @@
+"""
+The slot state that both ends of the step link hold, changed only by batches, and its hash.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
+from tandem.link.batch_check import check_batch
+from tandem.link.slot_columns import SlotColumns
+from tandem.link.state_hash import StateHash, block_terms, generation_terms, length_terms
+
+
+class SlotState(SlotColumns):
+    """
+    Mirror of slots and block tables; owned by whoever applies the batches, in step order.
+
+    Every operation costs time proportional to the batch, not to what the slots hold, except that a
+    released slot's blocks are walked once.
+    """
+
+    __slots__ = ("_hash",)
+
+    def __init__(
+        self, num_slots: int, max_blocks_per_slot: int, block_size: int, num_blocks: int
+    ) -> None:
+        super().__init__(num_slots, max_blocks_per_slot, block_size, num_blocks)
+        self._hash = StateHash()
+
+    @property
+    def state_hash(self) -> int:
+        """Hash after the last batch, uint64; 0 when no slot is live."""
+        return self._hash.value
+
+    def apply(self, batch: Batch) -> None:
+        """
+        Check the whole batch, then let it take effect: release, copy, admit, append, rows.
+
+        Raises:
+            SessionLost: What is inconsistent; the state is unchanged.
+        """
+        check_batch(self, batch)
+        for slot in batch.release_slot.tolist():
+            self._release(slot)
+        for admission in batch.admits:
+            self._admit(admission)
+        if len(batch.append_slot):
+            self._append(batch.append_slot, batch.append_block)
+        if len(batch.row_slot):
+            self._advance(batch)
+
+    def reset(self) -> None:
+        """Forget everything, generations included: the state at the start of a session."""
+        for column in (
+            self.live,
+            self.generation,
+            self.planned,
+            self.num_tokens_known,
+            self.num_blocks_held,
+            self.num_holders,
+        ):
+            column.fill(0)
+        self._hash = StateHash()
+
+    def hash_from_scratch(self) -> int:
+        """Compute the hash from the columns alone; equals `state_hash` unless there is a bug."""
+        fresh = StateHash()
+        slots = np.flatnonzero(self.live)
+        fresh.add(generation_terms(slots, self.generation[slots]))
+        fresh.add(length_terms(slots, self.planned[slots]))
+        for slot in slots.tolist():
+            blocks = self.blocks_of(slot)
+            fresh.add(block_terms(slot, np.arange(len(blocks)), blocks))
+        return fresh.value
+
+    def _release(self, slot: int) -> None:
+        blocks = self.blocks_of(slot)
+        self._hash.remove(generation_terms(slot, self.generation[slot]))
+        self._hash.remove(length_terms(slot, self.planned[slot]))
+        self._hash.remove(block_terms(slot, np.arange(len(blocks)), blocks))
+        np.subtract.at(self.num_holders, blocks, 1)
+        self.live[slot] = False
+        self.planned[slot] = 0
+        self.num_tokens_known[slot] = 0
+        self.num_blocks_held[slot] = 0
+
+    def _admit(self, admission: Admission) -> None:
+        slot, blocks = admission.slot, admission.block_ids
+        self.live[slot] = True
+        self.generation[slot] = admission.generation
+        self.planned[slot] = admission.num_cached_tokens
+        self.num_tokens_known[slot] = len(admission.token_ids)
+        self.num_blocks_held[slot] = len(blocks)
+        self.block_table[slot, : len(blocks)] = blocks
+        np.add.at(self.num_holders, blocks, 1)
+        self._hash.add(generation_terms(slot, admission.generation))
+        self._hash.add(length_terms(slot, admission.num_cached_tokens))
+        self._hash.add(block_terms(slot, np.arange(len(blocks)), blocks))
+
+    def _append(self, slot: Int32Column, block: Int32Column) -> None:
+        index = self.num_blocks_held[slot] + _occurrence(slot)
+        self.block_table[slot, index] = block
+        np.add.at(self.num_blocks_held, slot, 1)
+        np.add.at(self.num_holders, block, 1)
+        self._hash.add(block_terms(slot, index, block))
+
+    def _advance(self, batch: Batch) -> None:
+        slot, end = batch.row_slot, batch.row_start + batch.row_num_tokens
+        self._hash.remove(length_terms(slot, batch.row_start))
+        self._hash.add(length_terms(slot, end))
+        self.planned[slot] = end
+        self.num_tokens_known[slot] += batch.row_flags == ROW_SAMPLES
+
+
+def _occurrence(values: Int32Column) -> Int32Column:
+    """How often each entry's value stands before it, shape of `values`: 5 7 5 5 -> 0 0 1 2."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    is_first = np.r_[True, ordered[1:] != ordered[:-1]]
+    place = np.arange(len(values), dtype=np.int32)
+    occurrence = np.empty(len(values), np.int32)
+    occurrence[order] = place - np.maximum.accumulate(np.where(is_first, place, 0))
+    return occurrence
