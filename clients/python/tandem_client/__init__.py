@@ -1,1 +1,55 @@
 """Python client and command line of Tandem."""
+
+from tandem_client.admin import AdminClient, Setting, Stats, is_serving
+from tandem_client.aio import AsyncClient
+from tandem_client.aio_stream import AsyncGenerationStream
+from tandem_client.channel import ChannelOptions
+from tandem_client.client import Client
+from tandem_client.events import (
+    Completion,
+    Delta,
+    Done,
+    Event,
+    Finished,
+    FinishReason,
+    Model,
+    Prefilled,
+    Queued,
+    ResolvedParams,
+    Scheduled,
+    Started,
+    Timings,
+    Usage,
+)
+from tandem_client.request import GenerateOptions
+from tandem_client.retry import NO_RETRY, RetryPolicy
+from tandem_client.stream import GenerationStream
+
+__all__ = [
+    "NO_RETRY",
+    "AdminClient",
+    "AsyncClient",
+    "AsyncGenerationStream",
+    "ChannelOptions",
+    "Client",
+    "Completion",
+    "Delta",
+    "Done",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "GenerateOptions",
+    "GenerationStream",
+    "Model",
+    "Prefilled",
+    "Queued",
+    "ResolvedParams",
+    "RetryPolicy",
+    "Scheduled",
+    "Setting",
+    "Started",
+    "Stats",
+    "Timings",
+    "Usage",
+    "is_serving",
+]

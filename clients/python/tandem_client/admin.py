@@ -1,0 +1,147 @@
+"""The operators' API, on its own port, and health for anybody."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from tandem.admin.v1 import admin_service_pb2 as admin
+from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
+from tandem.status import from_rpc_error
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
+from tandem_client.client import call_with_retry
+from tandem_client.retry import RetryPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """One snapshot of the scheduler core; see tandem.admin.v1.GetStatsResponse."""
+
+    running_requests: int
+    waiting_requests: int
+    used_blocks: int
+    free_blocks: int
+    total_blocks: int
+    block_size: int
+    accepted_requests: int
+    finished_requests: int
+    failed_requests: int
+    refused_requests: int
+    prefill_tokens: int
+    output_tokens: int
+    preemptions: int
+    steps: int
+    steps_in_flight: int
+    executor_attached: bool
+    draining: bool
+    uptime_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value in force; `source` is default, file, environment, flag or executor."""
+
+    name: str
+    value: Any
+    source: str
+
+
+class AdminClient:
+    """A connection to the admin port of one Tandem server; safe to share between threads."""
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADMIN_ADDRESS,
+        *,
+        retry: RetryPolicy | None = None,
+        options: ChannelOptions | None = None,
+    ) -> None:
+        self.address = address
+        self._retry = RetryPolicy() if retry is None else retry
+        self._options = ChannelOptions() if options is None else options
+        self._channel = self._options.open(address)
+        self._stub = admin_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+
+    def stats(self, *, deadline_s: float | None = None) -> Stats:
+        """One consistent snapshot; cheap, safe to poll."""
+        answer = self._unary(self._stub.GetStats, admin.GetStatsRequest(), deadline_s)
+        return Stats(**{field.name: getattr(answer, field.name) for field in fields(Stats)})
+
+    def drain(self, grace_s: float | None = None, *, deadline_s: float | None = None) -> int:
+        """
+        Stop admission and wait until the requests in the system ended.
+
+        Args:
+            grace_s: Most seconds to wait; None = the server's default, 0 = do not wait.
+            deadline_s: Ends the wait, not the draining.
+
+        Returns:
+            Requests still in the system.
+        """
+        request = admin.DrainRequest()
+        if grace_s is not None:
+            request.grace_s = grace_s
+        remaining: int = self._unary(self._stub.Drain, request, deadline_s).remaining_requests
+        return remaining
+
+    def config(self, *, deadline_s: float | None = None) -> list[Setting]:
+        """The configuration in force, in the order of the documentation."""
+        answer = self._unary(self._stub.GetConfig, admin.GetConfigRequest(), deadline_s)
+        return [
+            Setting(name=entry.name, value=json.loads(entry.json_value), source=entry.source)
+            for entry in answer.entries
+        ]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _unary(self, method: Any, request: Any, deadline_s: float | None) -> Any:
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        return call_with_retry(method, request, self._retry, deadline, self._options.metadata)
+
+
+def is_serving(
+    address: str, service: str, *, timeout_s: float, options: ChannelOptions | None = None
+) -> bool:
+    """
+    Ask a server's standard health service once.
+
+    Args:
+        address: Any port of a Tandem service.
+        service: "" for liveness, "tandem.ready", "tandem.progress".
+        timeout_s: Longest wait for the answer.
+        options: How to connect.
+
+    Raises:
+        TandemError: The server cannot be reached, or knows no such health name.
+    """
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415 -- heavy, rarely used
+
+    options = ChannelOptions() if options is None else options
+    with options.open(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service),
+                timeout=timeout_s,
+                metadata=options.metadata,
+            )
+        except grpc.RpcError as failure:
+            raise from_rpc_error(failure) from None
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,145 @@
+"""The public API for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tandem.status import from_rpc_error
+from tandem_client.aio_stream import AsyncGenerationStream
+from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
+from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
+from tandem_client.request import GenerateOptions, build_request
+from tandem_client.retry import RetryPolicy
+from tandem_client.stream import remaining_s
+
+Answer = TypeVar("Answer")
+
+
+class AsyncClient:
+    """
+    As `Client`, for one event loop: connects in the loop of its first call.
+
+    Example:
+        async with AsyncClient("127.0.0.1:50051") as client:
+            async for piece in client.generate("def fibonacci(n):", max_tokens=64).text:
+                print(piece, end="")
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        retry: RetryPolicy | None = None,
+        options: ChannelOptions | None = None,
+    ) -> None:
+        self.address = address
+        self._retry = RetryPolicy() if retry is None else retry
+        self._options = ChannelOptions() if options is None else options
+        self._channel: grpc.aio.Channel | None = None
+        self._lazy_stub: Any = None
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncGenerationStream:
+        """Stream one completion; arguments and errors as in `Client.generate`."""
+        request = build_request(prompt, options)
+        return AsyncGenerationStream(self._start, request, self._retry, _deadline(deadline_s))
+
+    async def complete(
+        self,
+        prompt: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
+        """Wait for one whole completion; arguments and errors as in `Client.generate`."""
+        request = inference.CompleteRequest(request=build_request(prompt, options))
+        return completion_from_proto(await self._unary(self._stub.Complete, request, deadline_s))
+
+    async def abort(self, request_id: str, *, deadline_s: float | None = None) -> None:
+        """
+        End a live request, whoever started it; its stream keeps what was produced.
+
+        Raises:
+            RequestNotFound: No live request has this id.
+        """
+        request = inference.AbortRequest(request_id=request_id)
+        await self._unary(self._stub.Abort, request, deadline_s)
+
+    async def get_model(self, *, deadline_s: float | None = None) -> Model:
+        """What is served and its limits."""
+        request = inference.GetModelRequest()
+        return model_from_proto(await self._unary(self._stub.GetModel, request, deadline_s))
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def _stub(self) -> Any:
+        if self._channel is None:
+            self._channel = self._options.open_async(self.address)
+            self._lazy_stub = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        return self._lazy_stub
+
+    def _start(self, request: inference.GenerateRequest, timeout_s: float | None) -> Any:
+        return self._stub.Generate(request, timeout=timeout_s, metadata=self._options.metadata)
+
+    async def _unary(
+        self, method: Callable[..., Awaitable[Any]], request: Any, deadline_s: float | None
+    ) -> Any:
+        return await call_with_retry(
+            method, request, self._retry, _deadline(deadline_s), self._options.metadata
+        )
+
+
+async def call_with_retry(
+    method: Callable[..., Awaitable[Answer]],
+    request: Any,
+    policy: RetryPolicy,
+    deadline_s: float | None,
+    metadata: tuple[tuple[str, str], ...],
+) -> Answer:
+    """Call a unary method until it succeeds or its failure is final, which is raised."""
+    num_failures = 0
+    while True:
+        timeout_s = remaining_s(deadline_s, time.monotonic())
+        try:
+            return await method(request, timeout=timeout_s, metadata=metadata)
+        except grpc.RpcError as failure:
+            error = from_rpc_error(failure)
+            num_failures += 1
+            delay = policy.delay_s(error, num_failures, random.random())  # noqa: S311 -- jitter
+            if delay is None:
+                raise error from None
+        await asyncio.sleep(delay)
+
+
+def _deadline(limit_s: float | None) -> float | None:
+    return None if limit_s is None else time.monotonic() + limit_s

@@ -1,0 +1,62 @@
+"""How a client reaches a server: address, encryption, keep-alive, size limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOptions:
+    """
+    Settings of one connection.
+
+    Attributes:
+        credentials: From grpc.ssl_channel_credentials(); None = plain text.
+        metadata: Sent with every call, for example (("authorization", "Bearer ..."),).
+        keepalive_s: Ping a silent connection that has calls this often, so that a dead peer is
+            noticed; None = never.
+        keepalive_timeout_s: A ping unanswered for so long means the connection is dead.
+        max_message_bytes: Largest message accepted.
+    """
+
+    credentials: grpc.ChannelCredentials | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    keepalive_s: float | None = 30.0
+    keepalive_timeout_s: float = 10.0
+    max_message_bytes: int = 64 << 20
+
+    def grpc_options(self) -> list[tuple[str, int]]:
+        """The same for gRPC; reconnecting starts at once and slows to one try in two seconds."""
+        options = [
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+            # Clients in one process must not share a connection: each owns its flow control.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if self.keepalive_s is not None:
+            options += [
+                ("grpc.keepalive_time_ms", round(self.keepalive_s * 1000)),
+                ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_s * 1000)),
+                ("grpc.http2.max_pings_without_data", 0),
+            ]
+        return options
+
+    def open(self, address: str) -> grpc.Channel:
+        """A channel for threads; connects with the first call."""
+        if self.credentials is None:
+            return grpc.insecure_channel(address, options=self.grpc_options())
+        return grpc.secure_channel(address, self.credentials, options=self.grpc_options())
+
+    def open_async(self, address: str) -> grpc.aio.Channel:
+        """A channel for the running event loop; connects with the first call."""
+        if self.credentials is None:
+            return grpc.aio.insecure_channel(address, options=self.grpc_options())
+        return grpc.aio.secure_channel(address, self.credentials, options=self.grpc_options())

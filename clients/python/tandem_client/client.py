@@ -1,0 +1,148 @@
+"""The public API for threads."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tandem.status import from_rpc_error
+from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
+from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
+from tandem_client.request import GenerateOptions, build_request
+from tandem_client.retry import RetryPolicy
+from tandem_client.stream import GenerationStream, remaining_s
+
+Answer = TypeVar("Answer")
+
+
+class Client:
+    """
+    A connection to one Tandem server; safe to share between threads. Every failure is a
+    `tandem.errors.TandemError`: match its class or `reason`.
+
+    Example:
+        with Client("127.0.0.1:50051") as client:
+            for piece in client.generate("def fibonacci(n):", max_tokens=64).text:
+                print(piece, end="")
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        retry: RetryPolicy | None = None,
+        options: ChannelOptions | None = None,
+    ) -> None:
+        self.address = address
+        self._retry = RetryPolicy() if retry is None else retry
+        self._options = ChannelOptions() if options is None else options
+        self._channel = self._options.open(address)
+        self._stub = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerationStream:
+        """
+        Stream one completion.
+
+        Args:
+            prompt: Text to continue; or give `messages` or `token_ids`.
+            deadline_s: Cancel after so many seconds, retries included.
+            **options: See GenerateOptions.
+
+        Returns:
+            The stream; the call starts with its first iteration.
+
+        Raises:
+            TandemError: From the iteration: what the server refused or why the stream broke.
+            InvalidParameter: At once, where the arguments cannot be sent.
+        """
+        request = build_request(prompt, options)
+        return GenerationStream(self._start, request, self._retry, _deadline(deadline_s))
+
+    def complete(
+        self,
+        prompt: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
+        """Wait for one whole completion; arguments and errors as in `generate`."""
+        request = inference.CompleteRequest(request=build_request(prompt, options))
+        return completion_from_proto(self._unary(self._stub.Complete, request, deadline_s))
+
+    def abort(self, request_id: str, *, deadline_s: float | None = None) -> None:
+        """
+        End a live request, whoever started it; its stream keeps what was produced.
+
+        Raises:
+            RequestNotFound: No live request has this id.
+        """
+        self._unary(self._stub.Abort, inference.AbortRequest(request_id=request_id), deadline_s)
+
+    def get_model(self, *, deadline_s: float | None = None) -> Model:
+        """What is served and its limits."""
+        request = inference.GetModelRequest()
+        return model_from_proto(self._unary(self._stub.GetModel, request, deadline_s))
+
+    def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self, request: inference.GenerateRequest, timeout_s: float | None) -> Any:
+        return self._stub.Generate(request, timeout=timeout_s, metadata=self._options.metadata)
+
+    def _unary(
+        self, method: Callable[..., Answer], request: Any, deadline_s: float | None
+    ) -> Answer:
+        return call_with_retry(
+            method, request, self._retry, _deadline(deadline_s), self._options.metadata
+        )
+
+
+def call_with_retry(
+    method: Callable[..., Answer],
+    request: Any,
+    policy: RetryPolicy,
+    deadline_s: float | None,
+    metadata: tuple[tuple[str, str], ...],
+) -> Answer:
+    """Call a unary method until it succeeds or its failure is final, which is raised."""
+    num_failures = 0
+    while True:
+        timeout_s = remaining_s(deadline_s, time.monotonic())
+        try:
+            return method(request, timeout=timeout_s, metadata=metadata)
+        except grpc.RpcError as failure:
+            error = from_rpc_error(failure)
+            num_failures += 1
+            delay = policy.delay_s(error, num_failures, random.random())  # noqa: S311 -- jitter
+            if delay is None:
+                raise error from None
+        time.sleep(delay)
+
+
+def _deadline(limit_s: float | None) -> float | None:
+    return None if limit_s is None else time.monotonic() + limit_s

@@ -1,0 +1,273 @@
+"""What a completion tells its caller, as plain values: the stream's grammar without protobuf."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tandem.errors import InternalError
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1 import request_pb2, stream_pb2
+
+
+class FinishReason(enum.IntEnum):
+    """Why an output ended; see tandem.common.v1.FinishReason."""
+
+    UNSPECIFIED = 0
+    EOS = 1
+    STOP_TOKEN = 2
+    STOP_STRING = 3
+    MAX_TOKENS = 4
+    CONTEXT_LIMIT = 5
+    DEADLINE = 6
+    CANCELLED = 7
+
+    @classmethod
+    def _missing_(cls, value: object) -> FinishReason:  # noqa: ARG003 -- enum's signature
+        # A newer server may know more reasons; the contract asks clients to read those as this.
+        return cls.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedParams:
+    """What a request runs with after defaults were filled in; sent again, it reproduces it."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    max_tokens: int
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The request was accepted."""
+
+    request_id: str
+    params: ResolvedParams
+    prompt_tokens: int
+    model_revision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """It waits; `position` requests are ahead."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled:
+    """It got a place; the KV of `cached_tokens` leading prompt tokens was there already."""
+
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """So many prompt tokens are computed."""
+
+    done_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """New output: ids and exactly their text, never cumulative."""
+
+    choice: int
+    first_token_offset: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A choice ended; `matched` is the stop string or the token id that ended it."""
+
+    choice: int
+    reason: FinishReason
+    matched: str | int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of the whole request."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Where the time went, in seconds from arrival as the server saw it."""
+
+    queue_s: float
+    time_to_first_token_s: float
+    total_s: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The last event of a stream that ended well."""
+
+    usage: Usage
+    timings: Timings
+
+
+Event = Started | Queued | Scheduled | Prefilled | Delta | Finished | Done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole completion."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    reason: FinishReason
+    matched: str | int | None
+    params: ResolvedParams
+    model_revision: str
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is served and its limits; `default_params.seed` has no meaning."""
+
+    name: str
+    revision: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    has_chat_template: bool
+    default_params: ResolvedParams
+
+
+def event_from_proto(response: inference.GenerateResponse) -> Event | None:
+    """Decode one stream message; None for a kind that this version does not know."""
+    match response.WhichOneof("event"):
+        case "delta":
+            return Delta(
+                choice=response.delta.choice,
+                first_token_offset=response.delta.first_token_offset,
+                token_ids=tuple(response.delta.token_ids),
+                text=response.delta.text,
+            )
+        case "progress":
+            return _progress(response.progress)
+        case "started":
+            return _started(response.started)
+        case "finished":
+            return Finished(
+                choice=response.finished.choice,
+                reason=FinishReason(response.finished.reason),
+                matched=_matched(response.finished),
+            )
+        case "done":
+            return _done(response.done)
+    return None
+
+
+def completion_from_proto(response: inference.CompleteResponse) -> Completion:
+    """
+    Decode the answer of Complete.
+
+    Raises:
+        InternalError: The server sent no completion.
+    """
+    if not response.completions:
+        raise InternalError("the server answered Complete without a completion")
+    started, done, first = _started(response.started), _done(response.done), response.completions[0]
+    return Completion(
+        request_id=started.request_id,
+        text=first.text,
+        token_ids=tuple(first.token_ids),
+        reason=FinishReason(first.reason),
+        matched=_matched(first),
+        params=started.params,
+        model_revision=started.model_revision,
+        usage=done.usage,
+        timings=done.timings,
+    )
+
+
+def model_from_proto(response: inference.GetModelResponse) -> Model:
+    """Decode the answer of GetModel."""
+    return Model(
+        name=response.model,
+        revision=response.model_revision,
+        architecture=response.architecture,
+        vocab_size=response.vocab_size,
+        max_model_len=response.max_model_len,
+        eos_token_ids=tuple(response.eos_token_ids),
+        dtype=response.dtype,
+        has_chat_template=response.has_chat_template,
+        default_params=_params(response.default_params),
+    )
+
+
+def _params(message: request_pb2.ResolvedParams) -> ResolvedParams:
+    return ResolvedParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        seed=message.seed,
+        max_tokens=message.max_tokens,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def _started(message: stream_pb2.Started) -> Started:
+    return Started(
+        request_id=message.request_id,
+        params=_params(message.resolved_params),
+        prompt_tokens=message.prompt_tokens,
+        model_revision=message.model_revision,
+    )
+
+
+def _progress(message: stream_pb2.Progress) -> Queued | Scheduled | Prefilled | None:
+    match message.WhichOneof("state"):
+        case "queued":
+            return Queued(position=message.queued.position)
+        case "scheduled":
+            return Scheduled(cached_tokens=message.scheduled.cached_tokens)
+        case "prefilled":
+            return Prefilled(done_tokens=message.prefilled.done_tokens)
+    return None
+
+
+def _matched(message: stream_pb2.Finished | inference.Completion) -> str | int | None:
+    match message.WhichOneof("matched"):
+        case "stop_string":
+            return message.stop_string
+        case "token_id":
+            return message.token_id
+    return None
+
+
+def _done(message: stream_pb2.Done) -> Done:
+    return Done(
+        usage=Usage(
+            prompt_tokens=message.usage.prompt_tokens,
+            output_tokens=message.usage.output_tokens,
+            cached_tokens=message.usage.cached_tokens,
+        ),
+        timings=Timings(
+            queue_s=message.timings.queue_s,
+            time_to_first_token_s=message.timings.time_to_first_token_s,
+            total_s=message.timings.total_s,
+            preemptions=message.timings.preemptions,
+        ),
+    )

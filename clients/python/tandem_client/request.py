@@ -1,0 +1,116 @@
+"""Keyword arguments of a completion and the message they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from tandem.errors import InvalidParameter
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1 import request_pb2
+
+
+class GenerateOptions(TypedDict, total=False):
+    """
+    Everything a completion may be asked with. A missing name leaves the choice to the server.
+
+    Keys:
+        messages: A conversation of {"role": ..., "content": ...}, instead of a prompt.
+        token_ids: Ready ids, instead of a prompt.
+        temperature: 0 to 2; 0 always takes the most likely token.
+        top_k: Draw from the k most likely tokens; 0 or -1 = all.
+        top_p: Draw from the smallest set with this much probability, in (0, 1].
+        seed: Key of the noise; the same seed and parameters give the same tokens.
+        max_tokens: Most output tokens, at least 1.
+        stop: Strings before which the output ends.
+        stop_token_ids: Tokens at which the output ends.
+        ignore_eos: Go on past end-of-sequence tokens.
+        time_limit_s: End with what is there after so many seconds.
+        request_id: Own id, unique among live requests.
+    """
+
+    messages: Sequence[Mapping[str, str]] | None
+    token_ids: Sequence[int] | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    max_tokens: int | None
+    stop: Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    time_limit_s: float | None
+    request_id: str | None
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_STOPPING = ("max_tokens", "stop", "stop_token_ids", "ignore_eos")
+
+
+def build_request(prompt: str | None, options: GenerateOptions) -> inference.GenerateRequest:
+    """
+    Build the message of one completion. Ranges are the server's to judge; only what the message
+    cannot carry is refused here.
+
+    Raises:
+        InvalidParameter: Not exactly one of prompt, messages and token_ids, or a value of the wrong
+        type.
+    """
+    request = inference.GenerateRequest()
+    _set_prompt(request, prompt, options)
+    given = {name: value for name, value in options.items() if value is not None}
+    sampling = {name: given[name] for name in _SAMPLING if name in given}
+    stopping = {name: given[name] for name in _STOPPING if name in given}
+    if isinstance(stopping.get("stop"), str):
+        stopping["stop"] = [stopping["stop"]]
+    for name, value in sampling.items():
+        _set(request.sampling, f"sampling.{name}", name, value)
+    for name, value in stopping.items():
+        _set(request.stopping, f"stopping.{name}", name, value)
+    if "time_limit_s" in given:
+        limit_ms = round(float(options["time_limit_s"] or 0.0) * 1000)
+        _set(request, "time_limit_ms", "time_limit_ms", limit_ms)
+    if "request_id" in given:
+        _set(request, "request_id", "request_id", given["request_id"])
+    return request
+
+
+def _set_prompt(
+    request: inference.GenerateRequest, prompt: str | None, options: GenerateOptions
+) -> None:
+    messages, token_ids = options.get("messages"), options.get("token_ids")
+    given = [value for value in (prompt, messages, token_ids) if value is not None]
+    if len(given) != 1:
+        raise InvalidParameter(
+            f"give exactly one of prompt, messages and token_ids, got {len(given)}", field="prompt"
+        )
+    if prompt is not None:
+        _set(request, "prompt.text", "text", prompt)
+    elif token_ids is not None:
+        request.token_ids.SetInParent()
+        _set(request.token_ids, "prompt.token_ids", "ids", list(token_ids))
+    else:
+        request.chat.SetInParent()
+        for index, message in enumerate(messages or ()):
+            if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+                raise InvalidParameter(
+                    f"messages[{index}] must have exactly the keys role and content",
+                    field=f"chat.messages[{index}]",
+                )
+            _append(request.chat, index, message)
+
+
+def _append(chat: request_pb2.ChatMessages, index: int, message: Mapping[str, str]) -> None:
+    turn = chat.messages.add()
+    for name in ("role", "content"):
+        _set(turn, f"chat.messages[{index}].{name}", name, message[name])
+
+
+def _set(message: Any, path: str, name: str, value: Any) -> None:
+    try:
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
+    except (TypeError, ValueError, UnicodeError) as error:
+        raise InvalidParameter(f"{name} cannot be sent: {error}", field=path) from error

@@ -1,0 +1,133 @@
+"""A running completion for threads."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from tandem.errors import InternalError
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.status import CallCancelled, from_rpc_error
+from tandem_client.events import Delta, Done, Event, Finished, Started
+from tandem_client.resume import ResumableStream
+from tandem_client.retry import RetryPolicy
+
+StartCall = Callable[[inference.GenerateRequest, float | None], Any]
+"""Starts a Generate call with a time-out in seconds; returns gRPC's iterator."""
+
+
+def remaining_s(deadline_s: float | None, now: float) -> float | None:
+    """
+    Seconds left for the next call.
+
+    Raises:
+        CallCancelled: None are left.
+    """
+    if deadline_s is None:
+        return None
+    if now >= deadline_s:
+        raise CallCancelled(
+            "the deadline passed before the call could be made",
+            metadata={"grpc_code": "DEADLINE_EXCEEDED"},
+        )
+    return deadline_s - now
+
+
+class GenerationStream:
+    """
+    Iterate over it for events, or over `text` for text; both consume the same stream. Closing it
+    (or leaving its `with`) cancels the request on the server.
+
+    Attributes:
+        started: The acceptance, once it came.
+        finished: How the output ended, once it did.
+        done: Usage and timings, once all is over.
+    """
+
+    def __init__(
+        self,
+        start_call: StartCall,
+        request: inference.GenerateRequest,
+        policy: RetryPolicy,
+        deadline_s: float | None,
+    ) -> None:
+        self.started: Started | None = None
+        self.finished: Finished | None = None
+        self.done: Done | None = None
+        self._start_call = start_call
+        self._state = ResumableStream(request, policy, time.monotonic())
+        self._deadline_s = deadline_s
+        self._closed = threading.Event()
+        self._call: Any = None
+        self._events = self._run()
+
+    @property
+    def text(self) -> Iterator[str]:
+        """The new text of every delta that has some."""
+        for event in self:
+            if isinstance(event, Delta) and event.text:
+                yield event.text
+
+    def close(self) -> None:
+        """Cancel what still runs; safe from any thread, and more than once."""
+        self._closed.set()
+        call = self._call
+        if call is not None:
+            call.cancel()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        event = next(self._events)
+        match event:
+            case Started():
+                self.started = event
+            case Finished():
+                self.finished = event
+            case Done():
+                self.done = event
+        return event
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> Iterator[Event]:
+        while not self._closed.is_set():
+            try:
+                yield from self._one_call()
+            except grpc.RpcError as failure:
+                if self._closed.is_set():
+                    return
+                error = from_rpc_error(failure)
+                wait_s = self._state.on_failure(error, time.monotonic(), random.random())  # noqa: S311 -- jitter
+                self._closed.wait(wait_s)
+                continue
+            if not self._state.done:
+                raise InternalError("the server ended the stream before Done")
+            return
+
+    def _one_call(self) -> Iterator[Event]:
+        timeout_s = remaining_s(self._deadline_s, time.monotonic())
+        self._call = call = self._start_call(self._state.request, timeout_s)
+        try:
+            for response in call:
+                event = self._state.accept(response)
+                if event is not None:
+                    yield event
+        finally:
+            call.cancel()
