@@ -1,0 +1,289 @@
+"""The executor's end of the step link: who holds the session, what came, what is still owed."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from tandem.errors import InternalError, SessionHeld, SessionLost, StreamReplaced
+from tandem.link.batch import Step
+from tandem.link.session import Attach, Attached, Heartbeat
+
+
+class ExecutorEnd:
+    """
+    Grants sessions, lets every step through exactly once and in order, and keeps results until
+    they are acknowledged. At most `max_inflight_steps` steps and as many results are kept.
+
+    Not thread-safe: its owner serialises the calls. A violation of the protocol by the session's
+    own scheduler ends the session; messages of fenced schedulers and replaced streams are refused
+    without touching it.
+
+    Attributes:
+        boot_id: This process.
+        session_epoch: The newest session; 0 before the first.
+        holder: scheduler_id of the session's scheduler, None before the first.
+        attach_id: The session's newest stream if it is attached, else 0.
+        last_received_step_id: Highest step received in this session.
+        last_completed_step_id: Highest step completed in this session.
+        acked_step_id: Results up to this one were applied by the scheduler and are forgotten.
+        running_step_id: The step now computing; 0 when idle.
+    """
+
+    __slots__ = (
+        "_failed_step_id",
+        "_lease_s",
+        "_lost_because",
+        "_max_inflight_steps",
+        "_newest_attach_id",
+        "_received",
+        "_results",
+        "_sign_of_life_s",
+        "_started_s",
+        "acked_step_id",
+        "attach_id",
+        "boot_id",
+        "holder",
+        "last_completed_step_id",
+        "last_received_step_id",
+        "running_step_id",
+        "session_epoch",
+    )
+
+    def __init__(self, boot_id: str, max_inflight_steps: int) -> None:
+        self.boot_id = boot_id
+        self._max_inflight_steps = max_inflight_steps
+        self.session_epoch = 0
+        self.holder: str | None = None
+        self._lease_s = 0.0
+        self._sign_of_life_s = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.attach_id = 0
+        self._newest_attach_id = 0
+        self.last_received_step_id = 0
+        self.last_completed_step_id = 0
+        self.acked_step_id = 0
+        self.running_step_id = 0
+        self._started_s = 0.0
+        self._received: dict[int, bytes] = {}
+        self._results: dict[int, bytes] = {}
+        self._lost_because = ""
+        self._failed_step_id = 0
+
+    @property
+    def can_execute(self) -> bool:
+        """False once the session is lost or a step of it failed: queued steps must not run."""
+        return self.session_epoch > 0 and not self._lost_because and not self._failed_step_id
+
+    def open_session(self, scheduler_id: str, take_over: bool, lease_s: float, now: float) -> int:
+        """
+        Make a scheduler the one holder; everything of the session before is forgotten.
+
+        The owner of the device then drops steps still queued (their epoch is not `session_epoch`),
+        waits for the running one and resets its slots before the epoch is answered.
+
+        Args:
+            scheduler_id: Who asks; the holder itself is never refused.
+            take_over: Fence a live holder.
+            lease_s: Seconds without a sign of life after which another may open a session. An
+                attached stream is a sign of life at every `heartbeat`.
+            now: Seconds, on the clock of all calls.
+
+        Returns:
+            The new epoch: the one before plus 1.
+
+        Raises:
+            SessionHeld: Another scheduler's lease is live; metadata has `holder` and `age_ms`.
+        """
+        age_s = now - self._sign_of_life_s
+        held = self.holder is not None and self.holder != scheduler_id and age_s < self._lease_s
+        if held and not take_over:
+            age_ms = max(0, int(age_s * 1000))
+            raise SessionHeld(
+                f"scheduler {self.holder!r} holds this executor's session, its last sign of life "
+                f"is {age_ms} ms old; stop it, wait for its lease to end, or take over",
+                metadata={"holder": str(self.holder), "age_ms": str(age_ms)},
+            )
+        self._reset()
+        self.session_epoch += 1
+        self.holder = scheduler_id
+        self._lease_s = lease_s
+        self._sign_of_life_s = now
+        return self.session_epoch
+
+    def attach(self, attach: Attach, now: float) -> tuple[Attached, list[bytes]]:
+        """
+        Begin a stream; an older one of the session is replaced and must be closed by its owner.
+
+        Returns:
+            The first answer, and the encoded results to send again after it, in this order.
+
+        Raises:
+            SessionLost: Another boot or session, or a result above `acked_step_id` is gone.
+            StreamReplaced: A stream with this or a higher attach_id was begun before.
+        """
+        self._check_session(attach.boot_id, attach.session_epoch)
+        if attach.attach_id <= self._newest_attach_id:
+            raise StreamReplaced(
+                f"stream {attach.attach_id} of session {self.session_epoch} was replaced by "
+                f"stream {self._newest_attach_id}"
+            )
+        acked = attach.acked_step_id
+        if acked > self.last_completed_step_id:
+            self._raise_lost(
+                f"step {acked} is acknowledged, only {self.last_completed_step_id} were completed"
+            )
+        if acked < self.acked_step_id:
+            self._raise_lost(
+                f"results above {acked} are asked for, those up to {self.acked_step_id} were "
+                "acknowledged and are gone"
+            )
+        self._sign_of_life_s = now
+        self._newest_attach_id = self.attach_id = attach.attach_id
+        self._acknowledge(acked)
+        attached = Attached(
+            boot_id=self.boot_id,
+            last_received_step_id=self.last_received_step_id,
+            last_completed_step_id=self.last_completed_step_id,
+        )
+        return attached, [self._results[step_id] for step_id in sorted(self._results)]
+
+    def receive(self, step: Step, raw: bytes, attach_id: int, now: float) -> bool:
+        """
+        Take a step from a stream.
+
+        Args:
+            step: What `raw` says.
+            raw: The message as it came; kept until the step is acknowledged.
+            attach_id: The stream it came on.
+            now: Seconds.
+
+        Returns:
+            True: new and the next in order, to be queued for execution. False: a duplicate, or a
+            step of this session has failed and nothing more of it will run.
+
+        Raises:
+            SessionLost: Another session, a gap, the id of a received step with other bytes, or a
+                step over the credit.
+            StreamReplaced: A newer stream of the session was attached.
+        """
+        self._check_session(self.boot_id, step.session_epoch)
+        if attach_id != self._newest_attach_id:
+            raise StreamReplaced(
+                f"stream {attach_id} of session {self.session_epoch} was replaced by "
+                f"stream {self._newest_attach_id}"
+            )
+        self._sign_of_life_s = now
+        if step.step_id <= self.last_received_step_id:
+            known = self._received.get(step.step_id)
+            if known is not None and known != raw:
+                self._raise_lost(f"step {step.step_id} came again with other bytes")
+            return False
+        if self._failed_step_id:
+            return False
+        if step.step_id != self.last_received_step_id + 1:
+            self._raise_lost(
+                f"step {step.step_id} came after step {self.last_received_step_id}: "
+                "the ones between are missing"
+            )
+        if step.step_id - step.acked_step_id > self._max_inflight_steps:
+            self._raise_lost(
+                f"step {step.step_id} came with {step.acked_step_id} acknowledged, "
+                f"the credit is {self._max_inflight_steps} steps"
+            )
+        if step.acked_step_id > self.last_completed_step_id:
+            self._raise_lost(
+                f"step {step.acked_step_id} is acknowledged, only {self.last_completed_step_id} "
+                "were completed"
+            )
+        self.last_received_step_id = step.step_id
+        self._received[step.step_id] = raw
+        self._acknowledge(step.acked_step_id)
+        return True
+
+    def start(self, step_id: int, now: float) -> None:
+        """
+        Note that a step begins to compute; ask `can_execute` and compare its epoch first.
+
+        Raises:
+            InternalError: It is not the next one in order.
+        """
+        if self.running_step_id or step_id != self.last_completed_step_id + 1:
+            raise InternalError(
+                f"step {step_id} was started after {self.last_completed_step_id} with step "
+                f"{self.running_step_id} running"
+            )
+        self.running_step_id = step_id
+        self._started_s = now
+
+    def complete(
+        self, session_epoch: int, step_id: int, encoded_result: bytes, *, failed: bool = False
+    ) -> bool:
+        """
+        Keep a step's outcome until it is acknowledged; that of an older session is dropped.
+
+        Args:
+            session_epoch: The session the step belonged to.
+            step_id: Which step.
+            encoded_result: The message to send, now or after the next attach.
+            failed: It is a `StepFailed`: no later step of the session will run.
+
+        Returns:
+            True: a stream of that session is attached and should get it now.
+
+        Raises:
+            InternalError: It is not the next one in order.
+        """
+        if session_epoch != self.session_epoch:
+            return False
+        if not self.last_completed_step_id < step_id <= self.last_received_step_id:
+            raise InternalError(f"step {step_id} was completed twice or never received")
+        if step_id != self.last_completed_step_id + 1:
+            raise InternalError(f"step {self.last_completed_step_id + 1} was never completed")
+        self.last_completed_step_id = step_id
+        self.running_step_id = 0
+        self._results[step_id] = encoded_result
+        if failed:
+            self._failed_step_id = step_id
+        return self.attach_id > 0
+
+    def heartbeat(self, now: float) -> Heartbeat:
+        """Describe what is going on; while a stream is attached this also renews the lease."""
+        if self.attach_id:
+            self._sign_of_life_s = now
+        elapsed_s = now - self._started_s if self.running_step_id else 0.0
+        return Heartbeat(
+            running_step_id=self.running_step_id,
+            elapsed_ms=max(0, int(elapsed_s * 1000)),
+            last_completed_step_id=self.last_completed_step_id,
+        )
+
+    def detach(self, session_epoch: int, attach_id: int) -> None:
+        """Note that a stream ended; one already replaced, or of an older session, is ignored."""
+        if session_epoch == self.session_epoch and attach_id == self.attach_id:
+            self.attach_id = 0
+
+    def lose(self, why: str) -> None:
+        """End the session, for example because a state hash does not match: attach is refused."""
+        self._lost_because = self._lost_because or why
+
+    def _acknowledge(self, acked: int) -> None:
+        for step_id in range(self.acked_step_id + 1, acked + 1):
+            del self._results[step_id], self._received[step_id]
+        self.acked_step_id = max(self.acked_step_id, acked)
+
+    def _check_session(self, boot_id: str, session_epoch: int) -> None:
+        if boot_id != self.boot_id:
+            raise SessionLost(f"this is boot {self.boot_id!r}, boot {boot_id!r} is gone")
+        if session_epoch != self.session_epoch or session_epoch == 0:
+            raise SessionLost(
+                f"session {session_epoch} is over: scheduler {self.holder!r} holds session "
+                f"{self.session_epoch}"
+            )
+        if self._lost_because:
+            raise SessionLost(f"session {session_epoch} is lost: {self._lost_because}")
+
+    def _raise_lost(self, why: str) -> NoReturn:
+        self.lose(why)
+        raise SessionLost(f"session {self.session_epoch} is lost: {why}")
