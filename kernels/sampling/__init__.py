@@ -1,0 +1,58 @@
+"""
+Sampling as a pure function of logits, parameters, seed and position (architecture, section 5).
+
+`reference` is the definition, `sampler` the quick way to the same tokens, `noise` the numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.sampling import sampler
+from kernels.sampling.columns import Sampled, SamplingColumns
+
+__all__ = ["Sampled", "SamplingColumns", "sample"]
+
+_COLUMN_TYPES = {
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "seed": torch.int64,
+    "position": torch.int64,
+    "choice": torch.int64,
+}
+
+
+def sample(logits: Tensor, columns: SamplingColumns, *, margin_eps: float | None = None) -> Sampled:
+    """
+    Draw one token per row by Gumbel-max over the row's kept set.
+
+    Order: divide by the temperature, keep the top_k best, of these the smallest set with mass of at
+    least top_p, add counter-based noise, take the largest. Greedy rows (temperature 0, or top_k 1)
+    take the largest logit. Ties go to the lowest id; ids that tie at a cut all stay.
+
+    Args:
+        logits: Floating, shape ``[R, V]``; -infinity masks an id. Not changed.
+        columns: Parameters of each row, on the logits' device or on the host.
+        margin_eps: Also compute margins, for ids within this of a cut; slower, for equality tests.
+
+    Returns:
+        Tokens and validity on the logits' device. A row with NaN, +infinity or nothing but
+        -infinity is not valid; the others are untouched by it.
+
+    Raises:
+        ValueError: A shape or type is not as described.
+    """
+    if logits.ndim != 2 or not logits.is_floating_point() or logits.shape[1] == 0:
+        raise ValueError(
+            f"logits must be floating of shape [R, V], got {logits.dtype} {list(logits.shape)}"
+        )
+    for name, dtype in _COLUMN_TYPES.items():
+        column: Tensor = getattr(columns, name)
+        if column.dtype != dtype or column.shape != logits.shape[:1]:
+            raise ValueError(
+                f"{name} must be {dtype} of shape [{logits.shape[0]}], "
+                f"got {column.dtype} {list(column.shape)}"
+            )
+    return sampler.sample(logits, columns, margin_eps=margin_eps)

@@ -1,0 +1,76 @@
+"""What the sampler takes and gives, one entry per row of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingColumns:
+    """
+    How each row draws its token. All shapes are ``[R]``.
+
+    The columns may stay on the host while the logits are on a device: then choosing the path costs
+    no synchronisation.
+
+    Attributes:
+        temperature: float32; 0 = greedy, values in (0, 0.01) count as 0.01.
+        top_k: int32; 0 or less = off, 1 = greedy.
+        top_p: float32 in (0, 1]; 1 = off.
+        seed: int64, the bits of a uint64; key of the noise.
+        position: int64, index of the drawn token in its whole sequence, below 2**32.
+        choice: int64, below 2**32; 0 unless a request draws several choices.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seed: Tensor
+    position: Tensor
+    choice: Tensor
+
+    @property
+    def is_greedy(self) -> Tensor:
+        """bool[R]: rows without noise. `top_k` 1 is one of them, whatever the temperature."""
+        return (self.temperature <= 0) | (self.top_k == 1)
+
+    def select(self, rows: Tensor | slice) -> SamplingColumns:
+        """The columns of some rows, given by int64[N] on the columns' device or as a slice."""
+        return SamplingColumns(
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            seed=self.seed[rows],
+            position=self.position[rows],
+            choice=self.choice[rows],
+        )
+
+    def to(self, device: torch.device) -> SamplingColumns:
+        """The columns on another device; themselves where they are there already."""
+        return SamplingColumns(
+            temperature=self.temperature.to(device),
+            top_k=self.top_k.to(device),
+            top_p=self.top_p.to(device),
+            seed=self.seed.to(device),
+            position=self.position.to(device),
+            choice=self.choice.to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """
+    One token per row.
+
+    Attributes:
+        token: int64[R]; 0 where the row is not valid.
+        valid: bool[R]; False where the logits held NaN or +infinity, or nothing but -infinity.
+        margin: float32[R] or None; see `reference.margins`.
+    """
+
+    token: Tensor
+    valid: Tensor
+    margin: Tensor | None = None

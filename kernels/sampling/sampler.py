@@ -1,0 +1,74 @@
+"""The quick way to the tokens that `reference.sample` defines."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.sampling import reference
+from kernels.sampling.columns import Sampled, SamplingColumns
+from kernels.sampling.filters import cut
+from kernels.sampling.noise import MAX_SPREAD, gumbel, row_words
+
+_TILE_ELEMENTS = 1 << 15
+"""Logits worked on at a time on a CPU: in cache, and too few for torch to wake other threads."""
+
+_SPARSE_SHARE = 4
+"""Where fewer than one in so many ids can win, only those get noise."""
+
+
+def sample(logits: Tensor, columns: SamplingColumns, *, margin_eps: float | None = None) -> Sampled:
+    """
+    Draw one token per row; arguments as in the package's `sample`, unchecked.
+
+    Greedy rows cost one pass. The others are cut, get noise where they can still win, and are
+    worked on in tiles of rows; a row's arithmetic does not depend on its tile.
+    """
+    if margin_eps is not None:
+        return reference.sample(logits, columns, margin_eps=margin_eps)
+    best, token = logits.max(dim=1)
+    valid = best.isfinite()
+    drawn = (~columns.is_greedy).nonzero()[:, 0]
+    if drawn.numel() > 0:
+        noisy = columns.select(drawn)
+        words = row_words(noisy.seed, noisy.position, noisy.choice).to(logits.device)
+        drawn = drawn.to(logits.device)
+        for first in range(0, drawn.numel(), _rows_per_tile(logits)):
+            tile = slice(first, first + _rows_per_tile(logits))
+            rows = drawn[tile]
+            token[rows] = _draw(logits[rows].float(), noisy.select(tile), words[:, tile])
+    return Sampled(token=torch.where(valid, token, 0), valid=valid)
+
+
+def _rows_per_tile(logits: Tensor) -> int:
+    num_rows, vocab_size = logits.shape
+    if logits.device.type != "cpu":
+        return max(num_rows, 1)
+    return max(1, _TILE_ELEMENTS // vocab_size)
+
+
+def _draw(logits: Tensor, columns: SamplingColumns, words: Tensor) -> Tensor:
+    """Tokens of rows that need noise, int64[R]; anything where the row holds NaN or infinity."""
+    scaled = reference.scale(logits, columns.temperature.to(logits.device))
+    cut(scaled, columns.top_k, columns.top_p)
+    can_win = scaled > -MAX_SPREAD
+    if scaled.device.type == "cpu":
+        num_candidates = int(can_win.count_nonzero())
+        if num_candidates * _SPARSE_SHARE < scaled.numel():
+            return _best_of_few(scaled, can_win, words)
+    return _best_of_all(scaled, words)
+
+
+def _best_of_all(scaled: Tensor, words: Tensor) -> Tensor:
+    ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
+    return gumbel(words[:, :, None], ids).add_(scaled).argmax(dim=1)
+
+
+def _best_of_few(scaled: Tensor, can_win: Tensor, words: Tensor) -> Tensor:
+    num_rows, vocab_size = scaled.shape
+    row, token = can_win.nonzero(as_tuple=True)
+    scores = gumbel(words[:, row], token.to(torch.int32)).add_(scaled[row, token])
+    best = scaled.new_full((num_rows,), float("-inf")).scatter_reduce_(0, row, scores, "amax")
+    wins = scores == best[row]
+    lowest = torch.full((num_rows,), vocab_size, device=scaled.device)
+    return lowest.scatter_reduce_(0, row[wins], token[wins], "amin")
