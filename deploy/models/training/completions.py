@@ -1,0 +1,165 @@
+"""
+Fifty completions of held-out functions: prompts, generation and the rule that judges them.
+
+A prompt is one held-out function from its ``def`` to the line before its first statement,
+docstring included, dedented. The text judged is prompt plus completion. When the token limit
+stopped the model, the last line is dropped, as it may be half written. Then:
+
+* ``clean``: the whole text is valid Python, save that it may end before an open construct is
+  finished. Nothing invalid is cut away to get there.
+* ``cut``: some prefix of its lines is valid Python.
+
+Both also ask for at least one complete statement after the prompt.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+
+from .corpus import SourceFile
+from .model import Llama
+from .tokenizer import BOS_ID, EOS_ID
+
+PROMPTS = 50
+PROMPTS_PER_FILE = 2
+MAX_PROMPT_LINES = 40
+MIN_BODY_LINES = 4
+# CPython's flag that reports a text which only lacks its end as "incomplete input".
+_ALLOW_INCOMPLETE = 0x4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """
+    The head of one held-out function.
+
+    Attributes:
+        location: ``package/file.py:line`` of the ``def``.
+        text: Whole lines, dedented, ending with a newline.
+    """
+
+    location: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """
+    What the model wrote after one prompt.
+
+    Attributes:
+        ids: Generated token ids, without the end token.
+        text: The same, decoded.
+        has_ended: The model itself ended the document.
+    """
+
+    ids: list[int]
+    text: str
+    has_ended: bool
+
+
+def choose_prompts(files: Iterable[SourceFile]) -> list[Prompt]:
+    """Return ``PROMPTS`` heads of held-out functions, in the order of their location's hash."""
+    chosen = []
+    for file in files:
+        if file.is_held_out:
+            found = sorted(_heads(file), key=lambda prompt: _digest(prompt.location))
+            chosen += found[:PROMPTS_PER_FILE]
+    return sorted(chosen, key=lambda prompt: _digest(prompt.location))[:PROMPTS]
+
+
+def complete(
+    model: Llama, tokenizer: Tokenizer, prompt: str, *, limit: int, temperature: float, seed: int
+) -> Completion:
+    """
+    Continue a prompt.
+
+    Args:
+        model: The model, fp32.
+        tokenizer: Its tokenizer.
+        prompt: Text placed after the begin token.
+        limit: Largest number of new tokens.
+        temperature: 0 takes the likeliest token each time.
+        seed: Fixes the draws when ``temperature`` is above 0.
+    """
+    random = torch.Generator().manual_seed(seed)
+    ids = [BOS_ID, *tokenizer.encode(prompt).ids]
+    start = len(ids)
+    while len(ids) - start < limit:
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids]))[0, -1]
+        if temperature == 0:
+            token = int(logits.argmax())
+        else:
+            weights = (logits / temperature).softmax(-1)
+            token = int(torch.multinomial(weights, 1, generator=random))
+        if token == EOS_ID:
+            break
+        ids.append(token)
+    made = ids[start:]
+    return Completion(ids=made, text=tokenizer.decode(made), has_ended=len(made) < limit)
+
+
+def is_clean(prompt: str, completion: Completion) -> bool:
+    """Say whether prompt and completion pass the ``clean`` rule of this module."""
+    text = _whole_lines(prompt, completion)
+    try:
+        compile(text, "", "exec", flags=_ALLOW_INCOMPLETE | ast.PyCF_ONLY_AST, dont_inherit=True)
+    except SyntaxError as error:
+        if error.msg != "incomplete input":
+            return False
+    except ValueError:
+        return False
+    return is_cut_clean(prompt, completion)
+
+
+def is_cut_clean(prompt: str, completion: Completion) -> bool:
+    """Say whether prompt and completion pass the ``cut`` rule of this module."""
+    lines = _whole_lines(prompt, completion).splitlines(keepends=True)
+    prompt_lines = len(prompt.splitlines())
+    for end in range(len(lines), prompt_lines, -1):
+        try:
+            tree = ast.parse("".join(lines[:end]))
+        except (SyntaxError, ValueError):
+            continue
+        statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+        return any(statement.lineno > prompt_lines for statement in statements)
+    return False
+
+
+def _whole_lines(prompt: str, completion: Completion) -> str:
+    text = prompt + completion.text
+    return text if completion.has_ended else text[: text.rfind("\n") + 1]
+
+
+def _heads(file: SourceFile) -> Iterator[Prompt]:
+    lines = file.text.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(file.text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        if not body:
+            continue
+        first = min(getattr(item, "lineno", 0) for item in [body[0], *_decorators(body[0])])
+        end = node.end_lineno or node.lineno
+        head = lines[node.lineno - 1 : first - 1]
+        if end - first + 1 < MIN_BODY_LINES or not 0 < len(head) <= MAX_PROMPT_LINES:
+            continue
+        text = textwrap.dedent("".join(head))
+        if text.startswith(("def ", "async def ")):
+            yield Prompt(location=f"{file.name}:{node.lineno}", text=text)
+
+
+def _decorators(statement: ast.stmt) -> list[ast.expr]:
+    return list(getattr(statement, "decorator_list", []))
+
+
+def _digest(location: str) -> bytes:
+    return hashlib.sha256(location.encode()).digest()

@@ -1,0 +1,168 @@
+"""
+Measure the exported model: bits per byte on held-out files, and fifty completions.
+
+Writes ``evaluation.json`` beside the weights, the source of every number in the model card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+
+from .completions import Prompt, choose_prompts, complete, is_clean, is_cut_clean
+from .corpus import SOURCES, SourceFile, read_named
+from .export import load_exported
+from .memorization import count_shared, longest_shared_run
+from .model import Llama
+from .tokenizer import BOS_ID
+
+WINDOW_LEN = 1024
+STRIDE_LEN = 512
+NEW_TOKENS = 128
+FORBIDDEN_RUN = 40
+TEMPERATURES = (0.0, 0.4)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Information content of some text: ``nats`` in total over ``text_bytes`` bytes."""
+
+    nats: float = 0.0
+    text_bytes: int = 0
+    tokens: int = 0
+
+    def add(self, other: Tally) -> None:
+        """Count another text too."""
+        self.nats += other.nats
+        self.text_bytes += other.text_bytes
+        self.tokens += other.tokens
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Mean bits the model needs per byte of text."""
+        return self.nats / math.log(2) / self.text_bytes
+
+
+def measure(model: Llama, tokenizer: Tokenizer, text: str) -> Tally:
+    """
+    Score every token of one file after the begin token.
+
+    Each token sees at least ``WINDOW_LEN - STRIDE_LEN`` tokens before it, or all there are.
+    """
+    ids = [BOS_ID, *tokenizer.encode(text).ids]
+    nats, scored = 0.0, 1
+    for start in range(0, max(len(ids) - WINDOW_LEN, 0) + STRIDE_LEN, STRIDE_LEN):
+        window = torch.tensor(ids[start : start + WINDOW_LEN])
+        if start + len(window) <= scored:
+            break
+        with torch.inference_mode():
+            logits = model(window[None, :-1])[0]
+        first = scored - start
+        nats += float(
+            functional.cross_entropy(logits[first - 1 :], window[first:], reduction="sum")
+        )
+        scored = start + len(window)
+    return Tally(nats, len(text.encode()), len(ids) - 1)
+
+
+def bits_per_byte(model: Llama, tokenizer: Tokenizer, files: list[SourceFile]) -> dict[str, Any]:
+    """Return totals over all files and per source."""
+    overall = Tally()
+    by_source = {source.package: Tally() for source in SOURCES}
+    for file in files:
+        tally = measure(model, tokenizer, file.text)
+        overall.add(tally)
+        by_source[file.source].add(tally)
+    return {
+        "overall": round(overall.bits_per_byte, 4),
+        "files": len(files),
+        "text_bytes": overall.text_bytes,
+        "tokens": overall.tokens,
+        "by_source": {
+            name: round(tally.bits_per_byte, 4)
+            for name, tally in by_source.items()
+            if tally.text_bytes
+        },
+    }
+
+
+def completion_scores(
+    model: Llama,
+    tokenizer: Tokenizer,
+    prompts: list[Prompt],
+    stream: npt.NDArray[np.uint16],
+    temperature: float,
+) -> dict[str, Any]:
+    """Complete every prompt at one temperature and judge the results."""
+    made = [
+        complete(
+            model,
+            tokenizer,
+            prompt.text,
+            limit=NEW_TOKENS,
+            temperature=temperature,
+            seed=position,
+        )
+        for position, prompt in enumerate(prompts)
+    ]
+    pairs = list(zip(prompts, made, strict=True))
+    ids = [completion.ids for completion in made]
+    return {
+        "temperature": temperature,
+        "prompts": len(prompts),
+        "new_tokens": NEW_TOKENS,
+        "clean": sum(is_clean(prompt.text, completion) for prompt, completion in pairs),
+        "cut": sum(is_cut_clean(prompt.text, completion) for prompt, completion in pairs),
+        f"repeat_{FORBIDDEN_RUN}_training_tokens": count_shared(stream, ids, FORBIDDEN_RUN),
+        "longest_run_shared_with_training": longest_shared_run(stream, ids),
+        "texts": [
+            {
+                "prompt": prompt.location,
+                "clean": is_clean(prompt.text, completion),
+                "completion": completion.text,
+            }
+            for prompt, completion in pairs
+        ],
+    }
+
+
+def main() -> None:
+    """Evaluate ``--model``; ``--work/train.npy`` is what completions are compared with."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="folder of training files")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the bundled model")
+    parser.add_argument("--output", type=Path, help="default: evaluation.json beside the weights")
+    arguments = parser.parse_args()
+    folder = arguments.model
+    model = load_exported(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = read_named(manifest["held_out"])
+    prompts = choose_prompts(files)
+    stream = np.load(arguments.work / "train.npy", mmap_mode="r")
+    report: dict[str, Any] = {
+        "bits_per_byte": bits_per_byte(model, tokenizer, files),
+        "completions": [
+            completion_scores(model, tokenizer, prompts, stream, temperature)
+            for temperature in TEMPERATURES
+        ],
+    }
+    output = arguments.output or folder / "evaluation.json"
+    output.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report["bits_per_byte"], indent=1))
+    for scores in report["completions"]:
+        print(json.dumps({key: scores[key] for key in scores if key != "texts"}))
+
+
+if __name__ == "__main__":
+    main()

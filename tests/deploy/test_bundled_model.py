@@ -1,0 +1,206 @@
+"""The bundled model: files, tokenizer, template, and the rules that judged it."""
+
+import json
+import re
+from pathlib import Path
+
+import jinja2
+import pytest
+from tokenizers import Tokenizer
+
+from deploy.models.training.completions import Completion, is_clean, is_cut_clean
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "models" / "tandem-py"
+BUNDLE_LIMIT_BYTES = 25_000_000
+
+
+@pytest.fixture(scope="module")
+def config() -> dict:
+    return json.loads((FOLDER / "config.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_config() -> dict:
+    return json.loads((FOLDER / "tokenizer_config.json").read_text())
+
+
+def render(tokenizer_config: dict, messages: list[dict[str, str]]) -> str:
+    def raise_exception(message: str) -> None:
+        raise ValueError(message)
+
+    environment = jinja2.Environment(autoescape=False)  # as model loaders render templates
+    template = environment.from_string(tokenizer_config["chat_template"])
+    return template.render(
+        messages=messages,
+        add_generation_prompt=True,
+        bos_token=tokenizer_config["bos_token"],
+        eos_token=tokenizer_config["eos_token"],
+        raise_exception=raise_exception,
+    )
+
+
+class TestFiles:
+    def test_whole_folder_stays_below_limit(self):
+        """
+        Everything shipped with the model takes at most 25 MB.
+        """
+        files = [path for path in FOLDER.rglob("*") if path.is_file()]
+
+        assert sum(path.stat().st_size for path in files) <= BUNDLE_LIMIT_BYTES
+
+    def test_config_names_llama_with_explicit_sizes(self, config):
+        """
+        The config asks for the Llama architecture in bf16 with its head size spelled out.
+        """
+        assert config["architectures"] == ["LlamaForCausalLM"]
+        assert config["model_type"] == "llama"
+        assert config["torch_dtype"] == "bfloat16"
+        assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
+        assert config["head_dim"] % 2 == 0
+        assert config["tie_word_embeddings"]
+
+
+class TestTokenizer:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            " leading space",
+            "    return 1\n",
+            "\n\n\n        x\n",
+            "\t\tif x:\r\n",
+            "trailing   ",
+            "naïve café 日本語 🙂🏳️‍🌈",
+            "\x00\x01\x7f\u00a0\u2028\ufeff",
+            "e\u0301 is not \u00e9",
+            "__init__ self._x0_1 1234567890",
+            "".join(map(chr, range(1, 0x250))),
+        ],
+    )
+    def test_any_text_comes_back_unchanged(self, tokenizer, text):
+        """
+        Decoding the ids of a text gives the same text, spaces and rare characters included.
+        """
+        assert text == tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False)
+
+    def test_every_byte_has_a_token(self, tokenizer):
+        """
+        All 256 byte symbols are in the vocabulary, so no text has an unknown part.
+        """
+        singles = [token for token in tokenizer.get_vocab() if len(token) == 1]
+
+        assert len(singles) == 256
+
+    def test_special_ids_match_config(self, tokenizer, tokenizer_config, config):
+        """
+        The begin and end tokens have the ids that the configs state, and nothing adds them.
+        """
+        generation = json.loads((FOLDER / "generation_config.json").read_text())
+
+        assert config["bos_token_id"] == tokenizer.token_to_id(tokenizer_config["bos_token"])
+        assert config["eos_token_id"] == tokenizer.token_to_id(tokenizer_config["eos_token"])
+        assert config["eos_token_id"] == generation["eos_token_id"]
+        assert config["vocab_size"] == tokenizer.get_vocab_size()
+        assert not {0, 1} & set(tokenizer.encode("x = 1\n").ids)
+
+    def test_line_end_always_cuts_tokens(self, tokenizer):
+        """
+        A prompt ending at a line end has the ids it has as the start of a longer text.
+        """
+        head, tail = "def f(x):\n", "    return x\n"
+
+        whole = tokenizer.encode(head + tail).ids
+
+        assert whole == tokenizer.encode(head).ids + tokenizer.encode(tail).ids
+
+    def test_indentation_is_one_token(self, tokenizer):
+        """
+        Each of the five first levels of indentation takes one token.
+        """
+        counts = [len(tokenizer.encode(" " * 4 * level).ids) for level in range(1, 6)]
+
+        assert counts == [1] * 5
+
+
+class TestChatTemplate:
+    def test_conversation_reads_as_python(self, tokenizer_config):
+        """
+        Instructions become a docstring, requests comments, answers code.
+        """
+        text = render(
+            tokenizer_config,
+            [
+                {"role": "system", "content": "Small helpers."},
+                {"role": "user", "content": "Add two numbers.\nUse type hints."},
+                {
+                    "role": "assistant",
+                    "content": "def add(a: int, b: int) -> int:\n    return a + b",
+                },
+                {"role": "user", "content": "Now subtract."},
+            ],
+        )
+
+        code = text.removeprefix(tokenizer_config["bos_token"])
+        assert code != text
+        assert code.startswith('"""Small helpers."""\n\n# Add two numbers.\n# Use type hints.\n')
+        assert code.endswith("return a + b\n\n\n# Now subtract.\n")
+        compile(code, "chat", "exec")
+
+    def test_unknown_role_is_refused(self, tokenizer_config):
+        """
+        A role the template does not know raises instead of vanishing.
+        """
+        with pytest.raises(ValueError, match="unknown role: tool"):
+            render(tokenizer_config, [{"role": "tool", "content": "x"}])
+
+
+class TestManifest:
+    def test_held_out_files_are_listed_with_digests(self):
+        """
+        Every held-out file has a relative name in a known source and a sha256.
+        """
+        manifest = json.loads((FOLDER / "manifest.json").read_text())
+
+        assert manifest["held_out"]
+        for name, digest in manifest["held_out"].items():
+            assert name.split("/")[0] in manifest["sources"]
+            assert name.endswith(".py")
+            assert re.fullmatch(r"[0-9a-f]{64}", digest)
+
+    def test_totals_agree_with_list(self):
+        """
+        The number of held-out files per source adds up to the list, and each has a licence.
+        """
+        manifest = json.loads((FOLDER / "manifest.json").read_text())
+        sources = manifest["sources"].values()
+
+        assert len(manifest["held_out"]) == sum(source["held_out_files"] for source in sources)
+        assert all(source["licence"] and source["version"] for source in sources)
+
+
+class TestCompletionRules:
+    @pytest.mark.parametrize(
+        ("text", "clean", "cut"),
+        [
+            pytest.param("    return 1\n", True, True, id="whole"),
+            pytest.param("    return 1\n    x = [\n", True, True, id="open-bracket"),
+            pytest.param("    return 1\n    x = = 2\n", False, True, id="invalid-later"),
+            pytest.param("    x = = 2\n    return 1\n", False, False, id="invalid-first"),
+            pytest.param("    # only a comment\n", False, False, id="no-statement"),
+            pytest.param("    x = [\n        1,\n", False, False, id="never-finished"),
+            pytest.param("    return 1\n    retu", True, True, id="half-line"),
+        ],
+    )
+    def test_only_unfinished_ends_are_forgiven(self, text, clean, cut):
+        """
+        A text may stop early, must hold a new statement, and is clean only without errors.
+        """
+        prompt = 'def f():\n    """Doc."""\n'
+        completion = Completion(ids=[], text=text, has_ended=False)
+
+        assert (clean, cut) == (is_clean(prompt, completion), is_cut_clean(prompt, completion))
