@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from tandem.errors import TandemError
-from tandem.link.batch import Int32Column
 
 from scheduler_svc.core.request import FinishReason
+from tandem.errors import TandemError
+from tandem.link.batch import Int32Column
 
 
 class ProgressKind(enum.IntEnum):
@@ -89,3 +89,44 @@ class CoreEvents:
     def __bool__(self) -> bool:
         """True when anything happened."""
         return bool(len(self.token) or self.ended or self.failed or self.progress)
+
+
+class EventLog:
+    """Collects events until somebody takes them."""
+
+    __slots__ = ("_ended", "_failed", "_progress", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens: list[tuple[NDArray[np.int64], Int32Column, Int32Column]] = []
+        self._ended: list[Ended] = []
+        self._failed: list[Failed] = []
+        self._progress: list[Progress] = []
+
+    def add_tokens(
+        self, handle: NDArray[np.int64], offset: Int32Column, token: Int32Column
+    ) -> None:
+        """New output tokens as equally long columns."""
+        self._tokens.append((handle, offset, token))
+
+    def add(self, event: Ended | Failed | Progress) -> None:
+        """Anything but tokens."""
+        if isinstance(event, Ended):
+            self._ended.append(event)
+        elif isinstance(event, Failed):
+            self._failed.append(event)
+        else:
+            self._progress.append(event)
+
+    def take(self) -> CoreEvents:
+        """Everything since the last call."""
+        events = CoreEvents(ended=self._ended, failed=self._failed, progress=self._progress)
+        if self._tokens:
+            handles, offsets, tokens = zip(*self._tokens, strict=True)
+            if len(self._tokens) == 1:
+                events.token_handle, events.token_offset, events.token = self._tokens[0]
+            else:
+                events.token_handle = np.concatenate(handles)
+                events.token_offset = np.concatenate(offsets)
+                events.token = np.concatenate(tokens)
+        self._tokens, self._ended, self._failed, self._progress = [], [], [], []
+        return events

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 
+import numpy as np
+
+from tandem.errors import InternalError
 from tandem.link.batch import Int32Column, RowSampling
 
 
@@ -63,3 +67,85 @@ class NewRequest:
     eos_token_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
     deadline_s: float | None = None
+
+
+LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.ENDED}),
+    RequestState.PREFILL: frozenset(
+        {RequestState.DECODE, RequestState.DRAINING, RequestState.WAITING, RequestState.ENDED}
+    ),
+    RequestState.DECODE: frozenset(
+        {RequestState.DRAINING, RequestState.WAITING, RequestState.ENDED}
+    ),
+    RequestState.DRAINING: frozenset({RequestState.WAITING, RequestState.ENDED}),
+    RequestState.ENDED: frozenset(),
+}
+"""Where a request may go from each state."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """
+    A request in the system; the core is its one owner.
+
+    While it holds a slot its counters live in the slot's columns and its latest tokens in the
+    slot's tail; here they are up to date whenever it holds none.
+
+    Attributes:
+        new: What was submitted.
+        number: Grows with arrival; never reused.
+        stop_len: Tokens of prompt plus output at which it ends.
+        outputs: Output tokens so far.
+        slot: Its slot; None while it waits or drains.
+        slot_key: Slot and generation that its results in flight carry, once it had a slot.
+        planned: Tokens sent for computing in its latest slot, once it drains.
+        applied: Those of them whose results were seen, once it drains.
+    """
+
+    new: NewRequest
+    number: int
+    stop_len: int
+    state: RequestState = RequestState.WAITING
+    outputs: array[int] = field(default_factory=lambda: array("i"))
+    slot: int | None = None
+    slot_key: tuple[int, int] = (-1, 0)
+    planned: int = 0
+    applied: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.new.prompt)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of prompt and outputs so far."""
+        return len(self.new.prompt) + len(self.outputs)
+
+    @property
+    def ends_by_context(self) -> bool:
+        """True when the context runs out before max_tokens does."""
+        return self.stop_len < self.prompt_len + self.new.max_tokens
+
+    def known_tokens(self) -> Int32Column:
+        """Prompt and outputs so far, shape ``[P + N]``."""
+        return np.concatenate([self.new.prompt, np.array(self.outputs, np.int32)])
+
+    def move(self, state: RequestState) -> None:
+        """
+        Change state.
+
+        Raises:
+            InternalError: The move is not legal.
+        """
+        if state not in LEGAL_MOVES[self.state]:
+            message = (
+                f"invalid state transition of {self.new.request_id}: {self.state.value} to "
+                f"{state.value}"
+            )
+            raise InternalError(message)
+        self.state = state

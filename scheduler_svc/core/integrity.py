@@ -1,0 +1,113 @@
+"""Whether the core's state is consistent; called when idle and by every test."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from scheduler_svc.core.request import Request, RequestState
+from scheduler_svc.core.state import CoreState
+from tandem.errors import InternalError
+
+
+def check_integrity(state: CoreState) -> None:
+    """
+    Check every invariant of the core's state.
+
+    Raises:
+        InternalError: The first one that does not hold.
+    """
+    state.pool.check_integrity(state.slots.owned_blocks())
+    _check_slots(state)
+    _check_places(state)
+    _check_counters(state)
+    if state.slots.recomputed_hash() != state.slots.state_hash:
+        raise InternalError("the state hash differs from the one recomputed from the slot columns")
+
+
+def _check_slots(state: CoreState) -> None:
+    slots = state.slots
+    live = np.flatnonzero(slots.live)
+    num_running = int(np.count_nonzero(slots.running))
+    ended = [int(slot) for slot in live if slots.requests[slot] is None]
+    held = [slot for slot, request in enumerate(slots.requests) if request is not None]
+    _require(sorted(slots.ended) == ended, "the slots to release are not those without a request")
+    _require(held == np.flatnonzero(slots.running).tolist(), "a slot runs without a request")
+    _require(num_running == slots.num_running, "the count of running slots is wrong")
+    _require(num_running <= state.limits.max_running, "more slots run than max_batch_size")
+    _require(len(live) + slots.num_free == len(slots.live), "a slot is neither live nor free")
+    _require(not (slots.decoding & ~slots.running).any(), "a slot decodes without running")
+    capacity = slots.num_blocks[live] * slots.block_size
+    _require(bool((slots.planned[live] <= capacity).all()), "a slot computes past its blocks")
+    _require(
+        bool((slots.applied <= slots.planned)[live].all()), "a slot has more applied than planned"
+    )
+    for slot in held:
+        _check_holder(state, slot, slots.request_of(slot))
+
+
+def _check_holder(state: CoreState, slot: int, request: Request) -> None:
+    slots, name = state.slots, request.new.request_id
+    expected = RequestState.DECODE if slots.decoding[slot] else RequestState.PREFILL
+    num_outputs = len(request.outputs) + int(slots.tail_len[slot])
+    _require(request.slot == slot, f"{name} does not know its slot")
+    _require(request.slot_key == (slot, slots.generation[slot]), f"{name} has a wrong slot key")
+    _require(
+        request.state is expected, f"{name} is {request.state.value}, expected {expected.value}"
+    )
+    _require(num_outputs == slots.num_outputs(slot), f"{name} has outputs that were not counted")
+    _require(bool(slots.known[slot] < slots.stop_len[slot]), f"{name} runs past its end")
+    _require(bool(slots.planned[slot] < slots.stop_len[slot]), f"{name} computes past its end")
+    expected_known = max(int(slots.applied[slot]) + 1, int(slots.admitted[slot]))
+    if slots.applied[slot] >= slots.admitted[slot]:
+        _require(int(slots.known[slot]) == expected_known, f"{name} lost or gained a token")
+
+
+def _check_places(state: CoreState) -> None:
+    places = Counter[int]()
+    for request in state.queue:
+        _require(request.state is RequestState.WAITING, "a request waits in another state")
+        _require(request.slot is None, "a waiting request has a slot")
+        places[request.number] += 1
+    for key, request in state.draining.items():
+        _require(request.state is RequestState.DRAINING, "a request drains in another state")
+        _require(request.slot_key == key, "a draining request is under another's key")
+        _require(request.applied < request.planned, "a request drains with nothing in flight")
+        places[request.number] += 1
+    for running in state.slots.requests:
+        if running is not None:
+            places[running.number] += 1
+    expected = Counter(request.number for request in state.by_id.values())
+    _require(places == expected, "a request is in no place or in two")
+    numbers = [request.number for request in state.queue]
+    _require(numbers == sorted(numbers), "the queue is not in arrival order")
+    _require(len(state.by_id) == len(state.by_handle), "request ids and handles differ in number")
+
+
+def _check_counters(state: CoreState) -> None:
+    slots = state.slots
+    in_flight = Counter[tuple[int, int]]()
+    for rows in state.in_flight:
+        columns = zip(
+            rows.slot.tolist(), rows.generation.tolist(), rows.num_tokens.tolist(), strict=True
+        )
+        for slot, generation, num_tokens in columns:
+            in_flight[slot, generation] += num_tokens
+    for slot in np.flatnonzero(slots.live).tolist():
+        expected = int(slots.planned[slot] - slots.applied[slot])
+        key = (slot, int(slots.generation[slot]))
+        _require(
+            in_flight[key] == expected, f"slot {slot} has planned tokens that are not in flight"
+        )
+    for key, request in state.draining.items():
+        expected = request.planned - request.applied
+        _require(in_flight[key] == expected, "a draining request waits for what is not in flight")
+    counters = state.counters
+    in_system = counters.accepted - counters.finished - counters.failed
+    _require(in_system == len(state.by_id), "accepted requests were lost or ended twice")
+
+
+def _require(holds: bool, what_is_wrong: str) -> None:
+    if not holds:
+        raise InternalError(what_is_wrong)

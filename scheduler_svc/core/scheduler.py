@@ -1,0 +1,248 @@
+"""The scheduler core: requests in, batches out, results in, events out."""
+
+from __future__ import annotations
+
+from scheduler_svc.core import integrity
+from scheduler_svc.core.admission import OnPressure, check, check_still_fits
+from scheduler_svc.core.applier import apply_result
+from scheduler_svc.core.events import CoreEvents
+from scheduler_svc.core.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.planner import plan
+from scheduler_svc.core.request import FinishReason, NewRequest, Request
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.stats import CoreStats
+from scheduler_svc.core.victims import VictimPolicy, fewest_generated
+from tandem.engine_config import EngineConfig
+from tandem.errors import InternalError, RequestNotFound, TandemError
+from tandem.link.batch import Batch, StepResult
+
+
+class Scheduler:
+    """
+    A pure state machine: no clock, no I/O, no randomness, not thread-safe.
+
+    Each batch that `schedule` returns must be sent, and its result given to `apply`, in order; any
+    number may be in flight. Every `now` is seconds on one clock that never goes back.
+
+    Raises:
+        InvalidConfig: A value of `config` is out of range.
+        IncompatibleExecutor: `config` and `geometry` differ in block_size.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        geometry: ExecutorGeometry,
+        *,
+        on_pressure: OnPressure = OnPressure.QUEUE,
+        choose_victim: VictimPolicy = fewest_generated,
+    ) -> None:
+        self._state = CoreState(Limits.of(config, geometry))
+        self._on_pressure = on_pressure
+        self._choose_victim = choose_victim
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in force."""
+        return self._state.limits
+
+    @property
+    def state_hash(self) -> int:
+        """Hash of the executor's slot state after the latest batch."""
+        return self._state.slots.state_hash
+
+    @property
+    def num_inflight(self) -> int:
+        """Batches planned whose results were not applied."""
+        return len(self._state.in_flight)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the system."""
+        return len(self._state.by_id)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When the next request ends by its deadline; call `schedule` or `expire` then."""
+        top = self._state.deadlines.peek()
+        return None if top is None else top[0]
+
+    def submit(self, new: NewRequest, now: float) -> None:
+        """
+        Take a request into the queue; its prompt must not change from then on.
+
+        Raises:
+            DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong,
+            NeverFits, QueueFull or MemoryPressure: It is refused and nothing of it is kept.
+        """
+        state = self._state
+        self.expire(now)
+        try:
+            check(state, new, self._on_pressure)
+        except TandemError:
+            state.counters.refused += 1
+            raise
+        if new.handle in state.by_handle:
+            raise InternalError(f"handle {new.handle} is in use")
+        state.accept(
+            Request(
+                new=new,
+                number=state.counters.accepted,
+                stop_len=len(new.prompt) + new.max_tokens,
+            )
+        )
+
+    def end_request(
+        self,
+        request_id: str,
+        reason: FinishReason,
+        now: float,
+        num_output_tokens: int | None = None,
+    ) -> None:
+        """
+        End a request from outside, in whatever state; its slot and blocks are free in the next
+        batch.
+
+        Args:
+            request_id: Which one.
+            reason: Why, for its `Ended`.
+            now: The time.
+            num_output_tokens: Outputs up to the end, where it was found in the text; None counts
+                all known.
+
+        Raises:
+            RequestNotFound: No live request has this id.
+        """
+        request = self._state.by_id.get(request_id)
+        if request is None:
+            message = f"no live request has the id {request_id!r}: it may have ended already"
+            raise RequestNotFound(message, field="request_id")
+        self._state.finish(request, reason, now, num_output_tokens=num_output_tokens)
+
+    def find(self, handle: int) -> str | None:
+        """Id of the live request with this handle."""
+        request = self._state.by_handle.get(handle)
+        return None if request is None else request.new.request_id
+
+    def outputs(self, handle: int) -> list[int] | None:
+        """Output tokens so far of the live request with this handle."""
+        request = self._state.by_handle.get(handle)
+        if request is None:
+            return None
+        if request.slot is not None:
+            self._state.slots.flush_tail(request.slot)
+        return request.outputs.tolist()
+
+    def queue_position(self, handle: int) -> int | None:
+        """
+        Requests ahead of a waiting one; None when it does not wait. Takes time proportional to the
+        queue.
+        """
+        for position, request in enumerate(self._state.queue):
+            if request.new.handle == handle:
+                return position
+        return None
+
+    def waiting_handles(self) -> list[int]:
+        """Handles of all that wait, next one first."""
+        return [request.new.handle for request in self._state.queue]
+
+    def expire(self, now: float) -> None:
+        """End every request whose deadline has come; `schedule` does this too."""
+        while (top := self._state.deadlines.peek()) is not None and top[0] <= now:
+            self._state.finish(top[1], FinishReason.DEADLINE, now)
+
+    def schedule(self, now: float) -> Batch | None:
+        """
+        Plan the next batch; None when there is nothing to send. It may hold nothing but releases.
+        """
+        self.expire(now)
+        return plan(self._state, now, self._choose_victim)
+
+    def apply(self, result: StepResult, now: float) -> None:
+        """
+        Apply the result of the oldest batch in flight.
+
+        Raises:
+            SessionLost: It is not the result of that batch; nothing changed then.
+        """
+        apply_result(self._state, result, now)
+
+    def take_events(self) -> CoreEvents:
+        """Everything that happened since the last call."""
+        return self._state.events.take()
+
+    def executor_lost(self, now: float) -> None:
+        """
+        Start over with an executor that holds nothing.
+
+        Results in flight will not come. Who ran waits again with its outputs, in arrival order,
+        ahead of who waited.
+        """
+        self.expire(now)
+        self._state.forget_executor(self._state.limits)
+
+    def use_geometry(self, config: EngineConfig, geometry: ExecutorGeometry, now: float) -> None:
+        """
+        Go on with another executor that holds nothing, as after `executor_lost`.
+
+        A request ends with CONTEXT_LIMIT at a shorter max_model_len, and fails where the executor
+        cannot hold it.
+
+        Raises:
+            InvalidConfig, IncompatibleExecutor: As the constructor; nothing changed then.
+        """
+        limits = Limits.of(config, geometry)
+        self.expire(now)
+        self._state.forget_executor(limits)
+        for request in list(self._state.queue):
+            request.stop_len = min(request.stop_len, limits.max_model_len)
+            try:
+                check_still_fits(limits, request)
+            except TandemError as error:
+                self._state.fail(request, error)
+
+    def fail_all(self, error: TandemError, now: float) -> None:
+        """End every request by this error, but those whose deadline has come."""
+        self.expire(now)
+        for request in list(self._state.by_id.values()):
+            self._state.fail(request, error)
+
+    def has_pending_work(self) -> bool:
+        """
+        True while a request is in the system, a slot is to be released or a result is to come.
+        """
+        return bool(self._state.by_id or self._state.slots.ended or self._state.in_flight)
+
+    def stats(self) -> CoreStats:
+        """One snapshot."""
+        state, counters = self._state, self._state.counters
+        return CoreStats(
+            num_running=state.slots.num_running + len(state.draining),
+            num_waiting=len(state.queue),
+            num_draining=len(state.draining),
+            used_blocks=state.pool.num_used,
+            free_blocks=state.pool.num_free,
+            total_blocks=state.pool.num_blocks,
+            block_size=state.limits.block_size,
+            accepted_requests=counters.accepted,
+            finished_requests=counters.finished,
+            failed_requests=counters.failed,
+            refused_requests=counters.refused,
+            prefill_tokens=counters.prefill_tokens,
+            output_tokens=counters.output_tokens,
+            preemptions=counters.preemptions,
+            steps=counters.steps,
+            steps_in_flight=len(state.in_flight),
+            ttft_s=state.ttft_s.snapshot(),
+            inter_token_s=state.inter_token_s.snapshot(),
+        )
+
+    def check_integrity(self) -> None:
+        """
+        Check every invariant of the state.
+
+        Raises:
+            InternalError: The first one that does not hold.
+        """
+        integrity.check_integrity(self._state)

@@ -1,0 +1,216 @@
+"""The slots of one executor as columns, one entry per slot, and the block table."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.geometry import Limits
+from scheduler_svc.core.request import Request
+from tandem.link.batch import Int32Column
+from tandem.link.state_hash import StateHash, block_terms, generation_terms, length_terms
+
+END_WIDTH = 8
+"""End token ids compared in columns; a request with more is looked at one by one."""
+TAIL_LEN = 64
+"""Output tokens a slot collects before they move to its request."""
+
+_NO_TOKEN = -1
+
+
+class SlotTable:
+    """
+    Columns over all slots; a row is meaningful while `live`.
+
+    Attributes:
+        live: The executor holds this slot.
+        running: Its request goes on; a live slot that is not running is released in the next batch.
+        decoding: Running, and all its admitted tokens were sent for computing.
+        generation: Grows with every admission.
+        planned: Tokens sent for computing.
+        applied: Those of them whose results were seen.
+        known: Tokens whose value the core knows: prompt and outputs.
+        admitted: Tokens known at admission; computing these is prefill.
+        prompt_len: Tokens of the prompt.
+        stop_len: Tokens of prompt plus output at which the request ends; the last is never
+            computed.
+        num_blocks: Blocks in the table.
+        max_blocks: Blocks it can come to need.
+        handle: The request's handle.
+        number: The request's place in arrival order.
+        served: Sequence number of the step that last gave it a token when not all could get one.
+        last_token_s: When its latest token was seen.
+        end_ids: Tokens that end it, padded, shape ``[slots, END_WIDTH]``.
+        has_more_ends: `end_ids` does not list all.
+        tail: Outputs not yet in `Request.outputs`, shape ``[slots, TAIL_LEN]``.
+        tail_len: How many.
+        block_table: Block ids, shape ``[slots, max_blocks_per_seq]``.
+        requests: Whose slot it is.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        n = limits.num_slots
+        self.block_size = limits.block_size
+        self.live = np.zeros(n, np.bool_)
+        self.running = np.zeros(n, np.bool_)
+        self.decoding = np.zeros(n, np.bool_)
+        self.generation = np.zeros(n, np.uint32)
+        self.planned = np.zeros(n, np.int32)
+        self.applied = np.zeros(n, np.int32)
+        self.known = np.zeros(n, np.int32)
+        self.admitted = np.zeros(n, np.int32)
+        self.prompt_len = np.zeros(n, np.int32)
+        self.stop_len = np.zeros(n, np.int32)
+        self.num_blocks = np.zeros(n, np.int32)
+        self.max_blocks = np.zeros(n, np.int32)
+        self.handle = np.zeros(n, np.int64)
+        self.number = np.zeros(n, np.int64)
+        self.served = np.zeros(n, np.int64)
+        self.last_token_s = np.zeros(n, np.float64)
+        self.end_ids = np.full((n, END_WIDTH), _NO_TOKEN, np.int32)
+        self.has_more_ends = np.zeros(n, np.bool_)
+        self.tail = np.zeros((n, TAIL_LEN), np.int32)
+        self.tail_len = np.zeros(n, np.int32)
+        self.block_table = np.zeros((n, limits.max_blocks_per_seq), np.int32)
+        self.requests: list[Request | None] = [None] * n
+        self.ended: list[int] = []
+        """Live slots whose request went on elsewhere or ended."""
+        self.num_running = 0
+        self._free = list(range(n - 1, -1, -1))
+        self._hash = StateHash()
+        self._length_term = np.zeros(n, np.uint64)
+
+    @property
+    def state_hash(self) -> int:
+        """Hash of everything sent so far."""
+        return self._hash.value
+
+    @property
+    def num_free(self) -> int:
+        """Slots nobody holds."""
+        return len(self._free)
+
+    def request_of(self, slot: int) -> Request:
+        """Whose slot it is."""
+        request = self.requests[slot]
+        assert request is not None
+        return request
+
+    def occupy(self, request: Request, blocks: Int32Column, max_blocks: int) -> int:
+        """
+        Give a request a free slot under a new generation, with nothing computed yet; returns the
+        slot.
+        """
+        slot = self._free.pop()
+        self.live[slot] = self.running[slot] = True
+        self.decoding[slot] = False
+        self.generation[slot] += 1
+        self.planned[slot] = self.applied[slot] = 0
+        self.known[slot] = self.admitted[slot] = request.num_known
+        self.prompt_len[slot] = request.prompt_len
+        self.stop_len[slot] = request.stop_len
+        self.num_blocks[slot] = len(blocks)
+        self.max_blocks[slot] = max_blocks
+        self.handle[slot] = request.new.handle
+        self.number[slot] = request.number
+        self.served[slot] = 0
+        self.last_token_s[slot] = 0.0 if request.last_token_s is None else request.last_token_s
+        self._set_ends(slot, sorted(request.new.eos_token_ids | request.new.stop_token_ids))
+        self.tail_len[slot] = 0
+        self.block_table[slot, : len(blocks)] = blocks
+        self.requests[slot] = request
+        self.num_running += 1
+        request.slot = slot
+        request.slot_key = slot, int(self.generation[slot])
+        self._length_term[slot] = length_terms(slot, 0)[0]
+        self._hash.add(generation_terms(slot, self.generation[slot]))
+        self._hash.add(self._length_term[slot : slot + 1])
+        self._hash.add(block_terms(slot, np.arange(len(blocks)), blocks))
+        return slot
+
+    def vacate(self, slot: int) -> None:
+        """
+        Part a request from its slot, which stays live until `forget`; its tokens and counters go
+        with it.
+        """
+        request = self.request_of(slot)
+        self.flush_tail(slot)
+        request.slot = None
+        request.planned, request.applied = int(self.planned[slot]), int(self.applied[slot])
+        if len(request.outputs):
+            request.last_token_s = float(self.last_token_s[slot])
+        self.requests[slot] = None
+        self.running[slot] = self.decoding[slot] = False
+        self.num_running -= 1
+        self.ended.append(slot)
+
+    def forget(self, slot: int) -> Int32Column:
+        """Free a vacated slot; returns the blocks it held."""
+        blocks = self.block_table[slot, : self.num_blocks[slot]].copy()
+        self._hash.remove(generation_terms(slot, self.generation[slot]))
+        self._hash.remove(self._length_term[slot : slot + 1])
+        self._hash.remove(block_terms(slot, np.arange(len(blocks)), blocks))
+        self.live[slot] = False
+        self.num_blocks[slot] = 0
+        self._free.append(slot)
+        return blocks
+
+    def append_blocks(self, slots: Int32Column, blocks: Int32Column) -> None:
+        """Give each of these slots, no one twice, one more block; both shape ``[N]``."""
+        index = self.num_blocks[slots]
+        self.block_table[slots, index] = blocks
+        self.num_blocks[slots] = index + 1
+        self._hash.add(block_terms(slots, index, blocks))
+
+    def advance(self, slots: Int32Column, planned: Int32Column) -> None:
+        """Set the planned length of these slots, no one twice; both shape ``[N]``."""
+        terms = length_terms(slots, planned)
+        self._hash.add(terms - self._length_term[slots])
+        self._length_term[slots] = terms
+        self.planned[slots] = planned
+
+    def push_tokens(self, slots: Int32Column, tokens: Int32Column) -> None:
+        """Append one output token to each of these slots, no one twice; both shape ``[N]``."""
+        fill = self.tail_len[slots]
+        self.tail[slots, fill] = tokens
+        fill += 1
+        self.tail_len[slots] = fill
+        self.known[slots] += 1
+        for row in np.flatnonzero(fill == TAIL_LEN):
+            self.flush_tail(int(slots[row]))
+
+    def flush_tail(self, slot: int) -> None:
+        """Move a slot's latest tokens to its request."""
+        self.request_of(slot).outputs.extend(self.tail[slot, : self.tail_len[slot]].tolist())
+        self.tail_len[slot] = 0
+
+    def num_outputs(self, slot: int) -> int:
+        """Output tokens known of a slot's request."""
+        return int(self.known[slot] - self.prompt_len[slot])
+
+    def num_may_grow(self) -> int:
+        """Running slots that may need another block."""
+        return int(np.count_nonzero(self.running & (self.num_blocks < self.max_blocks)))
+
+    def owned_blocks(self) -> Int32Column:
+        """Every block in every table, shape ``[num_used]``."""
+        width = self.block_table.shape[1]
+        held: NDArray[np.bool_] = np.arange(width) < self.num_blocks[:, None]
+        return self.block_table[held & self.live[:, None]]
+
+    def recomputed_hash(self) -> int:
+        """The state hash from nothing, to compare with `state_hash`."""
+        fresh = StateHash()
+        slots = np.flatnonzero(self.live)
+        fresh.add(generation_terms(slots, self.generation[slots]))
+        fresh.add(length_terms(slots, self.planned[slots]))
+        for slot in slots:
+            count = int(self.num_blocks[slot])
+            fresh.add(block_terms(slot, np.arange(count), self.block_table[slot, :count]))
+        return fresh.value
+
+    def _set_ends(self, slot: int, ends: list[int]) -> None:
+        listed = ends[:END_WIDTH]
+        self.end_ids[slot] = _NO_TOKEN
+        self.end_ids[slot, : len(listed)] = listed
+        self.has_more_ends[slot] = len(ends) > END_WIDTH

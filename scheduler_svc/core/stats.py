@@ -1,0 +1,99 @@
+"""What the core counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+TTFT_BOUNDS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
+)  # fmt: skip
+INTER_TOKEN_BOUNDS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
+)  # fmt: skip
+
+
+class Histogram:
+    """
+    Counts per bucket.
+
+    Attributes:
+        bounds: Upper bounds, inclusive, ascending.
+        counts: Values per bucket, shape ``[len(bounds) + 1]``; the last one has no upper bound.
+        total: Sum of all values.
+    """
+
+    __slots__ = ("_bounds", "bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self._bounds = np.array(bounds)
+        self.counts = np.zeros(len(bounds) + 1, np.int64)
+        self.total = 0.0
+
+    def observe(self, values: NDArray[np.float64]) -> None:
+        """Count values, shape ``[N]``."""
+        buckets = self._bounds.searchsorted(values)
+        self.counts += np.bincount(buckets, minlength=len(self.counts))
+        self.total += float(values.sum())
+
+    def snapshot(self) -> HistogramSnapshot:
+        """A copy that later observations leave alone."""
+        return HistogramSnapshot(
+            bounds=self.bounds, counts=tuple(self.counts.tolist()), total=self.total
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramSnapshot:
+    """See `Histogram`."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Counters:
+    """Numbers that only grow; see tandem.admin.v1.GetStatsResponse for what each counts."""
+
+    accepted: int = 0
+    finished: int = 0
+    failed: int = 0
+    refused: int = 0
+    prefill_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreStats:
+    """
+    One snapshot of the core.
+
+    `num_running` counts prefill, decode and draining requests, `num_waiting` the others; the block
+    counts add up to `total_blocks`. Counters count since the core was made. Histograms are in
+    seconds: time from arrival to the first token, and between successive tokens of a request.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_draining: int
+    used_blocks: int
+    free_blocks: int
+    total_blocks: int
+    block_size: int
+    accepted_requests: int
+    finished_requests: int
+    failed_requests: int
+    refused_requests: int
+    prefill_tokens: int
+    output_tokens: int
+    preemptions: int
+    steps: int
+    steps_in_flight: int
+    ttft_s: HistogramSnapshot
+    inter_token_s: HistogramSnapshot

@@ -1,0 +1,156 @@
+"""A core joined to a fake executor with a delay, on a clock of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+import numpy as np
+
+from scheduler_svc.core.admission import OnPressure
+from scheduler_svc.core.events import Ended, Failed, Progress
+from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.request import NewRequest
+from scheduler_svc.core.scheduler import Scheduler
+from tandem.engine_config import EngineConfig
+from tandem.link.batch import Batch, RowSampling, StepResult
+from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
+
+GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+
+
+def geometry_of(config: EngineConfig, num_slots: int | None = None) -> ExecutorGeometry:
+    """An executor that is exactly as large as a configuration."""
+    return ExecutorGeometry(
+        num_blocks=config.max_num_blocks,
+        block_size=config.block_size,
+        num_slots=num_slots or config.max_batch_size,
+        max_batch_size=config.max_batch_size,
+        max_total_tokens=config.max_total_tokens,
+        max_model_len=config.max_model_len,
+    )
+
+
+def small_config(**changes) -> EngineConfig:
+    """A configuration with which limits are reached by a handful of requests."""
+    values = {
+        "block_size": 4, "max_num_blocks": 32, "max_batch_size": 4, "max_num_seqs": 64,
+        "max_model_len": 64, "max_total_tokens": 16, "memory_threshold": 1.0,
+    }  # fmt: skip
+    return EngineConfig(**(values | changes))
+
+
+class Rig:
+    """Drives a core step by step; results come back `delay` steps after their batch was sent."""
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        delay: int = 1,
+        on_pressure: OnPressure = OnPressure.QUEUE,
+        geometry: ExecutorGeometry | None = None,
+        checked: bool = True,
+    ) -> None:
+        self.config = config or small_config()
+        self.geometry = geometry or geometry_of(self.config)
+        self.core = Scheduler(self.config, self.geometry, on_pressure=on_pressure)
+        self.executor = FakeExecutor(self.geometry)
+        self.delay = delay
+        self.checked = checked
+        self.now = 0.0
+        self.pending: deque[StepResult] = deque()
+        self.batches: list[Batch] = []
+        self.submitted: dict[int, NewRequest] = {}
+        self.outputs: dict[int, list[int]] = defaultdict(list)
+        self.ended: dict[int, Ended] = {}
+        self.failed: dict[int, Failed] = {}
+        self.progress: list[Progress] = []
+
+    def submit(self, prompt_len: int = 5, max_tokens: int = 8, **changes) -> int:
+        """Submit a request with a prompt of its own; returns its handle."""
+        handle = len(self.submitted)
+        new = NewRequest(
+            **{
+                "request_id": f"r{handle}",
+                "handle": handle,
+                "prompt": (np.arange(prompt_len, dtype=np.int32) * 7 + handle * 13) % 50,
+                "sampling": GREEDY,
+                "max_tokens": max_tokens,
+                "arrival_s": self.now,
+            }
+            | changes
+        )
+        self.core.submit(new, self.now)
+        self.submitted[handle] = new
+        return handle
+
+    def plan(self) -> Batch | None:
+        """Plan and run one batch; its result stays under way."""
+        batch = self.core.schedule(self.now)
+        if batch is not None:
+            self.batches.append(batch)
+            self.pending.append(self.executor.execute(batch, self.core.state_hash))
+        self._check()
+        return batch
+
+    def deliver(self) -> None:
+        """Apply the oldest result."""
+        self.core.apply(self.pending.popleft(), self.now)
+        self._collect()
+        self._check()
+
+    def step(self) -> Batch | None:
+        """One turn: plan, and apply what is due; None when there was nothing to plan."""
+        self.now += 1.0
+        batch = self.plan()
+        while len(self.pending) >= self.delay or (batch is None and self.pending):
+            self.deliver()
+            if batch is None:
+                break
+        return batch
+
+    def run(self, limit: int = 5000) -> None:
+        """Step until nothing is left."""
+        for _ in range(limit):
+            if not self.core.has_pending_work():
+                break
+            self.step()
+        assert not self.core.has_pending_work(), "work is left: something starves"
+        self.core.check_integrity()
+        assert self.core.stats().used_blocks == 0
+
+    def lose_executor(self) -> None:
+        """The executor dies and an empty one takes its place."""
+        self.pending.clear()
+        self.core.executor_lost(self.now)
+        self.executor = FakeExecutor(self.geometry)
+        self._collect()
+        self._check()
+
+    def expected(self, handle: int) -> list[int]:
+        """What a request must have produced."""
+        new = self.submitted[handle]
+        return expected_outputs(new.prompt, new.max_tokens, new.eos_token_ids | new.stop_token_ids)
+
+    def collect(self) -> None:
+        """Take events now."""
+        self._collect()
+
+    def _collect(self) -> None:
+        events = self.core.take_events()
+        columns = zip(events.token_handle, events.token_offset, events.token, strict=True)
+        for handle, offset, token in columns:
+            assert int(handle) not in self.ended, "a token after the end"
+            assert len(self.outputs[int(handle)]) == offset, "a token is missing or twice"
+            self.outputs[int(handle)].append(int(token))
+        for ended in events.ended:
+            assert ended.handle not in self.ended | self.failed, "a request ends twice"
+            self.ended[ended.handle] = ended
+        for failed in events.failed:
+            assert failed.handle not in self.ended | self.failed, "a request ends twice"
+            self.failed[failed.handle] = failed
+        self.progress += events.progress
+
+    def _check(self) -> None:
+        if self.checked:
+            self.core.check_integrity()
