@@ -1,0 +1,52 @@
+"""Builders and exact statistics that the sampling tests share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.sampling import SamplingColumns
+
+
+def make_columns(
+    num_rows: int,
+    *,
+    temperature: float | list[float] = 1.0,
+    top_k: int | list[int] = 0,
+    top_p: float | list[float] = 1.0,
+    seed: int | list[int] = 7,
+    first_position: int = 0,
+    choice: int = 0,
+) -> SamplingColumns:
+    """Columns of `num_rows` rows at consecutive positions; lists give one value per row."""
+
+    def column(value: object, dtype: torch.dtype) -> Tensor:
+        values = value if isinstance(value, list) else [value] * num_rows
+        return torch.tensor(values, dtype=dtype)
+
+    return SamplingColumns(
+        temperature=column(temperature, torch.float32),
+        top_k=column(top_k, torch.int32),
+        top_p=column(top_p, torch.float32),
+        seed=column(seed, torch.int64),
+        position=torch.arange(first_position, first_position + num_rows),
+        choice=column(choice, torch.int64),
+    )
+
+
+def chi_square_limit(degrees: int, z: float = 3.5) -> float:
+    """Value that chi-square of so many degrees passes with the chance of a normal passing z."""
+    spread = 2 / (9 * degrees)  # Wilson and Hilferty's cube-root approximation
+    return degrees * (1 - spread + z * math.sqrt(spread)) ** 3
+
+
+def chi_square(observed: Tensor, expected: Tensor) -> float:
+    """Pearson's statistic of counts against expected counts, all positive."""
+    return float(((observed - expected) ** 2 / expected).sum())
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    """Pearson's correlation of two samples of equal shape."""
+    return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1])
