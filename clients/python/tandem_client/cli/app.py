@@ -1,0 +1,54 @@
+"""The command line's root."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from tandem_client.cli.bench import bench
+from tandem_client.cli.chat import chat
+from tandem_client.cli.config import config
+from tandem_client.cli.doctor import doctor
+from tandem_client.cli.failures import EXIT_CODES_HELP
+from tandem_client.cli.generate import generate
+from tandem_client.cli.up import up
+
+app = typer.Typer(
+    name="tandem",
+    help="Serve language models and talk to them.",
+    epilog=EXIT_CODES_HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command(epilog=EXIT_CODES_HELP)(up)
+app.command(epilog=EXIT_CODES_HELP)(generate)
+app.command(epilog=EXIT_CODES_HELP)(chat)
+app.command(epilog=EXIT_CODES_HELP)(config)
+app.command(epilog=EXIT_CODES_HELP)(doctor)
+app.add_typer(bench, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("tandem-serve"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    app(prog_name="tandem")

@@ -1,0 +1,86 @@
+"""`tandem config`: what a service would run with, or runs with."""
+
+from __future__ import annotations
+
+import enum
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tandem_client.admin import AdminClient
+from tandem_client.cli import options
+from tandem_client.cli.failures import ExitCode, fail, readable_errors
+from tandem_client.retry import NO_RETRY
+
+
+class ServiceName(enum.StrEnum):
+    """Whose settings."""
+
+    scheduler = "scheduler"
+    executor = "executor"
+
+
+@readable_errors
+def config(
+    *,
+    file: Annotated[
+        Path | None, typer.Argument(help="Configuration file to check, JSON or TOML.")
+    ] = None,
+    service: Annotated[
+        ServiceName, typer.Option("--service", help="Whose settings.")
+    ] = ServiceName.scheduler,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option("--arg", help="A flag of the service, e.g. --arg=--window=2."),
+    ] = None,
+    live: Annotated[
+        str | None,
+        typer.Option(
+            "--live", metavar="HOST:PORT", help="Ask this admin port of a running server."
+        ),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check a configuration and show every effective value with its source."""
+    report = _of_server(live) if live else _of_service(service, file, arg or [])
+    if as_json:
+        typer.echo(json.dumps(report))
+        return
+    table = Table("setting", "value", "source")
+    for setting in report["settings"]:
+        style = None if setting["source"] == "default" else "bold"
+        table.add_row(setting["name"], json.dumps(setting["value"]), setting["source"], style=style)
+    Console().print(table)
+    for warning in report["warnings"]:
+        typer.secho(f"warning: {warning}", err=True, fg="yellow")
+
+
+def _of_server(admin_address: str) -> dict[str, Any]:
+    with AdminClient(admin_address, retry=NO_RETRY) as admin:
+        settings = [
+            {"name": one.name, "value": one.value, "source": one.source} for one in admin.config()
+        ]
+    return {"settings": settings, "warnings": []}
+
+
+def _of_service(service: ServiceName, file: Path | None, arguments: list[str]) -> dict[str, Any]:
+    # The service's own rules decide, in a process of its own: clients never import services.
+    command = [sys.executable, "-m", f"{service}_svc.show_config", *arguments]
+    if file is not None:
+        command += ["--config", str(file)]
+    outcome = subprocess.run(  # noqa: S603 -- our own interpreter
+        command, capture_output=True, text=True, check=False
+    )
+    if outcome.returncode != 0:
+        said = [line for line in outcome.stderr.splitlines() if line.strip()]
+        line = said[-1] if said else f"{service}_svc ended with {outcome.returncode}"
+        code = ExitCode.USAGE if outcome.returncode == ExitCode.USAGE else ExitCode.FAILED
+        raise fail(line, code)
+    report: dict[str, Any] = json.loads(outcome.stdout)
+    return report

@@ -1,0 +1,223 @@
+"""`tandem doctor`: can this machine run Tandem, and is the server well?"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tandem.errors import TandemError
+from tandem_client.admin import AdminClient, is_serving
+from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
+from tandem_client.cli import options
+from tandem_client.cli.failures import ExitCode, describe, readable_errors
+from tandem_client.cli.up import bundled_model
+from tandem_client.client import Client
+from tandem_client.retry import NO_RETRY
+
+TIMEOUT_S = 3.0
+MIN_FREE_BYTES = 4 << 30
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+PARTS = {
+    "client": ("grpcio", "protobuf", "typer", "rich"),
+    "scheduler": ("pyzmq", "msgspec", "pydantic-settings", "tokenizers", "jinja2"),
+    "executor": ("torch", "safetensors", "pydantic-settings"),
+}
+PROBE_TORCH = """
+import json, torch
+cuda = torch.cuda.is_available()
+name = torch.cuda.get_device_name(0) if cuda else None
+print(json.dumps({"version": torch.__version__, "cuda": name, "threads": torch.get_num_threads()}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; `advice` says what to do unless all is well."""
+
+    verdict: Literal["ok", "warn", "fail"]
+    subject: str
+    fact: str
+    advice: str = ""
+
+
+@readable_errors
+def doctor(
+    *,
+    address: options.Address = DEFAULT_ADDRESS,
+    admin_address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS,
+    as_json: options.Json = False,
+    server: Annotated[
+        bool, typer.Option("--server", help="A server must be running: fail if none is.")
+    ] = False,
+) -> None:
+    """Check this machine and a running server; exit code 1 if anything fails."""
+    findings = [
+        *check_python(),
+        *check_packages(),
+        *check_torch(),
+        *check_machine(),
+        *check_model(),
+        *check_server(address, admin_address, must_run=server),
+    ]
+    for finding in [] if as_json else findings:
+        typer.secho(f"{finding.verdict:4}", fg=COLOURS[finding.verdict], nl=False)
+        advice = f"; {finding.advice}" if finding.advice else ""
+        typer.echo(f"  {finding.subject}: {finding.fact}{advice}")
+    if as_json:
+        keys = ("verdict", "subject", "fact", "advice")
+        typer.echo(json.dumps([{key: getattr(f, key) for key in keys} for f in findings]))
+    if any(finding.verdict == "fail" for finding in findings):
+        raise typer.Exit(int(ExitCode.FAILED))
+
+
+def check_python() -> Iterator[Finding]:
+    """The interpreter, and the package itself."""
+    yield Finding("ok", "python", f"{platform.python_version()} at {sys.executable}")
+    yield Finding("ok", "tandem-serve", version("tandem-serve"))
+
+
+def check_packages() -> Iterator[Finding]:
+    """What each part needs to run; a machine may do without the services."""
+    for part, names in PARTS.items():
+        missing = [name for name in names if not _is_installed(name)]
+        if not missing:
+            yield Finding("ok", part, ", ".join(f"{name} {version(name)}" for name in names))
+            continue
+        verdict: Literal["warn", "fail"] = "fail" if part == "client" else "warn"
+        advice = f"to run it here: pip install 'tandem-serve[{part}]'"
+        yield Finding(verdict, part, f"{', '.join(missing)} not installed", advice)
+
+
+def check_torch() -> Iterator[Finding]:
+    """The executor's device library, asked in a process of its own."""
+    if not _is_installed("torch"):
+        return
+    outcome = subprocess.run(  # noqa: S603 -- our own interpreter
+        [sys.executable, "-c", PROBE_TORCH], capture_output=True, text=True, check=False
+    )
+    if outcome.returncode != 0:
+        why = (outcome.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        yield Finding("fail", "torch", f"does not start: {why}", "install it again")
+        return
+    facts = json.loads(outcome.stdout.strip().splitlines()[-1])
+    device = facts["cuda"] or f"no CUDA device, {facts['threads']} CPU threads"
+    yield Finding("ok", "torch", f"{facts['version']}, {device}")
+
+
+def check_machine() -> Iterator[Finding]:
+    """Processor, memory, disk."""
+    flags = _cpu_flags()
+    present = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    fact = f"{os.cpu_count()} cores, {platform.machine()}, {' '.join(present) or 'no AVX2'}"
+    if platform.machine() == "x86_64" and "avx2" not in flags:
+        yield Finding("warn", "cpu", fact, "the CPU executor will be slow")
+    else:
+        yield Finding("ok", "cpu", fact)
+    free = shutil.disk_usage(Path.cwd()).free
+    fact = f"{free / (1 << 30):.1f} GiB free here"
+    if free < MIN_FREE_BYTES:
+        yield Finding("warn", "disk", fact, "an installation with its packages needs about 4 GiB")
+    else:
+        yield Finding("ok", "disk", fact)
+
+
+def check_model() -> Iterator[Finding]:
+    """The model that `tandem up` serves when none is named."""
+    folder = bundled_model()
+    if folder is None:
+        yield Finding(
+            "warn", "bundled model", "not in this installation", "name one: tandem up DIR"
+        )
+        return
+    missing = [
+        name
+        for name in ("config.json", "model.safetensors", "tokenizer.json")
+        if not (folder / name).is_file()
+    ]
+    if missing:
+        advice = "restore it from the repository"
+        yield Finding("fail", "bundled model", f"{', '.join(missing)} missing in {folder}", advice)
+    else:
+        yield Finding("ok", "bundled model", str(folder))
+
+
+def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterator[Finding]:
+    """A running server's health, or whether its addresses are free for one."""
+    try:
+        ready = is_serving(address, "tandem.ready", timeout_s=TIMEOUT_S)
+    except TandemError as error:
+        yield from _no_server(address, admin_address, describe(error, address), must_run=must_run)
+        return
+    if not ready:
+        advice = "its executor is missing or still loading: see the scheduler's log"
+        yield Finding("fail", "server", f"{address} answers but is not ready", advice)
+        return
+    try:
+        with Client(address, retry=NO_RETRY) as client:
+            model = client.get_model(deadline_s=TIMEOUT_S)
+    except TandemError as error:
+        yield Finding("fail", "server", describe(error, address), "see the scheduler's log")
+        return
+    yield Finding(
+        "ok", "server", f"{address} serves {model.name} ({model.architecture}, {model.dtype})"
+    )
+    try:
+        with AdminClient(admin_address, retry=NO_RETRY) as admin:
+            stats = admin.stats(deadline_s=TIMEOUT_S)
+    except TandemError:
+        yield Finding("warn", "admin", f"{admin_address} does not answer", "set --admin-address")
+        return
+    load = f"{stats.running_requests} running, {stats.waiting_requests} waiting"
+    yield Finding("ok", "admin", f"{load}, {stats.used_blocks}/{stats.total_blocks} blocks used")
+
+
+def _no_server(address: str, admin_address: str, why: str, *, must_run: bool) -> Iterator[Finding]:
+    if must_run:
+        yield Finding("fail", "server", why)
+        return
+    yield Finding("ok", "server", f"none at {address}")
+    for port in (address, admin_address):
+        if _is_free(port):
+            yield Finding("ok", "port", f"{port} is free")
+        else:
+            advice = "something else listens there: stop it, or serve with tandem up --listen"
+            yield Finding("warn", "port", f"{port} is taken", advice)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+
+
+def _is_free(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except (OSError, ValueError):
+            return False
+    return True

@@ -1,0 +1,109 @@
+"""How commands fail: one readable line on stderr and an exit code that scripts can match."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from tandem.errors import TandemError
+from tandem.status import CallCancelled, PeerUnavailable
+
+Arguments = ParamSpec("Arguments")
+
+
+class ExitCode(enum.IntEnum):
+    """
+    What a command exits with, besides 0.
+
+    FAILED: Something else went wrong. USAGE: Flags, files, configuration or model.
+    UNAVAILABLE: No server can be reached, or it cannot serve now. REFUSED: The server found the
+    request wrong. OVERLOADED: The server has no room now. CANCELLED: Deadline passed or the call
+    was cancelled. INTERRUPTED: Ctrl-C. TERMINATED: SIGTERM or SIGHUP.
+    """
+
+    FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    REFUSED = 4
+    OVERLOADED = 5
+    CANCELLED = 6
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+EXIT_CODES_HELP = (
+    "Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or model, 3 server unavailable, "
+    "4 request refused, 5 server overloaded, 6 deadline passed, 130 interrupted."
+)
+
+_BY_GRPC_CODE = {
+    "INVALID_ARGUMENT": ExitCode.REFUSED,
+    "NOT_FOUND": ExitCode.REFUSED,
+    "ALREADY_EXISTS": ExitCode.REFUSED,
+    "RESOURCE_EXHAUSTED": ExitCode.OVERLOADED,
+    "UNAVAILABLE": ExitCode.UNAVAILABLE,
+    "FAILED_PRECONDITION": ExitCode.USAGE,
+    "CANCELLED": ExitCode.CANCELLED,
+}
+
+
+class Terminated(SystemExit):
+    """SIGTERM or SIGHUP arrived: leave, cleaning up on the way."""
+
+    def __init__(self) -> None:
+        super().__init__(int(ExitCode.TERMINATED))
+
+
+def exit_code_of(error: TandemError) -> ExitCode:
+    """The exit code that stands for an error."""
+    return _BY_GRPC_CODE.get(error.code, ExitCode.FAILED)
+
+
+def describe(error: TandemError, address: str | None = None) -> str:
+    """One line for people: what was wrong, and what to do where the error itself cannot know."""
+    line = " ".join(error.message.split())
+    if isinstance(error, PeerUnavailable):
+        where = "the server" if address is None else address
+        why = line.rsplit(": ", 1)[-1]
+        return f"cannot reach {where}: {why}. Is it running? Start one with: tandem up"
+    if isinstance(error, CallCancelled) and error.metadata.get("grpc_code") == "DEADLINE_EXCEEDED":
+        return "the deadline passed before the answer was complete"
+    return f"{error.reason}: {line}"
+
+
+def fail(line: str, code: ExitCode = ExitCode.FAILED) -> typer.Exit:
+    """Print a line to stderr; the caller raises what this returns."""
+    sys.stdout.flush()
+    typer.echo(f"tandem: {line}", err=True)
+    return typer.Exit(int(code))
+
+
+def readable_errors(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Turn what a command raises into a line and an exit code."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except TandemError as error:
+            address = kwargs.get("address")
+            where = address if isinstance(address, str) else None
+            raise fail(describe(error, where), exit_code_of(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
+        except BrokenPipeError:
+            # The reader of our output left. Python would complain again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(int(ExitCode.FAILED)) from None
+        except OSError as error:
+            what = f"{error.filename}: " if error.filename else ""
+            raise fail(f"{what}{error.strerror or error}", ExitCode.USAGE) from None
+
+    return wrapped

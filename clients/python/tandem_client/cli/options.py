@@ -1,0 +1,53 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Address = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        envvar="TANDEM_CLIENT_ADDRESS",
+        metavar="HOST:PORT",
+        help="Server to talk to.",
+    ),
+]
+AdminAddress = Annotated[
+    str,
+    typer.Option(
+        "--admin-address",
+        envvar="TANDEM_CLIENT_ADMIN_ADDRESS",
+        metavar="HOST:PORT",
+        help="Its port for operators.",
+    ),
+]
+Up = Annotated[
+    Path | None,
+    typer.Option(
+        "--up",
+        metavar="MODEL_DIR",
+        help="Start a server with this model on free ports for this one command.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most output tokens.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="0 to 2; 0 always takes the likeliest token.")
+]
+TopP = Annotated[
+    float | None, typer.Option("--top-p", help="Draw from this much probability, (0, 1].")
+]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Draw from the k likeliest; 0 = all.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same tokens.")]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", help="Text before which to end; may be repeated.")
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past end-of-sequence tokens.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit-s", help="End with what is there after so many seconds."),
+]

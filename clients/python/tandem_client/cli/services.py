@@ -1,0 +1,230 @@
+"""Executor and scheduler as child processes that never outlive the command that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tandem.errors import TandemError
+from tandem_client.admin import is_serving
+from tandem_client.cli.failures import ExitCode, Terminated
+
+CHILD = Path(__file__).with_name("child.py")
+POLL_S = 0.05
+STOP_S = 10.0
+"""Seconds a child may take to stop, on top of what it was asked to wait for running requests."""
+
+_REASON_LINE = re.compile(r"^[A-Z][A-Z_]+: .+")
+
+
+class ServiceFailed(Exception):
+    """A child process ended when it should not have, or did not become ready."""
+
+    def __init__(self, line: str, code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(line)
+        self.line = line
+        self.code = code
+
+
+class Service:
+    """One child process, in a process group of its own, with its log and ready file."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._ready_file = folder / f"{name}.json"
+        command = [sys.executable, "-m", module, *arguments, "--ready-file", str(self._ready_file)]
+        shim = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid())]
+        with self.log.open("wb") as log:
+            # A group of its own: Ctrl-C in the terminal reaches only us, and we decide the order.
+            self.process = subprocess.Popen(  # noqa: S603 -- our own interpreter
+                [*shim, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def addresses(self) -> dict[str, Any] | None:
+        """What the ready file says; None until it is there."""
+        try:
+            content: dict[str, Any] = json.loads(self._ready_file.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return content
+
+    def check(self) -> None:
+        """
+        Make sure that it runs.
+
+        Raises:
+            ServiceFailed: It ended; the line is its own last word.
+        """
+        status = self.process.poll()
+        if status is None:
+            return
+        how = f"signal {-status}" if status < 0 else f"exit code {status}"
+        code = ExitCode.USAGE if status == ExitCode.USAGE else ExitCode.FAILED
+        raise ServiceFailed(f"the {self.name} ended ({how}): {self.last_word()}", code)
+
+    def stop(self, grace_s: float) -> None:
+        """Ask it to end, wait, and kill whatever is left of its group."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End its whole group at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def last_word(self) -> str:
+        """The last error it reported, or else the last line it wrote."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
+        reasons = [line for line in lines if _REASON_LINE.match(line)]
+        written = [line for line in lines if line]
+        return (reasons or written or [f"it wrote nothing to {self.log}"])[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalServer:
+    """
+    What to start. Addresses may have port 0 for any free one.
+
+    Attributes:
+        executor_arguments: For `python -m executor_svc`, the model among them.
+        scheduler_arguments: For `python -m scheduler_svc`, all but the executor's address.
+        drain_grace_s: Seconds that running requests may go on after a stop.
+        start_timeout_s: Seconds until all must be ready.
+        log_folder: Where logs go; None = a temporary folder.
+    """
+
+    executor_arguments: Sequence[str]
+    scheduler_arguments: Sequence[str]
+    drain_grace_s: float = 0.0
+    start_timeout_s: float = 300.0
+    log_folder: Path | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RunningServer:
+    """A server that this process owns: two services, the addresses, the folder of their logs."""
+
+    log_folder: Path
+    services: list[Service] = field(default_factory=list)
+    address: str = ""
+    admin_address: str | None = None
+    metrics_address: str | None = None
+
+    def check(self) -> None:
+        """Raise ServiceFailed if a service has ended."""
+        for service in self.services:
+            service.check()
+
+    def stop(self, grace_s: float) -> None:
+        """Stop the scheduler, which finishes its requests, then the executor."""
+        try:
+            for service in reversed(self.services):
+                service.stop(grace_s + STOP_S)
+        finally:  # a second Ctrl-C, for example
+            for service in self.services:
+                service.kill()
+
+
+@contextlib.contextmanager
+def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[RunningServer]:
+    """
+    Start both services, yield when requests are served, stop both whatever happens.
+
+    Args:
+        plan: What to start.
+        say: Told what is waited for, for people.
+
+    Raises:
+        ServiceFailed: A service ended or did not become ready; from the body too, if it checks.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_stop_signals())
+        folder = plan.log_folder
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        server = RunningServer(folder)
+        stack.callback(server.stop, plan.drain_grace_s)
+        deadline_s = time.monotonic() + plan.start_timeout_s
+        _start(server, plan, say, deadline_s)
+        yield server
+
+
+def _start(
+    server: RunningServer, plan: LocalServer, say: Callable[[str], None], deadline_s: float
+) -> None:
+    folder = server.log_folder
+    for stale in folder.glob("*.json"):
+        stale.unlink()
+    say("starting the executor")
+    executor = Service("executor", "executor_svc", plan.executor_arguments, folder)
+    server.services.append(executor)
+    executor_address = _wait_for(server, executor.addresses, executor, deadline_s)["address"]
+    say("starting the scheduler")
+    drain = ["--drain-grace-s", str(plan.drain_grace_s)]
+    link = ["--executor", executor_address, *drain]
+    scheduler = Service("scheduler", "scheduler_svc", [*link, *plan.scheduler_arguments], folder)
+    server.services.append(scheduler)
+    addresses = _wait_for(server, scheduler.addresses, scheduler, deadline_s)
+    server.address = addresses["address"]
+    server.admin_address = addresses.get("admin_address")
+    server.metrics_address = addresses.get("metrics_address")
+    say("loading the model")
+    _wait_for(server, lambda: _is_ready(executor_address), executor, deadline_s)
+    say("attaching the executor")
+    _wait_for(server, lambda: _is_ready(server.address), scheduler, deadline_s)
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        return is_serving(address, "tandem.ready", timeout_s=2.0)
+    except TandemError:
+        return False
+
+
+def _wait_for(
+    server: RunningServer, condition: Callable[[], Any], service: Service, deadline_s: float
+) -> Any:
+    while not (outcome := condition()):
+        server.check()
+        if time.monotonic() > deadline_s:
+            raise ServiceFailed(
+                f"the {service.name} was not ready in time; it last said: {service.last_word()}"
+            )
+        time.sleep(POLL_S)
+    return outcome
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave through the same clean-up as Ctrl-C."""
+
+    def leave(_number: int, _frame: object) -> None:
+        raise Terminated
+
+    previous = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,178 @@
+"""
+One load process: `python -m tandem_client.load.worker`.
+
+Reads one JSON line (a Task) from stdin, connects, warms up, prints "ready", waits for a line,
+sends its requests, prints its outcomes as one JSON line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from tandem.errors import TandemError
+from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tandem.status import from_rpc_error
+from tandem_client.channel import ChannelOptions
+from tandem_client.load.workload import Workload
+from tandem_client.request import build_request
+
+WARM_UP_TOKENS = 8
+CUT_AFTER_S = 5.0
+"""Seconds that requests may still take after the last one was started."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Share of one process: numbers `first`, `first + step`, ... with `concurrency` at once."""
+
+    address: str
+    workload: Workload
+    first: int
+    step: int
+    concurrency: int
+    num_warm_up: int
+    max_time_s: float
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Decode what `to_json` made."""
+        content = json.loads(text)
+        workload = content.pop("workload")
+        return cls(workload=Workload(**workload | {"lines": tuple(workload["lines"])}), **content)
+
+    def to_json(self) -> str:
+        """Encode in one line."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Outcomes:
+    """
+    What one process saw. Times are CLOCK_MONOTONIC seconds, durations milliseconds.
+
+    A gap is the time between two messages with tokens, spread evenly over the tokens of the later
+    one. Requests cut off at the end of the time count nowhere but in `num_cut`; their tokens do.
+    """
+
+    first_start_s: float = float("inf")
+    last_token_s: float = 0.0
+    num_tokens: int = 0
+    num_done: int = 0
+    num_cut: int = 0
+    errors: dict[str, int] = dataclasses.field(default_factory=dict)
+    ttft_ms: list[float] = dataclasses.field(default_factory=list)
+    itl_ms: list[float] = dataclasses.field(default_factory=list)
+    e2e_ms: list[float] = dataclasses.field(default_factory=list)
+
+
+class Load:
+    """Sends the requests of one task; owns its connection and its outcomes."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._channel = ChannelOptions().open_async(task.address)
+        self._stub: Any = inference_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self.outcomes = Outcomes()
+
+    async def warm_up(self) -> None:
+        """
+        Send a few short requests that count nowhere.
+
+        Raises:
+            TandemError: One failed: so would all.
+        """
+        await asyncio.gather(*(self._warm_up_one(i) for i in range(self._task.num_warm_up)))
+
+    async def run(self) -> None:
+        """Send everything, or what the time allows."""
+        task = self._task
+        numbers = iter(range(task.first, task.workload.num_requests, task.step))
+        stop_s = time.monotonic() + task.max_time_s
+        users = [asyncio.create_task(self._user(numbers, stop_s)) for _ in range(task.concurrency)]
+        _, unfinished = await asyncio.wait(users, timeout=task.max_time_s + CUT_AFTER_S)
+        for user in unfinished:
+            user.cancel()
+        results = await asyncio.gather(*users, return_exceptions=True)
+        for result in results:
+            if isinstance(result, asyncio.CancelledError):
+                self.outcomes.num_cut += 1
+            elif isinstance(result, BaseException):
+                raise result
+        await self._channel.close(None)
+
+    async def _warm_up_one(self, index: int) -> None:
+        ask = self._task.workload.ask(index)
+        ask.options["max_tokens"] = WARM_UP_TOKENS
+        try:
+            async for _ in self._stub.Generate(build_request(ask.prompt, ask.options)):
+                pass
+        except grpc.RpcError as failure:
+            raise from_rpc_error(failure) from None
+
+    async def _user(self, numbers: Iterator[int], stop_s: float) -> None:
+        for number in numbers:
+            if time.monotonic() >= stop_s:
+                return
+            ask = self._task.workload.ask(number)
+            request = build_request(ask.prompt, ask.options)
+            try:
+                await self._one(request)
+            except grpc.RpcError as failure:
+                reason = from_rpc_error(failure).reason
+                self.outcomes.errors[reason] = self.outcomes.errors.get(reason, 0) + 1
+
+    async def _one(self, request: Any) -> None:
+        outcomes = self.outcomes
+        start_s = time.monotonic()
+        outcomes.first_start_s = min(outcomes.first_start_s, start_s)
+        previous_s = None
+        gaps_ms: list[float] = []
+        ttft_ms = None
+        async for response in self._stub.Generate(request):
+            if not response.HasField("delta") or not response.delta.token_ids:
+                continue
+            now = time.monotonic()
+            num_tokens = len(response.delta.token_ids)
+            outcomes.num_tokens += num_tokens
+            outcomes.last_token_s = now
+            if previous_s is None:
+                ttft_ms = (now - start_s) * 1000
+            else:
+                gaps_ms += [round((now - previous_s) * 1000 / num_tokens, 3)] * num_tokens
+            previous_s = now
+        outcomes.num_done += 1
+        outcomes.e2e_ms.append((time.monotonic() - start_s) * 1000)
+        outcomes.itl_ms += gaps_ms
+        if ttft_ms is not None:
+            outcomes.ttft_ms.append(ttft_ms)
+
+
+async def _main() -> None:
+    load = Load(Task.from_json(sys.stdin.readline()))
+    await load.warm_up()
+    print("ready", flush=True)  # noqa: T201 -- the protocol with the parent
+    await asyncio.to_thread(sys.stdin.readline)
+    await load.run()
+    print(json.dumps(dataclasses.asdict(load.outcomes)), flush=True)  # noqa: T201 -- see above
+
+
+def main() -> None:
+    """Run one task; a failure is one line on stderr."""
+    try:
+        asyncio.run(_main())
+    except TandemError as error:
+        sys.exit(f"{error.reason}: {error.message}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What a load test sends: fixed lengths of random ids, or prompts from a file."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.errors import InvalidParameter
+from tandem_client.request import GenerateOptions
+
+_KINDS = ("prompt", "messages", "token_ids")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request: arguments of `build_request`."""
+
+    prompt: str | None
+    options: GenerateOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """
+    Requests by number; the same seed gives the same ones in any number of processes.
+
+    Attributes:
+        num_requests: Numbers run from 0 to this, exclusive.
+        input_len: Tokens of a random prompt.
+        output_len: Tokens that every request produces, whatever the model wants to end with; of a
+            prompt from a file, the most.
+        vocab_size: Random ids are below this.
+        seed: Of the random ids.
+        temperature: Of every request.
+        lines: Parsed JSON lines used instead of random ids, in turn.
+    """
+
+    num_requests: int
+    input_len: int
+    output_len: int
+    vocab_size: int
+    seed: int
+    temperature: float
+    lines: tuple[dict[str, Any], ...] = ()
+
+    def ask(self, index: int) -> Ask:
+        """Build request number `index`."""
+        options = GenerateOptions(max_tokens=self.output_len, temperature=self.temperature)
+        if not self.lines:
+            ids = random.Random(f"{self.seed}/{index}")  # noqa: S311 -- a workload, not a secret
+            options["token_ids"] = [ids.randrange(self.vocab_size) for _ in range(self.input_len)]
+            options["ignore_eos"] = True
+            return Ask(prompt=None, options=options)
+        line = self.lines[index % len(self.lines)]
+        if "max_tokens" in line:
+            options["max_tokens"] = line["max_tokens"]
+        if "messages" in line:
+            options["messages"] = line["messages"]
+        if "token_ids" in line:
+            options["token_ids"] = line["token_ids"]
+        return Ask(prompt=line.get("prompt"), options=options)
+
+
+def read_prompts(path: Path) -> tuple[dict[str, Any], ...]:
+    """
+    Read a file of JSON lines, each an object with "prompt", "messages" or "token_ids", and
+    "max_tokens" where it differs from the rest.
+
+    Raises:
+        InvalidParameter: A line that is something else, with its number, or no line at all.
+        OSError: The file cannot be read.
+    """
+    lines = []
+    for number, text in enumerate(path.read_text().splitlines(), start=1):
+        if text.strip():
+            lines.append(_parse(text, f"{path}:{number}"))
+    if not lines:
+        raise InvalidParameter(f"{path} holds no prompt")
+    return tuple(lines)
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise InvalidParameter(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(line, dict) or sum(kind in line for kind in _KINDS) != 1:
+        raise InvalidParameter(f"{where} must be an object with exactly one of {', '.join(_KINDS)}")
+    unknown = set(line) - {*_KINDS, "max_tokens"}
+    if unknown:
+        raise InvalidParameter(f"{where}: unknown key {min(unknown)!r}")
+    return line
