@@ -9,7 +9,8 @@ advice.
       DuplicateRequestId                                  ALREADY_EXISTS       never
       QueueFull, MemoryPressure                           RESOURCE_EXHAUSTED   after retry_after_s
       SlowConsumer                                        ABORTED              read faster
-      NoExecutor, ExecutorLost, Draining, HandedOver      UNAVAILABLE          after retry_after_s
+      NoExecutor, ExecutorLost, Draining, HandedOver,
+      ExecutorLoading                                     UNAVAILABLE          after retry_after_s
       ModelChanged, SessionHeld, IncompatibleExecutor,
       StreamReplaced, InvalidConfig, InvalidModel,
       OutOfMemory                                         FAILED_PRECONDITION  not until fixed
@@ -164,6 +165,14 @@ class HandedOver(TandemError):
     """The scheduler is stopping."""
 
     reason = "HANDED_OVER"
+    code = "UNAVAILABLE"
+    default_retry_after_s = 1.0
+
+
+class ExecutorLoading(TandemError):
+    """The executor listens but has not finished loading its model."""
+
+    reason = "EXECUTOR_LOADING"
     code = "UNAVAILABLE"
     default_retry_after_s = 1.0
 
