@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from scheduler_svc.core.end_ids import MAX_END_ID
 from scheduler_svc.core.geometry import Limits
 from scheduler_svc.core.request import NewRequest, Request
 from scheduler_svc.core.state import CoreState
@@ -61,6 +62,9 @@ def _check_lengths(limits: Limits, new: NewRequest) -> None:
     if new.max_tokens < 1:
         message = f"max_tokens is {new.max_tokens}: ask for at least 1"
         raise InvalidParameter(message, field="stopping.max_tokens")
+    if any(not 0 <= token <= MAX_END_ID for token in new.eos_token_ids | new.stop_token_ids):
+        message = f"a stop token id is outside 0 to {MAX_END_ID}: use ids of the model's vocabulary"
+        raise InvalidParameter(message, field="stopping.stop_token_ids")
     if prompt_len > longest:
         message = (
             f"the prompt has {prompt_len} tokens and max_model_len is {longest}: shorten the prompt"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,14 +11,7 @@ from scheduler_svc.core.events import Progress, ProgressKind
 from scheduler_svc.core.request import FinishReason, Request, RequestState
 from scheduler_svc.core.state import CoreState, PlannedRows
 from tandem.errors import InvalidLogits, InvalidParameter, SessionLost, TandemError
-from tandem.link.batch import (
-    ROW_SAMPLES,
-    Int32Column,
-    RowError,
-    RowErrorKind,
-    StepResult,
-    UInt32Column,
-)
+from tandem.link.batch import Int32Column, RowError, RowErrorKind, StepResult
 
 
 def apply_result(state: CoreState, result: StepResult, now: float) -> None:
@@ -29,73 +24,96 @@ def apply_result(state: CoreState, result: StepResult, now: float) -> None:
     if not state.in_flight:
         raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
     rows = state.in_flight[0]
-    _check(state, rows, result)
+    late = _check(state, rows, result)
     state.in_flight.popleft()
     state.counters.steps += 1
-    state.counters.prefill_tokens += int(rows.num_tokens[rows.num_decodes :].sum())
     for error in result.row_errors:
         _fail_row(state, error)
     drained = _count_rows(state, rows)
-    _append_tokens(state, result, now)
+    if len(late):
+        for row in late.tolist():
+            _append_late_token(state, result, row, now)
+        result = _without(result, late)
+    if len(result.slot):
+        _append_tokens(state, result, now)
     for request in drained:
         if request.state is RequestState.DRAINING:
             state.wait_again(request)
 
 
-def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> None:
-    """Each row that was to sample has its one token at its place, or a row error."""
-    samples = rows.flags == ROW_SAMPLES
+def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[np.intp]:
+    """
+    Check that each row that was to sample has its one token at its place, or a row error.
+
+    Returns:
+        Rows of the result whose request no longer runs in that slot, shape ``[L]``.
+    """
+    slot, generation = rows.sampling_slot, rows.sampling_generation
     if result.row_errors:
-        failed = {(error.slot, error.generation) for error in result.row_errors}
-        keys = list(zip(rows.slot.tolist(), rows.generation.tolist(), strict=True))
-        if strangers := failed.difference(keys):
-            raise SessionLost(
-                f"result of step {result.step_id} has errors of rows not planned: {strangers}"
-            )
-        samples &= np.array([key not in failed for key in keys], np.bool_)
-    slot, generation = rows.slot[samples], rows.generation[samples]
+        sampled = _without_errors(rows, result)
+        slot, generation = slot[sampled], generation[sampled]
     lengths = {len(slot), len(result.slot), len(result.position), len(result.token)}
-    same = len(lengths) == 1 and np.array_equal(slot, result.slot)
-    if not same or not np.array_equal(generation, result.generation):
+    if (
+        len(lengths) > 1
+        or (slot != result.slot).any()
+        or not np.array_equal(generation, result.generation)
+    ):
         message = (
             f"result of step {result.step_id} has tokens for slots {result.slot.tolist()}, "
             f"planned were {slot.tolist()}"
         )
         raise SessionLost(message)
-    expected = state.slots.known[slot]
-    current = _current(state, slot, generation)
-    if not current.all():
-        for row in np.flatnonzero(~current):
-            request = state.draining.get((int(slot[row]), int(generation[row])))
-            # Tokens of requests that ended are dropped, wherever they are.
-            expected[row] = result.position[row] if request is None else request.num_known
-    wrong = np.flatnonzero(expected != result.position)
-    if len(wrong):
-        row = wrong[0]
+    slots = state.slots
+    expected = slots.known[slot]
+    late: NDArray[np.intp] = np.flatnonzero(
+        (slots.generation[slot] != generation) | ~slots.running[slot]
+    )
+    for row in late.tolist():
+        request = state.draining.get((int(slot[row]), int(generation[row])))
+        # Tokens of requests that ended are dropped, wherever they are.
+        expected[row] = result.position[row] if request is None else request.num_known
+    if (expected != result.position).any():
+        row = np.flatnonzero(expected != result.position)[0]
         message = (
             f"result of step {result.step_id} has a token at position {result.position[row]} of "
             f"slot {slot[row]}, expected position {expected[row]}"
         )
         raise SessionLost(message)
+    return late
 
 
-def _current(state: CoreState, slot: Int32Column, generation: UInt32Column) -> NDArray[np.bool_]:
-    """Which of these rows belong to who runs in the slot now."""
-    slots = state.slots
-    same: NDArray[np.bool_] = slots.running[slot] & (slots.generation[slot] == generation)
-    return same
+def _without_errors(rows: PlannedRows, result: StepResult) -> NDArray[np.bool_]:
+    """Which of the rows that were to sample have no row error."""
+    failed = {(error.slot, error.generation) for error in result.row_errors}
+    planned = zip(rows.slot.tolist(), rows.generation.tolist(), strict=True)
+    if strangers := failed.difference(planned):
+        message = f"result of step {result.step_id} has errors of rows not planned: {strangers}"
+        raise SessionLost(message)
+    keys = zip(rows.sampling_slot.tolist(), rows.sampling_generation.tolist(), strict=True)
+    return np.array([key not in failed for key in keys], np.bool_)
+
+
+def _without(result: StepResult, late: NDArray[np.intp]) -> StepResult:
+    return replace(
+        result,
+        slot=np.delete(result.slot, late),
+        generation=np.delete(result.generation, late),
+        position=np.delete(result.position, late),
+        token=np.delete(result.token, late),
+    )
 
 
 def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
-    """Count what was computed; returns the draining requests that now have nothing in flight."""
+    """Count what was computed; returns draining requests that now have nothing in flight."""
     slots = state.slots
-    current = slots.live[rows.slot] & (slots.generation[rows.slot] == rows.generation)
+    other = slots.generation[rows.slot] != rows.generation
+    gone = (other | ~slots.live[rows.slot]).nonzero()[0]
     drained = []
-    if current.all():
+    if not len(gone):
         slots.applied[rows.slot] += rows.num_tokens
     else:
-        slots.applied[rows.slot[current]] += rows.num_tokens[current]
-        for row in np.flatnonzero(~current):
+        slots.applied[np.delete(rows.slot, gone)] += np.delete(rows.num_tokens, gone)
+        for row in gone.tolist():
             request = state.draining.get((int(rows.slot[row]), int(rows.generation[row])))
             if request is None:
                 continue
@@ -103,8 +121,9 @@ def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
             if request.applied == request.planned:
                 drained.append(request)
     for row in range(rows.num_decodes, len(rows.slot)):
+        state.counters.prefill_tokens += int(rows.num_tokens[row])
         slot = int(rows.slot[row])
-        if current[row] and slots.running[slot]:
+        if slots.running[slot] and slots.generation[slot] == rows.generation[row]:
             done = int(min(slots.applied[slot], slots.prompt_len[slot]))
             handle = int(slots.handle[slot])
             state.events.add(Progress(handle=handle, kind=ProgressKind.PREFILLED, value=done))
@@ -112,44 +131,37 @@ def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
 
 
 def _append_tokens(state: CoreState, result: StepResult, now: float) -> None:
-    slots, slot, token = state.slots, result.slot, result.token
-    if not len(slot):
-        return
-    current = _current(state, slot, result.generation)
-    if not current.all():
-        for row in np.flatnonzero(~current):
-            key = (int(slot[row]), int(result.generation[row]))
-            request = state.draining.get(key)
-            if request is not None:
-                _append_late_token(state, request, int(token[row]), now)
-        slot, token = slot[current], token[current]
-    slots.push_tokens(slot, token)
-    offset = slots.known[slot] - slots.prompt_len[slot] - 1
+    """Append one token to each of these slots, all of which run."""
+    slots, token = state.slots, result.token
+    slot = result.slot.astype(np.intp)
+    known = result.position + 1
+    offset = result.position - slots.prompt_len[slot]
+    slots.push_tokens(slot, token, known)
     _note_times(state, slot, offset, now)
     state.events.add_tokens(slots.handle[slot], offset, token)
     state.counters.output_tokens += len(slot)
-    ends = (slots.end_ids[slot] == token[:, None]).any(axis=1)
-    ends |= slots.known[slot] == slots.stop_len[slot]
-    ends |= slots.has_more_ends[slot]
-    for row in np.flatnonzero(ends):
+    ends = slots.end_ids.may_end(token) | (known == slots.stop_len[slot])
+    for row in ends.nonzero()[0].tolist():
         _finish_if_over(state, slots.request_of(int(slot[row])), int(token[row]), now)
 
 
-def _note_times(state: CoreState, slot: Int32Column, offset: Int32Column, now: float) -> None:
+def _note_times(state: CoreState, slot: NDArray[np.intp], offset: Int32Column, now: float) -> None:
     slots = state.slots
     gaps = now - slots.last_token_s[slot]
     slots.last_token_s[slot] = now
-    first = offset == 0
-    if first.any():
+    if not offset.all():
+        first = offset == 0
         state.note_first_tokens([slots.request_of(int(s)) for s in slot[first]], now)
         gaps = gaps[~first]
-    if len(gaps):
-        state.inter_token_s.observe(gaps)
+    state.inter_token_s.observe(gaps)
 
 
-def _append_late_token(state: CoreState, request: Request, token: int, now: float) -> None:
-    """Keep a token that was in flight when its request lost its slot."""
-    offset = len(request.outputs)
+def _append_late_token(state: CoreState, result: StepResult, row: int, now: float) -> None:
+    """Keep a token that was in flight when its request lost its slot, unless that has ended."""
+    request = state.draining.get((int(result.slot[row]), int(result.generation[row])))
+    if request is None:
+        return
+    offset, token = len(request.outputs), int(result.token[row])
     request.outputs.append(token)
     if request.last_token_s is None:
         state.note_first_tokens([request], now)

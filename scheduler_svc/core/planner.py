@@ -21,6 +21,7 @@ from tandem.errors import NeverFits
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column, UInt8Column
 
 _NO_INT32 = np.empty(0, np.int32)
+_NO_SLOT = np.empty(0, np.intp)
 
 
 class Draft:
@@ -42,7 +43,7 @@ class Draft:
         self.state = state
         self.budget = state.limits.max_total_tokens
         self.released: list[int] = []
-        self.decodes: Int32Column = _NO_INT32
+        self.decodes: NDArray[np.intp] = _NO_SLOT
         self.append_slot: Int32Column = _NO_INT32
         self.append_block: Int32Column = _NO_INT32
         self.prefills: list[tuple[int, int, int]] = []
@@ -59,40 +60,48 @@ class Draft:
 
     def batch(self) -> Batch | None:
         """The finished batch, noted as in flight; None when there is nothing to send."""
-        num_decodes, num_prefills = len(self.decodes), len(self.prefills)
-        if not num_decodes and not num_prefills and not self.released:
+        num_decodes = len(self.decodes)
+        if not num_decodes and not self.prefills and not self.released:
             return None
         slots = self.state.slots
-        row_slot, row_start = self.decodes, slots.planned[self.decodes]
+        slot = self.decodes
         num_tokens: Int32Column = np.ones(num_decodes, np.int32)
-        flags: UInt8Column = np.full(num_decodes, ROW_SAMPLES, np.uint8)
-        if num_prefills:
+        flags: UInt8Column = num_tokens.astype(np.uint8)  # ROW_SAMPLES is 1
+        if self.prefills:
             columns = np.array(self.prefills, np.int32)
-            row_slot = np.concatenate([row_slot, columns[:, 0]])
-            row_start = np.concatenate([row_start, slots.planned[columns[:, 0]]])
+            slot = np.concatenate([slot, columns[:, 0]])
             num_tokens = np.concatenate([num_tokens, columns[:, 1]])
             flags = np.concatenate([flags, columns[:, 2].astype(np.uint8)])
-        if len(row_slot):
-            slots.advance(row_slot, row_start + num_tokens)
-        self.state.in_flight.append(
-            PlannedRows(
-                slot=row_slot,
-                generation=slots.generation[row_slot],
-                num_tokens=num_tokens,
-                flags=flags,
-                num_decodes=num_decodes,
-            )
-        )
-        self.state.num_planned_steps += 1
+        start = slots.planned[slot]
+        if len(slot):
+            slots.advance(slot, start + num_tokens)
+        self._note_in_flight(slot, num_tokens, flags)
         return Batch(
             admits=tuple(self.admits),
-            row_slot=row_slot,
+            row_slot=slot.astype(np.int32),
             row_num_tokens=num_tokens,
-            row_start=row_start,
+            row_start=start,
             row_flags=flags,
             append_slot=self.append_slot,
             append_block=self.append_block,
             release_slot=np.array(self.released, np.int32) if self.released else _NO_INT32,
+        )
+
+    def _note_in_flight(
+        self, slot: NDArray[np.intp], num_tokens: Int32Column, flags: UInt8Column
+    ) -> None:
+        generation = self.state.slots.generation[slot]
+        samples = slice(None) if not self.prefills else flags == ROW_SAMPLES
+        self.state.num_planned_steps += 1
+        self.state.in_flight.append(
+            PlannedRows(
+                slot=slot,
+                generation=generation,
+                num_tokens=num_tokens,
+                sampling_slot=slot[samples],
+                sampling_generation=generation[samples],
+                num_decodes=len(self.decodes),
+            )
         )
 
 
@@ -111,13 +120,13 @@ def plan(state: CoreState, now: float, choose_victim: VictimPolicy) -> Batch | N
 
 def _plan_decodes(draft: Draft, choose_victim: VictimPolicy) -> None:
     slots = draft.state.slots
-    ready = np.flatnonzero(slots.decoding & (slots.planned < slots.stop_len - 1))
+    ready = (slots.decoding & (slots.planned < slots.stop_len - 1)).nonzero()[0]
     if not len(ready):
         return
     if len(ready) > draft.budget:
         ready = _least_served(draft, ready)
     ready = _grow(draft, ready, choose_victim)
-    draft.decodes = ready.astype(np.int32)
+    draft.decodes = ready
     draft.budget -= len(ready)
 
 
@@ -149,7 +158,7 @@ def _grow(draft: Draft, ready: NDArray[np.intp], choose_victim: VictimPolicy) ->
         draft.release_ended()
         full, ready = full[slots.running[full]], ready[slots.running[ready]]
     draft.append_slot, draft.append_block = full.astype(np.int32), blocks
-    slots.append_blocks(draft.append_slot, blocks)
+    slots.append_blocks(full, blocks)
     return ready
 
 

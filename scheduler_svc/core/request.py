@@ -127,6 +127,11 @@ class Request:
         return len(self.new.prompt) + len(self.outputs)
 
     @property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end it, for whatever reason."""
+        return self.new.eos_token_ids | self.new.stop_token_ids
+
+    @property
     def ends_by_context(self) -> bool:
         """True when the context runs out before max_tokens does."""
         return self.stop_len < self.prompt_len + self.new.max_tokens

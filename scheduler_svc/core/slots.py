@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.end_ids import EndIds
 from scheduler_svc.core.geometry import Limits
 from scheduler_svc.core.request import Request
 from tandem.link.batch import Int32Column
 from tandem.link.state_hash import StateHash, block_terms, generation_terms, length_terms
 
-END_WIDTH = 8
-"""End token ids compared in columns; a request with more is looked at one by one."""
 TAIL_LEN = 64
 """Output tokens a slot collects before they move to its request."""
-
-_NO_TOKEN = -1
 
 
 class SlotTable:
@@ -40,8 +37,6 @@ class SlotTable:
         number: The request's place in arrival order.
         served: Sequence number of the step that last gave it a token when not all could get one.
         last_token_s: When its latest token was seen.
-        end_ids: Tokens that end it, padded, shape ``[slots, END_WIDTH]``.
-        has_more_ends: `end_ids` does not list all.
         tail: Outputs not yet in `Request.outputs`, shape ``[slots, TAIL_LEN]``.
         tail_len: How many.
         block_table: Block ids, shape ``[slots, max_blocks_per_seq]``.
@@ -67,14 +62,13 @@ class SlotTable:
         self.number = np.zeros(n, np.int64)
         self.served = np.zeros(n, np.int64)
         self.last_token_s = np.zeros(n, np.float64)
-        self.end_ids = np.full((n, END_WIDTH), _NO_TOKEN, np.int32)
-        self.has_more_ends = np.zeros(n, np.bool_)
         self.tail = np.zeros((n, TAIL_LEN), np.int32)
         self.tail_len = np.zeros(n, np.int32)
         self.block_table = np.zeros((n, limits.max_blocks_per_seq), np.int32)
         self.requests: list[Request | None] = [None] * n
         self.ended: list[int] = []
         """Live slots whose request went on elsewhere or ended."""
+        self.end_ids = EndIds()
         self.num_running = 0
         self._free = list(range(n - 1, -1, -1))
         self._hash = StateHash()
@@ -115,7 +109,7 @@ class SlotTable:
         self.number[slot] = request.number
         self.served[slot] = 0
         self.last_token_s[slot] = 0.0 if request.last_token_s is None else request.last_token_s
-        self._set_ends(slot, sorted(request.new.eos_token_ids | request.new.stop_token_ids))
+        self.end_ids.add(request.end_ids)
         self.tail_len[slot] = 0
         self.block_table[slot, : len(blocks)] = blocks
         self.requests[slot] = request
@@ -140,6 +134,7 @@ class SlotTable:
         if len(request.outputs):
             request.last_token_s = float(self.last_token_s[slot])
         self.requests[slot] = None
+        self.end_ids.remove(request.end_ids)
         self.running[slot] = self.decoding[slot] = False
         self.num_running -= 1
         self.ended.append(slot)
@@ -155,33 +150,35 @@ class SlotTable:
         self._free.append(slot)
         return blocks
 
-    def append_blocks(self, slots: Int32Column, blocks: Int32Column) -> None:
+    def append_blocks(self, slots: NDArray[np.intp], blocks: Int32Column) -> None:
         """Give each of these slots, no one twice, one more block; both shape ``[N]``."""
         index = self.num_blocks[slots]
         self.block_table[slots, index] = blocks
         self.num_blocks[slots] = index + 1
         self._hash.add(block_terms(slots, index, blocks))
 
-    def advance(self, slots: Int32Column, planned: Int32Column) -> None:
+    def advance(self, slots: NDArray[np.intp], planned: Int32Column) -> None:
         """Set the planned length of these slots, no one twice; both shape ``[N]``."""
         terms = length_terms(slots, planned)
         self._hash.add(terms - self._length_term[slots])
         self._length_term[slots] = terms
         self.planned[slots] = planned
 
-    def push_tokens(self, slots: Int32Column, tokens: Int32Column) -> None:
-        """Append one output token to each of these slots, no one twice; both shape ``[N]``."""
+    def push_tokens(self, slots: NDArray[np.intp], tokens: Int32Column, known: Int32Column) -> None:
+        """Append one output token to each of these slots, no one twice, giving it a new length."""
         fill = self.tail_len[slots]
         self.tail[slots, fill] = tokens
         fill += 1
         self.tail_len[slots] = fill
-        self.known[slots] += 1
-        for row in np.flatnonzero(fill == TAIL_LEN):
-            self.flush_tail(int(slots[row]))
+        self.known[slots] = known
+        if fill.max() == TAIL_LEN:
+            for slot in slots[fill == TAIL_LEN].tolist():
+                self.flush_tail(slot)
 
     def flush_tail(self, slot: int) -> None:
         """Move a slot's latest tokens to its request."""
-        self.request_of(slot).outputs.extend(self.tail[slot, : self.tail_len[slot]].tolist())
+        tail = self.tail[slot, : self.tail_len[slot]]
+        self.request_of(slot).outputs.frombytes(tail.tobytes())
         self.tail_len[slot] = 0
 
     def num_outputs(self, slot: int) -> int:
@@ -208,9 +205,3 @@ class SlotTable:
             count = int(self.num_blocks[slot])
             fresh.add(block_terms(slot, np.arange(count), self.block_table[slot, :count]))
         return fresh.value
-
-    def _set_ends(self, slot: int, ends: list[int]) -> None:
-        listed = ends[:END_WIDTH]
-        self.end_ids[slot] = _NO_TOKEN
-        self.end_ids[slot, : len(listed)] = listed
-        self.has_more_ends[slot] = len(ends) > END_WIDTH

@@ -21,20 +21,22 @@ from scheduler_svc.core.stats import (
     Histogram,
 )
 from tandem.errors import TandemError
-from tandem.link.batch import Int32Column, UInt8Column, UInt32Column
+from tandem.link.batch import Int32Column, UInt32Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRows:
     """
-    The rows of one batch in flight, as sent; columns of shape ``[R]``, the first `num_decodes` are
-    decodes.
+    The rows of one batch in flight, columns of shape ``[R]``, the first `num_decodes` are decodes.
+
+    `sampling_slot` and `sampling_generation` are of the rows that sample, shape ``[S]``.
     """
 
-    slot: Int32Column
+    slot: NDArray[np.intp]
     generation: UInt32Column
     num_tokens: Int32Column
-    flags: UInt8Column
+    sampling_slot: NDArray[np.intp]
+    sampling_generation: UInt32Column
     num_decodes: int
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +36,14 @@ class Histogram:
 
     def observe(self, values: NDArray[np.float64]) -> None:
         """Count values, shape ``[N]``."""
-        buckets = self._bounds.searchsorted(values)
-        self.counts += np.bincount(buckets, minlength=len(self.counts))
+        if not len(values):
+            return
+        low, high = bisect_left(self.bounds, values.min()), bisect_left(self.bounds, values.max())
+        if low == high:
+            self.counts[low] += len(values)
+        else:
+            buckets = self._bounds.searchsorted(values)
+            self.counts += np.bincount(buckets, minlength=len(self.counts))
         self.total += float(values.sum())
 
     def snapshot(self) -> HistogramSnapshot:

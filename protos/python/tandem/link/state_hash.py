@@ -23,17 +23,24 @@ _BLOCK_TAG = np.uint64(0x8CB92BA72F3D8DD7)
 _WORD = (1 << 64) - 1
 
 
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTOR_1, _FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_INDEX_SHIFT = np.uint64(32)
+
+
 def _mix(x: UInt64Column) -> UInt64Column:
-    """
-    Finalise 64-bit words so that single-bit differences spread (the finaliser of splitmix64, Steele
-    et al. 2014).
-    """
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """Finalise 64-bit words so that one-bit differences spread (splitmix64, Steele et al. 2014)."""
+    x = x ^ (x >> _SHIFT_1)
+    x *= _FACTOR_1
+    x ^= x >> _SHIFT_2
+    x *= _FACTOR_2
+    x ^= x >> _SHIFT_3
+    return x
 
 
 def _words(values: ArrayLike) -> UInt64Column:
+    if isinstance(values, np.ndarray) and values.ndim:
+        return values.astype(np.uint64)
     return np.atleast_1d(np.asarray(values)).astype(np.uint64)
 
 
@@ -49,7 +56,7 @@ def length_terms(slot: ArrayLike, planned: ArrayLike) -> UInt64Column:
 
 def block_terms(slot: ArrayLike, index: ArrayLike, block: ArrayLike) -> UInt64Column:
     """Terms of `(slot, index in table, block)` triples, shape ``[N]``."""
-    return _mix(_mix(_words(slot) + _BLOCK_TAG) + (_words(index) << np.uint64(32)) + _words(block))
+    return _mix(_mix(_words(slot) + _BLOCK_TAG) + (_words(index) << _INDEX_SHIFT) + _words(block))
 
 
 class StateHash:
