@@ -1,1 +1,4 @@
-"""The device service: weights, KV memory, kernels, sampling; a cache that can be rebuilt from admissions."""
+"""
+The device service: weights, KV memory, kernels, sampling; a cache that can be rebuilt from
+admissions.
+"""

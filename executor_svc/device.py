@@ -1,0 +1,112 @@
+"""Where and in which number type we compute, and how much memory is left there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tandem.errors import InvalidConfig
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def resolve_device(name: str) -> torch.device:
+    """
+    Turn "auto", "cpu", "cuda" or "cuda:N" into a device.
+
+    Raises:
+        InvalidConfig: Another name, or a CUDA device that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind not in {"cpu", "cuda"} or (index and not index.isdecimal()):
+        raise InvalidConfig(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InvalidConfig(
+            f"device {name!r} was asked for but PyTorch finds no CUDA device; use --device cpu"
+        )
+    number = int(index or 0)
+    if number >= torch.cuda.device_count():
+        raise InvalidConfig(
+            f"device {name!r} was asked for but there are {torch.cuda.device_count()} CUDA devices"
+        )
+    return torch.device("cuda", number)
+
+
+def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device) -> torch.dtype:
+    """
+    Turn "auto" or a type's name into a type.
+
+    "auto" is the checkpoint's own type on a GPU; on a CPU it is bfloat16 for 16-bit checkpoints
+    where the processor multiplies it natively (avx512_bf16, amx_bf16), else float32.
+
+    Raises:
+        InvalidConfig: Another name.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise InvalidConfig(f"dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return DTYPES[checkpoint_dtype or "bfloat16"]
+    if checkpoint_dtype in {"bfloat16", "float16"} and cpu_multiplies_bfloat16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The type's name as configuration and wire spell it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """
+    Tell whether this processor has bfloat16 dot products; emulated ones are slower than float32.
+    """
+    if not _CPUINFO.is_file():
+        return False
+    flags = set(_CPUINFO.read_text(encoding="ascii", errors="replace").split())
+    return not flags.isdisjoint({"avx512_bf16", "amx_bf16"})
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """
+    Bytes that can still be allocated: the device's free memory, or the host's within its cgroup;
+    None if unknown.
+    """
+    if device.type == "cuda":
+        free, _total = torch.cuda.mem_get_info(device)
+        return int(free)
+    limits = [value for value in (_meminfo_available(), _cgroup_left()) if value is not None]
+    return min(limits, default=None)
+
+
+def _meminfo_available() -> int | None:
+    if not _MEMINFO.is_file():
+        return None
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_left() -> int | None:
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if not limit.is_file() or not used.is_file():
+        return None
+    text = limit.read_text(encoding="ascii").strip()
+    if text == "max":
+        return None
+    return max(0, int(text) - int(used.read_text(encoding="ascii")))

@@ -1,0 +1,123 @@
+"""The paged KV memory: its size, its tensors and what happens to them while suspended."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from executor_svc.device import available_bytes
+from executor_svc.model.config import ModelConfig
+from tandem.errors import OutOfMemory
+from tandem.link.batch import KvMode
+
+
+def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """
+    Bytes of one block: tokens x layers x key heads x head size x 2 (keys, values) x bytes per
+    number.
+    """
+    per_token = config.num_layers * config.num_kv_heads * config.head_dim * 2 * dtype.itemsize
+    return block_size * per_token
+
+
+class KvMemory:
+    """
+    One tensor per layer, ``[num_blocks + 1, block_size, 2, num_kv_heads, head_dim]``, keys before
+    values.
+
+    Blocks 1 to `num_blocks` belong to slots, as the scheduler says. Block 0 is a dummy that no
+    block table names. Contents are never cleared: no reader looks past a sequence's length.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """
+        Allocate.
+
+        Raises:
+            OutOfMemory: The blocks do not fit; says how many would.
+        """
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.bytes_per_block = kv_bytes_per_block(config, block_size, dtype)
+        _check_fits(num_blocks, self.bytes_per_block, device)
+        shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
+        self.layers: tuple[Tensor, ...] = tuple(
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+        )
+        self._suspended: KvMode | None = None
+        self._host_copies: tuple[Tensor, ...] = ()
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of the blocks that slots can use."""
+        return self.num_blocks * self.bytes_per_block
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes the tensors take now, dummy block included; 0 while offloaded or dropped."""
+        return sum(layer.untyped_storage().nbytes() for layer in self.layers)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Between `suspend` and `resume`."""
+        return self._suspended is not None
+
+    def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
+        """Copy whole blocks, int64 ``[C]`` to int64 ``[C]``; all are read before any is written."""
+        for layer in self.layers:
+            layer.index_copy_(0, destination, layer.index_select(0, source))
+
+    def suspend(self, mode: KvMode) -> None:
+        """
+        Give memory back as `mode` says; a second suspension does nothing.
+
+        OFFLOAD goes layer by layer, so the host holds one layer more than the device gave back, at
+        most.
+        """
+        if self.is_suspended:
+            return
+        self._suspended = mode
+        if mode is KvMode.PERSIST:
+            return
+        copies = []
+        for layer in self.layers:
+            if mode is KvMode.OFFLOAD:
+                copies.append(layer.to("cpu", copy=True))
+            layer.untyped_storage().resize_(0)
+        self._host_copies = tuple(copies)
+        if self.layers[0].device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def resume(self) -> None:
+        """
+        Undo `suspend`: bit for bit after PERSIST and OFFLOAD, with undefined contents after
+        RECOMPUTE.
+        """
+        mode, self._suspended = self._suspended, None
+        if mode is None or mode is KvMode.PERSIST:
+            return
+        copies, self._host_copies = list(self._host_copies), ()
+        for index, layer in enumerate(self.layers):
+            layer.untyped_storage().resize_(layer.numel() * layer.element_size())
+            if mode is KvMode.OFFLOAD:
+                layer.copy_(copies[index])
+                copies[index] = layer
+
+
+def _check_fits(num_blocks: int, bytes_per_block: int, device: torch.device) -> None:
+    free = available_bytes(device)
+    needed = (num_blocks + 1) * bytes_per_block
+    if free is None or needed <= free:
+        return
+    fitting = max(0, free // bytes_per_block - 1)
+    raise OutOfMemory(
+        f"{num_blocks} KV blocks need {needed / 2**30:.2f} GiB but only {free / 2**30:.2f} GiB are "
+        f"free on {device}: lower max_num_blocks, at most {fitting} fit"
+    )

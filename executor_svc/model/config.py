@@ -1,0 +1,170 @@
+"""
+What a model directory's config.json and generation_config.json say, checked and in our own terms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor_svc.model.families import Family, family_of, layer_windows
+from executor_svc.model.json_fields import JsonFields
+from executor_svc.model.rope import Rope, read_rope
+from tandem.errors import InvalidModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """
+    Sampling values the model's author recommends; None where generation_config.json is silent.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """
+    One decoder, completely described.
+
+    Attributes:
+        architecture: As named in config.json.
+        windows: Per layer, how many last positions a query sees, itself included; None is all.
+        qk_norm: Queries and keys are normalised per head before rotation.
+        checkpoint_dtype: "float32", "bfloat16" or "float16" as config.json names it; None where it
+            does not.
+        eos_token_ids: Ids that end a sequence, from generation_config.json, then config.json.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_position_embeddings: int
+    rope: Rope
+    windows: tuple[int | None, ...]
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tied_embeddings: bool
+    checkpoint_dtype: str | None
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: GenerationDefaults
+
+
+def read_model_config(model_dir: Path) -> ModelConfig:
+    """
+    Read and check a model directory's description.
+
+    Raises:
+        InvalidModel: No such directory or file, bad JSON, an architecture, activation or rope type
+            we do not compute, or a value that is missing or out of range.
+    """
+    if not model_dir.is_dir():
+        what = "is not a directory" if model_dir.exists() else "does not exist"
+        raise InvalidModel(
+            f"model directory {model_dir} {what}: give a directory in Hugging Face format "
+            "(config.json, *.safetensors, tokenizer.json)"
+        )
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise InvalidModel(
+            f"{model_dir} has no config.json: give a directory in Hugging Face format "
+            "(config.json, *.safetensors, tokenizer.json)"
+        )
+    family = family_of(JsonFields.read(path))
+    fields = JsonFields.read(path, defaults=family.defaults)
+    _refuse_unsupported(fields)
+    generation_path = model_dir / "generation_config.json"
+    generation = JsonFields.read(generation_path) if generation_path.is_file() else None
+    return _model_config(fields, family, generation)
+
+
+def _refuse_unsupported(fields: JsonFields) -> None:
+    activation = fields.text("hidden_act", "silu")
+    if activation not in {"silu", "swish"}:
+        raise InvalidModel(
+            f"{fields.path}: hidden_act {activation!r} is not supported; supported: silu"
+        )
+    if fields.get("quantization_config") is not None:
+        raise InvalidModel(
+            f"{fields.path}: quantized checkpoints (quantization_config) are not supported; "
+            "use the model's bfloat16, float16 or float32 weights"
+        )
+
+
+def _model_config(fields: JsonFields, family: Family, generation: JsonFields | None) -> ModelConfig:
+    hidden_size = fields.positive_int("hidden_size")
+    num_heads = fields.positive_int("num_attention_heads")
+    num_kv_heads = fields.positive_int("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise InvalidModel(
+            f"{fields.path}: num_attention_heads ({num_heads}) must be a multiple of "
+            f"num_key_value_heads ({num_kv_heads})"
+        )
+    head_dim = fields.positive_int("head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise InvalidModel(f"{fields.path}: head_dim must be even for rotary positions: {head_dim}")
+    num_layers = fields.positive_int("num_hidden_layers")
+    max_positions = fields.positive_int("max_position_embeddings")
+    vocab_size = fields.positive_int("vocab_size")
+    attention_bias = fields.boolean("attention_bias", default=False)
+    return ModelConfig(
+        architecture=family.architecture,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=fields.positive_int("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
+        max_position_embeddings=max_positions,
+        rope=read_rope(fields, max_positions),
+        windows=layer_windows(fields, family, num_layers),
+        qkv_bias=family.qkv_bias or (family.attention_bias_key and attention_bias),
+        output_bias=family.attention_bias_key and attention_bias,
+        mlp_bias=family.mlp_bias_key and fields.boolean("mlp_bias", default=False),
+        qk_norm=family.qk_norm,
+        tied_embeddings=fields.boolean("tie_word_embeddings", default=False),
+        checkpoint_dtype=_checkpoint_dtype(fields),
+        eos_token_ids=_eos_token_ids(fields, generation, vocab_size),
+        generation_defaults=_generation_defaults(generation),
+    )
+
+
+def _checkpoint_dtype(fields: JsonFields) -> str | None:
+    """The type config.json advises; newer writers say `dtype`, older ones `torch_dtype`."""
+    for key in ("dtype", "torch_dtype"):
+        name = fields.get(key)
+        if name in {"float32", "bfloat16", "float16"}:
+            return str(name)
+    return None
+
+
+def _eos_token_ids(
+    fields: JsonFields, generation: JsonFields | None, vocab_size: int
+) -> tuple[int, ...]:
+    found: list[int] = []
+    for source in (generation, fields):
+        if source is not None:
+            found += source.token_ids("eos_token_id", vocab_size)
+    return tuple(dict.fromkeys(found))
+
+
+def _generation_defaults(generation: JsonFields | None) -> GenerationDefaults:
+    if generation is None:
+        return GenerationDefaults()
+    return GenerationDefaults(
+        temperature=generation.optional_float("temperature"),
+        top_k=generation.optional_int("top_k"),
+        top_p=generation.optional_float("top_p"),
+    )

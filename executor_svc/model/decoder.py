@@ -1,0 +1,125 @@
+"""The forward pass of every family we compute, over the paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from executor_svc.model.loader import LoadedModel
+from executor_svc.model.rope import rotation_table
+from executor_svc.model.weights import LayerWeights
+from kernels.paged_attention import AttentionPlan, paged_attention
+from kernels.rms_norm import rms_norm
+from kernels.rope_kv_write import rope_kv_write
+from kernels.silu_mul import silu_mul
+
+_MLP_TOKENS = 1024
+"""
+Tokens an MLP works on at a time: bounds its activations, and is enough to keep matrix products
+busy.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderInputs:
+    """
+    One step on the device: T tokens of all rows, one row after another.
+
+    Attributes:
+        token_id: int ``[T]``, each in the vocabulary.
+        position: int64 ``[T]``, in the token's own sequence.
+        kv_position: int64 ``[T]``, where its keys and values go: block * block_size + offset.
+        attention: Plan of the step by sliding window, one for each window the model has.
+    """
+
+    token_id: Tensor
+    position: Tensor
+    kv_position: Tensor
+    attention: Mapping[int | None, AttentionPlan]
+
+
+class Decoder:
+    """
+    A loaded model as a function of inputs and cache; holds no state but the table of rotations.
+    """
+
+    def __init__(self, model: LoadedModel, max_model_len: int) -> None:
+        config = model.config
+        self._config = config
+        self._weights = model.weights
+        self._scale = config.head_dim**-0.5
+        table = rotation_table(config.rope, config.head_dim, max_model_len)
+        self._rotations = table.to(model.device)
+
+    def forward(self, inputs: DecoderInputs, kv_layers: Sequence[Tensor]) -> Tensor:
+        """
+        Compute all layers and write the tokens' keys and values into the cache.
+
+        Args:
+            inputs: The step.
+            kv_layers: Per layer ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
+
+        Returns:
+            Hidden states before the final norm, ``[T, hidden_size]``.
+        """
+        hidden = functional.embedding(inputs.token_id, self._weights.embedding)
+        rotation = self._rotations.index_select(0, inputs.position)
+        layers = zip(self._weights.layers, self._config.windows, kv_layers, strict=True)
+        for layer, window, kv_cache in layers:
+            plan = inputs.attention[window]
+            self._attention(
+                layer,
+                hidden,
+                kv_cache,
+                rotation=rotation,
+                kv_position=inputs.kv_position,
+                plan=plan,
+            )
+            for part in torch.split(hidden, _MLP_TOKENS):
+                self._mlp(layer, part)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """
+        Final norm and output projection of some rows: ``[R, hidden_size]`` to float32 ``[R,
+        vocab_size]``.
+        """
+        normed = rms_norm(hidden, self._weights.norm, self._config.norm_eps)
+        return functional.linear(normed, self._weights.lm_head).float()
+
+    def _attention(
+        self,
+        layer: LayerWeights,
+        hidden: Tensor,
+        kv_cache: Tensor,
+        *,
+        rotation: Tensor,
+        kv_position: Tensor,
+        plan: AttentionPlan,
+    ) -> None:
+        eps = self._config.norm_eps
+        normed = rms_norm(hidden, layer.input_norm, eps)
+        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        query = rope_kv_write(
+            qkv, rotation, kv_position, kv_cache, qk_norm=layer.qk_norm, norm_eps=eps
+        )
+        attended = paged_attention(query, kv_cache, plan, self._scale)
+        _add_projection(hidden, attended.flatten(1), layer.output, layer.output_bias)
+
+    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> None:
+        normed = rms_norm(hidden, layer.mlp_norm, self._config.norm_eps)
+        gate_up = functional.linear(normed, layer.gate_up, layer.gate_up_bias)
+        _add_projection(hidden, silu_mul(gate_up), layer.down, layer.down_bias)
+
+
+def _add_projection(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """
+    Add a projection of `x` to `hidden` in place: the residual connection costs no pass of its own.
+    """
+    hidden.addmm_(x, weight.t())
+    if bias is not None:
+        hidden.add_(bias)

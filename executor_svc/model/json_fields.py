@@ -1,0 +1,132 @@
+"""Typed reading of a model's JSON files: every complaint names the file, the key and the value."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.errors import InvalidModel
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFields:
+    """
+    One JSON object.
+
+    A key that is absent takes its value from `defaults`; one that is absent there too, or null,
+    from the caller.
+    """
+
+    path: Path
+    content: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path, defaults: Mapping[str, Any] | None = None) -> JsonFields:
+        """
+        Read a file.
+
+        Raises:
+            InvalidModel: Unreadable, not JSON, or not an object.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidModel(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+            raise InvalidModel(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise InvalidModel(f"{path} must hold a JSON object, not {type(content).__name__}")
+        return cls(path, content, defaults or {})
+
+    def get(self, key: str) -> Any:
+        """The value as it stands; None where there is none."""
+        return self.content.get(key, self.defaults.get(key))
+
+    def inner(self, key: str) -> JsonFields | None:
+        """
+        A nested object; None where there is none.
+
+        Raises:
+            InvalidModel: Something else than an object stands there.
+        """
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object", value)
+        return JsonFields(self.path, value, {})
+
+    def positive_int(self, key: str, default: int | None = None) -> int:
+        """An integer of at least 1."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(key, "a positive integer", value)
+        return value
+
+    def positive_float(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self._value(key, default)
+        if not _is_number(value) or not value > 0:
+            raise self._wrong(key, "a positive number", value)
+        return float(value)
+
+    def optional_int(self, key: str) -> int | None:
+        """An integer or None."""
+        value = self.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise self._wrong(key, "an integer", value)
+        return value
+
+    def optional_float(self, key: str) -> float | None:
+        """A finite number or None."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not _is_number(value):
+            raise self._wrong(key, "a finite number", value)
+        return float(value)
+
+    def boolean(self, key: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false", value)
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """A string."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string", value)
+        return value
+
+    def token_ids(self, key: str, vocab_size: int) -> list[int]:
+        """One id, a list of ids or none; each in the vocabulary."""
+        value = self.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise self._wrong(key, "a token id or a list of token ids", value)
+            if not 0 <= token < vocab_size:
+                raise self._wrong(key, f"in [0, {vocab_size}), the vocabulary", token)
+        return list(ids)
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise InvalidModel(f"{self.path} lacks {key}")
+        return value
+
+    def _wrong(self, key: str, expected: str, value: object) -> InvalidModel:
+        return InvalidModel(f"{self.path}: {key} must be {expected}, got {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

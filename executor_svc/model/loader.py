@@ -1,0 +1,106 @@
+"""From a model directory to weights on a device."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from executor_svc.device import available_bytes, dtype_name, resolve_device, resolve_dtype
+from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.config import ModelConfig, read_model_config
+from executor_svc.model.fingerprint import model_fingerprint
+from executor_svc.model.weights import DecoderWeights, load_weights, weight_bytes
+from tandem.errors import OutOfMemory
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """
+    A model ready to compute.
+
+    Attributes:
+        fingerprint: sha256 (hex) over description, weights, tokenizer and type: equal ones give
+            equal tokens.
+        weight_bytes: Device memory the weights take.
+    """
+
+    config: ModelConfig
+    weights: DecoderWeights
+    dtype: torch.dtype
+    device: torch.device
+    fingerprint: str
+    weight_bytes: int
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the type, as in `load_model`."""
+        return dtype_name(self.dtype)
+
+
+def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+    """
+    Load a Hugging Face directory.
+
+    The fingerprint is computed in a thread while the weights load, so start-up pays for reading the
+    files once.
+
+    Args:
+        model_dir: Holds config.json and model.safetensors or its shards.
+        dtype: "auto", "float32", "bfloat16" or "float16"; weights are converted piece by piece.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        InvalidModel: Missing, incomplete, corrupt or of a kind we do not compute; the message says
+            which file.
+        InvalidConfig: An unknown dtype or device, or a device that is not there.
+        OutOfMemory: The weights do not fit.
+    """
+    started = time.monotonic()
+    config = read_model_config(model_dir)
+    checkpoint = Checkpoint.open(model_dir)
+    where = resolve_device(device)
+    kind = resolve_dtype(dtype, config.checkpoint_dtype, where)
+    needed = weight_bytes(config, kind)
+    _check_fits(model_dir, needed, kind, where)
+    with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as pool:
+        digest = pool.submit(model_fingerprint, model_dir, checkpoint.files, dtype_name(kind))
+        weights = load_weights(config, checkpoint, kind, where)
+        fingerprint = digest.result()
+    model = LoadedModel(
+        config=config,
+        weights=weights,
+        dtype=kind,
+        device=where,
+        fingerprint=fingerprint,
+        weight_bytes=needed,
+    )
+    _log.info(
+        "model_loaded",
+        architecture=config.architecture,
+        dtype=model.dtype_name,
+        device=str(where),
+        weight_bytes=needed,
+        fingerprint=model.fingerprint,
+        seconds=round(time.monotonic() - started, 3),
+    )
+    return model
+
+
+def _check_fits(model_dir: Path, needed: int, dtype: torch.dtype, device: torch.device) -> None:
+    free = available_bytes(device)
+    if free is None or needed <= free:
+        return
+    advice = "use a smaller model or a device with more memory"
+    if dtype == torch.float32:
+        advice = f"use --dtype bfloat16, which needs {needed / 2**31:.2f} GiB, or a smaller model"
+    raise OutOfMemory(
+        f"the weights of {model_dir} need {needed / 2**30:.2f} GiB as {dtype_name(dtype)} but only "
+        f"{free / 2**30:.2f} GiB are free on {device}: {advice}"
+    )

@@ -1,0 +1,242 @@
+"""
+A decoder's weights on the device: projections fused, rotary pairs made adjacent, filled piece by
+piece from files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from executor_svc.model.checkpoint import Checkpoint, StoredTensor, read_pieces
+from executor_svc.model.config import ModelConfig
+from tandem.errors import InvalidModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """
+    One decoder layer; matrices are ``[out, in]``.
+
+    `qkv` stacks all query heads, then key heads, then value heads. Inside each query and key head
+    the features of a rotary pair, stored `head_dim / 2` apart in the file, are neighbours here:
+    attention scores do not depend on the order, and a rotation becomes one complex product.
+    `qk_norm` is ``[num_heads + num_kv_heads, head_dim]`` in the same order.
+    """
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """All weights; `lm_head` is the same tensor as `embedding` where they are tied."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    lm_head: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a stored tensor goes: rows of `rows`, in order or at `places`."""
+
+    rows: Tensor
+    places: Tensor | None = None
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of all weights on the device."""
+    weights = _allocate(config, dtype, torch.device("meta"))
+    return sum(tensor.nbytes for tensor in _distinct_tensors(weights))
+
+
+def load_weights(
+    config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """
+    Allocate the weights and fill them, converting to `dtype` on the way.
+
+    Raises:
+        InvalidModel: A tensor is missing, unknown or of another shape; a file ends early.
+    """
+    weights = _allocate(config, dtype, device)
+    targets = _targets(config, weights)
+    _check_names(config, checkpoint, targets)
+    wanted = [checkpoint.tensors[name] for name in targets]
+    for stored in wanted:
+        _check_shape(stored, targets[stored.name])
+    for file in checkpoint.files:
+        with file.open("rb", buffering=0) as handle:
+            for stored in sorted(wanted, key=lambda each: each.offset):
+                if stored.file == file:
+                    target = targets[stored.name]
+                    for start, piece in read_pieces(stored, handle):
+                        _place(piece, start, target)
+    return weights
+
+
+def _place(piece: Tensor, start: int, target: _Target) -> None:
+    rows = len(piece)
+    if target.places is None:
+        target.rows[start : start + rows].copy_(piece)
+        return
+    moved = piece.to(target.rows.device, target.rows.dtype)
+    if moved.dim() < target.rows.dim():  # one vector for all heads
+        moved = moved[:, None].expand(-1, target.rows.shape[1])
+    target.rows.index_copy_(0, target.places[start : start + rows], moved)
+
+
+def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query_size = config.num_heads * config.head_dim
+    qkv_size = query_size + 2 * config.num_kv_heads * config.head_dim
+
+    def new(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def bias(present: bool, size: int) -> Tensor | None:
+        return new(size) if present else None
+
+    layers = tuple(
+        LayerWeights(
+            input_norm=new(hidden),
+            qkv=new(qkv_size, hidden),
+            qkv_bias=bias(config.qkv_bias, qkv_size),
+            qk_norm=new(config.num_heads + config.num_kv_heads, config.head_dim)
+            if config.qk_norm
+            else None,
+            output=new(hidden, query_size),
+            output_bias=bias(config.output_bias, hidden),
+            mlp_norm=new(hidden),
+            gate_up=new(2 * inner, hidden),
+            gate_up_bias=bias(config.mlp_bias, 2 * inner),
+            down=new(hidden, inner),
+            down_bias=bias(config.mlp_bias, hidden),
+        )
+        for _ in range(config.num_layers)
+    )
+    embedding = new(config.vocab_size, hidden)
+    return DecoderWeights(
+        embedding=embedding,
+        layers=layers,
+        norm=new(hidden),
+        lm_head=embedding if config.tied_embeddings else new(config.vocab_size, hidden),
+    )
+
+
+def _distinct_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
+    yield weights.embedding
+    yield weights.norm
+    if weights.lm_head is not weights.embedding:
+        yield weights.lm_head
+    for layer in weights.layers:
+        for name in LayerWeights.__slots__:
+            tensor = getattr(layer, name)
+            if tensor is not None:
+                yield tensor
+
+
+def _targets(config: ModelConfig, weights: DecoderWeights) -> dict[str, _Target]:
+    """Every stored name the model needs, and where its rows go."""
+    targets = {
+        "model.embed_tokens.weight": _Target(weights.embedding),
+        "model.norm.weight": _Target(weights.norm),
+    }
+    if not config.tied_embeddings:
+        targets["lm_head.weight"] = _Target(weights.lm_head)
+    for index, layer in enumerate(weights.layers):
+        prefix = f"model.layers.{index}."
+        for name, target in _layer_targets(config, layer):
+            targets[prefix + name] = target
+    return targets
+
+
+def _layer_targets(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, _Target]]:
+    yield "input_layernorm.weight", _Target(layer.input_norm)
+    yield "post_attention_layernorm.weight", _Target(layer.mlp_norm)
+    yield "self_attn.o_proj.weight", _Target(layer.output)
+    yield "mlp.down_proj.weight", _Target(layer.down)
+    if layer.output_bias is not None:
+        yield "self_attn.o_proj.bias", _Target(layer.output_bias)
+    if layer.down_bias is not None:
+        yield "mlp.down_proj.bias", _Target(layer.down_bias)
+    for kind, fused in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
+        if fused is not None:
+            yield f"mlp.gate_proj.{kind}", _Target(fused[: config.intermediate_size])
+            yield f"mlp.up_proj.{kind}", _Target(fused[config.intermediate_size :])
+    head_dim, num_heads, num_kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
+    key_start, value_start = num_heads * head_dim, (num_heads + num_kv_heads) * head_dim
+    device = layer.qkv.device
+    for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+        if fused is not None:
+            query_places = _pair_places(num_heads, head_dim, device)
+            key_places = _pair_places(num_kv_heads, head_dim, device)
+            yield f"self_attn.q_proj.{kind}", _Target(fused[:key_start], query_places)
+            yield f"self_attn.k_proj.{kind}", _Target(fused[key_start:value_start], key_places)
+            yield f"self_attn.v_proj.{kind}", _Target(fused[value_start:])
+    if layer.qk_norm is not None:
+        places = _pair_places(1, head_dim, device)
+        yield "self_attn.q_norm.weight", _Target(layer.qk_norm[:num_heads].T, places)
+        yield "self_attn.k_norm.weight", _Target(layer.qk_norm[num_heads:].T, places)
+
+
+def _pair_places(num_heads: int, head_dim: int, device: torch.device) -> Tensor:
+    """
+    Row of each stored row after pairs `(i, i + head_dim / 2)` of every head became neighbours.
+    """
+    in_head = torch.arange(head_dim, device=device).view(2, -1)
+    pair_first = torch.empty_like(in_head)
+    pair_first[0] = in_head[0] * 2
+    pair_first[1] = in_head[0] * 2 + 1
+    heads = torch.arange(num_heads, device=device) * head_dim
+    return (heads[:, None] + pair_first.view(1, -1)).view(-1)
+
+
+def _check_names(config: ModelConfig, checkpoint: Checkpoint, targets: dict[str, _Target]) -> None:
+    for name in targets:
+        if name not in checkpoint.tensors:
+            hint = ""
+            if name == "lm_head.weight":
+                hint = (
+                    "; if the embeddings are tied, config.json must say tie_word_embeddings: true"
+                )
+            raise InvalidModel(f"tensor {name!r} is missing from {_places(checkpoint)}{hint}")
+    for name, stored in checkpoint.tensors.items():
+        redundant = name.endswith(".rotary_emb.inv_freq") or (
+            config.tied_embeddings and name == "lm_head.weight"
+        )
+        if name not in targets and not redundant:
+            raise InvalidModel(
+                f"{stored.file} holds tensor {name!r} that {config.architecture} does not have: "
+                "config.json describes another model"
+            )
+
+
+def _places(checkpoint: Checkpoint) -> str:
+    first = checkpoint.files[0]
+    return str(first) if len(checkpoint.files) == 1 else f"the shards in {first.parent}"
+
+
+def _check_shape(stored: StoredTensor, target: _Target) -> None:
+    expected = tuple(target.rows.shape)
+    if stored.name.endswith(("q_norm.weight", "k_norm.weight")):
+        expected = expected[:1]
+    if stored.shape != expected:
+        raise InvalidModel(
+            f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, "
+            f"config.json implies {list(expected)}"
+        )

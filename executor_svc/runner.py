@@ -1,0 +1,322 @@
+"""The one owner of the device: applies each step's delta, computes it and samples."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from executor_svc.batch_inputs import SamplingRows, decoder_inputs, sampling_rows
+from executor_svc.memory import KvMemory
+from executor_svc.model import Decoder, LoadedModel
+from executor_svc.slot_tokens import SlotTokens
+from kernels.paged_attention import AttentionShape
+from kernels.sampling import Sampled, sample
+from tandem.errors import SessionLost
+from tandem.link.batch import (
+    ROW_SAMPLES,
+    Admission,
+    Batch,
+    KvMode,
+    RowError,
+    RowErrorKind,
+    RowSampling,
+    StepResult,
+    StepTimings,
+)
+from tandem.link.slot_state import SlotState
+
+_log = structlog.get_logger(__name__)
+
+MARGIN_EPS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+"""Logit noise between two ways of computing the same sequence, by number type."""
+
+_WARM_UP_PROMPT_LEN = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What the rows that sample produced, on the host."""
+
+    rows: SamplingRows
+    token: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+    margin: NDArray[np.float32] | None
+
+
+class ModelRunner:
+    """
+    Executes steps; not thread-safe, one thread owns it and the model's device.
+
+    Slots, block tables and lengths follow the batches; KV contents and token histories are on the
+    device.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        kv: KvMemory,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        boot_id: str,
+        collect_margins: bool = False,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """
+        Args:
+            model: Weights and description.
+            kv: Memory of the model's geometry.
+            num_slots: Sequences that can be held.
+            max_model_len: Most tokens of one sequence.
+            boot_id: Put into every result.
+            collect_margins: Also report by how much each token won.
+            clock_ns: Monotonic time for the step timings.
+        """
+        config = model.config
+        self._model = model
+        self._kv = kv
+        self._num_slots = num_slots
+        self._max_model_len = max_model_len
+        self._boot_id = boot_id
+        self._margin_eps = MARGIN_EPS[model.dtype] if collect_margins else None
+        self._clock_ns = clock_ns
+        self._decoder = Decoder(model, max_model_len)
+        self._windows = frozenset(config.windows)
+        self._shape = AttentionShape(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=kv.block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._slots, self._tokens = self._new_state()
+
+    @property
+    def state_hash(self) -> int:
+        """Hash of the slot state after the last batch."""
+        return self._slots.state_hash
+
+    @property
+    def slots(self) -> SlotState:
+        """Slot state after the last batch, to be read only."""
+        return self._slots
+
+    def reset(self) -> None:
+        """
+        Forget all slots, as at the start of a session; KV memory stays as it is, and resumes if
+        suspended.
+        """
+        self._kv.resume()
+        self._slots.reset()
+
+    def suspend(self, mode: KvMode) -> None:
+        """
+        Give KV memory back as `mode` says, until `resume`.
+
+        Raises:
+            SessionLost: RECOMPUTE while slots are live: their KV would be gone.
+        """
+        num_live = int(self._slots.live.sum())
+        if mode is KvMode.RECOMPUTE and num_live:
+            raise SessionLost(
+                f"suspend with RECOMPUTE while {num_live} slots are live: release them first"
+            )
+        self._kv.suspend(mode)
+        _log.info("kv_suspended", mode=mode.name, kv_bytes=self._kv.device_bytes)
+
+    def resume(self) -> None:
+        """End a suspension; without one, do nothing."""
+        self._kv.resume()
+        _log.info("kv_resumed", kv_bytes=self._kv.device_bytes)
+
+    def execute(self, batch: Batch, step_id: int) -> StepResult:
+        """
+        Apply one batch and compute its rows.
+
+        Args:
+            batch: The delta.
+            step_id: Put into the result.
+
+        Returns:
+            One entry per row that sampled, in batch order, and the rows that failed alone.
+            `timings.queued_ns` is the caller's to add.
+
+        Raises:
+            SessionLost: The batch contradicts the slot state, or KV memory is suspended; nothing
+                has changed.
+        """
+        started = self._clock_ns()
+        self._apply(batch)
+        rows = sampling_rows(batch)
+        with torch.inference_mode():
+            hidden = self._forward(batch)
+            forwarded = self._clock_ns()
+            outcome = self._sample(hidden, rows)
+        errors = self._row_errors(batch, outcome)
+        ended = self._clock_ns()
+        timings = StepTimings(
+            forward_ns=forwarded - started,
+            sample_ns=ended - forwarded,
+            total_ns=ended - started,
+        )
+        return self._result(outcome, errors, step_id, timings)
+
+    def forward_logits(self, batch: Batch) -> Tensor:
+        """
+        Apply one batch and return float32 logits of every computed token, ``[T, vocab_size]``,
+        instead of sampling.
+
+        For tests and comparisons; rows flagged to sample advance as if they had, without a token.
+        """
+        self._apply(batch)
+        with torch.inference_mode():
+            return self._decoder.logits(self._forward(batch))
+
+    def warm_up(self) -> None:
+        """
+        Run the shapes steps have once, so that the first request pays for nothing; leaves no trace
+        in the slots.
+        """
+        kv_len = min(self._max_model_len, self._kv.num_blocks * self._kv.block_size)
+        prompt_len = max(1, min(_WARM_UP_PROMPT_LEN, kv_len - 1))
+        num_blocks = math.ceil(min(prompt_len + 1, kv_len) / self._kv.block_size)
+        admission = Admission(
+            slot=0,
+            generation=1,
+            token_ids=np.zeros(prompt_len, np.int32),
+            num_prompt_tokens=prompt_len,
+            num_cached_tokens=0,
+            block_ids=np.arange(1, num_blocks + 1, dtype=np.int32),
+            sampling=RowSampling(temperature=1.0, top_k=2, top_p=0.9, seed=0),
+        )
+        self.execute(_one_row(0, prompt_len, admits=(admission,)), 0)
+        if prompt_len < kv_len:
+            self.execute(_one_row(prompt_len, 1), 0)
+        self._slots.reset()
+
+    def _apply(self, batch: Batch) -> None:
+        if self._kv.is_suspended and (len(batch.row_slot) or len(batch.copy_source)):
+            raise SessionLost("a batch needs KV memory while it is suspended: resume first")
+        self._slots.apply(batch)
+        if len(batch.copy_source):
+            self._kv.copy_blocks(
+                self._to_device(batch.copy_source), self._to_device(batch.copy_destination)
+            )
+        for admission in batch.admits:
+            self._tokens.admit(admission)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        if len(batch.row_slot) == 0:
+            hidden_size = self._model.config.hidden_size
+            return torch.empty((0, hidden_size), dtype=self._model.dtype, device=self._model.device)
+        inputs = decoder_inputs(batch, self._slots, self._tokens, self._shape, self._windows)
+        return self._decoder.forward(inputs, self._kv.layers)
+
+    def _sample(self, hidden: Tensor, rows: SamplingRows) -> _Outcome:
+        if len(rows.slot) == 0:
+            none = np.empty(0, np.int64)
+            margin = None if self._margin_eps is None else np.empty(0, np.float32)
+            return _Outcome(rows, none, none.astype(np.bool_), margin)
+        if len(rows.slot) < len(hidden):
+            hidden = hidden.index_select(0, self._to_device(rows.hidden_row))
+        logits = self._decoder.logits(hidden)
+        columns = self._tokens.sampling_columns(rows.slot, rows.position)
+        drawn: Sampled = sample(logits, columns, margin_eps=self._margin_eps)
+        self._tokens.write(rows.slot, rows.position, drawn.token)
+        return _Outcome(
+            rows,
+            drawn.token.cpu().numpy(),
+            drawn.valid.cpu().numpy(),
+            None if drawn.margin is None else drawn.margin.cpu().numpy(),
+        )
+
+    def _row_errors(self, batch: Batch, outcome: _Outcome) -> dict[int, RowError]:
+        """Failed rows by slot, in batch order; a bad input wins over the logits it led to."""
+        errors: dict[int, RowError] = {}
+        bad_input = self._tokens.has_bad_input(
+            batch.row_slot, batch.row_start + batch.row_num_tokens
+        )
+        for slot in batch.row_slot[bad_input].tolist():
+            errors[slot] = self._row_error(
+                slot,
+                RowErrorKind.TOKEN_OUT_OF_RANGE,
+                f"an input token is outside [0, {self._model.config.vocab_size})",
+            )
+        for slot in outcome.rows.slot[~outcome.valid].tolist():
+            errors.setdefault(
+                slot,
+                self._row_error(
+                    slot,
+                    RowErrorKind.INVALID_LOGITS,
+                    "the model's logits hold NaN or infinity",
+                ),
+            )
+        return errors
+
+    def _row_error(self, slot: int, kind: RowErrorKind, message: str) -> RowError:
+        generation = int(self._slots.generation[slot])
+        return RowError(slot=slot, generation=generation, kind=kind, message=message)
+
+    def _result(
+        self,
+        outcome: _Outcome,
+        errors: dict[int, RowError],
+        step_id: int,
+        timings: StepTimings,
+    ) -> StepResult:
+        slot, position, token, margin = (
+            outcome.rows.slot,
+            outcome.rows.position,
+            outcome.token,
+            outcome.margin,
+        )
+        if errors:
+            good = ~np.isin(slot, list(errors))
+            slot, position, token = slot[good], position[good], token[good]
+            margin = None if margin is None else margin[good]
+        return StepResult(
+            boot_id=self._boot_id,
+            step_id=step_id,
+            slot=slot,
+            generation=self._slots.generation[slot],
+            position=position,
+            token=token.astype(np.int32),
+            row_errors=tuple(errors.values()),
+            timings=timings,
+            device_memory_bytes=self._model.weight_bytes + self._kv.device_bytes,
+            margin=margin,
+        )
+
+    def _new_state(self) -> tuple[SlotState, SlotTokens]:
+        max_blocks = math.ceil(self._max_model_len / self._kv.block_size)
+        slots = SlotState(self._num_slots, max_blocks, self._kv.block_size, self._kv.num_blocks)
+        tokens = SlotTokens(
+            self._num_slots,
+            self._max_model_len,
+            self._model.config.vocab_size,
+            self._model.device,
+        )
+        return slots, tokens
+
+    def _to_device(self, column: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(column.astype(np.int64)).to(self._model.device)
+
+
+def _one_row(start: int, num_tokens: int, admits: tuple[Admission, ...] = ()) -> Batch:
+    """A batch that computes some tokens of slot 0 and samples."""
+    return Batch(
+        admits=admits,
+        row_slot=np.array([0], np.int32),
+        row_num_tokens=np.array([num_tokens], np.int32),
+        row_start=np.array([start], np.int32),
+        row_flags=np.array([ROW_SAMPLES], np.uint8),
+    )

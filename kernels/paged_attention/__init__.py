@@ -1,0 +1,100 @@
+"""
+Causal attention over a paged cache: prefill chunks and decodes of one batch together, keys and
+values found through block tables only.
+
+A plan is made once per step from lengths and block tables and then serves every layer with the same
+window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from kernels.dispatch import Operation
+from kernels.paged_attention import cpu, reference
+from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
+
+__all__ = [
+    "AttentionPlan",
+    "AttentionShape",
+    "PagedSequences",
+    "paged_attention",
+    "plan_paged_attention",
+]
+
+_Planner = Callable[[PagedSequences, AttentionShape, int | None], AttentionPlan]
+
+_operation: Operation[_Planner] = Operation(
+    "paged_attention", reference.plan, {"cpu": ("cpu", cpu.plan)}
+)
+
+
+def plan_paged_attention(
+    sequences: PagedSequences,
+    shape: AttentionShape,
+    *,
+    window: int | None = None,
+) -> AttentionPlan:
+    """
+    Prepare one step's attention.
+
+    Args:
+        sequences: Lengths and block tables of the batch's rows.
+        shape: Geometry of heads and cache, number type and device.
+        window: How many last positions a query sees, itself included; None is all.
+
+    Raises:
+        ValueError: Lengths or tables contradict each other.
+    """
+    query_len, seq_len = sequences.query_len, sequences.seq_len
+    if len(query_len) != len(seq_len) or len(seq_len) != len(sequences.block_table):
+        raise ValueError(
+            f"{len(query_len)} query lengths, {len(seq_len)} sequence lengths and "
+            f"{len(sequences.block_table)} block tables"
+        )
+    if len(query_len) and (query_len.min() < 1 or (seq_len < query_len).any()):
+        raise ValueError("every row needs 1 <= query_len <= seq_len")
+    capacity = sequences.block_table.shape[1] * shape.block_size
+    if len(seq_len) and seq_len.max() > capacity:
+        raise ValueError(f"a sequence of {seq_len.max()} exceeds its table of {capacity} positions")
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    return _operation.on(shape.device)(sequences, shape, window)
+
+
+def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """
+    Attend; the keys and values of the queries' own positions must be in the cache already.
+
+    Cache positions at or past a row's length are never used, whatever they hold.
+
+    Args:
+        query: Shape ``[T, H, D]``, rows of the plan one after another; last stride 1.
+        kv_cache: Contiguous, shape ``[blocks, block_size, 2, K, D]``, keys before values; type of
+            `query`.
+        plan: For this batch.
+        scale: Multiplies the scores, usually ``D ** -0.5``.
+
+    Returns:
+        Shape ``[T, H, D]``, contiguous.
+
+    Raises:
+        ValueError: Shapes, types or strides are not what was planned.
+    """
+    shape = plan.shape
+    if query.shape != (plan.num_queries, shape.num_heads, shape.head_dim) or query.stride(2) != 1:
+        raise ValueError(
+            f"query must have shape [{plan.num_queries}, {shape.num_heads}, {shape.head_dim}] and "
+            f"last stride 1, got {list(query.shape)} with strides {list(query.stride())}"
+        )
+    expected = (shape.block_size, 2, shape.num_kv_heads, shape.head_dim)
+    if kv_cache.shape[1:] != expected or not kv_cache.is_contiguous():
+        raise ValueError(
+            f"kv_cache must be contiguous of shape [blocks, {', '.join(map(str, expected))}], "
+            f"got {list(kv_cache.shape)}"
+        )
+    if query.dtype != shape.dtype or kv_cache.dtype != shape.dtype:
+        raise ValueError(f"planned for {shape.dtype}, got {query.dtype} and {kv_cache.dtype}")
+    return plan.attend(query, kv_cache, scale)

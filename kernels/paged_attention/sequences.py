@@ -1,0 +1,61 @@
+"""What paged attention is asked to do, free of how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What is the same in every step: heads, cache geometry, number type and device."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per key head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedSequences:
+    """
+    The rows of one batch, on the host.
+
+    Attributes:
+        query_len: int32 ``[R]``, new positions of each row, at least 1; their queries follow one
+            another.
+        seq_len: int32 ``[R]``, positions including the new ones.
+        block_table: int32 ``[R, M]``, blocks in order; entries past ``ceil(seq_len / block_size)``
+            mean nothing.
+    """
+
+    query_len: NDArray[np.int32]
+    seq_len: NDArray[np.int32]
+    block_table: NDArray[np.int32]
+
+
+class AttentionPlan(Protocol):
+    """One step's attention, ready to run once per layer."""
+
+    @property
+    def shape(self) -> AttentionShape:
+        """What it was planned for."""
+
+    @property
+    def num_queries(self) -> int:
+        """T, queries of all rows."""
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
+        """Arguments and result as in `paged_attention`, unchecked."""

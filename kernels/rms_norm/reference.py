@@ -1,0 +1,13 @@
+"""The definition of rms_norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Arguments as in the package's `rms_norm`, unchecked."""
+    wide = x.to(torch.float32)
+    mean_square = wide.square().mean(dim=-1, keepdim=True)
+    return (wide * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight

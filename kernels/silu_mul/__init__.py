@@ -1,0 +1,30 @@
+"""The gate of a gated MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.dispatch import Operation
+from kernels.silu_mul import cpu, reference
+
+__all__ = ["silu_mul"]
+
+_operation = Operation("silu_mul", reference.silu_mul, {"cpu": ("cpu", cpu.silu_mul)})
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """
+    Multiply SiLU of the first half by the second half.
+
+    Args:
+        gate_up: Floating, shape ``[T, 2 * N]``, gate before up. May be overwritten.
+
+    Returns:
+        Shape ``[T, N]``, contiguous.
+
+    Raises:
+        ValueError: Not two-dimensional, or an odd width.
+    """
+    if gate_up.ndim != 2 or gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up must have shape [T, 2 * N], got {list(gate_up.shape)}")
+    return _operation.on(gate_up.device)(gate_up)
