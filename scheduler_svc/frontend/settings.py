@@ -15,6 +15,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         listen: host:port of the public service; port 0 takes any free one.
         admin_listen: host:port of the admin service; None on all frontends but one.
         metrics_listen: host:port of the Prometheus page; None on all frontends but one.
+        share_port: Other frontends listen on the same port; else a port in use is an error.
         log_level: "debug", "info", "warning" or "error".
         log_format: "json" or "console".
         max_message_bytes: Largest request message accepted.
@@ -31,6 +32,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     listen: str
     admin_listen: str | None = None
     metrics_listen: str | None = None
+    share_port: bool = False
     log_level: str = "info"
     log_format: str = "console"
     max_message_bytes: int = 64 * 1024 * 1024

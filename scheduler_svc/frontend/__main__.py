@@ -1,0 +1,134 @@
+"""The frontend process; started by the core process, which holds the other end of its stdin."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+import zmq.asyncio
+
+from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.server import start_servers
+from scheduler_svc.frontend.settings import FrontendSettings, parse_settings
+from scheduler_svc.ipc.messages import Hello
+from scheduler_svc.ipc.sockets import connect_frontend
+from tandem.errors import HandedOver, TandemError
+
+log = structlog.get_logger()
+
+STOP_GRACE_S = 0.5
+"""For the last statuses to reach clients."""
+FORCED_EXIT_S = 3.0
+"""After the parent is gone, whatever still hangs."""
+
+
+def main() -> int:
+    """Parse, serve, stop when the parent does; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.frontend")
+    parser.add_argument("--settings-json", required=True, help="FrontendSettings as JSON")
+    try:
+        settings = parse_settings(parser.parse_args().settings_json)
+    except msgspec.ValidationError as error:
+        sys.stderr.write(f"INVALID_CONFIG: --settings-json: {error}\n")
+        return 2
+    _configure_logs(settings)
+    # Terminals signal the whole group, but only the parent knows when frontends may stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(settings))
+    except TandemError as error:
+        sys.stderr.write(f"{error.reason}: {error.message}\n")
+        return 1
+
+
+async def _serve(settings: FrontendSettings) -> int:
+    parent_gone = asyncio.Event()
+    _watch_parent(asyncio.get_running_loop(), parent_gone)
+    context = zmq.asyncio.Context()
+    socket = connect_frontend(context, Path(settings.ipc_path), settings.index)
+    core = CoreClient(settings, socket, time.monotonic)
+    servers = await start_servers(settings, core, time.monotonic)
+    hello = Hello(
+        settings.index,
+        os.getpid(),
+        servers.address,
+        servers.admin_address,
+        servers.metrics_address,
+    )
+    log.info("frontend_listening", address=servers.address)
+    pipe = asyncio.create_task(core.run(hello))
+    stop = asyncio.create_task(parent_gone.wait())
+    await asyncio.wait((pipe, stop), return_when=asyncio.FIRST_COMPLETED)
+
+    broken = pipe.done()
+    if broken:
+        log.error("core_pipe_broken", error=repr(pipe.exception()))
+    core.lose(HandedOver("the scheduler is stopping: send the request again"))
+    await servers.stop(STOP_GRACE_S)
+    for task in (pipe, stop):
+        task.cancel()
+    await asyncio.gather(pipe, stop, return_exceptions=True)
+    core.close()
+    context.destroy(linger=0)
+    log.info("frontend_stopped")
+    return 1 if broken else 0
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
+    """Set `gone` when stdin ends; in a thread, so that a stuck loop cannot outlive the parent."""
+
+    def wait_for_end() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        loop.call_soon_threadsafe(gone.set)
+        time.sleep(FORCED_EXIT_S)
+        os._exit(1)
+
+    threading.Thread(target=wait_for_end, name="parent-watch", daemon=True).start()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415  # not on every platform
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _configure_logs(settings: FrontendSettings) -> None:
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[settings.log_level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    structlog.contextvars.bind_contextvars(frontend=settings.index)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

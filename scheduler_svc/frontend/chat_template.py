@@ -1,0 +1,160 @@
+"""A model's own chat template, rendered in a sandbox as templates expect it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tandem.errors import ChatTemplateError, InvalidModel
+
+MAX_RENDER_S = 5.0
+FIELD = "chat.messages"
+
+
+class ChatTemplate:
+    """One compiled template; thread-safe."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """
+        Compile.
+
+        Args:
+            source: Jinja text.
+            special_tokens: Texts by name, such as "bos_token".
+
+        Raises:
+            InvalidModel: Not a valid template.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,  # prompts are plain text, not HTML
+            extensions=[loopcontrols, _GenerationTag],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise InvalidModel(
+                f"the chat template is invalid in line {error.lineno}: {error.message}"
+            ) from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        max_chars: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> str:
+        """
+        Write a conversation as a prompt, with the opening of an assistant turn at its end.
+
+        Args:
+            messages: Each with "role" and "content", oldest first.
+            max_chars: Longest prompt of any use.
+            clock: Seconds, for the limit on rendering time.
+
+        Raises:
+            ChatTemplateError: The template refused the messages, failed, or went past a limit.
+        """
+        parts: list[str] = []
+        num_chars, give_up_s = 0, clock() + MAX_RENDER_S
+        try:
+            for part in self._template.generate(
+                messages=list(messages),
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            ):
+                parts.append(part)
+                num_chars += len(part)
+                if num_chars > max_chars:
+                    raise ChatTemplateError(
+                        f"the chat template wrote more than {max_chars} characters, "
+                        "more than any prompt may have",
+                        field=FIELD,
+                    )
+                if clock() > give_up_s:
+                    raise ChatTemplateError(
+                        f"the chat template took more than {MAX_RENDER_S:g} s", field=FIELD
+                    )
+        except _Raised as error:
+            raise ChatTemplateError(
+                f"the chat template refused the messages: {error.message}", field=FIELD
+            ) from error
+        except SecurityError as error:
+            raise ChatTemplateError(
+                f"the chat template tried something unsafe: {error}", field=FIELD
+            ) from error
+        except _TEMPLATE_FAULTS as error:
+            raise ChatTemplateError(
+                f"the chat template cannot write these messages: {type(error).__name__}: {error}",
+                field=FIELD,
+            ) from error
+        return "".join(parts)
+
+
+_TEMPLATE_FAULTS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RecursionError,
+    MemoryError,
+)
+"""What running a template's own expressions can raise."""
+
+
+class _Raised(TemplateError):
+    """The template called raise_exception."""
+
+
+def _raise(message: object) -> NoReturn:
+    raise _Raised(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    # Templates print the server's local date, as they do where they are developed.
+    return dt.datetime.now().astimezone().strftime(pattern)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own tojson escapes for HTML, which would change prompts.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks assistant text for training; here it only writes its content."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as a plain class attribute
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

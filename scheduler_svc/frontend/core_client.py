@@ -1,0 +1,274 @@
+"""The frontend's end of the pipe to the core: requests out, news to their streams, queries."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import structlog
+
+from scheduler_svc.core.request import FinishReason
+from scheduler_svc.frontend.inbox import StreamInbox
+from scheduler_svc.frontend.served_model import ServedModel
+from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.ipc.messages import (
+    Accepted,
+    Availability,
+    CoreMessage,
+    EndStream,
+    FrontendMessage,
+    Hello,
+    Model,
+    Query,
+    Refused,
+    Reply,
+    Submit,
+    Update,
+    decode_from_core,
+    encode,
+)
+from tandem.errors import ERROR_BY_REASON, Draining, HandedOver, InternalError, TandemError
+
+log = structlog.get_logger()
+
+SWEEP_INTERVAL_S = 0.5
+PING_INTERVAL_S = 5.0
+QUERY_TIMEOUT_S = 10.0
+MAX_STREAM_ID = 2**32 - 1
+
+
+class AsyncSocket(Protocol):
+    """What is needed of a `zmq.asyncio.Socket`."""
+
+    def send(self, data: bytes) -> asyncio.Future[object]:
+        """Queue one message in order; done when it is in the pipe."""
+
+    async def recv(self) -> bytes:
+        """Wait for one message."""
+
+    def close(self) -> None:
+        """Close without waiting."""
+
+
+class CoreClient:
+    """
+    Owned by the event loop. The reader only sorts messages into inboxes and never waits for anyone.
+
+    `run` must be running for anything to arrive; when it ends the core is gone.
+    """
+
+    def __init__(
+        self, settings: FrontendSettings, socket: AsyncSocket, clock: Callable[[], float]
+    ) -> None:
+        self._settings = settings
+        self._socket = socket
+        self._clock = clock
+        self._inboxes: dict[int, StreamInbox] = {}
+        self._stream_ids = itertools.count(1)
+        self._query_ids = itertools.count(1)
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._sends: set[asyncio.Future[object]] = set()
+        self._listeners: list[Callable[[], None]] = []
+        self._last_message_s = clock()
+        self._gone: TandemError | None = None
+        self.served = ServedModel()
+        self.availability = Availability(executor_attached=False, ready=False, draining=False)
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that have a client now."""
+        return len(self._inboxes)
+
+    def is_alive(self) -> bool:
+        """Whether the core said anything lately; it is asked often enough for that."""
+        return self._clock() - self._last_message_s < self._settings.core_timeout_s
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever model, availability or liveness may have changed."""
+        self._listeners.append(listener)
+
+    async def run(self, hello: Hello) -> None:
+        """
+        Introduce this frontend, then serve the pipe until cancelled.
+
+        Raises:
+            msgspec.ValidationError: The core speaks another version.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            self._send(hello)
+            tasks.create_task(self._read())
+            tasks.create_task(self._sweep())
+
+    @contextmanager
+    def submit(self, make_submit: Callable[[int], Submit]) -> Iterator[StreamInbox]:
+        """
+        Hand a request to the core; leaving the block before its end cancels it there.
+
+        Args:
+            make_submit: The request, given the number it will have.
+
+        Raises:
+            HandedOver: The core is gone.
+            Draining: The service takes no new request.
+        """
+        if self._gone is not None:
+            raise self._gone
+        if self.availability.draining:
+            raise Draining("the service is draining and takes no new request: try another replica")
+        stream_id = next(self._stream_ids)
+        if stream_id > MAX_STREAM_ID:
+            raise InternalError("this frontend ran out of stream numbers: restart it")
+        inbox = StreamInbox(
+            stream_id,
+            max_pending_bytes=self._settings.max_pending_bytes,
+            now_s=self._clock(),
+        )
+        self._inboxes[stream_id] = inbox
+        try:
+            self._send(make_submit(stream_id))
+            yield inbox
+        finally:
+            del self._inboxes[stream_id]
+            if not inbox.is_over:
+                self.end(stream_id, reason=FinishReason.CANCELLED, num_output_tokens=None)
+
+    def end(self, stream_id: int, *, reason: int, num_output_tokens: int | None) -> None:
+        """Ask the core to end an own request; a FinishReason number."""
+        self._send(
+            EndStream(stream_id=stream_id, reason=reason, num_output_tokens=num_output_tokens)
+        )
+
+    async def query(
+        self, kind: str, argument: bytes = b"{}", *, timeout_s: float = QUERY_TIMEOUT_S
+    ) -> bytes:
+        """
+        Ask the core; see scheduler_svc.ipc.snapshot for kinds, arguments and answers.
+
+        Raises:
+            HandedOver: The core is gone or does not answer in time.
+            TandemError: The core's own answer.
+        """
+        if self._gone is not None:
+            raise self._gone
+        query_id = next(self._query_ids)
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._replies[query_id] = reply
+        try:
+            self._send(Query(query_id=query_id, kind=kind, argument=argument))
+            async with asyncio.timeout(timeout_s):
+                answer = await reply
+        except TimeoutError:
+            raise HandedOver(
+                f"the scheduler core did not answer {kind!r} within {timeout_s:g} s"
+            ) from None
+        finally:
+            del self._replies[query_id]
+        if answer.error is not None:
+            raise _error(answer.error)
+        return answer.result
+
+    def lose(self, error: TandemError) -> None:
+        """The core is gone: end every stream and query with `error`, and take no more."""
+        self._gone = error
+        for inbox in self._inboxes.values():
+            inbox.is_over = True
+            inbox.put_failure(error)
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(error)
+
+    def _send(self, message: FrontendMessage) -> None:
+        # The socket keeps order and its own backlog; nobody needs to wait for the pipe.
+        sending = self._socket.send(encode(message))
+        if not sending.done():
+            self._sends.add(sending)
+            sending.add_done_callback(self._sends.discard)
+
+    async def _read(self) -> None:
+        while True:
+            frame = await self._socket.recv()
+            self._last_message_s = self._clock()
+            self._dispatch(decode_from_core(frame))
+
+    def _dispatch(self, message: CoreMessage) -> None:
+        match message:
+            case Update():
+                self._apply(message)
+            case Accepted():
+                if inbox := self._inboxes.get(message.stream_id):
+                    inbox.accept()
+            case Refused():
+                self._fail(message)
+            case Reply():
+                reply = self._replies.get(message.query_id)
+                if reply is not None and not reply.done():
+                    reply.set_result(message)
+            case Availability():
+                self.availability = message
+                self._notify()
+            case Model():
+                self.served.load(message, self._notify)
+                self._notify()
+
+    def _apply(self, update: Update) -> None:
+        inboxes = self._inboxes
+        columns = (
+            memoryview(update.token_stream).cast("I"),
+            memoryview(update.token_offset).cast("i"),
+            memoryview(update.token).cast("i"),
+        )
+        for stream_id, offset, token_id in zip(*columns, strict=True):
+            if inbox := inboxes.get(stream_id):
+                inbox.put_token(offset, token_id)
+        for progress in update.progress:
+            if inbox := inboxes.get(progress.stream_id):
+                inbox.put_progress(progress)
+        for end in update.ended:
+            if inbox := inboxes.get(end.stream_id):
+                inbox.put_end(end)
+        for refused in update.failed:
+            self._fail(refused)
+
+    def _fail(self, refused: Refused) -> None:
+        if inbox := self._inboxes.get(refused.stream_id):
+            inbox.is_over = True
+            inbox.put_failure(_error(refused))
+
+    async def _sweep(self) -> None:
+        next_ping_s, was_alive = 0.0, True
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            now_s = self._clock()
+            for inbox in list(self._inboxes.values()):
+                inbox.sweep(
+                    now_s,
+                    stall_deadline_s=self._settings.stall_deadline_s,
+                    progress_interval_s=self._settings.progress_interval_s,
+                )
+            if now_s >= next_ping_s:
+                next_ping_s = now_s + PING_INTERVAL_S
+                self._send(Query(query_id=0, kind="stats", argument=b"{}"))
+            if self.is_alive() != was_alive:
+                was_alive = not was_alive
+                log.warning("core_liveness_changed", alive=was_alive)
+                self._notify()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def close(self) -> None:
+        """Close the socket; nothing may be called afterwards."""
+        self._socket.close()
+
+
+def _error(refused: Refused) -> TandemError:
+    return ERROR_BY_REASON.get(refused.reason, InternalError)(
+        refused.message,
+        field=refused.field,
+        retry_after_s=refused.retry_after_s,
+        metadata=refused.metadata,
+    )

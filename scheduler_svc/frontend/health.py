@@ -1,0 +1,92 @@
+"""grpc.health.v1 with a Watch that tells the newest state and waits for no slow watcher."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from scheduler_svc.frontend.core_client import CoreClient
+
+LIVE, READY, PROGRESS = "", "tandem.ready", "tandem.progress"
+
+Response = health_pb2.HealthCheckResponse
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # untyped
+    """
+    Serves the state of any number of names; owned by the event loop.
+
+    Names: "" liveness, "tandem.ready", "tandem.progress", and services, which are as ready as the
+    whole.
+    """
+
+    def __init__(self) -> None:
+        self._serving: dict[str, bool] = {}
+        self._watchers: dict[str, set[asyncio.Event]] = {}
+
+    def set(self, name: str, serving: bool) -> None:
+        """Change one name's state and wake its watchers."""
+        if self._serving.get(name) is serving:
+            return
+        self._serving[name] = serving
+        for changed in self._watchers.get(name, ()):
+            changed.set()
+
+    async def Check(  # noqa: N802  # named by the proto
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        """Answer at once; NOT_FOUND for an unknown name, as the protocol says."""
+        if request.service not in self._serving:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"no health name {request.service!r}; known: {sorted(self._serving)}",
+            )
+        return Response(status=self._status(request.service))
+
+    async def Watch(  # noqa: N802  # named by the proto
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Send the state now and at every change; SERVICE_UNKNOWN while a name is unknown."""
+        changed = asyncio.Event()
+        watchers = self._watchers.setdefault(request.service, set())
+        watchers.add(changed)
+        last = None
+        try:
+            while True:
+                changed.clear()
+                status = self._status(request.service)
+                if status != last:
+                    last = status
+                    await context.write(Response(status=status))
+                else:
+                    await changed.wait()
+        finally:
+            watchers.discard(changed)
+            if not watchers:
+                self._watchers.pop(request.service, None)
+
+    def _status(self, name: str) -> int:
+        serving = self._serving.get(name)
+        if serving is None:
+            return int(Response.SERVICE_UNKNOWN)
+        return int(Response.SERVING if serving else Response.NOT_SERVING)
+
+
+def publish_health(
+    core: CoreClient, health: HealthServicer, service_names: tuple[str, ...]
+) -> None:
+    """Set every name from what the core says now, and again at every change."""
+
+    def publish() -> None:
+        alive, availability = core.is_alive(), core.availability
+        ready = alive and availability.ready and not availability.draining and core.served.is_loaded
+        health.set(LIVE, alive)
+        health.set(PROGRESS, alive and availability.progressing)
+        for name in (READY, *service_names):
+            health.set(name, ready)
+
+    core.on_change(publish)
+    publish()

@@ -1,0 +1,143 @@
+"""The public service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import structlog
+
+from scheduler_svc.core.request import FinishReason
+from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.inbox import StreamInbox
+from scheduler_svc.frontend.requests import default_params, prepare_request
+from scheduler_svc.frontend.stream import stream_messages
+from scheduler_svc.ipc.snapshot import AbortArgument, encode_json
+from tandem.errors import InvalidParameter, TandemError
+from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1 import inference_service_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
+    """One per process; TandemErrors become statuses in the interceptor."""
+
+    def __init__(self, core: CoreClient, threads: Executor, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._threads = threads
+        self._clock = clock
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802  # named by the proto
+        """Stream one completion."""
+        async with self._serve(request) as (inbox, messages):
+            async for message in messages:
+                await self._write(inbox, message, context)
+
+    async def Complete(self, request: pb.CompleteRequest, context: Context) -> pb.CompleteResponse:  # noqa: N802  # named by the proto
+        """Collect one completion."""
+        del context
+        try:
+            async with self._serve(request.request) as (_, messages):
+                return await _collect(messages)
+        except TandemError as error:
+            if error.field is not None:
+                error.field = f"request.{error.field}"
+            raise
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802  # named by the proto
+        """End a live request, whoever started it."""
+        del context
+        if not request.request_id:
+            raise InvalidParameter("request_id must not be empty.", field="request_id")
+        argument = encode_json(AbortArgument(request_id=request.request_id))
+        await self._core.query("abort", argument)
+        return pb.AbortResponse()
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802  # named by the proto
+        """Describe what is served."""
+        del request, context
+        loaded = await self._core.served.get()
+        model = loaded.model
+        return pb.GetModelResponse(
+            model=model.name,
+            model_revision=model.revision,
+            architecture=model.architecture,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            dtype=model.dtype,
+            has_chat_template=loaded.text.has_chat_template,
+            default_params=default_params(model),
+        )
+
+    @asynccontextmanager
+    async def _serve(
+        self, request: pb.GenerateRequest
+    ) -> AsyncIterator[tuple[StreamInbox, AsyncGenerator[pb.GenerateResponse, None]]]:
+        """The messages of a request; leaving the block early cancels it in the core."""
+        arrival_s = self._clock()
+        if request.request_id:
+            structlog.contextvars.bind_contextvars(request_id=request.request_id)
+        loaded = await self._core.served.get()
+        prepared = await prepare_request(request, loaded, self._threads, now_s=arrival_s)
+        structlog.contextvars.bind_contextvars(request_id=prepared.request_id)
+        with self._core.submit(prepared.make_submit) as inbox:
+
+            def end_at_stop_string(num_output_tokens: int) -> None:
+                self._core.end(
+                    inbox.stream_id,
+                    reason=FinishReason.STOP_STRING,
+                    num_output_tokens=num_output_tokens,
+                )
+
+            messages = stream_messages(
+                inbox,
+                prepared.output,
+                started=prepared.started,
+                end_at_stop_string=end_at_stop_string,
+            )
+            async with aclosing(messages):
+                yield inbox, messages
+
+    async def _write(
+        self, inbox: StreamInbox, message: pb.GenerateResponse, context: Context
+    ) -> None:
+        inbox.begin_write(self._clock())
+        try:
+            await context.write(message)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if inbox.slow is None or task is None:
+                raise
+            task.uncancel()
+            raise inbox.slow from None
+        inbox.end_write(self._clock())
+
+
+async def _collect(messages: AsyncIterator[pb.GenerateResponse]) -> pb.CompleteResponse:
+    completion = pb.Completion()
+    response = pb.CompleteResponse()
+    texts: list[str] = []
+    async for message in messages:
+        match message.WhichOneof("event"):
+            case "started":
+                response.started.CopyFrom(message.started)
+            case "delta":
+                completion.token_ids.extend(message.delta.token_ids)
+                texts.append(message.delta.text)
+            case "finished":
+                completion.reason = message.finished.reason
+                if message.finished.HasField("stop_string"):
+                    completion.stop_string = message.finished.stop_string
+                elif message.finished.HasField("token_id"):
+                    completion.token_id = message.finished.token_id
+            case "done":
+                response.done.CopyFrom(message.done)
+    completion.text = "".join(texts)
+    response.completions.append(completion)
+    return response

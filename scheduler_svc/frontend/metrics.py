@@ -1,0 +1,134 @@
+"""The core's snapshot as Prometheus text. Every metric and its unit is listed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+
+from scheduler_svc.ipc.snapshot import HistogramSnapshot, MetricsSnapshot
+
+HISTOGRAMS = {
+    "time_to_first_token": "From a request's arrival to its first output token.",
+    "inter_token": "Between two output tokens of a request.",
+    "queue_time": "From a request's arrival to the first time in a batch.",
+    "request_time": "From a request's arrival to its end.",
+    "step_time": "From sending a batch to its result.",
+    "executor_forward_time": "Forward pass of a step, as the executor measured it.",
+    "executor_sample_time": "Sampling of a step, as the executor measured it.",
+}
+"""Metric `tandem_<key>_seconds` and its help, by the snapshot's key."""
+
+
+class SnapshotMetrics:
+    """Looks like a registry with one snapshot in it."""
+
+    def __init__(self, snapshot: MetricsSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of the snapshot."""
+        yield from _gauges(self._snapshot)
+        yield from _counters(self._snapshot)
+        for key, text in HISTOGRAMS.items():
+            histogram = self._snapshot.histograms.get(key)
+            if histogram is not None:
+                yield _histogram(f"tandem_{key}_seconds", text, histogram)
+        yield InfoMetricFamily(
+            "tandem_model",
+            "Model served.",
+            value={
+                "name": self._snapshot.model_name,
+                "revision": self._snapshot.model_fingerprint,
+            },
+        )
+
+
+def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    stats = snapshot.stats
+    usage = stats.used_blocks / stats.total_blocks if stats.total_blocks else 0.0
+    gauges: tuple[tuple[str, str, float], ...] = (
+        ("requests_running", "Requests that hold a slot.", stats.running_requests),
+        ("requests_waiting", "Requests that wait for a place.", stats.waiting_requests),
+        ("kv_cache_usage_ratio", "Share of KV blocks owned by requests, 0 to 1.", usage),
+        ("kv_blocks", "All KV blocks.", stats.total_blocks),
+        ("kv_blocks_used", "KV blocks owned by requests.", stats.used_blocks),
+        ("steps_in_flight", "Steps sent whose result is not applied.", stats.steps_in_flight),
+        ("executor_attached", "1 while an executor session is attached.", stats.executor_attached),
+        ("ready", "1 when a new request would be served at once.", snapshot.ready),
+        ("draining", "1 after Drain or SIGTERM.", stats.draining),
+        ("uptime_seconds", "Since the scheduler started.", stats.uptime_s),
+        (
+            "executor_device_memory_bytes",
+            "Device memory in use, as the executor last said.",
+            snapshot.device_memory_bytes,
+        ),
+    )
+    for name, text, value in gauges:
+        yield GaugeMetricFamily(f"tandem_{name}", text, value=float(value))
+
+
+def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    stats = snapshot.stats
+    requests = CounterMetricFamily(
+        "tandem_requests",
+        "Requests that ended, by outcome (finished, failed, refused) and reason.",
+        labels=["outcome", "reason"],
+    )
+    for outcome, by_reason in (
+        ("finished", snapshot.finished_by_reason),
+        ("failed", snapshot.failed_by_reason),
+        ("refused", snapshot.refused_by_reason),
+    ):
+        for reason, count in by_reason.items():
+            requests.add_metric([outcome, reason], count)
+    yield requests
+    tokens = CounterMetricFamily(
+        "tandem_tokens",
+        "Tokens by kind: prompt and prompt_cached of ended requests, prefill as computed "
+        "(recomputation included), output as sampled and kept.",
+        labels=["kind"],
+    )
+    tokens.add_metric(["prompt"], snapshot.prompt_tokens)
+    tokens.add_metric(["prompt_cached"], snapshot.cached_prompt_tokens)
+    tokens.add_metric(["prefill"], stats.prefill_tokens)
+    tokens.add_metric(["output"], stats.output_tokens)
+    yield tokens
+    counters = (
+        ("requests_accepted", "Requests accepted.", stats.accepted_requests),
+        ("preemptions", "Requests that lost their KV blocks and queued again.", stats.preemptions),
+        ("steps", "Steps whose result was applied.", stats.steps),
+        ("executor_sessions", "Executor sessions opened.", snapshot.executor_sessions),
+        (
+            "executor_reattachments",
+            "Broken step streams attached again with nothing lost.",
+            snapshot.executor_reattachments,
+        ),
+        (
+            "merged_updates",
+            "Updates merged because a frontend was slow.",
+            snapshot.merged_updates,
+        ),
+        (
+            "integrity_failures",
+            "Bookkeeping errors found while idle; any is a bug.",
+            snapshot.integrity_failures,
+        ),
+    )
+    for name, text, value in counters:
+        yield CounterMetricFamily(f"tandem_{name}", text, value=value)
+
+
+def _histogram(name: str, text: str, histogram: HistogramSnapshot) -> Metric:
+    buckets = [
+        (str(bound), float(count))
+        for bound, count in zip(histogram.upper_bounds_s, histogram.cumulative_counts, strict=True)
+    ]
+    buckets.append(("+Inf", float(histogram.count)))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.sum_s)

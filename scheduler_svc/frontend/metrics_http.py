@@ -1,0 +1,74 @@
+"""One page over plain HTTP for Prometheus: GET /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+import structlog
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.metrics import SnapshotMetrics
+from scheduler_svc.ipc.snapshot import decode_metrics
+from tandem.errors import TandemError
+
+log = structlog.get_logger()
+
+MAX_REQUEST_BYTES = 16 * 1024
+READ_TIMEOUT_S = 10.0
+PLAIN = "text/plain; charset=utf-8"
+
+Page = tuple[HTTPStatus, str, bytes]
+"""Status, content type, body."""
+
+
+async def serve_metrics(core: CoreClient, host: str, port: int) -> asyncio.Server:
+    """
+    Listen; the caller closes the server.
+
+    Raises:
+        OSError: The address cannot be used.
+    """
+
+    async def page() -> Page:
+        try:
+            snapshot = decode_metrics(await core.query("metrics"))
+        except TandemError as error:
+            return HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, f"{error.message}\n".encode()
+        # generate_latest needs only `collect` of a registry.
+        body = generate_latest(SnapshotMetrics(snapshot))
+        return HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, body
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                status, content_type, body = await _answer(reader, page)
+                head = (
+                    f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
+                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                )
+                writer.write(head.encode() + body)
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            log.debug("metrics_connection_dropped", error=repr(error))
+        finally:
+            writer.close()
+
+    return await asyncio.start_server(connected, host, port, limit=MAX_REQUEST_BYTES)
+
+
+async def _answer(reader: asyncio.StreamReader, page: Callable[[], Awaitable[Page]]) -> Page:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, PLAIN, b"request too large\n"
+    words = head.split(b"\r\n", 1)[0].split(b" ")
+    if len(words) != 3:
+        return HTTPStatus.BAD_REQUEST, PLAIN, b"not an HTTP request\n"
+    if words[0] != b"GET":
+        return HTTPStatus.METHOD_NOT_ALLOWED, PLAIN, b"only GET is served\n"
+    if words[1].split(b"?", 1)[0] != b"/metrics":
+        return HTTPStatus.NOT_FOUND, PLAIN, b"the page is /metrics\n"
+    return await page()

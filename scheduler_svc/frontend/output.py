@@ -1,0 +1,121 @@
+"""One output on its way to a client: which tokens may be sent, with exactly which text."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler_svc.frontend.detokenizer import Detokenizer
+from scheduler_svc.frontend.stop_strings import StopMatch, StopMatcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputChunk:
+    """Tokens that are released together and all of their text."""
+
+    first_token_offset: int
+    token_ids: list[int]
+    text: str
+
+
+class OutputText:
+    """
+    Joins detokenizer and stop strings.
+
+    A token is released once all of its text is certain and none of it may be the beginning of a
+    stop string. Once a stop string is complete, `stopped` is set and further tokens are ignored.
+    Chunks have no gaps and no overlaps: their ids are the output's ids, their texts its text.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, *, stops: Iterable[str], end_token_ids: frozenset[int]
+    ) -> None:
+        """
+        Start one output.
+
+        Args:
+            detokenizer: Fresh, or fed with nothing that belongs to this output.
+            stops: Stop strings, none empty.
+            end_token_ids: Tokens that end the output and have no text in it.
+        """
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(tuple(stops))
+        self._end_token_ids = end_token_ids
+        self._ids: list[int] = []  # not yet released
+        self._text = ""  # known, not yet released
+        self._num_released_tokens = 0
+        self._num_released_chars = 0
+        self._boundaries: deque[tuple[int, int]] = deque()  # (tokens, chars) where both end
+        self.num_tokens = 0
+        """Output tokens so far, up to and including the one that ended it."""
+        self.stopped: StopMatch | None = None
+
+    def push(self, token_id: int) -> None:
+        """Take the next token; ignored after a stop string."""
+        if self.stopped is not None:
+            return
+        self._ids.append(token_id)
+        self.num_tokens += 1
+        if token_id in self._end_token_ids:
+            self._grow(self._detokenizer.flush(), self.num_tokens - 1)
+            self._mark(self.num_tokens)
+            return
+        decoded = self._detokenizer.push(token_id)
+        if decoded.head is not None:
+            self._grow(decoded.head, self.num_tokens - 1)
+            self._mark(self.num_tokens - 1)
+        self._grow(decoded.text, self.num_tokens)
+        if decoded.clean:
+            self._mark(self.num_tokens)
+
+    def take(self) -> OutputChunk | None:
+        """Release what can be; None when nothing can."""
+        num_chars = self._num_released_chars + len(self._text)
+        releasable = num_chars - (0 if self.stopped else self._matcher.num_held_chars)
+        boundary = None
+        while self._boundaries and self._boundaries[0][1] <= releasable:
+            boundary = self._boundaries.popleft()
+        return None if boundary is None else self._release(*boundary)
+
+    def finish(self) -> OutputChunk | None:
+        """End the output: everything left, which may complete a stop string still."""
+        if self.stopped is None:
+            self._grow(self._detokenizer.flush(), self.num_tokens)
+        self._boundaries.clear()
+        if not self._ids and not self._text:
+            return None
+        return self._release(self.num_tokens, self._num_released_chars + len(self._text))
+
+    def _grow(self, text: str, num_tokens: int) -> None:
+        """Add text that became certain with token number `num_tokens`."""
+        if not text or self.stopped is not None:
+            return
+        self._text += text
+        match = self._matcher.feed(text)
+        if match is None:
+            return
+        self.stopped = match
+        self._text = self._text[: match.start - self._num_released_chars]
+        self.num_tokens = num_tokens
+        del self._ids[num_tokens - self._num_released_tokens :]
+        self._boundaries.clear()
+        self._boundaries.append((num_tokens, match.start))
+
+    def _mark(self, num_tokens: int) -> None:
+        if self.stopped is None:
+            boundary = (num_tokens, self._num_released_chars + len(self._text))
+            self._boundaries.append(boundary)
+
+    def _release(self, num_tokens: int, num_chars: int) -> OutputChunk:
+        tokens = num_tokens - self._num_released_tokens
+        chars = num_chars - self._num_released_chars
+        chunk = OutputChunk(
+            first_token_offset=self._num_released_tokens,
+            token_ids=self._ids[:tokens],
+            text=self._text[:chars],
+        )
+        del self._ids[:tokens]
+        self._text = self._text[chars:]
+        self._num_released_tokens, self._num_released_chars = num_tokens, num_chars
+        return chunk

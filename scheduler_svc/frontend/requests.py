@@ -1,0 +1,157 @@
+"""From what a client sent to what the core needs and what its stream starts with."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from scheduler_svc.frontend.output import OutputText
+from scheduler_svc.frontend.served_model import LoadedModel
+from scheduler_svc.frontend.validation import (
+    DEFAULT_MAX_TOKENS,
+    CheckedParams,
+    check_lengths,
+    check_params,
+    check_prompt_len,
+    check_prompt_shape,
+    check_token_ids,
+)
+from scheduler_svc.ipc.messages import Model, Submit
+from tandem.inference.v1 import stream_pb2
+from tandem.inference.v1.inference_service_pb2 import GenerateRequest
+from tandem.inference.v1.request_pb2 import ResolvedParams
+
+INLINE_TEXT_CHARS = 2000
+"""Shorter texts are tokenized at once: that takes less time than handing them to a thread."""
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A checked request."""
+
+    request_id: str
+    make_submit: Callable[[int], Submit]
+    started: stream_pb2.Started
+    output: OutputText
+
+
+async def prepare_request(
+    request: GenerateRequest, loaded: LoadedModel, threads: Executor, *, now_s: float
+) -> PreparedRequest:
+    """
+    Check, resolve and tokenize.
+
+    Args:
+        request: What the client sent.
+        loaded: What is served.
+        threads: For long prompts and chat templates.
+        now_s: When it arrived.
+
+    Raises:
+        TandemError: Field paths start at GenerateRequest.
+    """
+    model = loaded.model
+    params = check_params(request, model, choose_seed=lambda: secrets.randbits(64))
+    prompt_field = check_prompt_shape(request)
+    prompt = await _encode_prompt(request, loaded, threads, prompt_field)
+    max_tokens = check_lengths(
+        len(prompt), params.max_tokens, model.max_model_len, prompt_field=prompt_field
+    )
+    request_id = request.request_id or secrets.token_hex(12)
+    deadline_s = None if params.time_limit_ms is None else now_s + params.time_limit_ms / 1000
+
+    def make_submit(stream_id: int) -> Submit:
+        return Submit(
+            stream_id=stream_id,
+            request_id=request_id,
+            prompt=np.asarray(prompt, "<i4").tobytes(),
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            seed=params.seed,
+            max_tokens=max_tokens,
+            eos_token_ids=params.eos_token_ids,
+            stop_token_ids=params.stop_token_ids,
+            arrival_s=now_s,
+            deadline_s=deadline_s,
+        )
+
+    return PreparedRequest(
+        request_id=request_id,
+        make_submit=make_submit,
+        started=stream_pb2.Started(
+            request_id=request_id,
+            resolved_params=_resolved(params, max_tokens),
+            prompt_tokens=len(prompt),
+            model_revision=model.revision,
+        ),
+        output=OutputText(
+            loaded.text.detokenizer(prompt),
+            stops=params.stop,
+            end_token_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
+        ),
+    )
+
+
+def default_params(model: Model) -> ResolvedParams:
+    """What a request that sets nothing runs with; its seed has no meaning."""
+    return ResolvedParams(
+        temperature=model.default_temperature,
+        top_k=max(model.default_top_k, 0),
+        top_p=model.default_top_p,
+        max_tokens=min(DEFAULT_MAX_TOKENS, model.max_model_len - 1),
+    )
+
+
+async def _encode_prompt(
+    request: GenerateRequest, loaded: LoadedModel, threads: Executor, prompt_field: str
+) -> list[int]:
+    model, text = loaded.model, loaded.text
+    if request.HasField("token_ids"):
+        num_ids = len(request.token_ids.ids)
+        check_prompt_len(num_ids, model.max_model_len, prompt_field=prompt_field)
+        ids = list(request.token_ids.ids)
+        check_token_ids(ids, model.vocab_size, field=prompt_field)
+        return ids
+    if request.HasField("chat"):
+        messages = [
+            {"role": message.role, "content": message.content} for message in request.chat.messages
+        ]
+        at_least = max(text.min_tokens(message["content"]) for message in messages)
+        _check_at_least(at_least, model, prompt_field)
+        return await _in_thread(
+            threads, lambda: text.encode_chat(messages, max_prompt_len=model.max_model_len)
+        )
+    _check_at_least(text.min_tokens(request.text), model, prompt_field)
+    if len(request.text) <= INLINE_TEXT_CHARS:
+        return text.encode_text(request.text)
+    return await _in_thread(threads, lambda: text.encode_text(request.text))
+
+
+def _check_at_least(num_tokens: int, model: Model, prompt_field: str) -> None:
+    check_prompt_len(num_tokens, model.max_model_len, prompt_field=prompt_field, is_bound=True)
+
+
+async def _in_thread(threads: Executor, work: Callable[[], _Result]) -> _Result:
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def _resolved(params: CheckedParams, max_tokens: int) -> ResolvedParams:
+    return ResolvedParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=params.seed,
+        max_tokens=max_tokens,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )

@@ -1,0 +1,150 @@
+"""Everything one frontend listens on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from scheduler_svc.frontend.admin import AdminServicer
+from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.health import HealthServicer, publish_health
+from scheduler_svc.frontend.inference import InferenceServicer
+from scheduler_svc.frontend.interceptor import ErrorInterceptor
+from scheduler_svc.frontend.metrics_http import serve_metrics
+from scheduler_svc.frontend.settings import FrontendSettings
+from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
+from tandem.errors import AddressInUse
+from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
+
+INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+@dataclass(slots=True, kw_only=True)
+class FrontendServers:
+    """Listening servers and the addresses they got."""
+
+    address: str
+    admin_address: str | None
+    metrics_address: str | None
+    public: grpc.aio.Server
+    admin: grpc.aio.Server | None
+    metrics: asyncio.Server | None
+    threads: ThreadPoolExecutor
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls at once, end those that last longer than `grace_s`, close everything."""
+        if self.metrics is not None:
+            self.metrics.close()
+        servers = [server for server in (self.public, self.admin) if server is not None]
+        await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def start_servers(
+    settings: FrontendSettings, core: CoreClient, clock: Callable[[], float]
+) -> FrontendServers:
+    """
+    Listen on every address of the settings.
+
+    Raises:
+        AddressInUse: One of them cannot be bound.
+    """
+    health = HealthServicer()
+    publish_health(core, health, (INFERENCE, ADMIN))
+    threads = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
+
+    public = _server(settings, health, INFERENCE)
+    inference = InferenceServicer(core, threads, clock)
+    inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+        inference, public
+    )
+    address = _bind(public, settings.listen)
+
+    admin: grpc.aio.Server | None = None
+    admin_address = None
+    if settings.admin_listen is not None:
+        admin = _server(settings, health, ADMIN)
+        servicer = AdminServicer(core, drain_grace_s=settings.drain_grace_s)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            servicer, admin
+        )
+        admin_address = _bind(admin, settings.admin_listen)
+
+    metrics: asyncio.Server | None = None
+    metrics_address = None
+    if settings.metrics_listen is not None:
+        metrics, metrics_address = await _listen_metrics(core, settings.metrics_listen)
+
+    await public.start()
+    if admin is not None:
+        await admin.start()
+    return FrontendServers(
+        address=address,
+        admin_address=admin_address,
+        metrics_address=metrics_address,
+        public=public,
+        admin=admin,
+        metrics=metrics,
+        threads=threads,
+    )
+
+
+def _server(settings: FrontendSettings, health: HealthServicer, service: str) -> grpc.aio.Server:
+    server = grpc.aio.server(
+        interceptors=(ErrorInterceptor(),),
+        options=(
+            ("grpc.max_receive_message_length", settings.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", int(settings.share_port)),
+            # Clients behind balancers ping often; a silent client is asked for life, so that one
+            # that vanished is noticed and its requests end.
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.max_ping_strikes", 0),
+        ),
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection((service, HEALTH, reflection.SERVICE_NAME), server)
+    return server
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> str:
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise _address_in_use(listen) from error
+    if port == 0:
+        raise _address_in_use(listen)
+    return listen if listen.startswith("unix:") else f"{_split(listen)[0]}:{port}"
+
+
+async def _listen_metrics(core: CoreClient, listen: str) -> tuple[asyncio.Server, str]:
+    host, port = _split(listen)
+    try:
+        server = await serve_metrics(core, host.strip("[]"), port)
+    except OSError as error:
+        raise _address_in_use(listen) from error
+    return server, f"{host}:{server.sockets[0].getsockname()[1]}"
+
+
+def _split(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise AddressInUse(f"{listen!r} is not host:port")
+    return host, int(port)
+
+
+def _address_in_use(listen: str) -> AddressInUse:
+    return AddressInUse(
+        f"cannot listen on {listen}: in use, or not an address of this machine; choose another"
+    )

@@ -1,0 +1,83 @@
+"""Finding stop strings in text that arrives in pieces, without reading any of it twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopMatch:
+    """The first stop string that is complete; offsets count characters from the output's start."""
+
+    stop: str
+    start: int
+    end: int
+
+
+class _Pattern:
+    """Knuth-Morris-Pratt automaton of one stop string."""
+
+    __slots__ = ("_fallback", "matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0
+        """Length of the longest beginning of `stop` that ends the text so far."""
+        fallback = [0] * len(stop)
+        length = 0
+        for at in range(1, len(stop)):
+            while length and stop[at] != stop[length]:
+                length = fallback[length - 1]
+            if stop[at] == stop[length]:
+                length += 1
+            fallback[at] = length
+        self._fallback = fallback
+
+    def feed(self, text: str) -> int | None:
+        """Read on; the offset in `text` just after the first complete match, or None."""
+        stop, length = self.stop, self.matched
+        if not length and stop[0] not in text:
+            return None
+        for at, char in enumerate(text):
+            while length and char != stop[length]:
+                length = self._fallback[length - 1]
+            if char == stop[length]:
+                length += 1
+                if length == len(stop):
+                    return at + 1
+        self.matched = length
+        return None
+
+
+class StopMatcher:
+    """
+    Watches one output for several stop strings.
+
+    The one that completes first wins; of several that complete at the same character, the one that
+    begins first. After a match nothing more may be fed.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._patterns = [_Pattern(stop) for stop in dict.fromkeys(stops)]
+        self._num_chars = 0
+
+    @property
+    def num_held_chars(self) -> int:
+        """Length of the longest end of the text that may be the beginning of a stop string."""
+        return max((pattern.matched for pattern in self._patterns), default=0)
+
+    def feed(self, text: str) -> StopMatch | None:
+        """Read on; returns the match as soon as there is one."""
+        begin = self._num_chars
+        self._num_chars += len(text)
+        found: StopMatch | None = None
+        for pattern in self._patterns:
+            end = pattern.feed(text)
+            if end is None:
+                continue
+            start = begin + end - len(pattern.stop)
+            match = StopMatch(stop=pattern.stop, start=start, end=begin + end)
+            if found is None or (match.end, match.start) < (found.end, found.start):
+                found = match
+        return found

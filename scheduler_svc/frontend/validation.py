@@ -1,0 +1,266 @@
+"""
+Checks of everything a client can send, and the defaults for what it did not send.
+
+Field paths start at GenerateRequest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.ipc.messages import Model
+from tandem.errors import EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong
+from tandem.inference.v1 import inference_service_pb2, request_pb2
+
+DEFAULT_MAX_TOKENS = 100
+MIN_TEMPERATURE = 0.01
+MAX_TEMPERATURE = 2.0
+MAX_REQUEST_ID_CHARS = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 64
+MAX_CHAT_MESSAGES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedParams:
+    """
+    Parameters of one request after defaults, all within their ranges.
+
+    `max_tokens` is None where the default applies, which depends on the prompt's length.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    eos_token_ids: tuple[int, ...]
+    time_limit_ms: int | None
+
+
+def check_params(
+    request: inference_service_pb2.GenerateRequest,
+    model: Model,
+    *,
+    choose_seed: Callable[[], int],
+) -> CheckedParams:
+    """
+    Check everything but the prompt.
+
+    Args:
+        request: What the client sent.
+        model: For defaults and the vocabulary.
+        choose_seed: Called where no seed was sent.
+
+    Raises:
+        InvalidParameter: With the field's path.
+    """
+    _check_request_id(request)
+    if request.HasField("time_limit_ms") and request.time_limit_ms < 1:
+        raise InvalidParameter(
+            f"time_limit_ms must be at least 1, got {request.time_limit_ms}.",
+            field="time_limit_ms",
+        )
+    sampling, stopping = request.sampling, request.stopping
+    _check_sampling(sampling, "sampling.")
+    _check_stopping(stopping, model, "stopping.")
+    temperature = (
+        sampling.temperature if sampling.HasField("temperature") else model.default_temperature
+    )
+    top_k = sampling.top_k if sampling.HasField("top_k") else model.default_top_k
+    return CheckedParams(
+        temperature=max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0,
+        top_k=max(top_k, 0),
+        top_p=sampling.top_p if sampling.HasField("top_p") else model.default_top_p,
+        seed=sampling.seed if sampling.HasField("seed") else choose_seed(),
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        stop=tuple(stopping.stop),
+        stop_token_ids=tuple(stopping.stop_token_ids),
+        ignore_eos=stopping.ignore_eos,
+        eos_token_ids=() if stopping.ignore_eos else model.eos_token_ids,
+        time_limit_ms=request.time_limit_ms if request.HasField("time_limit_ms") else None,
+    )
+
+
+def check_prompt_shape(request: inference_service_pb2.GenerateRequest) -> str:
+    """
+    Check that there is a prompt; returns its field's path.
+
+    Raises:
+        EmptyPrompt: No prompt, or one that has nothing in it.
+        InvalidParameter: Absurdly many messages, or one without a role.
+    """
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise EmptyPrompt("a prompt is needed: set text, token_ids or chat.", field="prompt")
+    if kind == "text":
+        if not request.text:
+            raise EmptyPrompt("text must not be empty.", field="text")
+        return "text"
+    if kind == "token_ids":
+        if not request.token_ids.ids:
+            raise EmptyPrompt("token_ids must have at least one id.", field="token_ids.ids")
+        return "token_ids.ids"
+    _check_chat(request.chat, "chat.messages")
+    return "chat.messages"
+
+
+def check_token_ids(ids: Iterable[int], vocab_size: int, *, field: str) -> None:
+    """
+    Check that ids are in the vocabulary.
+
+    Raises:
+        InvalidParameter: Naming the first that is not.
+    """
+    column = np.fromiter(ids, np.int64)
+    outside = np.flatnonzero((column < 0) | (column >= vocab_size))
+    if len(outside):
+        at = int(outside[0])
+        raise InvalidParameter(
+            f"token id {column[at]} is not in the vocabulary, which is 0 to {vocab_size - 1}.",
+            field=f"{field}[{at}]",
+        )
+
+
+def check_lengths(
+    prompt_len: int, max_tokens: int | None, max_model_len: int, *, prompt_field: str
+) -> int:
+    """
+    Check prompt and output against `max_model_len`; returns `max_tokens` with its default applied.
+
+    Raises:
+        EmptyPrompt: No token.
+        PromptTooLong: The prompt alone is longer than `max_model_len`.
+        TotalTooLong: Prompt plus output is.
+    """
+    if prompt_len == 0:
+        raise EmptyPrompt("the prompt has no token.", field=prompt_field)
+    check_prompt_len(prompt_len, max_model_len, prompt_field=prompt_field)
+    room = max_model_len - prompt_len
+    if max_tokens is None:
+        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, room))
+    if max_tokens > room:
+        raise TotalTooLong(
+            f"the prompt has {prompt_len} tokens and max_tokens is {max_tokens}, together "
+            f"{prompt_len + max_tokens}, but max_model_len is {max_model_len}.",
+            field="stopping.max_tokens",
+            metadata={
+                "prompt_tokens": str(prompt_len),
+                "max_tokens": str(max_tokens),
+                "max_model_len": str(max_model_len),
+            },
+        )
+    return max_tokens
+
+
+def check_prompt_len(
+    prompt_len: int, max_model_len: int, *, prompt_field: str, is_bound: bool = False
+) -> None:
+    """
+    Check the prompt alone; `is_bound` says that `prompt_len` is only what it has at least.
+
+    Raises:
+        PromptTooLong: Longer than `max_model_len`.
+    """
+    if prompt_len > max_model_len:
+        count = f"at least {prompt_len}" if is_bound else f"{prompt_len}"
+        raise PromptTooLong(
+            f"the prompt has {count} tokens, but max_model_len is {max_model_len}.",
+            field=prompt_field,
+            metadata={"prompt_tokens": str(prompt_len), "max_model_len": str(max_model_len)},
+        )
+
+
+def _check_request_id(request: inference_service_pb2.GenerateRequest) -> None:
+    num_chars = len(request.request_id)
+    if request.HasField("request_id") and not 1 <= num_chars <= MAX_REQUEST_ID_CHARS:
+        raise InvalidParameter(
+            f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} characters, got {num_chars}.",
+            field="request_id",
+        )
+
+
+def _check_sampling(sampling: request_pb2.SamplingParams, path: str) -> None:
+    temperature, top_p = sampling.temperature, sampling.top_p
+    if sampling.HasField("temperature"):
+        _check_temperature(temperature, f"{path}temperature")
+    if sampling.HasField("top_k") and sampling.top_k < -1:
+        raise InvalidParameter(
+            f"top_k must be 0 (disable), or at least 1, got {sampling.top_k}.",
+            field=f"{path}top_k",
+        )
+    if sampling.HasField("top_p") and not 0 < top_p <= 1:
+        raise InvalidParameter(
+            f"top_p must be in (0, 1], got {_shortest(top_p)}.", field=f"{path}top_p"
+        )
+
+
+def _check_temperature(temperature: float, field: str) -> None:
+    if not math.isfinite(temperature):
+        raise InvalidParameter(
+            f"temperature must be a finite number, got {temperature}.", field=field
+        )
+    if temperature < 0:
+        raise InvalidParameter(
+            f"temperature must be non-negative, got {_shortest(temperature)}.", field=field
+        )
+    if temperature > MAX_TEMPERATURE:
+        raise InvalidParameter(
+            f"temperature must be in [0, 2], got {_shortest(temperature)}.", field=field
+        )
+
+
+def _check_stopping(stopping: request_pb2.StoppingParams, model: Model, path: str) -> None:
+    if stopping.HasField("max_tokens") and stopping.max_tokens < 1:
+        raise InvalidParameter(
+            f"max_tokens must be at least 1, got {stopping.max_tokens}.", field=f"{path}max_tokens"
+        )
+    if len(stopping.stop) > MAX_STOP_STRINGS:
+        raise InvalidParameter(
+            f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(stopping.stop)}.",
+            field=f"{path}stop",
+        )
+    for at, stop in enumerate(stopping.stop):
+        if not stop:
+            raise InvalidParameter(
+                "stop cannot contain an empty string.", field=f"{path}stop[{at}]"
+            )
+        num_bytes = len(stop.encode())
+        if num_bytes > MAX_STOP_STRING_BYTES:
+            raise InvalidParameter(
+                f"a stop string must have at most {MAX_STOP_STRING_BYTES} bytes, got {num_bytes}.",
+                field=f"{path}stop[{at}]",
+            )
+    if len(stopping.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidParameter(
+            f"stop_token_ids must have at most {MAX_STOP_TOKEN_IDS} ids, "
+            f"got {len(stopping.stop_token_ids)}.",
+            field=f"{path}stop_token_ids",
+        )
+    check_token_ids(stopping.stop_token_ids, model.vocab_size, field=f"{path}stop_token_ids")
+
+
+def _check_chat(chat: request_pb2.ChatMessages, path: str) -> None:
+    if not chat.messages:
+        raise EmptyPrompt("chat must have at least one message.", field=path)
+    if len(chat.messages) > MAX_CHAT_MESSAGES:
+        raise InvalidParameter(
+            f"chat must have at most {MAX_CHAT_MESSAGES} messages, got {len(chat.messages)}.",
+            field=path,
+        )
+    for at, message in enumerate(chat.messages):
+        if not message.role:
+            raise InvalidParameter("role must not be empty.", field=f"{path}[{at}].role")
+
+
+def _shortest(value: float) -> str:
+    """A float32's shortest decimal form, as the client wrote it."""
+    return str(np.float32(value))

@@ -1,0 +1,151 @@
+"""What text each token of a Hugging Face tokenizer stands for, and which detokenizer fits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from tokenizers import Tokenizer
+
+from scheduler_svc.frontend.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    MetaspaceDetokenizer,
+    PieceDetokenizer,
+)
+from tandem.errors import InvalidModel
+
+DetokenizerFactory = Callable[[Sequence[int]], Detokenizer]
+"""Makes a fresh detokenizer for the output that follows these prompt ids."""
+
+_Piece = TypeVar("_Piece", bytes, str, str | int)
+
+
+class _Pieces(dict[int, _Piece]):
+    """Pieces by token id, found out at first use; an unknown or special token has an empty one."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, special_ids: frozenset[int], convert: Callable[[str], _Piece]
+    ) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._special_ids = special_ids
+        self._convert: Callable[[str], _Piece] = convert
+
+    def __missing__(self, token_id: int) -> _Piece:
+        token = None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
+        piece = self._convert(token or "")
+        self[token_id] = piece
+        return piece
+
+
+def special_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids that have no text."""
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
+def detokenizer_factory(tokenizer: Tokenizer, decoder: dict[str, Any] | None) -> DetokenizerFactory:
+    """
+    Choose the detokenizer for the `decoder` section of a tokenizer.json.
+
+    Raises:
+        InvalidModel: A decoder whose output cannot be streamed exactly, or that is not known here.
+    """
+    special_ids = special_token_ids(tokenizer)
+    steps = list(_flatten(decoder))
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        byte_pieces = _Pieces(tokenizer, special_ids, _to_bytes)
+        return lambda _: ByteDetokenizer(byte_pieces)
+    if kinds == ["Metaspace"]:
+        return _metaspace_factory(tokenizer, special_ids, steps[0])
+    if kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+        return _piece_factory(tokenizer, special_ids, steps)
+    raise _unsupported(kinds)
+
+
+def _metaspace_factory(
+    tokenizer: Tokenizer, special_ids: frozenset[int], step: dict[str, Any]
+) -> DetokenizerFactory:
+    mark = step.get("replacement", "\u2581")
+    pieces = _Pieces[str](tokenizer, special_ids, lambda token: token.replace(mark, " "))
+    drops = step.get("prepend_scheme", "always") != "never"
+    return lambda prompt: MetaspaceDetokenizer(
+        pieces, drop_first_space=drops and special_ids.issuperset(prompt)
+    )
+
+
+def _piece_factory(
+    tokenizer: Tokenizer, special_ids: frozenset[int], steps: list[dict[str, Any]]
+) -> DetokenizerFactory:
+    kinds = [step["type"] for step in steps]
+    replacements, strip_spaces = [], 0
+    for at, step in enumerate(steps):
+        if step["type"] == "Replace":
+            if "String" not in step["pattern"] or "Fuse" in kinds[:at]:
+                raise _unsupported(kinds)
+            replacements.append((step["pattern"]["String"], step["content"]))
+        elif step["type"] == "Strip":
+            if step["content"] != " " or step["stop"] or "Fuse" not in kinds[:at]:
+                raise _unsupported(kinds)
+            strip_spaces += step["start"]
+    has_byte_tokens = "ByteFallback" in kinds
+
+    def convert(token: str) -> str | int:
+        if has_byte_tokens and (value := _byte_token_value(token)) is not None:
+            return value
+        for pattern, content in replacements:
+            token = token.replace(pattern, content)
+        return token
+
+    pieces = _Pieces[str | int](tokenizer, special_ids, convert)
+    return lambda prompt: PieceDetokenizer(
+        pieces, strip_spaces=strip_spaces if special_ids.issuperset(prompt) else 0
+    )
+
+
+def _flatten(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
+    if decoder is None:
+        return
+    if decoder["type"] != "Sequence":
+        yield decoder
+        return
+    for step in decoder["decoders"]:
+        yield from _flatten(step)
+
+
+def _unsupported(kinds: list[str]) -> InvalidModel:
+    return InvalidModel(
+        f"tokenizer.json has the decoder {' + '.join(kinds) or 'none'}, which cannot be streamed; "
+        "supported are ByteLevel, Metaspace, and Replace + ByteFallback + Fuse + Strip"
+    )
+
+
+def _byte_token_value(token: str) -> int | None:
+    """Value of a token like <0x0A>."""
+    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
+        return None
+    try:
+        return int(token[3:5], 16)
+    except ValueError:
+        return None
+
+
+def _byte_of_char() -> dict[str, int]:
+    """Bytes by the printable characters that byte-level vocabularies write them as."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+
+
+def _to_bytes(token: str) -> bytes:
+    """Bytes of a token; one with a character outside the table, added later, is plain text."""
+    try:
+        return bytes(_BYTE_OF_CHAR[char] for char in token)
+    except KeyError:
+        return token.encode()

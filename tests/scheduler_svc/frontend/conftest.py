@@ -1,0 +1,27 @@
+"""A frontend that serves a small byte-level model for a core that the test plays."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tandem.inference.v1 import inference_service_pb2_grpc
+from tests.scheduler_svc.frontend.fake_core import Frontend, announce, model, running_frontend
+from tests.scheduler_svc.frontend.small_models import save_model
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+async def frontend(tmp_path: Path, model_dir: Path) -> AsyncIterator[Frontend]:
+    async with running_frontend(tmp_path) as running:
+        await announce(running.core, model(model_dir))
+        yield running
+
+
+@pytest.fixture
+def stub(frontend: Frontend):
+    return inference_service_pb2_grpc.InferenceServiceStub(frontend.channel)

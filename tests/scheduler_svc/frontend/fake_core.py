@@ -1,0 +1,220 @@
+"""A core that a test plays by hand, and a frontend of this process connected to it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import zmq
+import zmq.asyncio
+
+from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.server import FrontendServers, start_servers
+from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.ipc.messages import (
+    Accepted,
+    Availability,
+    CoreMessage,
+    EndStream,
+    Hello,
+    Model,
+    Query,
+    Refused,
+    Reply,
+    StreamEnd,
+    StreamProgress,
+    Submit,
+    Update,
+    decode_from_frontend,
+    encode,
+)
+from scheduler_svc.ipc.snapshot import Stats, encode_json
+from scheduler_svc.ipc.sockets import connect_frontend
+from tandem.errors import TandemError
+
+DEADLINE_S = 10.0
+
+
+class FakeCore:
+    """Takes what frontends send apart by kind; says only what the test says, except to queries."""
+
+    def __init__(self, path: Path) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(f"ipc://{path}")
+        self._identity = b""
+        self.hellos: asyncio.Queue[Hello] = asyncio.Queue()
+        self.submits: asyncio.Queue[Submit] = asyncio.Queue()
+        self.ends: asyncio.Queue[EndStream] = asyncio.Queue()
+        self.answers: dict[str, Callable[[bytes], bytes | TandemError | None]] = {
+            "stats": lambda _: encode_json(Stats())
+        }
+        self._task = asyncio.create_task(self._receive())
+
+    async def _receive(self) -> None:
+        queues = {Hello: self.hellos, Submit: self.submits, EndStream: self.ends}
+        while True:
+            self._identity, frame = await self._socket.recv_multipart()
+            message = decode_from_frontend(frame)
+            if isinstance(message, Query):
+                await self._answer(message)
+            else:
+                queues[type(message)].put_nowait(message)
+
+    async def _answer(self, query: Query) -> None:
+        answer = self.answers[query.kind](query.argument)
+        if isinstance(answer, TandemError):
+            error = refused(0, answer)
+            await self.send(Reply(query_id=query.query_id, result=b"", error=error))
+        elif answer is not None:
+            await self.send(Reply(query_id=query.query_id, result=answer, error=None))
+
+    async def send(self, message: CoreMessage) -> None:
+        await self._socket.send_multipart((self._identity, encode(message)))
+
+    async def send_raw(self, frame: bytes) -> None:
+        await self._socket.send_multipart((self._identity, frame))
+
+    async def accept(self) -> int:
+        """Wait for a submission and accept it; its stream_id."""
+        submit = await within(self.submits.get())
+        await self.send(Accepted(submit.stream_id))
+        return submit.stream_id
+
+    async def tokens(self, stream_id: int, offset: int, ids: list[int], **rest: object) -> None:
+        await self.send(update(stream_id, offset, ids, **rest))
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+
+async def within(awaitable, deadline_s: float = DEADLINE_S):
+    """The result, or a failed test."""
+    return await asyncio.wait_for(awaitable, deadline_s)
+
+
+async def until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    """Poll until it holds, or fail the test."""
+    give_up_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < give_up_s, "condition did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+def model(directory: Path, **changes: object) -> Model:
+    values: dict[str, object] = {
+        "name": "small",
+        "revision": "rev-1",
+        "architecture": "LlamaForCausalLM",
+        "dtype": "float32",
+        "vocab_size": 512,
+        "max_model_len": 256,
+        "eos_token_ids": (1,),
+        "default_temperature": 0.75,
+        "default_top_k": 20,
+        "default_top_p": 0.5,
+        "tokenizer_dir": str(directory),
+    }
+    return Model(**(values | changes))
+
+
+def refused(stream_id: int, error: TandemError) -> Refused:
+    return Refused(
+        stream_id=stream_id,
+        reason=error.reason,
+        message=error.message,
+        field=error.field,
+        retry_after_s=error.retry_after_s,
+        metadata=error.metadata,
+    )
+
+
+def ended(stream_id: int, reason: int, num_output_tokens: int, **changes: object) -> StreamEnd:
+    values: dict[str, object] = {
+        "stream_id": stream_id,
+        "reason": reason,
+        "matched_token": None,
+        "num_prompt_tokens": 3,
+        "num_output_tokens": num_output_tokens,
+        "num_cached_tokens": 2,
+        "queue_s": 0.25,
+        "first_token_s": 0.5,
+        "total_s": 1.5,
+        "num_preemptions": 1,
+    }
+    return StreamEnd(**(values | changes))
+
+
+def update(
+    stream_id: int,
+    offset: int,
+    ids: list[int],
+    *,
+    end: StreamEnd | None = None,
+    failure: TandemError | None = None,
+    progress: StreamProgress | None = None,
+) -> Update:
+    return Update(
+        token_stream=np.full(len(ids), stream_id, "<u4").tobytes(),
+        token_offset=np.arange(offset, offset + len(ids), dtype="<i4").tobytes(),
+        token=np.array(ids, "<i4").tobytes(),
+        ended=() if end is None else (end,),
+        failed=() if failure is None else (refused(stream_id, failure),),
+        progress=() if progress is None else (progress,),
+    )
+
+
+class Frontend:
+    """A frontend in this process, and a channel to it."""
+
+    def __init__(self, core: FakeCore, client: CoreClient, servers: FrontendServers) -> None:
+        self.core = core
+        self.client = client
+        self.servers = servers
+        self.channel = grpc.aio.insecure_channel(servers.address)
+
+
+@asynccontextmanager
+async def running_frontend(directory: Path, **changes: object) -> AsyncIterator[Frontend]:
+    """Start both ends; the core has said nothing yet."""
+    path = directory / "core.sock"
+    settings = FrontendSettings(
+        **(
+            {
+                "index": 0,
+                "ipc_path": str(path),
+                "listen": "127.0.0.1:0",
+                "admin_listen": "127.0.0.1:0",
+                "metrics_listen": "127.0.0.1:0",
+            }
+            | changes
+        )
+    )
+    core = FakeCore(path)
+    context = zmq.asyncio.Context()
+    client = CoreClient(settings, connect_frontend(context, path, 0), time.monotonic)
+    servers = await start_servers(settings, client, time.monotonic)
+    pipe = asyncio.create_task(client.run(Hello(0, 1, servers.address)))
+    frontend = Frontend(core, client, servers)
+    try:
+        await within(core.hellos.get())
+        yield frontend
+    finally:
+        await frontend.channel.close()
+        await servers.stop(0)
+        pipe.cancel()
+        await asyncio.gather(pipe, return_exceptions=True)
+        client.close()
+        context.destroy(linger=0)
+        await core.close()
+
+
+async def announce(core: FakeCore, served: Model) -> None:
+    """Say that `served` can be used."""
+    await core.send(served)
+    await core.send(Availability(executor_attached=True, ready=True, draining=False))
