@@ -1,0 +1,33 @@
+"""The scheduler service: `python -m scheduler_svc --help`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import structlog
+
+from scheduler_svc.config_sources import load_settings
+from scheduler_svc.service import Service
+from scheduler_svc.telemetry import configure_logging
+from tandem.errors import InvalidConfig, TandemError
+
+
+def main() -> int:
+    """Read the settings, serve, give the exit code."""
+    try:
+        loaded = load_settings(sys.argv[1:], os.environ)
+        settings = loaded.settings
+        configure_logging(settings.log_level, settings.log_format)
+        log: structlog.stdlib.BoundLogger = structlog.get_logger()
+        log.info("starting", executor=settings.executor, set_by_user=loaded.sources)
+        for warning in settings.engine_config().warnings():
+            log.warning("unusual_setting", message=warning)
+        return Service(loaded).run()
+    except TandemError as error:
+        sys.stderr.write(f"{error.reason}: {error.message}\n")
+        return 2 if isinstance(error, InvalidConfig) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Messages of frontends and what they do: take requests in, end them, pass questions on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import numpy as np
+import structlog
+
+from scheduler_svc.core.request import FinishReason, NewRequest
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.ipc.messages import Accepted, EndStream, FrontendMessage, Hello, Query, Submit
+from scheduler_svc.metrics import CoreMetrics
+from scheduler_svc.publisher import Publisher, handle_of, refusal
+from scheduler_svc.queries import Queries
+from scheduler_svc.service_state import ServiceState
+from tandem.errors import Draining, ExecutorLost, InternalError, NoExecutor, TandemError
+from tandem.link.batch import RowSampling
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class Intake:
+    """
+    Everything frontends can ask for. Owned by the core thread.
+
+    Attributes:
+        num_accepted: Requests accepted since the start.
+    """
+
+    def __init__(
+        self,
+        state: ServiceState,
+        publisher: Publisher,
+        metrics: CoreMetrics,
+        queries: Queries,
+        on_hello: Callable[[Hello], None],
+    ) -> None:
+        self._state = state
+        self._publisher = publisher
+        self._metrics = metrics
+        self._queries = queries
+        self._on_hello = on_hello
+        self.num_accepted = 0
+
+    def take(self, messages: Iterator[tuple[int, FrontendMessage]], now: float) -> None:
+        """Handle messages that are already here; a malformed one is logged and dropped."""
+        try:
+            for frontend, message in messages:
+                self._handle(frontend, message, now)
+        except msgspec.DecodeError as error:
+            _log.error("frontend_message_malformed", error=str(error))
+
+    def end_frontend(self, frontend: int, now: float) -> None:
+        """End every request of a frontend that is gone; nobody is left to be told."""
+        self._publisher.close(frontend)
+        handles = self._state.handles.pop(frontend, set())
+        if handles:
+            _log.warning("frontend_gone", frontend=frontend, requests_ended=len(handles))
+        self._end(handles, now)
+
+    def _end(self, handles: Iterable[int], now: float) -> None:
+        core = self._state.core
+        if core is None:
+            return
+        for handle in handles:
+            request_id = core.find(handle)
+            if request_id is not None:
+                core.end_request(request_id, FinishReason.CANCELLED, now)
+
+    def _handle(self, frontend: int, message: FrontendMessage, now: float) -> None:
+        if isinstance(message, Hello):
+            self._hello(message, now)
+        elif frontend not in self._state.handles:
+            _log.error("frontend_message_before_hello", frontend=frontend)
+        elif isinstance(message, Submit):
+            self._submit(frontend, message, now)
+        elif isinstance(message, EndStream):
+            self._end_stream(frontend, message, now)
+        else:
+            self._query(frontend, message, now)
+
+    def _hello(self, message: Hello, now: float) -> None:
+        frontend = message.frontend_index
+        self.end_frontend(frontend, now)
+        self._state.handles[frontend] = set()
+        self._publisher.open(frontend)
+        if self._state.model is not None:
+            self._publisher.answer(frontend, self._state.model)
+        self._publisher.answer(frontend, self._state.availability)
+        _log.info("frontend_connected", frontend=frontend, pid=message.pid)
+        self._on_hello(message)
+
+    def _submit(self, frontend: int, message: Submit, now: float) -> None:
+        handle = handle_of(frontend, message.stream_id)
+        try:
+            self._core_for_new_request().submit(_new_request(message, handle), now)
+        except TandemError as error:
+            self._metrics.refused_by_reason[error.reason] += 1
+            _log.info(
+                "request_refused",
+                request_id=message.request_id,
+                reason=error.reason,
+                message=error.message,
+                **error.metadata,
+            )
+            self._publisher.answer(frontend, refusal(message.stream_id, error))
+            return
+        self._state.handles[frontend].add(handle)
+        self.num_accepted += 1
+        self._publisher.answer(frontend, Accepted(message.stream_id))
+        _log.debug("request_accepted", request_id=message.request_id, frontend=frontend)
+
+    def _core_for_new_request(self) -> Scheduler:
+        state = self._state
+        if state.draining:
+            raise Draining("this scheduler is draining: send the request to another replica")
+        if state.core is None:
+            raise NoExecutor("no executor has been attached yet: try again in a moment")
+        if state.executor_given_up:
+            raise ExecutorLost("the executor is lost and has not come back: try again later")
+        return state.core
+
+    def _end_stream(self, frontend: int, message: EndStream, now: float) -> None:
+        core = self._state.core
+        request_id = core.find(handle_of(frontend, message.stream_id)) if core else None
+        if core is None or request_id is None:
+            return  # Its end is already on the way to the frontend.
+        try:
+            reason = FinishReason(message.reason)
+        except ValueError:
+            _log.error("frontend_message_malformed", error=f"finish reason {message.reason}")
+            reason = FinishReason.CANCELLED
+        core.end_request(request_id, reason, now, message.num_output_tokens)
+        _log.debug("request_ended_by_frontend", request_id=request_id, reason=reason.name)
+
+    def _query(self, frontend: int, message: Query, now: float) -> None:
+        reply = self._queries.answer(frontend, message, now)
+        if reply is not None:
+            self._publisher.answer(frontend, reply)
+
+
+def _new_request(message: Submit, handle: int) -> NewRequest:
+    if len(message.prompt) % 4:
+        raise InternalError(f"request {message.request_id}: the prompt is not whole int32 tokens")
+    return NewRequest(
+        request_id=message.request_id,
+        handle=handle,
+        prompt=np.frombuffer(message.prompt, "<i4"),
+        sampling=RowSampling(
+            temperature=message.temperature,
+            top_k=message.top_k,
+            top_p=message.top_p,
+            seed=message.seed,
+        ),
+        max_tokens=message.max_tokens,
+        arrival_s=message.arrival_s,
+        eos_token_ids=frozenset(message.eos_token_ids),
+        stop_token_ids=frozenset(message.stop_token_ids),
+        deadline_s=message.deadline_s,
+    )

@@ -1,0 +1,319 @@
+"""
+The core thread: the one owner of the scheduler core and of everything it is driven by.
+
+    poll ─▶ commands ─▶ frontends' messages ─▶ results ─▶ next steps ─▶ events ─▶ frontends
+
+It waits in one place, the poll, and there for whatever comes first. Nothing a frontend or the
+executor does or leaves undone can hold a turn up.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import zmq
+
+from scheduler_svc.config import LoadedSettings
+from scheduler_svc.core.admission import OnPressure
+from scheduler_svc.core.events import ProgressKind
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.executor_description import ExecutorDescription
+from scheduler_svc.executor_session import ExecutorSession, Link
+from scheduler_svc.intake import Intake
+from scheduler_svc.ipc.messages import Availability, Hello
+from scheduler_svc.ipc.sockets import CoreSocket
+from scheduler_svc.metrics import CoreMetrics
+from scheduler_svc.publisher import RETRY_S, Publisher
+from scheduler_svc.queries import Queries
+from scheduler_svc.service_state import ServiceState
+from scheduler_svc.wakeup import Wakeup
+from tandem.errors import ExecutorLost, HandedOver, InternalError, ModelChanged
+from tandem.link.batch import StepResult
+
+TICK_S = 0.5
+"""Longest wait of one poll: how late the silence of the executor may be noticed."""
+MESSAGES_PER_TURN = 512
+POSITION_INTERVAL_S = 2.0
+"""How often waiting requests learn their place."""
+FIRST_POSITION_S = 0.1
+"""How soon a new one does."""
+LAST_FLUSH_S = 2.0
+"""How long a stopping core waits for frontends to take their last messages."""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class CoreLoop:
+    """
+    Runs a scheduler service's core on the thread that calls `run`.
+
+    `frontend_died`, `stop` and `wakeup.set` may be called from any thread; all else belongs to the
+    core thread.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedSettings,
+        socket: CoreSocket,
+        link: Link,
+        wakeup: Wakeup,
+        *,
+        clock: Callable[[], float],
+        on_hello: Callable[[Hello], None] = lambda _: None,
+        is_strict: bool = False,
+    ) -> None:
+        """
+        Args:
+            loaded: The settings.
+            socket: Where frontends connect.
+            link: The executor; its `connect` is called at the start of `run`.
+            wakeup: Set by the link after every event.
+            clock: Seconds, the clock of Submit.arrival_s.
+            on_hello: Called for each frontend that connects.
+            is_strict: Raise on an inconsistency found while idle instead of logging it.
+        """
+        settings = loaded.settings
+        self._loaded = loaded
+        self._settings = settings
+        self._socket = socket
+        self._link = link
+        self._wakeup = wakeup
+        self._clock = clock
+        self._is_strict = is_strict
+        self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
+        self._poller = zmq.Poller()
+        self._poller.register(socket.pollable, zmq.POLLIN)
+        self._poller.register(wakeup.fileno(), zmq.POLLIN)
+        self._state = ServiceState(started_s=clock())
+        self._metrics = CoreMetrics()
+        self._publisher = Publisher(socket, self._frontend_gone)
+        self._session = ExecutorSession(
+            link, self, window=settings.window, now=self._state.started_s
+        )
+        self._queries = Queries(loaded, self._state, self._session, self._metrics, self._publisher)
+        self._intake = Intake(self._state, self._publisher, self._metrics, self._queries, on_hello)
+        self._stop_at_s: float | None = None
+        self._is_running = True
+        self._was_busy = False
+        self._num_accepted_seen = 0
+        self._positions_due_s = 0.0
+
+    def frontend_died(self, frontend: int) -> None:
+        """Tell that a frontend's process ended."""
+        self._command(lambda now: self._intake.end_frontend(frontend, now))
+
+    def stop(self, grace_s: float) -> None:
+        """Drain: take no new request, let the others finish for a while, end the rest, return."""
+        self._command(lambda now: self._begin_stop(grace_s, now))
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        self._link.connect()
+        while self._is_running:
+            self.turn(self._wait_s(self._clock()))
+
+    def turn(self, wait_s: float) -> None:
+        """Wait for something to do, at most `wait_s`, and do all there is."""
+        self._poller.poll(int(wait_s * 1000 + 0.999))
+        self._wakeup.clear()
+        now = self._clock()
+        while not self._commands.empty():
+            self._commands.get()(now)
+        self._intake.take(self._socket.receive(MESSAGES_PER_TURN), now)
+        self._session.take_events(now)
+        self._give_up_on_executor(now)
+        if self._state.core is not None:
+            self._plan(self._state.core, now)
+            self._publish(self._state.core, now)
+        self._advance_stop(now)
+        self._queries.settle(now)
+        self._tell_availability(now)
+        self._publisher.flush(now)
+
+    # SessionOwner
+
+    def session_opened(
+        self, description: ExecutorDescription, tokenizer_dir: Path, now: float
+    ) -> None:
+        """Go on with what this executor has; requests of another model fail."""
+        state, geometry = self._state, description.geometry
+        limits = self._loaded.limits_on(geometry)
+        if state.core is None:
+            on_pressure = OnPressure(self._settings.on_pressure)
+            state.core = Scheduler(limits, geometry, on_pressure=on_pressure)
+        else:
+            self._fail_other_model(state.core, description, now)
+            state.core.use_geometry(limits, geometry, now)
+        state.description, state.limits = description, limits
+        model = description.model(str(tokenizer_dir), limits.max_model_len)
+        if model != state.model:
+            state.model = model
+            self._publisher.answer_all(model)
+        _log.info(
+            "executor_session_opened",
+            model=description.model_name,
+            fingerprint=description.fingerprint[:16],
+            device=description.device,
+            dtype=description.dtype,
+            requests_waiting=state.num_requests,
+            **limits.as_dict(),
+        )
+
+    def step_done(self, result: StepResult, step_s: float, now: float) -> None:
+        """Apply a result."""
+        assert self._state.core is not None
+        self._state.core.apply(result, now)
+        self._metrics.count_step(result, step_s)
+
+    def session_lost(self, now: float) -> None:
+        """Who ran waits again."""
+        if self._state.core is not None:
+            self._state.core.executor_lost(now)
+
+    # Parts of a turn
+
+    def _plan(self, core: Scheduler, now: float) -> None:
+        core.expire(now)
+        while self._session.can_send:
+            batch = core.schedule(now)
+            if batch is None:
+                return
+            self._session.send(batch, core.state_hash, now)
+
+    def _publish(self, core: Scheduler, now: float) -> None:
+        events = core.take_events()
+        if events:
+            self._metrics.count_events(events)
+            for end in events.ended:
+                self._state.forget(end.handle)
+            for failure in events.failed:
+                self._state.forget(failure.handle)
+            self._publisher.add(events)
+        if self._intake.num_accepted != self._num_accepted_seen:
+            self._num_accepted_seen = self._intake.num_accepted
+            self._positions_due_s = min(self._positions_due_s, now + FIRST_POSITION_S)
+        if now >= self._positions_due_s:
+            self._tell_positions(core, now)
+        is_busy = core.has_pending_work()
+        if self._was_busy and not is_busy:
+            self._check_integrity(core)
+        self._was_busy = is_busy
+
+    def _tell_positions(self, core: Scheduler, now: float) -> None:
+        for position, handle in enumerate(core.waiting_handles()):
+            self._publisher.add_progress(handle, ProgressKind.QUEUED, position)
+        self._positions_due_s = now + POSITION_INTERVAL_S
+
+    def _check_integrity(self, core: Scheduler) -> None:
+        try:
+            core.check_integrity()
+        except InternalError as error:
+            self._metrics.integrity_failures += 1
+            _log.error("integrity_check_failed", message=error.message)
+            if self._is_strict:
+                raise
+
+    def _give_up_on_executor(self, now: float) -> None:
+        since_s, state = self._session.detached_since_s, self._state
+        if since_s is None:
+            state.executor_given_up = False
+        elif now - since_s > self._settings.recovery_timeout_s and not state.executor_given_up:
+            state.executor_given_up = True
+            if state.core is not None:
+                _log.error("executor_given_up", requests_failed=state.num_requests)
+                state.core.fail_all(
+                    ExecutorLost(
+                        "the executor was lost and did not come back within "
+                        f"{self._settings.recovery_timeout_s:g} s: try again later"
+                    ),
+                    now,
+                )
+
+    def _fail_other_model(
+        self, core: Scheduler, description: ExecutorDescription, now: float
+    ) -> None:
+        previous = self._state.description
+        if previous is None or previous.fingerprint == description.fingerprint:
+            return
+        _log.warning(
+            "model_changed",
+            model=description.model_name,
+            previous=previous.model_name,
+            requests_failed=core.num_requests,
+        )
+        core.fail_all(
+            ModelChanged(
+                f"the executor now serves {description.model_name} "
+                f"({description.fingerprint[:16]}) instead of {previous.model_name} "
+                f"({previous.fingerprint[:16]}): send the request again"
+            ),
+            now,
+        )
+
+    def _tell_availability(self, now: float) -> None:
+        state, session = self._state, self._session
+        is_progressing = session.is_progressing()
+        is_alive = session.is_alive(now, self._settings.ready_grace_s)
+        availability = Availability(
+            executor_attached=session.is_attached,
+            ready=is_alive and is_progressing and not state.draining,
+            draining=state.draining,
+            progressing=is_progressing,
+        )
+        if availability != state.availability:
+            state.availability = availability
+            self._publisher.answer_all(availability)
+            _log.info(
+                "availability_changed",
+                ready=availability.ready,
+                executor_attached=availability.executor_attached,
+                draining=availability.draining,
+                progressing=availability.progressing,
+            )
+
+    # Stopping and waiting
+
+    def _command(self, command: Callable[[float], None]) -> None:
+        self._commands.put(command)
+        self._wakeup.set()
+
+    def _frontend_gone(self, frontend: int) -> None:
+        """A send found nobody there; what its requests held is released in the next turn."""
+        self.frontend_died(frontend)
+
+    def _begin_stop(self, grace_s: float, now: float) -> None:
+        _log.info("draining", requests=self._state.num_requests, grace_s=grace_s)
+        self._state.draining = True
+        self._stop_at_s = now + grace_s
+
+    def _advance_stop(self, now: float) -> None:
+        if self._stop_at_s is None:
+            return
+        core = self._state.core
+        if core is not None and core.num_requests:
+            if now < self._stop_at_s:
+                return
+            _log.warning("requests_handed_over", requests=core.num_requests)
+            core.fail_all(HandedOver("this scheduler is stopping: send the request again"), now)
+            self._publish(core, now)
+        self._queries.settle(now)
+        self._publisher.flush(now)
+        if not self._publisher.has_unsent or now >= self._stop_at_s + LAST_FLUSH_S:
+            self._is_running = False
+
+    def _wait_s(self, now: float) -> float:
+        """How long the next poll may wait when nothing comes."""
+        due = [now + TICK_S]
+        if self._publisher.has_unsent:
+            due.append(now + RETRY_S)
+        if self._stop_at_s is not None:
+            due.append(max(self._stop_at_s, now + RETRY_S))
+        if (answer_s := self._queries.next_answer_s) is not None:
+            due.append(answer_s)
+        core = self._state.core
+        if core is not None and (deadline_s := core.next_deadline_s) is not None:
+            due.append(deadline_s)
+        return max(0.0, min(due) - now)

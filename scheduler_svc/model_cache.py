@@ -1,0 +1,78 @@
+"""Tokenizer and template files of models, fetched from executors into a private directory."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from tandem.errors import IncompatibleExecutor
+from tandem.executor.v1.executor_service_pb2 import GetTokenizerResponse
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_FILE_BYTES = 256 * 1024 * 1024
+"""No tokenizer is larger; more is refused before it fills the disk."""
+
+
+class ModelCache:
+    """
+    One folder per model fingerprint, complete or absent.
+
+    The thread that talks to the executor owns it; frontends only read finished folders.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def find(self, fingerprint: str) -> Path | None:
+        """Where a model's files are, if they were fetched."""
+        folder = self._folder(fingerprint)
+        return folder if folder.is_dir() else None
+
+    def store(self, fingerprint: str, chunks: Iterable[GetTokenizerResponse]) -> Path:
+        """
+        Write a GetTokenizer stream and give its folder.
+
+        Raises:
+            IncompatibleExecutor: A file is unnamed, too large, cut off, or not what its checksum
+                says; nothing is kept then.
+        """
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = self._directory / "partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700)
+        try:
+            _write_files(partial, chunks)
+            folder = self._folder(fingerprint)
+            partial.rename(folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return folder
+
+    def _folder(self, fingerprint: str) -> Path:
+        return self._directory / f"tokenizer-{hashlib.sha256(fingerprint.encode()).hexdigest()}"
+
+
+def _write_files(folder: Path, chunks: Iterable[GetTokenizerResponse]) -> None:
+    name, content = "", bytearray()
+    for chunk in chunks:
+        if name and chunk.name != name:
+            raise IncompatibleExecutor(f"the executor sent {name} without its end")
+        if not _FILE_NAME.fullmatch(chunk.name):
+            raise IncompatibleExecutor(f"the executor sent a file named {chunk.name!r}")
+        name = chunk.name
+        content += chunk.chunk
+        if len(content) > MAX_FILE_BYTES:
+            raise IncompatibleExecutor(f"the executor's {name} is over {MAX_FILE_BYTES} bytes")
+        if chunk.sha256:
+            if hashlib.sha256(content).hexdigest() != chunk.sha256:
+                raise IncompatibleExecutor(
+                    f"the executor's {name} does not match its checksum: the transfer was damaged"
+                )
+            (folder / name).write_bytes(content)
+            name, content = "", bytearray()
+    if name:
+        raise IncompatibleExecutor(f"the executor sent {name} without its end")

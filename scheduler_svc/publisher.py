@@ -1,0 +1,238 @@
+"""
+From core events to one message per step and frontend, without ever waiting for a frontend.
+
+What a full pipe does not take stays in that frontend's outbox and is merged with what follows. An
+outbox is bounded by what its frontend asked for: one answer per question, and each token of each
+of its live requests once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.events import CoreEvents, Ended
+from scheduler_svc.ipc.messages import (
+    CoreMessage,
+    Refused,
+    StreamEnd,
+    StreamProgress,
+    Update,
+)
+from scheduler_svc.ipc.sockets import FrontendGone
+from tandem.errors import TandemError
+
+RETRY_S = 0.01
+STREAM_BITS = 32
+_STREAM_MASK = (1 << STREAM_BITS) - 1
+
+
+def handle_of(frontend: int, stream_id: int) -> int:
+    """The core's number for a frontend's request."""
+    return frontend << STREAM_BITS | stream_id
+
+
+def frontend_of(handle: int) -> int:
+    """Which frontend a handle belongs to."""
+    return handle >> STREAM_BITS
+
+
+def stream_of(handle: int) -> int:
+    """The frontend's own number for the request."""
+    return handle & _STREAM_MASK
+
+
+def refusal(stream_id: int, error: TandemError) -> Refused:
+    """An error in the form that frontends get."""
+    return Refused(
+        stream_id=stream_id,
+        reason=error.reason,
+        message=error.message,
+        field=error.field,
+        retry_after_s=error.retry_after_s,
+        metadata=error.metadata,
+    )
+
+
+class Sender(Protocol):
+    """What the publisher needs of `ipc.sockets.CoreSocket`."""
+
+    def try_send(self, index: int, message: CoreMessage) -> bool:
+        """Send without waiting; False when the pipe is full. Raises FrontendGone."""
+
+
+class _Outbox:
+    """What one frontend has not been sent yet."""
+
+    def __init__(self) -> None:
+        self.answers: deque[CoreMessage] = deque()
+        """Everything but Updates, oldest first."""
+        self.streams: list[NDArray[np.uint32]] = []
+        self.offsets: list[NDArray[np.int32]] = []
+        self.tokens: list[NDArray[np.int32]] = []
+        self.ended: list[StreamEnd] = []
+        self.failed: list[Refused] = []
+        self.progress: dict[tuple[int, int], StreamProgress] = {}
+        """By stream and kind: only the newest of each is worth sending."""
+
+    def has_update(self) -> bool:
+        return bool(self.tokens or self.ended or self.failed or self.progress)
+
+    def take_update(self) -> Update:
+        return Update(
+            token_stream=b"".join(column.tobytes() for column in self.streams),
+            token_offset=b"".join(column.tobytes() for column in self.offsets),
+            token=b"".join(column.tobytes() for column in self.tokens),
+            ended=tuple(self.ended),
+            failed=tuple(self.failed),
+            progress=tuple(self.progress.values()),
+        )
+
+    def clear_update(self) -> None:
+        for pending in (self.streams, self.offsets, self.tokens, self.ended, self.failed):
+            pending.clear()
+        self.progress.clear()
+
+
+class Publisher:
+    """
+    Outboxes of all frontends. Owned by the core thread.
+
+    Attributes:
+        num_merged: Updates that met a full pipe.
+    """
+
+    def __init__(self, sender: Sender, on_gone: Callable[[int], None]) -> None:
+        """
+        Args:
+            sender: Where messages go.
+            on_gone: Called with the index of a frontend that turned out to be gone, after its
+                outbox was dropped.
+        """
+        self._sender = sender
+        self._on_gone = on_gone
+        self._outboxes: dict[int, _Outbox] = {}
+        self._retry_s: dict[int, float] = {}
+        """When to try a full pipe again."""
+        self.num_merged = 0
+
+    @property
+    def frontends(self) -> list[int]:
+        """Indices of all connected frontends."""
+        return list(self._outboxes)
+
+    @property
+    def has_unsent(self) -> bool:
+        """True while a full pipe holds something back; call `flush` again soon."""
+        return bool(self._retry_s)
+
+    def open(self, frontend: int) -> None:
+        """Begin with an empty outbox."""
+        self._outboxes[frontend] = _Outbox()
+        self._retry_s.pop(frontend, None)
+
+    def close(self, frontend: int) -> None:
+        """Drop what was not sent; later events of this frontend's requests are dropped too."""
+        self._outboxes.pop(frontend, None)
+        self._retry_s.pop(frontend, None)
+
+    def answer(self, frontend: int, message: CoreMessage) -> None:
+        """Put a message other than an Update in line; it overtakes tokens still held back."""
+        outbox = self._outboxes.get(frontend)
+        if outbox is not None:
+            outbox.answers.append(message)
+
+    def answer_all(self, message: CoreMessage) -> None:
+        """Put a message in line for every frontend."""
+        for outbox in self._outboxes.values():
+            outbox.answers.append(message)
+
+    def add(self, events: CoreEvents) -> None:
+        """Split events by frontend."""
+        if len(events.token):
+            self._add_tokens(events)
+        for end in events.ended:
+            if outbox := self._outboxes.get(frontend_of(end.handle)):
+                outbox.ended.append(_stream_end(end))
+        for failure in events.failed:
+            if outbox := self._outboxes.get(frontend_of(failure.handle)):
+                outbox.failed.append(refusal(stream_of(failure.handle), failure.error))
+        for progress in events.progress:
+            self.add_progress(progress.handle, int(progress.kind), progress.value)
+
+    def add_progress(self, handle: int, kind: int, value: int) -> None:
+        """Say where a request is."""
+        stream = stream_of(handle)
+        if outbox := self._outboxes.get(frontend_of(handle)):
+            outbox.progress[stream, kind] = StreamProgress(stream, kind, value)
+
+    def flush(self, now: float) -> None:
+        """Send what pipes take; a full one is tried again after `RETRY_S`, not at every step."""
+        for frontend, outbox in list(self._outboxes.items()):
+            if self._retry_s.get(frontend, 0.0) > now:
+                continue
+            try:
+                is_empty = self._flush_one(frontend, outbox)
+            except FrontendGone:
+                self.close(frontend)
+                self._on_gone(frontend)
+                continue
+            if is_empty:
+                self._retry_s.pop(frontend, None)
+            else:
+                self._retry_s[frontend] = now + RETRY_S
+
+    def _flush_one(self, frontend: int, outbox: _Outbox) -> bool:
+        while outbox.answers:
+            if not self._sender.try_send(frontend, outbox.answers[0]):
+                return False
+            outbox.answers.popleft()
+        if outbox.has_update():
+            if not self._sender.try_send(frontend, outbox.take_update()):
+                self.num_merged += 1
+                return False
+            outbox.clear_update()
+        return True
+
+    def _add_tokens(self, events: CoreEvents) -> None:
+        handle = events.token_handle
+        stream = handle.astype(np.uint32)  # the low 32 bits
+        owner = handle >> STREAM_BITS
+        first = int(owner[0])
+        if (owner == first).all():
+            self._add_columns(first, stream, events.token_offset, events.token)
+            return
+        for frontend in np.unique(owner).tolist():
+            mine = owner == frontend
+            self._add_columns(frontend, stream[mine], events.token_offset[mine], events.token[mine])
+
+    def _add_columns(
+        self,
+        frontend: int,
+        stream: NDArray[np.uint32],
+        offset: NDArray[np.int32],
+        token: NDArray[np.int32],
+    ) -> None:
+        if outbox := self._outboxes.get(frontend):
+            outbox.streams.append(stream)
+            outbox.offsets.append(offset)
+            outbox.tokens.append(token)
+
+
+def _stream_end(end: Ended) -> StreamEnd:
+    return StreamEnd(
+        stream_id=stream_of(end.handle),
+        reason=int(end.reason),
+        matched_token=end.matched_token,
+        num_prompt_tokens=end.num_prompt_tokens,
+        num_output_tokens=end.num_output_tokens,
+        num_cached_tokens=end.num_cached_tokens,
+        queue_s=end.queue_s,
+        first_token_s=end.first_token_s,
+        total_s=end.total_s,
+        num_preemptions=end.num_preemptions,
+    )

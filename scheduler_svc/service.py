@@ -1,0 +1,212 @@
+"""
+One scheduler service from start to end: the core thread, the executor's link, the frontends.
+
+The main thread only supervises: it waits for signals, for frontends that connect or die and for
+the core thread to end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import structlog
+
+from scheduler_svc.addresses import ListenAddress
+from scheduler_svc.config import LoadedSettings
+from scheduler_svc.executor_link import ExecutorLink
+from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.ipc.messages import Hello
+from scheduler_svc.ipc.sockets import CoreSocket
+from scheduler_svc.loop import CoreLoop
+from scheduler_svc.model_cache import ModelCache
+from scheduler_svc.supervisor import Frontend, stop_frontends
+from scheduler_svc.wakeup import Wakeup
+
+HELLO_DEADLINE_S = 60.0
+SAME_SIGNAL_S = 0.5
+"""A wrapper may forward a signal that the process group got too; only a later one is a second."""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Signal:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _FrontendExited:
+    frontend: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class _CoreEnded:
+    has_failed: bool
+
+
+_News = Hello | _Signal | _FrontendExited | _CoreEnded
+
+
+class Service:
+    """Built, run once, gone."""
+
+    def __init__(self, loaded: LoadedSettings) -> None:
+        self._settings = loaded.settings
+        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        self._directory = Path(tempfile.mkdtemp(prefix="tandem-"))
+        self._ipc_path = self._directory / "ipc" / "core.sock"
+        self._wakeup = Wakeup()
+        self._socket = CoreSocket(self._ipc_path)
+        self._link = ExecutorLink(
+            self._settings.executor,
+            scheduler_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+            lease_ms=self._settings.lease_ms,
+            cache=ModelCache(self._directory / "models"),
+            accept=lambda description: loaded.limits_on(description.geometry),
+            wake=self._wakeup.set,
+        )
+        self._loop = CoreLoop(
+            loaded,
+            self._socket,
+            self._link,
+            self._wakeup,
+            clock=time.monotonic,
+            on_hello=self._news.put,
+        )
+        self._core_thread = threading.Thread(target=self._run_core, name="core", daemon=True)
+        self._frontends: list[Frontend] = []
+        self._hellos: dict[int, Hello] = {}
+
+    def run(self) -> int:
+        """
+        Serve until a signal or a failure; gives the exit code.
+
+        Raises:
+            AddressInUse, InvalidConfig: An address cannot be listened on; nothing was started.
+        """
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            settings = self._frontend_settings(stack)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._on_signal)
+            # Frontends first: no gRPC thread runs yet in the process that starts them.
+            self._frontends = [Frontend(one, self._on_frontend_exit) for one in settings]
+            stack.callback(stop_frontends, self._frontends)
+            self._link.start()
+            self._core_thread.start()
+            exit_code = self._supervise()
+            self._link.stop(release=exit_code == 0)
+        _log.info("stopped", exit_code=exit_code)
+        return exit_code
+
+    def _frontend_settings(self, stack: ExitStack) -> list[FrontendSettings]:
+        settings = self._settings
+        is_shared = settings.frontends > 1
+        public = stack.enter_context(ListenAddress("listen", settings.listen, is_shared=is_shared))
+        for name in ("admin_listen", "metrics_listen"):
+            if address := getattr(settings, name):
+                ListenAddress(name, address)
+        return [
+            FrontendSettings(
+                index=index,
+                ipc_path=str(self._ipc_path),
+                listen=public.address,
+                share_port=is_shared,
+                admin_listen=settings.admin_listen if index == 0 else None,
+                metrics_listen=settings.metrics_listen if index == 0 else None,
+                log_level=settings.log_level,
+                log_format=settings.log_format,
+                max_message_bytes=settings.max_message_bytes,
+                drain_grace_s=settings.drain_grace_s,
+            )
+            for index in range(settings.frontends)
+        ]
+
+    def _run_core(self) -> None:
+        has_failed = True
+        try:
+            self._loop.run()
+            has_failed = False
+        finally:
+            self._socket.close()
+            self._news.put(_CoreEnded(has_failed))
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._news.put(_Signal(number))
+
+    def _on_frontend_exit(self, frontend: int, exit_code: int) -> None:
+        self._news.put(_FrontendExited(frontend, exit_code))
+
+    def _supervise(self) -> int:
+        """Wait until the service is over; 0 after an orderly stop."""
+        deadline_s = time.monotonic() + HELLO_DEADLINE_S
+        stopping_since_s: float | None = None
+        while True:
+            is_waiting = len(self._hellos) < len(self._frontends) and stopping_since_s is None
+            timeout_s = max(0.0, deadline_s - time.monotonic()) if is_waiting else None
+            try:
+                news = self._news.get(timeout=timeout_s)
+            except queue.Empty:
+                _log.error("frontends_not_ready", waited_s=HELLO_DEADLINE_S)
+                return 1
+            match news:
+                case Hello():
+                    self._welcome(news)
+                case _Signal(number=number) if stopping_since_s is None:
+                    _log.info("stopping", signal=signal.Signals(number).name)
+                    stopping_since_s = time.monotonic()
+                    self._loop.stop(self._settings.drain_grace_s)
+                case _Signal(number=number):
+                    if time.monotonic() - stopping_since_s > SAME_SIGNAL_S:
+                        self._exit_at_once(number)
+                case _FrontendExited(frontend=frontend, exit_code=exit_code):
+                    _log.error("frontend_exited", frontend=frontend, exit_code=exit_code)
+                    self._loop.frontend_died(frontend)
+                    return 1
+                case _CoreEnded(has_failed=has_failed):
+                    return int(has_failed)
+
+    def _exit_at_once(self, number: int) -> NoReturn:
+        """Obey a second signal: nobody is waited for."""
+        _log.warning("stopped_at_once", signal=signal.Signals(number).name)
+        for frontend in self._frontends:
+            frontend.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        os._exit(128 + number)
+
+    def _welcome(self, hello: Hello) -> None:
+        self._hellos[hello.frontend_index] = hello
+        if len(self._hellos) < len(self._frontends):
+            return
+        first = self._hellos[0]
+        addresses = {
+            "address": first.address,
+            "admin_address": first.admin_address,
+            "metrics_address": first.metrics_address,
+            "pid": os.getpid(),
+        }
+        _log.info("listening", frontends=len(self._frontends), **addresses)
+        if self._settings.ready_file is not None:
+            _write_whole(self._settings.ready_file, json.dumps(addresses))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that nobody can see half written."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)

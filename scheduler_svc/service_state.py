@@ -1,0 +1,53 @@
+"""What the core process knows beside the core's own state. Owned by the core thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.executor_description import ExecutorDescription
+from scheduler_svc.ipc.messages import Availability, Model
+from scheduler_svc.publisher import frontend_of
+from tandem.engine_config import EngineConfig
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ServiceState:
+    """
+    One scheduler service.
+
+    Attributes:
+        started_s: When it started.
+        core: Made when the first executor is attached, then kept for good.
+        description: The executor of the newest session.
+        limits: The engine limits in force with it.
+        model: What frontends were told they serve.
+        availability: What frontends were told last.
+        handles: Handles of live requests, by frontend; a frontend that said Hello has an entry.
+        draining: No new request is taken.
+        executor_given_up: The executor was away for longer than requests wait; reset when one is
+            attached.
+    """
+
+    started_s: float
+    core: Scheduler | None = None
+    description: ExecutorDescription | None = None
+    limits: EngineConfig | None = None
+    model: Model | None = None
+    availability: Availability = field(
+        default_factory=lambda: Availability(executor_attached=False, ready=False, draining=False)
+    )
+    handles: dict[int, set[int]] = field(default_factory=dict)
+    draining: bool = False
+    executor_given_up: bool = False
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the system."""
+        return 0 if self.core is None else self.core.num_requests
+
+    def forget(self, handle: int) -> None:
+        """Note that a request ended."""
+        handles = self.handles.get(frontend_of(handle))
+        if handles is not None:
+            handles.discard(handle)
