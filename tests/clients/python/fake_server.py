@@ -1,0 +1,244 @@
+"""A server that speaks the public and admin API and does what a test tells it, on a free port of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from tandem.admin.v1 import admin_service_pb2 as admin
+from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
+from tandem.common.v1 import finish_reason_pb2
+from tandem.errors import RequestNotFound, TandemError
+from tandem.inference.v1 import inference_service_pb2 as inference
+from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tandem.inference.v1 import request_pb2, stream_pb2
+from tandem.status import to_grpc_status
+
+ANSWER = "Tandem rides uphill, two by two."
+"""What the fake says; its token i is the code of character i."""
+CHOSEN_SEED = 42
+SETTINGS = (("block_size", "16", "default"), ("listen", '"127.0.0.1:1"', "flag"))
+
+
+@dataclass
+class Act:
+    """What one call does: stream `answer` in pieces of these lengths, then fail, hang or end well."""
+
+    answer: str = ANSWER
+    piece_lens: tuple[int, ...] = (1, 3)
+    num_tokens: int | None = None
+    error: TandemError | None = None
+    hang: bool = False
+    revision: str = "revision-1"
+    accept: bool = True
+
+
+@dataclass
+class Seen:
+    """What the server was asked, for assertions."""
+
+    generate: list[inference.GenerateRequest] = field(default_factory=list)
+    complete: list[inference.CompleteRequest] = field(default_factory=list)
+    metadata: list[dict[str, str]] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    hanging: threading.Event = field(default_factory=threading.Event)
+    drain_grace_s: list[float | None] = field(default_factory=list)
+
+
+def resolved(request: inference.GenerateRequest) -> request_pb2.ResolvedParams:
+    """Fill in defaults as a server does."""
+    sampling, stopping = request.sampling, request.stopping
+    return request_pb2.ResolvedParams(
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 0.9,
+        seed=sampling.seed if sampling.HasField("seed") else CHOSEN_SEED,
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else 100,
+        stop=stopping.stop,
+        stop_token_ids=stopping.stop_token_ids,
+        ignore_eos=stopping.ignore_eos,
+    )
+
+
+def started(request: inference.GenerateRequest, act: Act) -> stream_pb2.Started:
+    """First message of a stream."""
+    return stream_pb2.Started(
+        request_id=request.request_id or "chosen-id",
+        resolved_params=resolved(request),
+        prompt_tokens=3,
+        model_revision=act.revision,
+    )
+
+
+def done(num_tokens: int) -> stream_pb2.Done:
+    """Last message of a stream."""
+    return stream_pb2.Done(
+        usage=stream_pb2.Usage(prompt_tokens=3, output_tokens=num_tokens),
+        timings=stream_pb2.Timings(queue_s=0.25, time_to_first_token_s=0.5, total_s=1.5),
+    )
+
+
+def pieces(act: Act) -> Iterator[stream_pb2.Delta]:
+    """The act's output in deltas."""
+    end = len(act.answer) if act.num_tokens is None else act.num_tokens
+    offset, turn = 0, 0
+    while offset < end:
+        text = act.answer[offset : min(end, offset + act.piece_lens[turn % len(act.piece_lens)])]
+        ids = [ord(character) for character in text]
+        yield stream_pb2.Delta(first_token_offset=offset, token_ids=ids, text=text)
+        offset, turn = offset + len(text), turn + 1
+
+
+class FakeInference(inference_grpc.InferenceServiceServicer):
+    """Plays one act per call; the last one again and again."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.acts: list[Act] = [Act()]
+        self._seen = seen
+
+    def _next_act(self, context: grpc.aio.ServicerContext) -> Act:
+        self._seen.metadata.append(
+            {key: str(value) for key, value in context.invocation_metadata()}
+        )
+        return self.acts.pop(0) if len(self.acts) > 1 else self.acts[0]
+
+    async def Generate(self, request, context):  # noqa: N802 -- the rpc's name
+        self._seen.generate.append(request)
+        act = self._next_act(context)
+        if act.accept:
+            yield inference.GenerateResponse(started=started(request, act))
+            progress = stream_pb2.Progress(queued=stream_pb2.Queued(position=0))
+            yield inference.GenerateResponse(progress=progress)
+            for delta in pieces(act):
+                yield inference.GenerateResponse(delta=delta)
+        if act.hang:
+            await self._hang()
+        if act.error is not None:
+            await context.abort_with_status(to_grpc_status(act.error))
+        reason = finish_reason_pb2.FINISH_REASON_STOP_STRING
+        finished = stream_pb2.Finished(reason=reason, stop_string="!")
+        yield inference.GenerateResponse(finished=finished)
+        yield inference.GenerateResponse(done=done(len(act.answer)))
+
+    async def Complete(self, request, context):  # noqa: N802 -- the rpc's name
+        self._seen.complete.append(request)
+        act = self._next_act(context)
+        if act.hang:
+            await self._hang()
+        if act.error is not None:
+            await context.abort_with_status(to_grpc_status(act.error))
+        completion = inference.Completion(
+            text=act.answer,
+            token_ids=[ord(character) for character in act.answer],
+            reason=finish_reason_pb2.FINISH_REASON_EOS,
+            token_id=2,
+        )
+        return inference.CompleteResponse(
+            started=started(request.request, act),
+            completions=[completion],
+            done=done(len(act.answer)),
+        )
+
+    async def Abort(self, request, context):  # noqa: N802 -- the rpc's name
+        if request.request_id != "live":
+            error = RequestNotFound(f"no live request has the id {request.request_id!r}")
+            await context.abort_with_status(to_grpc_status(error))
+        return inference.AbortResponse()
+
+    async def GetModel(self, request, context):  # noqa: N802 -- the rpc's name
+        return inference.GetModelResponse(
+            model="fake",
+            model_revision="revision-1",
+            architecture="FakeForCausalLM",
+            vocab_size=128,
+            max_model_len=512,
+            eos_token_ids=[2],
+            dtype="float32",
+            has_chat_template=True,
+            default_params=request_pb2.ResolvedParams(temperature=1.0, top_p=0.9, max_tokens=100),
+        )
+
+    async def _hang(self) -> None:
+        self._seen.hanging.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._seen.cancelled.set()
+
+
+class FakeAdmin(admin_grpc.AdminServiceServicer):
+    """Fixed answers."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+
+    async def GetStats(self, request, context):  # noqa: N802 -- the rpc's name
+        return admin.GetStatsResponse(
+            running_requests=2, used_blocks=5, total_blocks=9, uptime_s=1.5
+        )
+
+    async def Drain(self, request, context):  # noqa: N802 -- the rpc's name
+        grace = request.grace_s if request.HasField("grace_s") else None
+        self._seen.drain_grace_s.append(grace)
+        return admin.DrainResponse(remaining_requests=1)
+
+    async def GetConfig(self, request, context):  # noqa: N802 -- the rpc's name
+        entries = [admin.ConfigEntry(name=n, json_value=v, source=s) for n, v, s in SETTINGS]
+        return admin.GetConfigResponse(entries=entries)
+
+
+@dataclass
+class FakeServer:
+    """A running fake: its address, what it saw, and how to direct it."""
+
+    address: str
+    seen: Seen
+    inference: FakeInference
+    set_health: Callable[[str, bool], None]
+
+    def play(self, *acts: Act) -> None:
+        """Set what the next calls do."""
+        self.inference.acts = list(acts)
+
+
+@contextmanager
+def fake_server() -> Iterator[FakeServer]:
+    """Run a fake on a free port until the block ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    seen = Seen()
+    servicer = FakeInference(seen)
+
+    async def start() -> tuple[grpc.aio.Server, int, health.aio.HealthServicer]:
+        server = grpc.aio.server()
+        checks = health.aio.HealthServicer()
+        inference_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+        admin_grpc.add_AdminServiceServicer_to_server(FakeAdmin(seen), server)
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return server, port, checks
+
+    server, port, checks = asyncio.run_coroutine_threadsafe(start(), loop).result()
+
+    def set_health(name: str, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        value = status.SERVING if serving else status.NOT_SERVING
+        asyncio.run_coroutine_threadsafe(checks.set(name, value), loop).result()
+
+    set_health("tandem.ready", True)
+    try:
+        yield FakeServer(f"127.0.0.1:{port}", seen, servicer, set_health)
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(None), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,358 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from tandem.errors import (
+    Draining,
+    InternalError,
+    InvalidParameter,
+    ModelChanged,
+    PromptTooLong,
+    QueueFull,
+    RequestNotFound,
+)
+from tandem.status import CallCancelled, PeerUnavailable
+from tandem_client import (
+    NO_RETRY,
+    AdminClient,
+    ChannelOptions,
+    Client,
+    Delta,
+    Done,
+    Finished,
+    FinishReason,
+    Queued,
+    RetryPolicy,
+    Setting,
+    Started,
+    is_serving,
+)
+from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, Act
+
+SOON = RetryPolicy(max_attempts=4, initial_delay_s=0.001, max_delay_s=0.001)
+"""Retries that do not make tests wait."""
+
+
+@pytest.fixture
+def client(server):
+    """A client of the fake that retries at once."""
+    with Client(server.address, retry=SOON) as connected:
+        yield connected
+
+
+class TestGenerate:
+    def test_stream_yields_the_grammar_in_order(self, client):
+        """
+        A stream is Started, progress, deltas, Finished and Done, as plain values.
+        """
+        events = list(client.generate("hi"))
+
+        assert [Started, Queued, Delta] == [type(event) for event in events[:3]]
+        assert [Finished, Done] == [type(event) for event in events[-2:]]
+        assert Finished(choice=0, reason=FinishReason.STOP_STRING, matched="!") == events[-2]
+        assert len(ANSWER) == events[-1].usage.output_tokens
+
+    def test_text_is_the_whole_answer_in_pieces(self, client):
+        """
+        The pieces of `text` concatenate to the output, and the stream keeps what framed them.
+        """
+        stream = client.generate("hi")
+
+        assert ANSWER == "".join(stream.text)
+        assert CHOSEN_SEED == stream.started.params.seed
+        assert FinishReason.STOP_STRING == stream.finished.reason
+        assert 1.5 == stream.done.timings.total_s
+
+    def test_offsets_count_the_ids_before(self, client):
+        """
+        Every delta's offset is the number of ids delivered before it.
+        """
+        deltas = [event for event in client.generate("hi") if isinstance(event, Delta)]
+
+        ids = []
+        for delta in deltas:
+            assert len(ids) == delta.first_token_offset
+            ids += delta.token_ids
+        assert [ord(character) for character in ANSWER] == ids
+
+    def test_refusal_is_the_servers_own_class(self, client, server):
+        """
+        A refused request raises the server's error with its field and is not tried again.
+        """
+        server.play(Act(accept=False, error=PromptTooLong("too long", field="prompt.text")))
+
+        with pytest.raises(PromptTooLong, match="too long") as refused:
+            list(client.generate("hi"))
+        assert "prompt.text" == refused.value.field
+        assert 1 == len(server.seen.generate)
+
+    def test_closing_cancels_the_request(self, client, server):
+        """
+        Closing a stream ends its call on the server, and its iteration ends quietly.
+        """
+        server.play(Act(num_tokens=5, hang=True))
+        stream = client.generate("hi")
+        next(stream)
+        assert server.seen.hanging.wait(10)
+        stream.close()
+
+        assert [] == [event for event in stream if isinstance(event, Finished)]
+        assert server.seen.cancelled.wait(10)
+
+    def test_leaving_the_block_cancels_the_request(self, client, server):
+        """
+        Leaving a stream's `with` block before its end cancels the call.
+        """
+        server.play(Act(num_tokens=5, hang=True))
+        with client.generate("hi") as stream:
+            next(stream)
+            assert server.seen.hanging.wait(10)
+
+        assert server.seen.cancelled.wait(10)
+
+    def test_close_from_another_thread_ends_a_waiting_iteration(self, client, server):
+        """
+        A thread that waits for the next event leaves when another closes the stream.
+        """
+        server.play(Act(num_tokens=5, hang=True))
+        stream = client.generate("hi")
+        text = queue.Queue()
+        reader = threading.Thread(target=lambda: [text.put(piece) for piece in stream.text])
+        reader.start()
+        heard = ""
+        while heard != ANSWER[:5]:
+            heard += text.get(timeout=10)
+        stream.close()
+        reader.join(10)
+
+        assert not reader.is_alive()
+        assert text.empty()
+
+    def test_deadline_cancels(self, client, server):
+        """
+        A passed deadline raises CallCancelled that names the gRPC code, and ends the call.
+        """
+        server.play(Act(num_tokens=2, hang=True))
+
+        with pytest.raises(CallCancelled) as passed:
+            list(client.generate("hi", deadline_s=0.3))
+        assert "DEADLINE_EXCEEDED" == passed.value.metadata["grpc_code"]
+        assert server.seen.cancelled.wait(10)
+
+    def test_stream_without_done_is_the_servers_fault(self, client, server):
+        """
+        An error that carries no reason of ours becomes InternalError.
+        """
+        server.play(Act(num_tokens=2, error=InternalError("a bug")))
+
+        with pytest.raises(InternalError, match="a bug"):
+            list(client.generate("hi"))
+
+
+class TestRetry:
+    def test_overload_is_retried_until_it_passes(self, client, server):
+        """
+        RESOURCE_EXHAUSTED with RetryInfo is tried again, and the caller sees one whole stream.
+        """
+        full = Act(accept=False, error=QueueFull("full", retry_after_s=0.001))
+        server.play(full, full, Act())
+
+        assert ANSWER == "".join(client.generate("hi").text)
+        assert 3 == len(server.seen.generate)
+
+    def test_retries_are_bounded(self, client, server):
+        """
+        After max_attempts tries the server's error is raised.
+        """
+        server.play(Act(accept=False, error=Draining("bye", retry_after_s=0.001)))
+
+        with pytest.raises(Draining, match="bye"):
+            list(client.generate("hi"))
+        assert 4 == len(server.seen.generate)
+
+    def test_no_retry_raises_the_first_failure(self, server):
+        """
+        With NO_RETRY a transient failure is raised at once.
+        """
+        server.play(Act(accept=False, error=Draining("bye")), Act())
+        with Client(server.address, retry=NO_RETRY) as client, pytest.raises(Draining):
+            list(client.generate("hi"))
+
+        assert 1 == len(server.seen.generate)
+
+    def test_complete_is_retried_too(self, client, server):
+        """
+        A unary call recovers from a transient failure as well.
+        """
+        server.play(Act(error=QueueFull("full", retry_after_s=0.001)), Act())
+
+        assert ANSWER == client.complete("hi").text
+        assert 2 == len(server.seen.complete)
+
+    def test_unreachable_server_is_named(self):
+        """
+        A server that cannot be reached raises PeerUnavailable after the last try.
+        """
+        with Client("127.0.0.1:1", retry=SOON) as client, pytest.raises(PeerUnavailable):
+            client.get_model()
+
+
+class TestResume:
+    @pytest.mark.parametrize("piece_lens", [(1, 3), (2,), (5, 1)], ids=str)
+    @pytest.mark.parametrize("num_tokens", [0, 1, 4, 6], ids=str)
+    def test_broken_stream_goes_on_after_what_was_delivered(
+        self, client, server, piece_lens, num_tokens
+    ):
+        """
+        A stream that breaks is asked for again with its seed; nothing is lost or repeated.
+        """
+        server.play(Act(num_tokens=num_tokens, error=Draining("bye")), Act(piece_lens=piece_lens))
+        events = list(client.generate("hi", request_id="mine", temperature=0.5))
+
+        deltas = [event for event in events if isinstance(event, Delta)]
+        assert ANSWER == "".join(delta.text for delta in deltas)
+        ids = []
+        for delta in deltas:
+            assert len(ids) == delta.first_token_offset
+            ids += delta.token_ids
+        assert [ord(character) for character in ANSWER] == ids
+        assert 1 == sum(isinstance(event, Started) for event in events)
+        second = server.seen.generate[1]
+        assert (CHOSEN_SEED, "mine", 0.5) == (
+            second.sampling.seed,
+            second.request_id,
+            second.sampling.temperature,
+        )
+
+    def test_different_repetition_raises_the_first_failure(self, client, server):
+        """
+        Where the repetition differs from what was delivered, the failure that broke the stream is raised.
+        """
+        server.play(Act(num_tokens=8, error=Draining("bye")), Act(answer="Something else."))
+
+        with pytest.raises(Draining, match="bye"):
+            list(client.generate("hi"))
+
+    def test_other_model_is_not_resumed(self, client, server):
+        """
+        A stream never goes on with another model than it began with.
+        """
+        server.play(Act(num_tokens=8, error=Draining("bye")), Act(revision="revision-2"))
+
+        with pytest.raises(ModelChanged):
+            list(client.generate("hi"))
+
+    def test_resume_can_be_switched_off(self, server):
+        """
+        Without resume a stream that began raises its failure, however transient.
+        """
+        server.play(Act(num_tokens=8, error=Draining("bye")), Act())
+        policy = RetryPolicy(initial_delay_s=0.001, resume=False)
+        with Client(server.address, retry=policy) as client, pytest.raises(Draining):
+            list(client.generate("hi"))
+
+        assert 1 == len(server.seen.generate)
+
+
+class TestUnaryCalls:
+    def test_complete_returns_all_of_it(self, client):
+        """
+        `complete` returns text, ids, reason, what matched, parameters and usage.
+        """
+        completion = client.complete("hi", seed=7)
+
+        assert (ANSWER, FinishReason.EOS, 2) == (
+            completion.text,
+            completion.reason,
+            completion.matched,
+        )
+        assert tuple(map(ord, ANSWER)) == completion.token_ids
+        assert 7 == completion.params.seed
+        assert 3 == completion.usage.prompt_tokens
+
+    def test_complete_has_a_deadline(self, client, server):
+        """
+        A unary call that takes too long raises CallCancelled.
+        """
+        server.play(Act(hang=True))
+
+        with pytest.raises(CallCancelled):
+            client.complete("hi", deadline_s=0.3)
+
+    def test_abort_of_an_unknown_id_is_not_found(self, client):
+        """
+        Abort succeeds for a live request and raises RequestNotFound for any other.
+        """
+        client.abort("live")
+
+        with pytest.raises(RequestNotFound, match="'gone'"):
+            client.abort("gone")
+
+    def test_model_is_described(self, client):
+        """
+        `get_model` returns name, limits and defaults.
+        """
+        model = client.get_model()
+
+        assert ("fake", 128, 512, (2,)) == (
+            model.name,
+            model.vocab_size,
+            model.max_model_len,
+            model.eos_token_ids,
+        )
+        assert model.has_chat_template
+
+    def test_metadata_goes_with_every_call(self, server):
+        """
+        Metadata of the channel options, a token say, is sent with each call.
+        """
+        options = ChannelOptions(metadata=(("authorization", "Bearer secret"),))
+        with Client(server.address, options=options) as client:
+            client.complete("hi")
+            list(client.generate("hi"))
+
+        assert ["Bearer secret"] * 2 == [seen["authorization"] for seen in server.seen.metadata]
+
+    def test_unsendable_argument_is_refused_before_any_call(self, client, server):
+        """
+        An argument that the message cannot carry raises InvalidParameter and sends nothing.
+        """
+        with pytest.raises(InvalidParameter):
+            client.generate("hi", seed=-1)
+        assert [] == server.seen.generate
+
+
+class TestAdmin:
+    def test_stats_drain_and_config(self, server):
+        """
+        The admin client returns stats, remaining requests and settings as plain values.
+        """
+        with AdminClient(server.address) as admin:
+            stats = admin.stats()
+            assert (2, 5, 9, 1.5) == (
+                stats.running_requests,
+                stats.used_blocks,
+                stats.total_blocks,
+                stats.uptime_s,
+            )
+            assert [1, 1] == [admin.drain(), admin.drain(0.0)]
+            assert [
+                Setting(name="block_size", value=16, source="default"),
+                Setting(name="listen", value="127.0.0.1:1", source="flag"),
+            ] == admin.config()
+        assert [None, 0.0] == server.seen.drain_grace_s
+
+    def test_health_is_asked_by_name(self, server):
+        """
+        `is_serving` follows the server's health, and an unknown name is an error.
+        """
+        assert is_serving(server.address, "tandem.ready", timeout_s=10)
+        server.set_health("tandem.ready", False)
+        assert not is_serving(server.address, "tandem.ready", timeout_s=10)
+        with pytest.raises(InternalError, match="NOT_FOUND"):
+            is_serving(server.address, "no such name", timeout_s=10)
