@@ -86,8 +86,8 @@ class SchedulerEnd:
 
     @property
     def num_inflight(self) -> int:
-        """Steps sent whose result was not yet let through."""
-        return self.last_sent_step_id - self.last_applied_step_id
+        """Steps sent whose result may still be let through; 0 when the session is lost."""
+        return len(self._sent)
 
     @property
     def can_send(self) -> bool:
@@ -144,13 +144,14 @@ class SchedulerEnd:
         Take the first answer of the stream.
 
         Returns:
-            Encoded steps the executor has not received, to be sent in this order before any other.
+            Encoded steps the executor has not received, to be sent in this order before any other;
+            none for a duplicate.
 
         Raises:
             SessionLost: Another boot answers, or the two ends do not know the same steps.
         """
         if self.state is not LinkState.ATTACHING:
-            self._raise_lost(f"Attached came while the link was {self.state.value}")
+            return []
         if attached.boot_id != self.boot_id:
             self._raise_lost(f"boot {attached.boot_id!r} answered for boot {self.boot_id!r}")
         received, completed = attached.last_received_step_id, attached.last_completed_step_id
