@@ -1,0 +1,112 @@
+"""Keyword arguments become a message."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.errors import InvalidParameter
+from tandem_client.request import build_request
+
+
+class TestBuildRequest:
+    def test_what_is_not_given_stays_unset(self):
+        """
+        Only the prompt is sent when only the prompt is given, so that the server's defaults hold.
+        """
+        request = build_request("hi", {})
+
+        assert ["text"] == [field.name for field, _ in request.ListFields()]
+
+    def test_zero_is_sent_where_zero_is_given(self):
+        """
+        Zero and unset differ: temperature 0 and seed 0 reach the server.
+        """
+        request = build_request("hi", {"temperature": 0.0, "seed": 0, "max_tokens": 0})
+
+        assert request.sampling.HasField("temperature")
+        assert request.sampling.HasField("seed")
+        assert request.stopping.HasField("max_tokens")
+        assert not request.sampling.HasField("top_p")
+
+    def test_every_option_has_its_field(self):
+        """
+        Each option lands in the field of its name.
+        """
+        request = build_request(
+            None,
+            {
+                "token_ids": [1, 2],
+                "temperature": 0.5,
+                "top_k": -1,
+                "top_p": 0.25,
+                "seed": 2**64 - 1,
+                "max_tokens": 9,
+                "stop": ["a", "b"],
+                "stop_token_ids": [3],
+                "ignore_eos": True,
+                "time_limit_s": 1.5,
+                "request_id": "mine",
+            },
+        )
+
+        assert [1, 2] == list(request.token_ids.ids)
+        assert (0.5, -1, 0.25, 2**64 - 1) == (
+            request.sampling.temperature,
+            request.sampling.top_k,
+            request.sampling.top_p,
+            request.sampling.seed,
+        )
+        assert (9, ["a", "b"], [3], True) == (
+            request.stopping.max_tokens,
+            list(request.stopping.stop),
+            list(request.stopping.stop_token_ids),
+            request.stopping.ignore_eos,
+        )
+        assert (1500, "mine") == (request.time_limit_ms, request.request_id)
+
+    def test_single_stop_string_is_one_string(self):
+        """
+        A plain string for `stop` means that string, not its characters.
+        """
+        assert ["end"] == list(build_request("hi", {"stop": "end"}).stopping.stop)
+
+    def test_messages_become_turns(self):
+        """
+        Messages keep their order, roles and contents.
+        """
+        messages = [{"role": "system", "content": ""}, {"role": "user", "content": "hi"}]
+        request = build_request(None, {"messages": messages})
+
+        assert messages == [{"role": m.role, "content": m.content} for m in request.chat.messages]
+
+    def test_empty_conversation_is_sent_for_the_server_to_judge(self):
+        """
+        No messages and no ids are still a chosen kind of prompt.
+        """
+        assert "chat" == build_request(None, {"messages": []}).WhichOneof("prompt")
+        assert "token_ids" == build_request(None, {"token_ids": []}).WhichOneof("prompt")
+
+    @pytest.mark.parametrize(
+        ("prompt", "options", "field"),
+        [
+            (None, {}, "prompt"),
+            ("hi", {"token_ids": [1]}, "prompt"),
+            ("hi", {"seed": -1}, "sampling.seed"),
+            ("hi", {"seed": 2**64}, "sampling.seed"),
+            ("hi", {"temperature": "hot"}, "sampling.temperature"),
+            ("hi", {"max_tokens": 1.5}, "stopping.max_tokens"),
+            ("hi", {"time_limit_s": -1}, "time_limit_ms"),
+            ("\ud800", {}, "prompt.text"),
+            (None, {"token_ids": [2**40]}, "prompt.token_ids"),
+            (None, {"messages": [{"role": "user"}]}, "chat.messages[0]"),
+            (None, {"messages": [{"role": "user", "content": 3}]}, "chat.messages[0].content"),
+        ],
+    )
+    def test_what_cannot_be_sent_is_named(self, prompt, options, field):
+        """
+        A value that the message cannot carry raises InvalidParameter with its path.
+        """
+        with pytest.raises(InvalidParameter) as refused:
+            build_request(prompt, options)
+
+        assert field == refused.value.field
