@@ -2,3 +2,6 @@
 The step link as pure state machines: no sockets, no threads, no clock. Both ends and the tests
 share it.
 """
+
+PROTOCOL_VERSION = 1
+"""Version of tandem.executor.v1's step protocol; Describe and OpenSession compare it."""

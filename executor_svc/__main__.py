@@ -1,0 +1,81 @@
+"""`python -m executor_svc`: read settings, serve, stop on SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+import structlog
+
+from executor_svc.config import LoadedSettings, load_settings
+from executor_svc.engine import load_engine
+from executor_svc.server import ExecutorServer
+from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory, TandemError
+from tandem.telemetry import configure_logging
+
+EXIT_STOPPED = 0
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+"""The configuration or the model cannot work; starting again will not help."""
+
+_log = structlog.get_logger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one executor process; gives its exit code."""
+    try:
+        loaded = load_settings(sys.argv[1:] if argv is None else argv, os.environ)
+        configure_logging(loaded.settings.log_level, loaded.settings.log_format)
+        return _serve(loaded)
+    except TandemError as error:
+        sys.stderr.write(f"{error.reason}: {error.message}\n")
+        refused = isinstance(error, InvalidConfig | InvalidModel | OutOfMemory)
+        return EXIT_REFUSED if refused else EXIT_FAILED
+
+
+def _serve(loaded: LoadedSettings) -> int:
+    """
+    Serve until a signal or a fatal error.
+
+    Raises:
+        TandemError: Why the process cannot go on.
+    """
+    ends: queue.SimpleQueue[TandemError | signal.Signals] = queue.SimpleQueue()
+    server = ExecutorServer(lambda boot_id: load_engine(loaded, boot_id), ends.put)
+    _on_signals(ends)
+    server.listen(loaded.settings.listen)
+    if loaded.settings.ready_file is not None:
+        server.write_ready_file(loaded.settings.ready_file)
+    server.load()
+    end = ends.get()
+    is_clean = server.stop()
+    if isinstance(end, TandemError):
+        raise end
+    _log.info("stopped", signal=end.name)
+    if not is_clean:
+        sys.stderr.flush()
+        os._exit(EXIT_STOPPED)  # a thread is still inside the loader: no orderly way to end it
+    return EXIT_STOPPED
+
+
+def _on_signals(ends: queue.SimpleQueue[TandemError | signal.Signals]) -> None:
+    """The first SIGTERM or SIGINT asks for an orderly end, the second ends at once."""
+    num_signals = 0
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals > 1:
+            os._exit(EXIT_FAILED)
+        ends.put(signal.Signals(number))
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

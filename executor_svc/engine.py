@@ -1,0 +1,155 @@
+"""From settings to a warm runner, with the limits that settings and model together allow."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import structlog
+import torch
+
+from executor_svc.config import LoadedSettings
+from executor_svc.memory import KvMemory
+from executor_svc.model import LoadedModel, ModelConfig, load_model
+from executor_svc.runner import ModelRunner
+from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
+from tandem.engine_config import EngineConfig
+from tandem.errors import InvalidConfig
+from tandem.executor.v1.executor_service_pb2 import DescribeResponse
+from tandem.executor.v1.executor_service_pb2 import GenerationDefaults as DefaultsMessage
+from tandem.link import PROTOCOL_VERSION
+
+MAX_INFLIGHT_STEPS = 8
+"""Credit: steps a scheduler may send ahead of the results it has applied."""
+
+HEARTBEAT_INTERVAL_S = 0.2
+
+_GIB = 2**30
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What a loaded executor is; the runner belongs to the thread that loaded it."""
+
+    runner: ModelRunner
+    description: DescribeResponse
+    tokenizer_files: tuple[TokenizerFile, ...]
+
+
+def load_engine(loaded: LoadedSettings, boot_id: str) -> Engine:
+    """
+    Load the model, allocate KV memory and warm up; logs what was chosen.
+
+    Raises:
+        InvalidConfig: A limit or device that this model or machine does not allow.
+        InvalidModel: The model directory cannot be used.
+        OutOfMemory: Weights or KV blocks do not fit.
+    """
+    settings = loaded.settings
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+    limits = fit_limits(loaded, model.config)
+    kv = KvMemory(model.config, limits.max_num_blocks, limits.block_size, model.dtype, model.device)
+    _log.info(
+        "kv_allocated",
+        num_blocks=kv.num_blocks,
+        block_size=kv.block_size,
+        tokens=kv.num_blocks * kv.block_size,
+        gib=round(kv.device_bytes / _GIB, 3),
+        max_model_len=limits.max_model_len,
+        max_model_len_from=_source_of_length(loaded, limits),
+    )
+    num_slots = 2 * limits.max_batch_size
+    runner = ModelRunner(
+        model,
+        kv,
+        num_slots=num_slots,
+        max_model_len=limits.max_model_len,
+        boot_id=boot_id,
+        collect_margins=settings.collect_margins,
+    )
+    started = time.monotonic()
+    runner.warm_up()
+    _log.info("warmed_up", seconds=round(time.monotonic() - started, 3))
+    tokenizer_files = read_tokenizer_files(settings.model)
+    if not any(file.name == "tokenizer.json" for file in tokenizer_files):
+        _log.warning("tokenizer_missing", model=str(settings.model), file="tokenizer.json")
+    return Engine(
+        runner=runner,
+        description=_describe(loaded, model, kv, limits, num_slots=num_slots, boot_id=boot_id),
+        tokenizer_files=tokenizer_files,
+    )
+
+
+def fit_limits(loaded: LoadedSettings, config: ModelConfig) -> EngineConfig:
+    """
+    Join the limits with the model's longest sequence: a default gives way, a set value does not.
+
+    Raises:
+        InvalidConfig: A length was set that the model does not support, or a rule fails with the
+            model's length.
+    """
+    limits, longest = loaded.limits, config.max_position_embeddings
+    if limits.max_model_len > longest:
+        if "max_model_len" in loaded.sources:
+            raise InvalidConfig(
+                f"max_model_len is set to {limits.max_model_len} "
+                f"({loaded.sources['max_model_len']}), but the model supports at most {longest} "
+                f"tokens (max_position_embeddings): lower max_model_len to {longest} or less"
+            )
+        limits = replace(limits, max_model_len=longest)
+    limits.validate()
+    for warning in limits.warnings():
+        _log.warning("unusual_setting", what=warning)
+    return limits
+
+
+def _source_of_length(loaded: LoadedSettings, limits: EngineConfig) -> str:
+    if limits.max_model_len < loaded.limits.max_model_len:
+        return f"model (default is {loaded.limits.max_model_len})"
+    return loaded.sources.get("max_model_len", "default")
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return str(device)
+
+
+def _describe(
+    loaded: LoadedSettings,
+    model: LoadedModel,
+    kv: KvMemory,
+    limits: EngineConfig,
+    *,
+    num_slots: int,
+    boot_id: str,
+) -> DescribeResponse:
+    defaults = model.config.generation_defaults
+    return DescribeResponse(
+        protocol_version=PROTOCOL_VERSION,
+        boot_id=boot_id,
+        model_fingerprint=model.fingerprint,
+        model_name=loaded.model_name,
+        architecture=model.config.architecture,
+        dtype=model.dtype_name,
+        vocab_size=model.config.vocab_size,
+        max_model_len=limits.max_model_len,
+        block_size=kv.block_size,
+        num_blocks=kv.num_blocks,
+        num_slots=num_slots,
+        max_batch_size=limits.max_batch_size,
+        max_total_tokens=limits.max_total_tokens,
+        max_inflight_steps=MAX_INFLIGHT_STEPS,
+        kv_bytes_per_block=kv.bytes_per_block,
+        eos_token_ids=np.asarray(model.config.eos_token_ids, "<i4").tobytes(),
+        generation_defaults=DefaultsMessage(
+            temperature=defaults.temperature, top_k=defaults.top_k, top_p=defaults.top_p
+        ),
+        device=_device_name(model.device),
+        features=["suspend", *(["margins"] if loaded.settings.collect_margins else [])],
+        heartbeat_interval_ms=int(HEARTBEAT_INTERVAL_S * 1000),
+    )

@@ -1,0 +1,76 @@
+"""The one place where an error becomes a gRPC status, for every method of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+
+from tandem.errors import InternalError, TandemError
+from tandem.status import to_grpc_status
+
+_log = structlog.get_logger(__name__)
+
+
+class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
+    """Turns TandemErrors into typed statuses; anything else is logged and becomes INTERNAL."""
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Wrap the method that was found."""
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(
+                _unary(handler.unary_unary, method),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(
+                _streaming(handler.unary_stream, method),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                _streaming(handler.stream_stream, method),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return handler
+
+
+def _unary(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def wrapped(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return behaviour(request, context)
+        except Exception as error:  # noqa: BLE001  # the outermost frame of every call
+            _abort(context, method, error)
+
+    return wrapped
+
+
+def _streaming(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def wrapped(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            yield from behaviour(request, context)
+        except Exception as error:  # noqa: BLE001  # the outermost frame of every call
+            _abort(context, method, error)
+
+    return wrapped
+
+
+def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
+    if not isinstance(error, TandemError):
+        _log.error("call_broken", method=method, exc_info=error)
+        error = InternalError("a bug in the executor: see its log")
+    _log.info("call_refused", method=method, reason=error.reason, message=error.message)
+    context.abort_with_status(to_grpc_status(error))

@@ -1,0 +1,186 @@
+"""The one thread that touches the device: loads, then runs one step after another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+import torch
+
+from executor_svc.engine import Engine
+from executor_svc.progress import Progress
+from executor_svc.runner import ModelRunner
+from executor_svc.step_link import QueuedStep, SlotReset, StepLink
+from tandem.errors import InternalError, OutOfMemory, SessionLost, TandemError
+from tandem.link.batch import Batch, Resume, Step, StepFailed, StepResult, Suspend
+from tandem.link.wire import encode_response
+
+_log = structlog.get_logger(__name__)
+
+
+class RunnerThread(threading.Thread):
+    """Never waits for gRPC, only for the next step."""
+
+    def __init__(
+        self,
+        link: StepLink,
+        progress: Progress,
+        *,
+        boot_id: str,
+        load: Callable[[], Engine],
+        on_ready: Callable[[Engine], None],
+        on_fatal: Callable[[TandemError], None],
+    ) -> None:
+        """
+        Args:
+            link: Where steps come from and outcomes go.
+            progress: Learns how long steps take.
+            boot_id: Put into failures.
+            load: Builds the engine; called on this thread.
+            on_ready: Called on this thread once steps can run.
+            on_fatal: Called on this thread when it ends because of an error.
+        """
+        super().__init__(name="runner", daemon=True)
+        self._link = link
+        self._progress = progress
+        self._boot_id = boot_id
+        self._load = load
+        self._on_ready = on_ready
+        self._on_fatal = on_fatal
+
+    def run(self) -> None:
+        """Load, then work until the link says stop or the device fails."""
+        try:
+            engine = self._load()
+            self._on_ready(engine)
+            self._work(engine.runner)
+        except TandemError as error:
+            self._on_fatal(error)
+        except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
+            _log.error("runner_broken", exc_info=error)
+            self._on_fatal(InternalError(f"the runner thread broke: {_in_words(error)}"))
+
+    def _work(self, runner: ModelRunner) -> None:
+        while (job := self._link.next_job()) is not None:
+            if isinstance(job, SlotReset):
+                runner.reset()
+                job.done.set()
+            else:
+                self._run_step(runner, job)
+
+    def _run_step(self, runner: ModelRunner, job: QueuedStep) -> None:
+        step = job.step
+        started_ns = time.monotonic_ns()
+        try:
+            result = self._execute(runner, step)
+        except SessionLost as error:
+            self._lose(runner, step, error)
+        except Exception as error:  # noqa: BLE001  # any failure of a step is reported, typed
+            self._fail(step, error)
+        else:
+            ended_ns = time.monotonic_ns()
+            self._progress.completed(_num_tokens(step), (ended_ns - started_ns) / 1e9)
+            timings = replace(
+                result.timings,
+                queued_ns=started_ns - job.received_ns,
+                total_ns=ended_ns - job.received_ns,
+            )
+            self._link.complete(step, encode_response(replace(result, timings=timings)))
+
+    def _execute(self, runner: ModelRunner, step: Step) -> StepResult:
+        """
+        Run one command.
+
+        Raises:
+            SessionLost: The step contradicts the slot state, or the hash after it differs.
+        """
+        self._progress.started(_num_tokens(step))
+        match step.command:
+            case Batch() as batch:
+                result = runner.execute(batch, step.step_id)
+            case Suspend(kv_mode=kv_mode):
+                runner.suspend(kv_mode)
+                result = runner.execute(Batch(), step.step_id)
+            case Resume():
+                runner.resume()
+                result = runner.execute(Batch(), step.step_id)
+        if runner.state_hash != step.state_hash:
+            raise SessionLost(
+                f"after step {step.step_id} the scheduler's state hash is "
+                f"{step.state_hash:#018x}, the executor's {runner.state_hash:#018x}"
+            )
+        return result
+
+    def _lose(self, runner: ModelRunner, step: Step, error: SessionLost) -> None:
+        slots = runner.slots
+        live = slots.live.nonzero()[0]
+        _log.error(
+            "session_lost",
+            why=error.message,
+            session_epoch=step.session_epoch,
+            step_id=step.step_id,
+            slot=live.tolist(),
+            generation=slots.generation[live].tolist(),
+            planned=slots.planned[live].tolist(),
+            blocks=[slots.blocks_of(slot).tolist() for slot in live.tolist()],
+        )
+        self._link.lose(step, error)
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        """
+        Report a failed step.
+
+        Raises:
+            TandemError: The device is unusable; the process must end.
+        """
+        sticky = is_sticky(error)
+        typed = _typed(error)
+        _log.error(
+            "step_failed",
+            step_id=step.step_id,
+            session_epoch=step.session_epoch,
+            sticky=sticky,
+            exc_info=error,
+        )
+        failure = StepFailed(
+            boot_id=self._boot_id,
+            step_id=step.step_id,
+            reason=typed.reason,
+            message=typed.message,
+            sticky=sticky,
+        )
+        self._link.complete(step, encode_response(failure), failed=True)
+        if sticky:
+            raise typed
+
+
+def is_sticky(error: Exception) -> bool:
+    """Tell whether the device is lost for this process: CUDA errors other than out of memory."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    )
+
+
+def _typed(error: Exception) -> TandemError:
+    if isinstance(error, TandemError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return OutOfMemory(
+            f"a step ran out of device memory ({_in_words(error)}): lower max_total_tokens, "
+            "max_batch_size or max_num_blocks"
+        )
+    return InternalError(f"a step failed: {_in_words(error)}")
+
+
+def _in_words(error: Exception) -> str:
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
+def _num_tokens(step: Step) -> int:
+    return step.command.num_tokens if isinstance(step.command, Batch) else 0

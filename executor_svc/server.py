@@ -1,0 +1,175 @@
+"""One executor process: the gRPC server, its threads, and how they start and stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import structlog
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from executor_svc.engine import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
+from executor_svc.interceptor import ErrorInterceptor
+from executor_svc.progress import Progress
+from executor_svc.runner_thread import RunnerThread
+from executor_svc.service import SERVICE_NAME, ExecutorService
+from executor_svc.step_link import StepLink
+from tandem.errors import AddressInUse, Draining, TandemError
+
+READY = "tandem.ready"
+PROGRESS = "tandem.progress"
+
+_MAX_MESSAGE_BYTES = 64 << 20
+_SERVER_THREADS = 32
+_STREAM_END_GRACE_S = 2.0
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+_log = structlog.get_logger(__name__)
+
+
+class ExecutorServer:
+    """
+    Listens first, then loads; `stop` finishes the running step.
+
+    Attributes:
+        boot_id: Random per instance.
+        address: Where it listens; known after `listen`.
+    """
+
+    def __init__(
+        self, load: Callable[[str], Engine], on_fatal: Callable[[TandemError], None]
+    ) -> None:
+        """
+        Args:
+            load: Builds the engine for a boot_id; called on the runner thread.
+            on_fatal: Called on the runner thread when an error ended it.
+        """
+        self.boot_id = uuid.uuid4().hex
+        self.address = ""
+        self._link = StepLink(self.boot_id, MAX_INFLIGHT_STEPS)
+        self._progress = Progress()
+        self._service = ExecutorService(self._link, self.boot_id)
+        self._health = health.HealthServicer()
+        self._stopping = threading.Event()
+        self._server = self._build_server()
+        self._runner = RunnerThread(
+            self._link,
+            self._progress,
+            boot_id=self.boot_id,
+            load=lambda: load(self.boot_id),
+            on_ready=self._on_ready,
+            on_fatal=on_fatal,
+        )
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def listen(self, address: str) -> None:
+        """
+        Bind and serve; calls that need the model answer EXECUTOR_LOADING until it is loaded.
+
+        Raises:
+            AddressInUse: Something else listens there, or the address is not this machine's.
+        """
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise AddressInUse(
+                f"cannot listen on {address}: it is in use or not an address of this machine; "
+                "stop what listens there or choose another with --listen"
+            ) from error
+        self.address = address
+        if not address.startswith("unix:"):
+            self.address = f"{address.rpartition(':')[0]}:{port}"
+        for name, status in (("", _SERVING), (READY, _NOT_SERVING), (PROGRESS, _SERVING)):
+            self._health.set(name, status)
+        self._server.start()
+        _log.info("listening", address=self.address, boot_id=self.boot_id)
+
+    def load(self) -> None:
+        """Start loading, heartbeats and, once loaded, steps."""
+        self._runner.start()
+        self._heart.start()
+
+    def stop(self) -> bool:
+        """
+        Turn unready, finish the running step, end the streams and the server.
+
+        Returns:
+            False if the runner thread was still loading and has been left behind.
+        """
+        self._health.set(READY, _NOT_SERVING)
+        is_loading = self._service.engine is None and self._runner.is_alive()
+        self._link.stop(Draining("the executor is stopping"))
+        if self._runner.is_alive() and not is_loading:
+            self._runner.join()
+        self._stopping.set()
+        self._link.end_streams()
+        self._server.stop(_STREAM_END_GRACE_S).wait()
+        return not is_loading
+
+    def write_ready_file(self, path: Path) -> None:
+        """Say where we listen, in one piece: a reader never sees half a file."""
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(json.dumps({"address": self.address, "pid": os.getpid()}))
+        partial.replace(path)
+
+    def _build_server(self) -> grpc.Server:
+        server = grpc.server(
+            ThreadPoolExecutor(_SERVER_THREADS, thread_name_prefix="grpc"),
+            interceptors=[ErrorInterceptor()],
+            options=_SERVER_OPTIONS,
+            maximum_concurrent_rpcs=_SERVER_THREADS,
+        )
+        server.add_generic_rpc_handlers((self._service.handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(
+            (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        return server
+
+    def _on_ready(self, engine: Engine) -> None:
+        self._service.engine = engine
+        self._health.set(READY, _SERVING)
+        about = engine.description
+        _log.info(
+            "ready",
+            address=self.address,
+            model=about.model_name,
+            dtype=about.dtype,
+            device=about.device,
+            threads=torch.get_num_threads(),
+            num_slots=about.num_slots,
+        )
+
+    def _beat(self) -> None:
+        """Heartbeats and the progress check, from a thread that no step can hold up."""
+        was_stuck = False
+        while not self._stopping.wait(HEARTBEAT_INTERVAL_S):
+            beat = self._link.beat()
+            is_stuck = self._progress.is_stuck(beat.elapsed_ms / 1000)
+            if is_stuck != was_stuck:
+                was_stuck = is_stuck
+                self._health.set(PROGRESS, _NOT_SERVING if is_stuck else _SERVING)
+                _log.warning(
+                    "step_stuck" if is_stuck else "step_goes_on",
+                    step_id=beat.running_step_id,
+                    elapsed_ms=beat.elapsed_ms,
+                )

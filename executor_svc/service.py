@@ -1,0 +1,156 @@
+"""The methods of tandem.executor.v1.ExecutorService."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from executor_svc.engine import Engine
+from executor_svc.step_link import StepLink
+from executor_svc.step_stream import StepStream
+from executor_svc.tokenizer_files import chunks
+from tandem.errors import (
+    ExecutorLoading,
+    IncompatibleExecutor,
+    InvalidParameter,
+    SessionLost,
+    TandemError,
+)
+from tandem.executor.v1 import executor_service_pb2 as executor_pb2
+from tandem.executor.v1 import session_pb2
+from tandem.link import PROTOCOL_VERSION
+from tandem.link.session import Attach
+from tandem.link.wire import decode_request
+
+SERVICE_NAME = "tandem.executor.v1.ExecutorService"
+MIN_LEASE_MS = 1000
+
+_POLL_S = 0.5
+"""How often a call that waits for the running step looks whether its caller is still there."""
+
+
+class ExecutorService:
+    """
+    Answers calls on server threads; everything that changes state goes through the step link.
+
+    `engine` is set once, by whoever loaded it; until then calls that need it are refused.
+    """
+
+    def __init__(self, link: StepLink, boot_id: str) -> None:
+        self.engine: Engine | None = None
+        self._link = link
+        self._boot_id = boot_id
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """
+        The methods for a server; Execute carries bytes both ways, so a message is encoded once.
+        """
+        methods = {
+            "Describe": grpc.unary_unary_rpc_method_handler(
+                self.describe,
+                executor_pb2.DescribeRequest.FromString,
+                executor_pb2.DescribeResponse.SerializeToString,
+            ),
+            "OpenSession": grpc.unary_unary_rpc_method_handler(
+                self.open_session,
+                session_pb2.OpenSessionRequest.FromString,
+                session_pb2.OpenSessionResponse.SerializeToString,
+            ),
+            "GetTokenizer": grpc.unary_stream_rpc_method_handler(
+                self.get_tokenizer,
+                executor_pb2.GetTokenizerRequest.FromString,
+                executor_pb2.GetTokenizerResponse.SerializeToString,
+            ),
+            "Execute": grpc.stream_stream_rpc_method_handler(self.execute),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+
+    def describe(
+        self, _request: executor_pb2.DescribeRequest, _context: grpc.ServicerContext
+    ) -> executor_pb2.DescribeResponse:
+        """Say what this executor is."""
+        return self._loaded().description
+
+    def get_tokenizer(
+        self, _request: executor_pb2.GetTokenizerRequest, _context: grpc.ServicerContext
+    ) -> Iterator[executor_pb2.GetTokenizerResponse]:
+        """Stream the tokenizer's files."""
+        return chunks(self._loaded().tokenizer_files)
+
+    def open_session(
+        self, request: session_pb2.OpenSessionRequest, context: grpc.ServicerContext
+    ) -> session_pb2.OpenSessionResponse:
+        """Begin a session; answers when the running step has ended and all slots are reset."""
+        self._loaded()
+        _check_open(request)
+        epoch, is_reset = self._link.open_session(
+            request.scheduler_id,
+            take_over=request.take_over,
+            lease_s=request.lease_ms / 1000,
+        )
+        while not is_reset.wait(_POLL_S):
+            if not context.is_active():
+                break
+        return session_pb2.OpenSessionResponse(boot_id=self._boot_id, session_epoch=epoch)
+
+    def execute(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """
+        Carry one stream: a thread of its own reads, this one writes.
+        """
+        stream = StepStream()
+        if not context.add_callback(stream.end):  # a broken connection must wake the writer
+            return
+        reader = threading.Thread(
+            target=self._read, args=(requests, stream), name="step-reader", daemon=True
+        )
+        reader.start()
+        try:
+            yield from stream.messages()
+        finally:
+            self._link.detach(stream)
+
+    def _read(self, requests: Iterator[bytes], stream: StepStream) -> None:
+        """Take a stream's messages until it ends, breaks or violates the protocol."""
+        error: TandemError | None = None
+        try:
+            for raw in requests:
+                self._take(raw, stream)
+        except TandemError as refused:
+            error = refused
+        except grpc.RpcError:
+            error = None  # the connection broke; nobody is left to tell
+        self._link.detach(stream)
+        stream.end(error)
+
+    def _take(self, raw: bytes, stream: StepStream) -> None:
+        message = decode_request(raw)
+        if isinstance(message, Attach):
+            if stream.attach_id:
+                raise SessionLost("Attach came twice: it is the first message of a stream only")
+            self._link.attach(message, stream)
+        elif not stream.attach_id:
+            raise SessionLost("a step came before Attach: Attach is the first message of a stream")
+        else:
+            self._link.receive(message, raw, stream)
+
+    def _loaded(self) -> Engine:
+        if self.engine is None:
+            raise ExecutorLoading("the executor is still loading its model: try again in a moment")
+        return self.engine
+
+
+def _check_open(request: session_pb2.OpenSessionRequest) -> None:
+    if request.protocol_version != PROTOCOL_VERSION:
+        raise IncompatibleExecutor(
+            f"the scheduler speaks step protocol {request.protocol_version}, this executor "
+            f"{PROTOCOL_VERSION}: run both from the same release"
+        )
+    if not request.scheduler_id:
+        raise InvalidParameter("scheduler_id must not be empty", field="scheduler_id")
+    if request.lease_ms < MIN_LEASE_MS:
+        raise InvalidParameter(
+            f"lease_ms must be at least {MIN_LEASE_MS}, got {request.lease_ms}", field="lease_ms"
+        )

@@ -1,0 +1,197 @@
+"""
+Where server threads, the heartbeat thread and the runner thread meet: sessions, queued steps,
+results.
+
+Every method takes the one lock for a moment; no thread computes or does I/O while it holds it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from executor_svc.step_stream import StepStream
+from tandem.errors import SessionLost, StreamReplaced, TandemError
+from tandem.link.batch import Step
+from tandem.link.executor_end import ExecutorEnd
+from tandem.link.session import Attach, Heartbeat
+from tandem.link.wire import encode_response
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedStep:
+    """A step in its place in the queue; `received_ns` is monotonic time."""
+
+    step: Step
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReset:
+    """A new session begins: forget all slots, then tell who waits."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class StepLink:
+    """Serialises all access to the protocol's state machine and feeds the runner thread."""
+
+    def __init__(
+        self,
+        boot_id: str,
+        max_inflight_steps: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._end = ExecutorEnd(boot_id, max_inflight_steps)
+        self._clock_ns = clock_ns
+        self._changed = threading.Condition()
+        self._jobs: deque[QueuedStep | SlotReset] = deque()
+        self._stream: StepStream | None = None
+        self._stopped_by: TandemError | None = None
+
+    def open_session(
+        self, scheduler_id: str, *, take_over: bool, lease_s: float
+    ) -> tuple[int, threading.Event]:
+        """
+        Begin a session: steps still queued are dropped, an open stream ends.
+
+        Returns:
+            The epoch, and an event that is set once the running step has ended and all slots are
+            reset; only then may the caller be answered.
+
+        Raises:
+            SessionHeld: Another scheduler's lease is live.
+            Draining: The executor is stopping.
+        """
+        reset = SlotReset()
+        with self._changed:
+            if self._stopped_by is not None:
+                raise self._stopped_by
+            epoch = self._end.open_session(scheduler_id, take_over, lease_s, self._now_s())
+            self._end_stream(SessionLost(f"session {epoch} was opened by {scheduler_id!r}"))
+            kept = [job for job in self._jobs if isinstance(job, SlotReset)]
+            dropped = len(self._jobs) - len(kept)
+            self._jobs = deque([*kept, reset])
+            self._changed.notify_all()
+        _log.info(
+            "session_opened",
+            session_epoch=epoch,
+            scheduler_id=scheduler_id,
+            take_over=take_over,
+            lease_s=lease_s,
+            dropped_steps=dropped,
+        )
+        return epoch, reset.done
+
+    def attach(self, attach: Attach, stream: StepStream) -> None:
+        """
+        Make `stream` the session's stream and send it the first answer and the owed results.
+
+        Raises:
+            SessionLost: The session cannot go on.
+            StreamReplaced: A newer stream is attached.
+            Draining: The executor is stopping.
+        """
+        with self._changed:
+            if self._stopped_by is not None:
+                raise self._stopped_by
+            attached, owed = self._end.attach(attach, self._now_s())
+            self._end_stream(
+                StreamReplaced(f"stream {attach.attach_id} replaced this one in its session")
+            )
+            stream.session_epoch, stream.attach_id = attach.session_epoch, attach.attach_id
+            self._stream = stream
+            stream.put(encode_response(attached))
+            for message in owed:
+                stream.put(message)
+        _log.info(
+            "stream_attached",
+            session_epoch=attach.session_epoch,
+            attach_id=attach.attach_id,
+            acked_step_id=attach.acked_step_id,
+            results_sent_again=len(owed),
+        )
+
+    def receive(self, step: Step, raw: bytes, stream: StepStream) -> None:
+        """
+        Queue a step that came on a stream, unless it came before.
+
+        Raises:
+            SessionLost: The step breaks the protocol.
+            StreamReplaced: A newer stream is attached.
+        """
+        with self._changed:
+            if self._end.receive(step, raw, stream.attach_id, self._now_s()):
+                self._jobs.append(QueuedStep(step, self._clock_ns()))
+                self._changed.notify_all()
+
+    def detach(self, stream: StepStream) -> None:
+        """Note that a stream is over; steps already received go on."""
+        with self._changed:
+            self._end.detach(stream.session_epoch, stream.attach_id)
+            if self._stream is stream:
+                self._stream = None
+
+    def next_job(self) -> QueuedStep | SlotReset | None:
+        """Wait for what the runner does next; a step counts as running from here. None: stop."""
+        with self._changed:
+            while True:
+                while not self._jobs and self._stopped_by is None:
+                    self._changed.wait()
+                if self._stopped_by is not None:
+                    return None
+                job = self._jobs.popleft()
+                if isinstance(job, SlotReset):
+                    return job
+                is_current = job.step.session_epoch == self._end.session_epoch
+                if is_current and self._end.can_execute:
+                    self._end.start(job.step.step_id, self._now_s())
+                    return job
+
+    def complete(self, step: Step, encoded: bytes, *, failed: bool = False) -> None:
+        """Keep a step's outcome, and send it if its session's stream is attached."""
+        with self._changed:
+            is_wanted = self._end.complete(step.session_epoch, step.step_id, encoded, failed=failed)
+            if is_wanted and self._stream is not None:
+                self._stream.put(encoded)
+
+    def lose(self, step: Step, error: SessionLost) -> None:
+        """End the session a step belonged to: the two ends no longer agree."""
+        with self._changed:
+            if step.session_epoch == self._end.session_epoch:
+                self._end.lose(error.message)
+                self._end_stream(error)
+
+    def beat(self) -> Heartbeat:
+        """Send a heartbeat, unless older messages still wait to be sent; gives what it says."""
+        with self._changed:
+            heartbeat = self._end.heartbeat(self._now_s())
+            if self._stream is not None and self._stream.is_idle:
+                self._stream.put(encode_response(heartbeat))
+        return heartbeat
+
+    def stop(self, error: TandemError) -> None:
+        """Start no further step; sessions and streams are refused with `error` from now on."""
+        with self._changed:
+            self._stopped_by = self._stopped_by or error
+            self._changed.notify_all()
+
+    def end_streams(self) -> None:
+        """End the open stream, after `stop` and the last result."""
+        with self._changed:
+            self._end_stream(self._stopped_by)
+
+    def _end_stream(self, error: TandemError | None) -> None:
+        if self._stream is not None:
+            self._stream.end(error)
+            self._stream = None
+
+    def _now_s(self) -> float:
+        return self._clock_ns() / 1e9

@@ -1,0 +1,42 @@
+"""The tokenizer and template files of a model, as they travel to a scheduler."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor_svc.model.fingerprint import TOKENIZER_FILES
+from tandem.executor.v1.executor_service_pb2 import GetTokenizerResponse
+
+MAX_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """One file as it was when the model was loaded."""
+
+    name: str
+    content: bytes
+
+
+def read_tokenizer_files(model_dir: Path) -> tuple[TokenizerFile, ...]:
+    """Read the files that are there; kept in memory, so that later edits cannot mix in."""
+    return tuple(
+        TokenizerFile(name, (model_dir / name).read_bytes())
+        for name in TOKENIZER_FILES
+        if (model_dir / name).is_file()
+    )
+
+
+def chunks(files: tuple[TokenizerFile, ...]) -> Iterator[GetTokenizerResponse]:
+    """Cut files into messages, one file after another; an empty file is one empty chunk."""
+    for file in files:
+        last_start = max(0, len(file.content) - 1) // MAX_CHUNK_BYTES * MAX_CHUNK_BYTES
+        for start in range(0, last_start + 1, MAX_CHUNK_BYTES):
+            yield GetTokenizerResponse(
+                name=file.name,
+                chunk=file.content[start : start + MAX_CHUNK_BYTES],
+                sha256=hashlib.sha256(file.content).hexdigest() if start == last_start else "",
+            )
