@@ -59,7 +59,7 @@ def serve(
     as_json: options.Json = False,
 ) -> None:
     """Send requests from as many processes as asked, and print latencies and throughput."""
-    with Client(address) as client:
+    with Client(address, retry=options.RETRY) as client:
         model = client.get_model()
     lines = () if prompts is None else read_prompts(prompts)
     workload = Workload(

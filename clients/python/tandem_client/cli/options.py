@@ -7,6 +7,11 @@ from typing import Annotated
 
 import typer
 
+from tandem_client.retry import RetryPolicy
+
+RETRY = RetryPolicy(max_attempts=3)
+"""Somebody waits at the terminal: give up soon."""
+
 Address = Annotated[
     str,
     typer.Option(

@@ -1,0 +1,387 @@
+"""Commands against a fake server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.errors import Draining, PromptTooLong, QueueFull
+from tandem_client.cli.app import app
+from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, Act
+
+# The package's attribute of this name is the command, not the module.
+doctor = import_module("tandem_client.cli.doctor")
+
+
+@pytest.fixture
+def run():
+    """Runs a command in this process; returns its result."""
+
+    def invoke(*arguments, stdin=None):
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+    return invoke
+
+
+@pytest.fixture
+def tandem():
+    """Starts a command in a process of its own."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tandem_client", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+class TestGenerate:
+    def test_stdout_is_exactly_the_text(self, run, server):
+        """
+        Stdout holds the completion and a newline; everything about it goes to stderr.
+        """
+        result = run("generate", "hi", "--address", server.address)
+
+        assert (0, ANSWER + "\n") == (result.exit_code, result.stdout)
+        assert f"{len(ANSWER)} output tokens" in result.stderr
+
+    def test_json_is_one_object(self, run, server):
+        """
+        --json prints one object with text, reason, parameters and usage, and nothing else.
+        """
+        result = run("generate", "hi", "--json", "--address", server.address)
+        outcome = json.loads(result.stdout)
+
+        assert (ANSWER, "STOP_STRING", "!") == (
+            outcome["text"],
+            outcome["reason"],
+            outcome["matched"],
+        )
+        assert CHOSEN_SEED == outcome["params"]["seed"]
+        assert "" == result.stderr
+
+    def test_options_reach_the_server(self, run, server):
+        """
+        Each option is sent as the field of its name; without options nothing is set.
+        """
+        flags = "--temperature 0 --top-p 0.5 --top-k 4 --seed 0 --max-tokens 7 --ignore-eos"
+        stops = ["--stop", "a b", "--stop", "c", "--time-limit-s", "2"]
+        run("generate", "hi", *flags.split(), *stops, "--address", server.address)
+        run("generate", "hi", "--address", server.address)
+        sent, bare = server.seen.generate
+
+        assert (0.0, 0.5, 4, 0) == (
+            sent.sampling.temperature,
+            sent.sampling.top_p,
+            sent.sampling.top_k,
+            sent.sampling.seed,
+        )
+        assert (7, ["a b", "c"], True) == (
+            sent.stopping.max_tokens,
+            list(sent.stopping.stop),
+            sent.stopping.ignore_eos,
+        )
+        assert 2000 == sent.time_limit_ms
+        assert ["text"] == [
+            field.name for field, _ in bare.ListFields() if field.name != "stopping"
+        ]
+
+    def test_prompt_comes_from_stdin_or_as_a_chat_turn(self, run, server):
+        """
+        "-" reads the prompt from stdin; --chat sends it as a user's turn.
+        """
+        run("generate", "-", "--address", server.address, stdin="from stdin")
+        run("generate", "hello", "--chat", "--address", server.address)
+        plain, chat = server.seen.generate
+
+        assert "from stdin" == plain.text
+        assert [("user", "hello")] == [(m.role, m.content) for m in chat.chat.messages]
+
+    @pytest.mark.parametrize(
+        ("act", "code", "line"),
+        [
+            (
+                Act(accept=False, error=PromptTooLong("it is\nlong")),
+                4,
+                "PROMPT_TOO_LONG: it is long",
+            ),
+            (Act(accept=False, error=QueueFull("full", retry_after_s=0.0)), 5, "QUEUE_FULL: full"),
+            (Act(num_tokens=3, error=Draining("bye", retry_after_s=0.0)), 3, "DRAINING: bye"),
+        ],
+        ids=["refused", "overloaded", "unavailable"],
+    )
+    def test_error_of_the_server_is_one_line_and_a_code(self, run, server, act, code, line):
+        """
+        Each kind of error has its exit code and one line with reason and sentence.
+        """
+        server.play(act)
+        result = run("generate", "hi", "--address", server.address)
+
+        assert code == result.exit_code
+        assert f"tandem: {line}\n" == result.stderr
+
+    def test_passed_deadline_has_its_own_code(self, run, server):
+        """
+        --deadline-s ends with exit code 6 and says so.
+        """
+        server.play(Act(hang=True))
+        result = run("generate", "hi", "--deadline-s", "0.2", "--address", server.address)
+
+        assert 6 == result.exit_code
+        assert "deadline" in result.stderr
+
+    def test_missing_server_is_named_with_advice(self, run):
+        """
+        Without a server the line names the address and how to start one.
+        """
+        result = run("generate", "hi", "--address", "127.0.0.1:1")
+
+        assert 3 == result.exit_code
+        assert "cannot reach 127.0.0.1:1: Connection refused" in result.stderr
+        assert "tandem up" in result.stderr
+        assert 1 == result.stderr.count("\n")
+
+    def test_ctrl_c_cancels_the_request(self, tandem, server):
+        """
+        Ctrl-C in the middle of a stream ends the request on the server and exits 130 without a traceback.
+        """
+        server.play(Act(num_tokens=5, hang=True))
+        process = tandem("generate", "hi", "--address", server.address)
+        assert ANSWER[:5] == process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+
+        assert (130, "") == (process.returncode, errors)
+        assert server.seen.cancelled.wait(10)
+
+    def test_reader_that_leaves_ends_the_command_quietly(self, tandem, server):
+        """
+        A closed pipe (as with `| head`) ends the command without a traceback.
+        """
+        server.play(Act(answer=ANSWER * 5000, piece_lens=(1000,)))
+        process = tandem("generate", "hi", "--address", server.address)
+        process.stdout.read(5)
+        process.stdout.close()
+
+        assert 1 == process.wait(20)
+        assert "" == process.stderr.read()
+
+
+class TestChat:
+    def test_history_goes_with_every_turn(self, run, server):
+        """
+        Each turn is sent with all turns before it, the system's first; end of input leaves with 0.
+        """
+        result = run(
+            "chat", "--system", "be brief", "--address", server.address, stdin="one\ntwo\n"
+        )
+        turns = [(m.role, m.content) for m in server.seen.generate[1].chat.messages]
+
+        assert 0 == result.exit_code
+        assert [
+            ("system", "be brief"),
+            ("user", "one"),
+            ("assistant", ANSWER),
+            ("user", "two"),
+        ] == turns
+        assert 2 == result.stdout.count(ANSWER)
+
+    def test_reset_forgets_all_but_the_instructions(self, run, server):
+        """
+        /reset drops the turns so far and sends nothing itself.
+        """
+        run("chat", "--system", "x", "--address", server.address, stdin="one\n/reset\n\ntwo\n")
+
+        assert [1, 1] == [len(r.chat.messages) - 1 for r in server.seen.generate]
+
+    def test_refused_turn_leaves_the_conversation_as_it_was(self, run, server):
+        """
+        After a refused turn the conversation goes on without it.
+        """
+        server.play(Act(accept=False, error=PromptTooLong("too long")), Act())
+        result = run("chat", "--address", server.address, stdin="one\ntwo\n")
+
+        assert "PROMPT_TOO_LONG: too long" in result.stderr
+        assert ["two"] == [m.content for m in server.seen.generate[1].chat.messages]
+
+    def test_ctrl_c_stops_the_answer_only(self, tandem, server):
+        """
+        Ctrl-C ends the running answer, keeps what was said, and the conversation goes on.
+        """
+        server.play(Act(num_tokens=5, hang=True), Act())
+        process = tandem("chat", "--address", server.address)
+        process.stdin.write("one\n")
+        process.stdin.flush()
+        heard = ""
+        while ANSWER[:5] not in heard:
+            heard += process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert server.seen.cancelled.wait(10)
+        output, _ = process.communicate("two\n", timeout=20)
+
+        assert 0 == process.returncode
+        assert ANSWER in output
+        assert ANSWER[:5] == server.seen.generate[1].chat.messages[1].content
+
+
+class TestConfig:
+    def test_file_environment_and_flags_are_shown_with_their_sources(
+        self, run, tmp_path, monkeypatch
+    ):
+        """
+        Every effective value is listed with where it came from.
+        """
+        file = tmp_path / "config.json"
+        file.write_text('{"max_num_seqs": 9}')
+        monkeypatch.setenv("TANDEM_MAX_BATCH_SIZE", "7")
+        result = run("config", str(file), "--arg=--window=2", "--json")
+        shown = {
+            s["name"]: (s["value"], s["source"]) for s in json.loads(result.stdout)["settings"]
+        }
+
+        assert (9, "file") == shown["max_num_seqs"]
+        assert (7, "environment") == shown["max_batch_size"]
+        assert (2, "flag") == shown["window"]
+        assert (16, "default") == shown["block_size"]
+
+    def test_violated_rule_is_shown_in_its_exact_words(self, run, tmp_path):
+        """
+        A wrong value ends with exit code 2 and the rule's exact text.
+        """
+        file = tmp_path / "config.json"
+        file.write_text('{"block_size": 0}')
+        result = run("config", str(file))
+
+        assert 2 == result.exit_code
+        assert "tandem: INVALID_CONFIG: block_size must be greater than 0\n" == result.stderr
+
+    def test_settings_of_a_running_server_come_from_it(self, run, server):
+        """
+        --live lists what the running server says.
+        """
+        result = run("config", "--live", server.address, "--json")
+
+        assert {"name": "block_size", "value": 16, "source": "default"} in json.loads(
+            result.stdout
+        )["settings"]
+
+
+class TestDoctor:
+    @pytest.fixture(autouse=True)
+    def quick_torch_probe(self, monkeypatch):
+        """The probe imports torch, which takes seconds; TestTorchProbe runs the real one."""
+        said = json.dumps({"version": "9", "cuda": "Fake GPU"})
+        monkeypatch.setattr(doctor, "PROBE_TORCH", f"print({said!r})")
+
+    def test_server_that_is_well_passes(self, run, server):
+        """
+        A healthy server is described, and the command exits 0.
+        """
+        address = ["--address", server.address, "--admin-address", server.address]
+        result = run("doctor", "--json", "--server", *address)
+        findings = {f["subject"]: f for f in json.loads(result.stdout)}
+
+        assert 0 == result.exit_code
+        assert "ok" == findings["server"]["verdict"]
+        assert "FakeForCausalLM" in findings["server"]["fact"]
+        assert "2 running" in findings["admin"]["fact"]
+
+    def test_unready_server_fails_with_advice(self, run, server):
+        """
+        A server that is up but not ready fails, with what to look at.
+        """
+        server.set_health("tandem.ready", False)
+        result = run("doctor", "--address", server.address)
+
+        assert 1 == result.exit_code
+        assert "is not ready; its executor is missing" in result.stdout
+
+    def test_taken_port_is_a_warning(self, run):
+        """
+        A port that something else holds is warned about; without --server no server is needed.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            taken = f"127.0.0.1:{other.getsockname()[1]}"
+            result = run("doctor", "--json", "--address", "127.0.0.1:1", "--admin-address", taken)
+        ports = {
+            f["fact"]: f["verdict"] for f in json.loads(result.stdout) if f["subject"] == "port"
+        }
+
+        assert 0 == result.exit_code
+        assert "warn" == ports[f"{taken} is taken"]
+
+    def test_demanded_server_must_run(self, run):
+        """
+        With --server a missing server fails.
+        """
+        result = run("doctor", "--server", "--address", "127.0.0.1:1")
+
+        assert 1 == result.exit_code
+
+
+class TestTorchProbe:
+    def test_torch_is_described(self):
+        """
+        The probe reports torch's version and device.
+        """
+        (finding,) = doctor.check_torch()
+
+        assert ("ok", "torch") == (finding.verdict, finding.subject)
+        assert finding.fact.startswith(version("torch").split("+")[0])
+
+
+class TestUp:
+    def test_wrong_limit_is_refused_before_anything_starts(self, run, tmp_path):
+        """
+        A limit that breaks a rule ends with the rule's exact text and exit code 2.
+        """
+        result = run("up", str(tmp_path), "--block-size", "0")
+
+        assert 2 == result.exit_code
+        assert "block_size must be greater than 0" in result.stderr
+
+    def test_unknown_key_of_the_file_is_named(self, run, tmp_path):
+        """
+        A configuration file with an unknown key is refused with file and key.
+        """
+        file = tmp_path / "limits.json"
+        file.write_text('{"blocks": 1}')
+        result = run("up", str(tmp_path), "--config", str(file))
+
+        assert 2 == result.exit_code
+        assert f"{file}: unknown key 'blocks'" in result.stderr
+
+
+class TestRoot:
+    def test_version_is_printed(self, run):
+        """
+        --version prints the distribution's version.
+        """
+        assert "0.1.0\n" == run("--version").stdout
+
+    def test_address_can_come_from_the_environment(self, run, server, monkeypatch):
+        """
+        TANDEM_CLIENT_ADDRESS stands for --address.
+        """
+        monkeypatch.setitem(os.environ, "TANDEM_CLIENT_ADDRESS", server.address)
+
+        assert ANSWER + "\n" == run("generate", "hi").stdout

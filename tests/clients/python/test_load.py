@@ -1,0 +1,209 @@
+"""Load tests: what is sent, and what is made of what was measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.errors import InvalidParameter, QueueFull
+from tandem_client.cli.app import app
+from tandem_client.load.report import percentiles, summarize
+from tandem_client.load.worker import Outcomes, Task
+from tandem_client.load.workload import Workload, read_prompts
+from tests.clients.python.fake_server import ANSWER, Act
+
+
+def workload(**changes):
+    """A small workload of random ids."""
+    values = {"num_requests": 8, "input_len": 5, "output_len": 3, "vocab_size": 11, "seed": 1}
+    return Workload(**values | {"temperature": 0.0} | changes)
+
+
+class TestWorkload:
+    def test_random_prompts_have_the_length_and_stay_in_the_vocabulary(self):
+        """
+        Each random prompt has input_len ids below vocab_size, and asks for output_len in any case.
+        """
+        asks = [workload().ask(index) for index in range(8)]
+
+        assert [5] * 8 == [len(ask.options["token_ids"]) for ask in asks]
+        assert all(0 <= token < 11 for ask in asks for token in ask.options["token_ids"])
+        assert {(3, True)} == {(a.options["max_tokens"], a.options["ignore_eos"]) for a in asks}
+
+    def test_requests_depend_on_seed_and_number_only(self):
+        """
+        The same seed gives the same requests, numbers and seeds differ.
+        """
+        assert workload().ask(3) == workload(num_requests=99).ask(3)
+        assert workload().ask(3) != workload().ask(4)
+        assert workload().ask(3) != workload(seed=2).ask(3)
+
+    def test_file_of_prompts_is_used_in_turn(self, tmp_path):
+        """
+        Lines of a file are sent one after the other, again from the top when they are used up.
+        """
+        file = tmp_path / "prompts.jsonl"
+        file.write_text('{"prompt": "a", "max_tokens": 9}\n\n{"token_ids": [1]}\n')
+        asked = [workload(lines=read_prompts(file)).ask(index) for index in range(3)]
+
+        assert ["a", None, "a"] == [ask.prompt for ask in asked]
+        assert [9, 3, 9] == [ask.options["max_tokens"] for ask in asked]
+        assert [1] == asked[1].options["token_ids"]
+
+    @pytest.mark.parametrize(
+        ("content", "complaint"),
+        [
+            ("nonsense", ":1 is not valid JSON"),
+            ('{"prompt": "a"}\n[1]', ":2 must be an object"),
+            ('{"prompt": "a", "token_ids": [1]}', ":1 must be an object with exactly one of"),
+            ('{"prompt": "a", "colour": 1}', ":1: unknown key 'colour'"),
+            ("\n", "holds no prompt"),
+        ],
+    )
+    def test_wrong_line_is_named(self, tmp_path, content, complaint):
+        """
+        A line that is no prompt is refused with file and line number.
+        """
+        file = tmp_path / "prompts.jsonl"
+        file.write_text(content)
+
+        with pytest.raises(InvalidParameter, match=complaint):
+            read_prompts(file)
+
+    def test_task_survives_its_journey_to_a_process(self):
+        """
+        A task decoded from its JSON is the same task.
+        """
+        task = Task(
+            address="a:1",
+            workload=workload(lines=({"prompt": "a"},)),
+            first=1,
+            step=2,
+            concurrency=3,
+            num_warm_up=0,
+            max_time_s=1.0,
+        )
+
+        assert task == Task.from_json(task.to_json())
+
+
+class TestSummary:
+    def test_throughput_spans_all_processes(self):
+        """
+        Tokens per second count from the earliest start to the latest token over all processes.
+        """
+        outcomes = [
+            Outcomes(first_start_s=10.0, last_token_s=14.0, num_tokens=30, num_done=3),
+            Outcomes(first_start_s=12.0, last_token_s=20.0, num_tokens=70, num_done=4),
+        ]
+        outcomes[1].errors = {"QUEUE_FULL": 2}
+        summary = summarize(outcomes)
+
+        assert 10.0 == summary["output_tokens_per_s"]
+        assert (9, 2) == (summary["requests"], summary["errors"])
+
+    def test_percentiles_are_interpolated(self):
+        """
+        p50, p90 and p99 of 0 to 100 are 50, 90 and 99; of nothing, None.
+        """
+        assert {"p50": 50.0, "p90": 90.0, "p99": 99.0} == percentiles(range(101))
+        assert {"p50": None, "p90": None, "p99": None} == percentiles([])
+
+
+class TestBenchServe:
+    def test_json_has_exactly_the_agreed_keys(self, server):
+        """
+        --json prints one object with throughput, latencies, errors and requests, and nothing else.
+        """
+        result = CliRunner().invoke(
+            app,
+            [
+                "bench",
+                "serve",
+                "--requests",
+                "6",
+                "--concurrency",
+                "3",
+                "--processes",
+                "2",
+                "--warm-up",
+                "1",
+                "--json",
+                "--input-len",
+                "4",
+                "--output-len",
+                "5",
+                "--address",
+                server.address,
+            ],
+        )
+        outcome = json.loads(result.stdout)
+
+        assert {"output_tokens_per_s", "ttft_ms", "itl_ms", "e2e_ms", "errors", "requests"} == set(
+            outcome
+        )
+        assert [{"p50", "p90", "p99"}] * 3 == [
+            set(outcome[key]) for key in ("ttft_ms", "itl_ms", "e2e_ms")
+        ]
+        assert (6, 0) == (outcome["requests"], outcome["errors"])
+        assert outcome["output_tokens_per_s"] > 0
+        assert outcome["e2e_ms"]["p50"] >= outcome["ttft_ms"]["p50"] > 0
+        sent = server.seen.generate
+        assert 8 == len(sent)
+        assert {4} == {len(request.token_ids.ids) for request in sent}
+        assert {5, 8} == {request.stopping.max_tokens for request in sent}
+
+    def test_every_failure_fails_the_command(self, server):
+        """
+        When no request succeeds, reasons are counted on stderr and the command exits 1.
+        """
+        server.play(Act(accept=False, error=QueueFull("full", retry_after_s=0.0)))
+        result = CliRunner().invoke(
+            app,
+            [
+                "bench",
+                "serve",
+                "--requests",
+                "3",
+                "--concurrency",
+                "2",
+                "--warm-up",
+                "0",
+                "--json",
+                "--address",
+                server.address,
+            ],
+        )
+
+        assert 1 == result.exit_code
+        assert 3 == json.loads(result.stdout)["errors"]
+        assert "3 x QUEUE_FULL" in result.stderr
+
+    def test_failing_warm_up_is_one_line(self, server):
+        """
+        A warm-up that fails ends the command with the server's reason.
+        """
+        server.play(Act(accept=False, error=QueueFull("full", retry_after_s=0.0)))
+        result = CliRunner().invoke(
+            app, [*["bench", "serve", "--requests", "3", "--json"], "--address", server.address]
+        )
+
+        assert 1 == result.exit_code
+        assert "QUEUE_FULL: full" in result.stderr
+        assert 1 == result.stderr.count("\n")
+
+    def test_table_shows_latencies_and_throughput(self, server):
+        """
+        Without --json a table of latencies and a line of totals are printed.
+        """
+        result = CliRunner().invoke(
+            app,
+            [*["bench", "serve", "--requests", "2", "--warm-up", "0"], "--address", server.address],
+        )
+
+        assert 0 == result.exit_code
+        assert "first token, ms" in result.stdout
+        assert "2 requests, 0 errors" in result.stdout
+        assert ANSWER not in result.stdout
