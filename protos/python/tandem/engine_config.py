@@ -98,9 +98,62 @@ class EngineConfig:
             raise InvalidConfig(f"{path} must hold a JSON object")
         return cls(**_checked(content, path))
 
+    @classmethod
+    def preset(cls, name: str) -> EngineConfig:
+        """
+        One of `PRESETS` by its name.
+
+        Raises:
+            InvalidConfig: There is none of this name.
+        """
+        if name not in PRESETS:
+            raise InvalidConfig(f"unknown preset {name!r}; presets: {', '.join(PRESETS)}")
+        return PRESETS[name]
+
     def as_dict(self) -> dict[str, int | float]:
         """Names and values, in the order of the documentation."""
         return asdict(self)
+
+
+PRESETS: dict[str, EngineConfig] = {
+    "low-latency": EngineConfig(
+        block_size=16,
+        max_num_blocks=512,
+        max_batch_size=8,
+        max_num_seqs=64,
+        max_model_len=1024,
+        max_total_tokens=1024,
+        memory_threshold=0.8,
+    ),
+    "high-throughput": EngineConfig(
+        block_size=32,
+        max_num_blocks=4096,
+        max_batch_size=128,
+        max_num_seqs=1024,
+        max_model_len=4096,
+        max_total_tokens=16384,
+        memory_threshold=0.95,
+    ),
+    "memory-constrained": EngineConfig(
+        block_size=16,
+        max_num_blocks=256,
+        max_batch_size=16,
+        max_num_seqs=128,
+        max_model_len=1024,
+        max_total_tokens=2048,
+        memory_threshold=0.85,
+    ),
+    "long-context": EngineConfig(
+        block_size=32,
+        max_num_blocks=2048,
+        max_batch_size=16,
+        max_num_seqs=64,
+        max_model_len=8192,
+        max_total_tokens=8192,
+        memory_threshold=0.9,
+    ),
+}
+"""Named starting points."""
 
 
 def _checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
