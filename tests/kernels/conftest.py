@@ -1,0 +1,24 @@
+"""Settings shared by the kernels' tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+torch.set_num_threads(
+    1
+)  # the tests' products are tiny; waking threads on a busy machine costs seconds
+
+
+@pytest.fixture(autouse=True)
+def nan_filled_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill every fresh floating tensor with NaN, so that an element nobody writes is seen."""
+    plain_empty = torch.empty
+
+    def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor: torch.Tensor = plain_empty(*args, **kwargs)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", empty)
