@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from scheduler_svc.frontend.core_client import QUERY_TIMEOUT_S, CoreClient
+from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.ipc.snapshot import (
     DrainArgument,
     decode_config,
@@ -47,7 +47,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         answer = await self._core.query(
             "drain",
             encode_json(DrainArgument(grace_s=grace_s)),
-            timeout_s=grace_s + QUERY_TIMEOUT_S,
+            grace_s=grace_s,
         )
         return pb.DrainResponse(remaining_requests=decode_drain_result(answer).remaining_requests)
 

@@ -36,7 +36,6 @@ log = structlog.get_logger()
 
 SWEEP_INTERVAL_S = 0.5
 PING_INTERVAL_S = 5.0
-QUERY_TIMEOUT_S = 10.0
 MAX_STREAM_ID = 2**32 - 1
 
 
@@ -141,11 +140,14 @@ class CoreClient:
             EndStream(stream_id=stream_id, reason=reason, num_output_tokens=num_output_tokens)
         )
 
-    async def query(
-        self, kind: str, argument: bytes = b"{}", *, timeout_s: float = QUERY_TIMEOUT_S
-    ) -> bytes:
+    async def query(self, kind: str, argument: bytes = b"{}", *, grace_s: float = 0.0) -> bytes:
         """
         Ask the core; see scheduler_svc.ipc.snapshot for kinds, arguments and answers.
+
+        Args:
+            kind: Of the question.
+            argument: As JSON.
+            grace_s: How long the core was asked to wait before it answers.
 
         Raises:
             HandedOver: The core is gone or does not answer in time.
@@ -153,6 +155,7 @@ class CoreClient:
         """
         if self._gone is not None:
             raise self._gone
+        timeout_s = grace_s + self._settings.query_timeout_s
         query_id = next(self._query_ids)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._replies[query_id] = reply

@@ -54,7 +54,7 @@ class StreamInbox:
 
     def put_token(self, offset: int, token_id: int) -> None:
         """Add the token at this output offset; one seen before is ignored."""
-        if offset < self._next_offset or self._news.failure is not None:
+        if offset < self._next_offset or self._slow or self._news.failure is not None:
             return
         if offset > self._next_offset:
             self.put_failure(

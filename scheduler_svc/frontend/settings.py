@@ -24,6 +24,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         stall_deadline_s: Longest time one message may wait for a client that does not read.
         max_pending_bytes: Most output of one request that may wait for its client.
         core_timeout_s: Age of the core's last answer at which liveness fails.
+        query_timeout_s: How long the core may take to answer a question, beyond a grace asked for.
         num_tokenizer_threads: Threads for long prompts and chat templates.
     """
 
@@ -41,6 +42,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     stall_deadline_s: float = 60.0
     max_pending_bytes: int = 1024 * 1024
     core_timeout_s: float = 30.0
+    query_timeout_s: float = 10.0
     num_tokenizer_threads: int = 2
 
 

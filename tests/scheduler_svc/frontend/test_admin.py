@@ -1,0 +1,289 @@
+"""AdminService, health, reflection and the metrics page, the core played by the test."""
+
+import asyncio
+import json
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from scheduler_svc.frontend.metrics import HISTOGRAMS
+from scheduler_svc.ipc.messages import Availability
+from scheduler_svc.ipc.snapshot import (
+    ConfigEntry,
+    ConfigSnapshot,
+    DrainResult,
+    HistogramSnapshot,
+    MetricsSnapshot,
+    Stats,
+    encode_json,
+)
+from tandem.admin.v1 import admin_service_pb2 as pb
+from tandem.admin.v1.admin_service_pb2_grpc import AdminServiceStub
+from tandem.errors import HandedOver
+from tests.scheduler_svc.frontend.calls import error_of
+from tests.scheduler_svc.frontend.fake_core import announce, model, running_frontend, within
+
+STATS = {
+    field.name: at + 1 if field.type != field.TYPE_BOOL else True
+    for at, field in enumerate(pb.GetStatsResponse.DESCRIPTOR.fields)
+}
+SERVING, NOT_SERVING = (
+    health_pb2.HealthCheckResponse.SERVING,
+    health_pb2.HealthCheckResponse.NOT_SERVING,
+)
+
+
+@pytest.fixture
+async def admin(frontend):
+    async with grpc.aio.insecure_channel(frontend.servers.admin_address) as channel:
+        yield AdminServiceStub(channel)
+
+
+class TestAdmin:
+    async def test_every_statistic_is_passed_on(self, frontend, admin):
+        """
+        GetStats has all values of the core's snapshot.
+        """
+        frontend.core.answers["stats"] = lambda _: encode_json(Stats(**STATS))
+        answer = await within(admin.GetStats(pb.GetStatsRequest()))
+        assert pb.GetStatsResponse(**STATS) == answer
+
+    @pytest.mark.parametrize(("sent", "asked"), [({}, 30.0), ({"grace_s": 0.0}, 0.0)])
+    async def test_drain_waits_as_long_as_asked(self, frontend, admin, sent, asked):
+        """
+        Drain passes its grace on, 30 s where unset, and tells what is left.
+        """
+        arguments = []
+
+        def answer(argument: bytes) -> bytes:
+            arguments.append(json.loads(argument))
+            return encode_json(DrainResult(remaining_requests=2))
+
+        frontend.core.answers["drain"] = answer
+        assert 2 == (await within(admin.Drain(pb.DrainRequest(**sent)))).remaining_requests
+        assert [{"grace_s": asked}] == arguments
+
+    @pytest.mark.parametrize("grace_s", [-1.0, float("nan"), float("inf")])
+    async def test_senseless_grace_is_refused(self, admin, grace_s):
+        """
+        grace_s must be finite and not negative.
+        """
+        error = await error_of(admin.Drain(pb.DrainRequest(grace_s=grace_s)))
+        assert ("INVALID_PARAMETER", "grace_s") == (error.reason, error.field)
+
+    async def test_configuration_is_listed_in_order(self, frontend, admin):
+        """
+        GetConfig lists name, value and source of every setting.
+        """
+        entries = [("block_size", "16", "default"), ("window", "2", "flag")]
+        snapshot = ConfigSnapshot(
+            tuple(ConfigEntry(name=n, json_value=v, source=s) for n, v, s in entries)
+        )
+        frontend.core.answers["config"] = lambda _: encode_json(snapshot)
+        answer = await within(admin.GetConfig(pb.GetConfigRequest()))
+        assert entries == [(e.name, e.json_value, e.source) for e in answer.entries]
+
+    async def test_silent_core_is_unavailable(self, tmp_path):
+        """
+        A core that does not answer makes the call UNAVAILABLE instead of hanging.
+        """
+        async with running_frontend(tmp_path, query_timeout_s=0.05) as frontend:
+            frontend.core.answers["config"] = lambda _: None
+            async with grpc.aio.insecure_channel(frontend.servers.admin_address) as channel:
+                error = await error_of(AdminServiceStub(channel).GetConfig(pb.GetConfigRequest()))
+        assert "UNAVAILABLE" == error.code
+        assert "the scheduler core did not answer 'config' within 0.05 s" == error.message
+
+
+async def check(stub: health_pb2_grpc.HealthStub, name: str) -> int:
+    answer = await within(stub.Check(health_pb2.HealthCheckRequest(service=name)))
+    return answer.status
+
+
+class TestHealth:
+    async def test_watch_follows_every_change(self, tmp_path, model_dir):
+        """
+        tandem.ready is SERVING once a model can be used, and not while draining; a watcher sees it.
+        """
+        async with running_frontend(tmp_path) as frontend:
+            stub = health_pb2_grpc.HealthStub(frontend.channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service="tandem.ready"))
+            seen = [(await within(watch.read())).status]
+            await announce(frontend.core, model(model_dir))
+            seen.append((await within(watch.read())).status)
+            draining = Availability(executor_attached=True, ready=True, draining=True)
+            await frontend.core.send(draining)
+            seen.append((await within(watch.read())).status)
+            watch.cancel()
+            assert [NOT_SERVING, SERVING, NOT_SERVING] == seen
+            assert SERVING == await check(stub, "")
+
+    async def test_stuck_step_shows_in_progress_alone(self, frontend):
+        """
+        tandem.progress says whether steps complete in time.
+        """
+        stub = health_pb2_grpc.HealthStub(frontend.channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="tandem.progress"))
+        assert SERVING == (await within(watch.read())).status
+        stuck = Availability(executor_attached=True, ready=True, draining=False, progressing=False)
+        await frontend.core.send(stuck)
+        assert NOT_SERVING == (await within(watch.read())).status
+        watch.cancel()
+        assert SERVING == await check(stub, "tandem.ready")
+
+    async def test_silent_core_fails_liveness(self, tmp_path, model_dir):
+        """
+        A core that stopped answering makes everything NOT_SERVING.
+        """
+        async with running_frontend(tmp_path, core_timeout_s=0.2) as frontend:
+            frontend.core.answers["stats"] = lambda _: None
+            await announce(frontend.core, model(model_dir))
+            stub = health_pb2_grpc.HealthStub(frontend.channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service=""))
+            while (await within(watch.read())).status != NOT_SERVING:
+                pass
+            watch.cancel()
+            assert NOT_SERVING == await check(stub, "tandem.ready")
+
+    async def test_unknown_name_is_not_found(self, frontend):
+        """
+        Check answers NOT_FOUND and Watch SERVICE_UNKNOWN for a name nobody knows.
+        """
+        stub = health_pb2_grpc.HealthStub(frontend.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(stub, "nonsense")
+        assert grpc.StatusCode.NOT_FOUND == caught.value.code()
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="nonsense"))
+        unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        assert unknown == (await within(watch.read())).status
+        watch.cancel()
+
+
+class TestReflection:
+    @pytest.mark.parametrize(
+        ("port", "service"),
+        [
+            ("address", "tandem.inference.v1.InferenceService"),
+            ("admin_address", "tandem.admin.v1.AdminService"),
+        ],
+    )
+    async def test_each_port_lists_its_services(self, frontend, port, service):
+        """
+        Reflection names the port's own service and health.
+        """
+        async with grpc.aio.insecure_channel(getattr(frontend.servers, port)) as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            call = stub.ServerReflectionInfo()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            answer = await within(call.read())
+            call.cancel()
+        names = {entry.name for entry in answer.list_services_response.service}
+        assert {
+            service,
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        } == names
+
+
+def metrics_snapshot() -> MetricsSnapshot:
+    histogram = HistogramSnapshot(
+        upper_bounds_s=(0.1, 1.0), cumulative_counts=(2, 5), count=6, sum_s=4.5
+    )
+    return MetricsSnapshot(
+        stats=Stats(
+            running_requests=3,
+            waiting_requests=4,
+            used_blocks=25,
+            free_blocks=75,
+            total_blocks=100,
+            prefill_tokens=70,
+            output_tokens=80,
+            preemptions=9,
+        ),
+        ready=True,
+        finished_by_reason={"EOS": 5, "MAX_TOKENS": 6},
+        failed_by_reason={"INVALID_LOGITS": 1},
+        refused_by_reason={"QUEUE_FULL": 2},
+        histograms=dict.fromkeys(HISTOGRAMS, histogram),
+        prompt_tokens=60,
+        cached_prompt_tokens=10,
+        model_name="small",
+        model_fingerprint="rev-1",
+    )
+
+
+async def http(address: str, raw: bytes) -> tuple[str, str]:
+    """First line and body of an answer."""
+    host, port = address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(raw)
+    answer = (await within(reader.read())).decode()
+    writer.close()
+    head, _, body = answer.partition("\r\n\r\n")
+    return head.split("\r\n")[0], body
+
+
+class TestMetrics:
+    async def test_page_has_every_value_under_its_name(self, frontend):
+        """
+        The page is valid Prometheus text with the documented names and the core's values.
+        """
+        frontend.core.answers["metrics"] = lambda _: encode_json(metrics_snapshot())
+        page = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+        status, body = await http(frontend.servers.metrics_address, page)
+        assert "HTTP/1.1 200 OK" == status
+        samples = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(body)
+            for sample in family.samples
+        }
+        expected = {
+            ("tandem_requests_running",): 3,
+            ("tandem_requests_waiting",): 4,
+            ("tandem_kv_cache_usage_ratio",): 0.25,
+            ("tandem_ready",): 1,
+            ("tandem_preemptions_total",): 9,
+            ("tandem_tokens_total", "prompt"): 60,
+            ("tandem_tokens_total", "prompt_cached"): 10,
+            ("tandem_tokens_total", "prefill"): 70,
+            ("tandem_tokens_total", "output"): 80,
+            ("tandem_requests_total", "finished", "EOS"): 5,
+            ("tandem_requests_total", "finished", "MAX_TOKENS"): 6,
+            ("tandem_requests_total", "failed", "INVALID_LOGITS"): 1,
+            ("tandem_requests_total", "refused", "QUEUE_FULL"): 2,
+            ("tandem_time_to_first_token_seconds_bucket", "0.1"): 2,
+            ("tandem_time_to_first_token_seconds_bucket", "+Inf"): 6,
+            ("tandem_inter_token_seconds_count",): 6,
+            ("tandem_inter_token_seconds_sum",): 4.5,
+            ("tandem_model_info", "small", "rev-1"): 1,
+        }
+        assert expected == {key: samples.get(key) for key in expected}
+
+    @pytest.mark.parametrize(
+        ("raw", "status"),
+        [
+            (b"GET /other HTTP/1.1\r\n\r\n", "HTTP/1.1 404 Not Found"),
+            (b"POST /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405 Method Not Allowed"),
+            (b"\xff\xfe\r\n\r\n", "HTTP/1.1 400 Bad Request"),
+            (b"x" * 40_000 + b"\r\n\r\n", "HTTP/1.1 431 Request Header Fields Too Large"),
+        ],
+        ids=["path", "method", "garbage", "huge"],
+    )
+    async def test_anything_else_gets_a_plain_answer(self, frontend, raw, status):
+        """
+        Only GET /metrics is served; garbage and huge heads are answered and dropped.
+        """
+        assert status == (await http(frontend.servers.metrics_address, raw))[0]
+
+    async def test_lost_core_makes_the_page_unavailable(self, frontend):
+        """
+        Without the core the page is 503, not old numbers.
+        """
+        frontend.client.lose(HandedOver("the scheduler is stopping"))
+        status, body = await http(
+            frontend.servers.metrics_address, b"GET /metrics HTTP/1.1\r\n\r\n"
+        )
+        assert ("HTTP/1.1 503 Service Unavailable", "the scheduler is stopping\n") == (status, body)

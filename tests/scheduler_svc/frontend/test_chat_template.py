@@ -1,0 +1,76 @@
+"""Rendering a model's own chat template."""
+
+import itertools
+
+import pytest
+
+from scheduler_svc.frontend.chat_template import ChatTemplate
+from tandem.errors import ChatTemplateError, InvalidModel
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str, messages=USER, max_chars: int = 1000, **options: object) -> str:
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    return template.render(messages, max_chars=max_chars, **options)
+
+
+class TestRender:
+    @pytest.mark.parametrize(
+        ("source", "text"),
+        [
+            ("{{ bos_token }}{{ messages[0].content }}", "<s>hi"),
+            ("{% if add_generation_prompt %}go{% endif %}", "go"),
+            ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+            ("{% for m in messages %}{% break %}{% endfor %}z", "z"),
+            ("{% generation %}{{ 1 + 1 }}{% endgeneration %}", "2"),
+            ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+            ("{{ strftime_now('%Y') | length }}", "4"),
+            ("{{ 'no' if tools is none else 'tools' }}", "no"),
+            ("{{ eos_token is defined }}", "False"),
+        ],
+        ids=["bos", "opening", "blocks", "loops", "generation", "json", "date", "tools", "eos"],
+    )
+    def test_environment_is_what_templates_expect(self, source, text):
+        """
+        Names, filters, tags and white space behave as model templates are written for.
+        """
+        assert text == render(source)
+
+
+class TestRefusal:
+    @pytest.mark.parametrize(
+        ("source", "sentence"),
+        [
+            ("{{ raise_exception('roles must alternate') }}", "refused the messages: roles must"),
+            ("{{ messages[7].content.x }}", "cannot write these messages: UndefinedError"),
+            ("{{ 1 / 0 }}", "cannot write these messages: ZeroDivisionError"),
+            ("{{ messages[0].content + 1 }}", "cannot write these messages: TypeError"),
+            ("{{ ''.__class__.__mro__ }}", "tried something unsafe"),
+            ("{{ messages.append(1) }}", "tried something unsafe"),
+            ("{% for i in range(999999) %}{% endfor %}", "cannot write these messages"),
+            ("{% for i in range(99999) %}{{ i }}{% endfor %}", "more than 1000 characters"),
+        ],
+    )
+    def test_failure_is_a_sentence_about_the_messages(self, source, sentence):
+        """
+        Whatever a template does wrong is a ChatTemplateError on chat.messages.
+        """
+        with pytest.raises(ChatTemplateError, match=sentence) as caught:
+            render(source)
+        assert "chat.messages" == caught.value.field
+
+    def test_endless_writing_is_stopped_by_the_clock(self):
+        """
+        A template that goes on writing past its time is given up.
+        """
+        clock = itertools.count(0.0, 2.0)
+        with pytest.raises(ChatTemplateError, match="took more than 5 s"):
+            render("{% for i in range(9) %}{{ i }}{% endfor %}", clock=lambda: next(clock))
+
+    def test_invalid_template_is_found_when_compiled(self):
+        """
+        A syntax error is an InvalidModel with its line.
+        """
+        with pytest.raises(InvalidModel, match="the chat template is invalid in line 2"):
+            ChatTemplate("\n{% endfor %}", {})

@@ -1,0 +1,143 @@
+"""Which tokens are released with which text."""
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from scheduler_svc.frontend.detokenizer import ByteDetokenizer
+from scheduler_svc.frontend.output import OutputText
+
+EOS = 99
+
+
+def output_of(pieces: list[bytes], stops: tuple[str, ...] = ()) -> OutputText:
+    detokenizer = ByteDetokenizer({**dict(enumerate(pieces)), EOS: b"<eos>"})
+    return OutputText(detokenizer, stops=stops, end_token_ids=frozenset({EOS}))
+
+
+def run(output: OutputText, ids: list[int]) -> list[tuple[int, list[int], str]]:
+    """Chunks of an output that gets its tokens one by one."""
+    chunks = []
+    for token_id in ids:
+        output.push(token_id)
+        chunks.append(output.take())
+    chunks.append(output.finish())
+    return [(c.first_token_offset, c.token_ids, c.text) for c in chunks if c is not None]
+
+
+class TestRelease:
+    def test_certain_text_is_released_at_once(self):
+        """
+        Tokens of whole characters are released one by one, with their offsets.
+        """
+        assert [(0, [0], "ab"), (1, [1], "c")] == run(output_of([b"ab", b"c"]), [0, 1])
+
+    def test_half_character_is_released_with_its_other_half(self):
+        """
+        Tokens that share a code point are released together.
+        """
+        assert [(0, [0, 1], "a€")] == run(output_of([b"a\xe2", b"\x82\xac"]), [0, 1])
+
+    def test_unfinished_character_is_released_by_the_end(self):
+        """
+        What never became valid is U+FFFD, released with its token when the output ends.
+        """
+        assert [(0, [0], "a\ufffd")] == run(output_of([b"a\xe2"]), [0])
+
+    def test_eos_is_counted_and_has_no_text(self):
+        """
+        The ending token is the last id, without text, after what it leaves unfinished.
+        """
+        output = output_of([b"a", b"\xe2"])
+        assert [(0, [0], "a"), (1, [1, EOS], "\ufffd")] == run(output, [0, 1, EOS])
+        assert 3 == output.num_tokens
+
+
+class TestStop:
+    def test_possible_beginning_is_held_until_it_is_none(self):
+        """
+        A token whose text may begin a stop string waits until it cannot any more.
+        """
+        output = output_of([b"x", b"\n", b"y"], stops=("\n\n",))
+        assert [(0, [0], "x"), (1, [1, 2], "\ny")] == run(output, [0, 1, 2])
+
+    def test_stop_across_tokens_cuts_before_it(self):
+        """
+        Text ends before the stop string; ids and count end with the token that completed it.
+        """
+        output = output_of([b"one E", b"N", b"D two", b"more"], stops=("END",))
+        assert [(0, [0, 1, 2], "one ")] == run(output, [0, 1, 2, 3])
+        assert (3, "END") == (output.num_tokens, output.stopped.stop)
+
+    def test_tokens_after_the_stop_are_ignored(self):
+        """
+        Tokens computed ahead of a stop string have no effect.
+        """
+        output = output_of([b"a.", b"b."], stops=(".",))
+        for token_id in (0, 1, 1, EOS):
+            output.push(token_id)
+        chunk = output.take()
+        assert (1, [0], "a") == (output.num_tokens, chunk.token_ids, chunk.text)
+        assert output.finish() is None
+
+    def test_stop_in_the_same_token_as_half_a_character_ends_with_that_token(self):
+        """
+        The token that completes the stop string counts, though its text goes on unfinished.
+        """
+        output = output_of([b"a.\xe2", b"\x82\xac"], stops=(".",))
+        assert [(0, [0], "a")] == run(output, [0, 1])
+        assert 1 == output.num_tokens
+
+    def test_stop_completed_by_what_an_eos_leaves_wins_over_the_eos(self):
+        """
+        A stop string completed one token before the EOS has the smaller offset.
+        """
+        output = output_of([b"a", b"\xe2"], stops=("\ufffd",))
+        assert [(0, [0], "a"), (1, [1], "")] == run(output, [0, 1, EOS])
+        assert 2 == output.num_tokens
+
+    def test_stop_completed_by_the_end_is_still_found(self):
+        """
+        Text that only the end makes certain can complete a stop string.
+        """
+        output = output_of([b"a\xe2"], stops=("a\ufffd",))
+        assert [(0, [0], "")] == run(output, [0])
+        assert "a\ufffd" == output.stopped.stop
+
+
+class TestAnyOutput:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        pieces=st.lists(
+            st.one_of(st.text("ab\n€", max_size=3).map(str.encode), st.binary(max_size=2)),
+            min_size=1,
+            max_size=12,
+        ),
+        stops=st.lists(st.text("ab\n€\ufffd", min_size=1, max_size=3), max_size=3),
+        takes=st.sets(st.integers(0, 12)),
+    )
+    def test_chunks_are_the_output_up_to_its_stop(self, pieces, stops, takes):
+        """
+        However often chunks are taken, they have no gap, and their text is the whole text cut
+        before the first stop string, with ids up to the token that completed it.
+        """
+        output = output_of(pieces, tuple(stops))
+        chunks = []
+        for token_id in range(len(pieces)):
+            output.push(token_id)
+            if token_id in takes:
+                chunks.append(output.take())
+        chunks = [chunk for chunk in (*chunks, output.finish()) if chunk is not None]
+
+        ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+        assert list(range(output.num_tokens)) == ids
+        offsets = [chunk.first_token_offset for chunk in chunks]
+        lengths = [len(chunk.token_ids) for chunk in chunks]
+        assert offsets == [sum(lengths[:at]) for at in range(len(chunks))]
+        whole = b"".join(pieces).decode(errors="replace")
+        ends = [(whole.find(s) + len(s), whole.find(s)) for s in stops if s in whole]
+        end, cut = min(ends) if ends else (None, len(whole))
+        assert whole[:cut] == "".join(chunk.text for chunk in chunks)
+        if end is not None:
+            before = b"".join(pieces[: output.num_tokens - 1]).decode(errors="ignore")
+            assert len(before) < end
+            assert end <= len(b"".join(pieces[: output.num_tokens]).decode(errors="replace"))

@@ -1,0 +1,201 @@
+"""Prompts, refusals, Abort and GetModel over a real gRPC connection, the core played by the test."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.request import FinishReason
+from scheduler_svc.ipc.messages import Availability
+from tandem.errors import (
+    DuplicateRequestId,
+    NeverFits,
+    QueueFull,
+    RequestNotFound,
+)
+from tandem.inference.v1 import inference_service_pb2 as pb
+from tests.scheduler_svc.frontend.calls import error_of, kinds, rest_of, stub_of
+from tests.scheduler_svc.frontend.fake_core import (
+    announce,
+    ended,
+    model,
+    refused,
+    running_frontend,
+    until,
+    within,
+)
+from tests.scheduler_svc.frontend.small_models import byte_level_tokenizer
+
+TOKENIZER = byte_level_tokenizer()
+EOS = 1
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def request(**fields: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(**({"token_ids": {"ids": [5, 6, 7]}} | fields))
+
+
+class TestPrompt:
+    @pytest.mark.parametrize("text", ["hello", "the quick brown fox " * 200], ids=["short", "long"])
+    async def test_text_is_tokenized(self, tmp_path, model_dir, text):
+        """
+        Text becomes BOS and its tokens, in a thread where it is long.
+        """
+        async with running_frontend(tmp_path) as frontend:
+            await announce(frontend.core, model(model_dir, max_model_len=8192))
+            call = stub_of(frontend).Generate(pb.GenerateRequest(text=text))
+            submit = await within(frontend.core.submits.get())
+            call.cancel()
+        assert [0, *ids_of(text)] == np.frombuffer(submit.prompt, "<i4").tolist()
+
+    async def test_chat_is_rendered(self, frontend, stub):
+        """
+        A conversation becomes what the model's template writes.
+        """
+        messages = [{"role": "user", "content": "hi"}]
+        call = stub.Generate(pb.GenerateRequest(chat={"messages": messages}))
+        submit = await within(frontend.core.submits.get())
+        call.cancel()
+        expected = ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+        assert expected == np.frombuffer(submit.prompt, "<i4").tolist()
+
+    @pytest.mark.parametrize(
+        ("fields", "reason", "path"),
+        [
+            ({"token_ids": {"ids": [5, 600]}}, "INVALID_PARAMETER", "token_ids.ids[1]"),
+            ({"token_ids": {"ids": [5] * 257}}, "PROMPT_TOO_LONG", "token_ids.ids"),
+            ({"token_ids": {"ids": [5] * 256}}, "TOTAL_TOO_LONG", "stopping.max_tokens"),
+            ({"text": "x" * 3_000_000}, "PROMPT_TOO_LONG", "text"),
+            ({"text": ""}, "EMPTY_PROMPT", "text"),
+            ({}, "EMPTY_PROMPT", "prompt"),
+        ],
+        ids=["id", "ids", "total", "huge", "empty", "none"],
+    )
+    async def test_unusable_prompt_is_refused_with_its_field(self, stub, fields, reason, path):
+        """
+        A prompt that can never run is INVALID_ARGUMENT with reason and field, and goes no further.
+        """
+        error = await error_of(stub.Generate(pb.GenerateRequest(**fields)))
+        assert (reason, path, "INVALID_ARGUMENT") == (error.reason, error.field, error.code)
+
+
+class TestRefusal:
+    @pytest.mark.parametrize(
+        ("refusal", "code", "retry_after_s"),
+        [
+            (QueueFull("max_num_seqs 4 is reached"), "RESOURCE_EXHAUSTED", 1.0),
+            (DuplicateRequestId("'mine' is live"), "ALREADY_EXISTS", None),
+            (NeverFits("needs 9 blocks", field="stopping.max_tokens"), "INVALID_ARGUMENT", None),
+        ],
+        ids=lambda value: getattr(value, "reason", None),
+    )
+    async def test_refusal_of_the_core_reaches_the_client(
+        self, frontend, stub, refusal, code, retry_after_s
+    ):
+        """
+        A refused request ends with the core's reason, sentence, field and retry advice.
+        """
+        call = stub.Generate(request())
+        submit = await within(frontend.core.submits.get())
+        await frontend.core.send(refused(submit.stream_id, refusal))
+        error = await error_of(call)
+        assert (refusal.reason, refusal.message, refusal.field, code, retry_after_s) == (
+            error.reason,
+            error.message,
+            error.field,
+            error.code,
+            error.retry_after_s,
+        )
+        assert frontend.core.ends.empty()
+
+    async def test_draining_service_takes_nothing(self, frontend, stub):
+        """
+        A draining service is UNAVAILABLE with retry advice, and the core is not asked.
+        """
+        await frontend.core.send(Availability(executor_attached=True, ready=False, draining=True))
+        await until(lambda: frontend.client.availability.draining)
+        error = await error_of(stub.Generate(request()))
+        assert ("DRAINING", "UNAVAILABLE", 1.0) == (error.reason, error.code, error.retry_after_s)
+        assert frontend.core.submits.empty()
+
+    async def test_no_executor_yet_is_unavailable(self, tmp_path):
+        """
+        Before any executor was attached nothing is known, and clients are told to come back.
+        """
+        async with running_frontend(tmp_path) as frontend:
+            stub = stub_of(frontend)
+            for call in (stub.Generate(request()), stub.GetModel(pb.GetModelRequest())):
+                error = await error_of(call)
+                assert ("NO_EXECUTOR", 1.0) == (error.reason, error.retry_after_s)
+
+    async def test_unusable_tokenizer_is_told_to_every_request(self, tmp_path):
+        """
+        A model whose tokenizer cannot be used fails requests with the reason, not with a trace.
+        """
+        (tmp_path / "tokenizer.json").write_text("{")
+        async with running_frontend(tmp_path) as frontend:
+            await announce(frontend.core, model(tmp_path))
+            await until(lambda: frontend.client.availability.ready)
+            error = await error_of(stub_of(frontend).Generate(request()))
+        assert ("INVALID_MODEL", "FAILED_PRECONDITION") == (error.reason, error.code)
+
+
+class TestModel:
+    async def test_model_is_described(self, stub):
+        """
+        GetModel tells limits, ids and defaults of the served model.
+        """
+        answer = await within(stub.GetModel(pb.GetModelRequest()))
+        assert ("small", "rev-1", "LlamaForCausalLM", 512, 256, [EOS], "float32", True) == (
+            answer.model,
+            answer.model_revision,
+            answer.architecture,
+            answer.vocab_size,
+            answer.max_model_len,
+            list(answer.eos_token_ids),
+            answer.dtype,
+            answer.has_chat_template,
+        )
+        defaults = answer.default_params
+        assert (0.75, 20, 0.5, 100) == (
+            defaults.temperature,
+            defaults.top_k,
+            defaults.top_p,
+            defaults.max_tokens,
+        )
+
+
+class TestAbort:
+    async def test_abort_asks_the_core(self, frontend, stub):
+        """
+        Abort is answered by the core, and the aborted stream ends CANCELLED with its output.
+        """
+        asked: asyncio.Queue[bytes] = asyncio.Queue()
+        frontend.core.answers["abort"] = lambda argument: asked.put_nowait(argument) or b"{}"
+        call = stub.Generate(request(request_id="mine"))
+        stream_id = await frontend.core.accept()
+        await within(stub.Abort(pb.AbortRequest(request_id="mine")))
+        assert b'{"request_id":"mine"}' == await within(asked.get())
+        end = ended(stream_id, FinishReason.CANCELLED, 1)
+        await frontend.core.tokens(stream_id, 0, [70], end=end)
+        messages = await rest_of(call)
+        assert ["started", "delta", "finished", "done"] == kinds(messages)
+        assert FinishReason.CANCELLED == messages[2].finished.reason
+
+    async def test_unknown_id_is_not_found(self, frontend, stub):
+        """
+        Aborting what does not live is NOT_FOUND.
+        """
+        frontend.core.answers["abort"] = lambda _: RequestNotFound("no live request 'x'")
+        error = await error_of(stub.Abort(pb.AbortRequest(request_id="x")))
+        assert ("REQUEST_NOT_FOUND", "NOT_FOUND") == (error.reason, error.code)
+
+    async def test_empty_id_is_invalid(self, stub):
+        """
+        Abort needs an id.
+        """
+        error = await error_of(stub.Abort(pb.AbortRequest()))
+        assert ("INVALID_PARAMETER", "request_id") == (error.reason, error.field)
