@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 
+from tandem.errors import SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import ROW_SAMPLES, Batch, KvMode, Resume, Step, StepResult, Suspend
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach
@@ -38,11 +39,18 @@ class FakeExecutor:
 
     def open_session(self, scheduler_id: str, take_over: bool, lease_s: float, now: float) -> int:
         epoch = self.end.open_session(scheduler_id, take_over, lease_s, now)
+        self.end_stream(SessionLost(f"{scheduler_id} opened session {epoch}"))
         self.purge()
         while self.running is not None:
             self.finish()
         self.reset()
         return epoch
+
+    def end_stream(self, why: TandemError) -> None:
+        """Tell the attached stream that it is over: its scheduler may be waiting for a result."""
+        if self.stream is not None:
+            self.stream.send_up(why)
+            self.stream = None
 
     def purge(self) -> None:
         self.queue.clear()
@@ -51,6 +59,7 @@ class FakeExecutor:
         message = decode_request(raw)
         if isinstance(message, Attach):
             attached, replay = self.end.attach(message, now)
+            self.end_stream(StreamReplaced(f"stream {message.attach_id} came"))
             self.stream = stream
             stream.up.extend([encode_response(attached), *replay])
         elif self.end.receive(message, raw, stream.attach.attach_id, now):

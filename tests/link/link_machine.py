@@ -153,5 +153,6 @@ class LinkMachine(RuleBasedStateMachine):
         self.world.check()
 
     def teardown(self) -> None:
-        for who in (0, 1):
+        holds = [self.world.holder == scheduler.name for scheduler in self.world.schedulers]
+        for who in sorted((0, 1), key=lambda who: holds[who]):
             self.world.settle(who)

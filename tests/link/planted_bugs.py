@@ -234,6 +234,11 @@ class PurgesNothing(FakeExecutor):
         pass
 
 
+class LeavesFencedStreamsOpen(FakeExecutor):
+    def end_stream(self, why):
+        pass
+
+
 class SkipsCopies(FakeExecutor):
     def copy_blocks(self, batch):
         pass
@@ -302,6 +307,7 @@ PLANTED = {
         ),
         "executor": (
             PurgesNothing,
+            LeavesFencedStreamsOpen,
             SkipsCopies,
             CopiesInReverse,
             ForgetsSampledTokens,

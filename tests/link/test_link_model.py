@@ -24,7 +24,7 @@ THOROUGH = settings(EVERYDAY, max_examples=1500, stateful_step_count=80, derando
 NUM_WALKS = 15
 NUM_THOROUGH_WALKS = 600
 NUM_HUNTS = 60
-"""Walks within which a planted bug must be found; the slowest is found in the 20th."""
+"""Walks within which a planted bug must be found; the slowest is found in the 24th."""
 
 
 def machine(window: int, parts: Parts | None = None) -> type[LinkMachine]:

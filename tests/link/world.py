@@ -214,7 +214,7 @@ class World:
             return
         stream.cut()
         if executor_notices:
-            self.executor.end.detach(stream.attach.session_epoch, stream.attach.attach_id)
+            self.detach(stream)
         if scheduler_notices:
             scheduler.end.detach()
             self.give_up_stream(scheduler)
@@ -224,6 +224,11 @@ class World:
         if self.old_streams:
             stream = self.old_streams.pop(which % len(self.old_streams))
             stream.cut()
+            self.detach(stream)
+
+    def detach(self, stream: Stream) -> None:
+        """The handler of a stream ends in the process it was opened to."""
+        if stream.boot_id == self.executor.end.boot_id:
             self.executor.end.detach(stream.attach.session_epoch, stream.attach.attach_id)
 
     def start(self) -> None:
@@ -299,6 +304,7 @@ class World:
                 break
             self.mend(who, take_over=True)
             self.resume(who)
+            self.late_detach(0)
             self.pump(who, 3, 2)
             self.check()
         assert not scheduler.has_work(), "requests are stuck although nothing fails any more"

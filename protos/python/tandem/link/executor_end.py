@@ -80,8 +80,9 @@ class ExecutorEnd:
         """
         Make a scheduler the one holder; everything of the session before is forgotten.
 
-        The owner of the device then drops steps still queued (their epoch is not `session_epoch`),
-        waits for the running one and resets its slots before the epoch is answered.
+        Before the epoch is answered, the caller ends the stream of the session before with
+        `SessionLost` (its scheduler may wait for a result that will never come), drops steps still
+        queued (their epoch is not `session_epoch`), waits for the running one and resets its slots.
 
         Args:
             scheduler_id: Who asks; the holder itself is never refused.
@@ -114,7 +115,7 @@ class ExecutorEnd:
 
     def attach(self, attach: Attach, now: float) -> tuple[Attached, list[bytes]]:
         """
-        Begin a stream; an older one of the session is replaced and must be closed by its owner.
+        Begin a stream; the caller ends an older one of the session with `StreamReplaced`.
 
         Returns:
             The first answer, and the encoded results to send again after it, in this order.
