@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from scheduler_svc.frontend.server import start_servers
 from scheduler_svc.frontend.settings import FrontendSettings, parse_settings
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import connect_frontend
+from scheduler_svc.telemetry import configure_logging
 from tandem.errors import HandedOver, TandemError
 
 log = structlog.get_logger()
@@ -41,7 +41,8 @@ def main() -> int:
     except msgspec.ValidationError as error:
         sys.stderr.write(f"INVALID_CONFIG: --settings-json: {error}\n")
         return 2
-    _configure_logs(settings)
+    configure_logging(settings.log_level, settings.log_format)
+    structlog.contextvars.bind_contextvars(frontend=settings.index)
     # Terminals signal the whole group, but only the parent knows when frontends may stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -106,28 +107,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-def _configure_logs(settings: FrontendSettings) -> None:
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if settings.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=False)
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[settings.log_level.upper()]
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    structlog.contextvars.bind_contextvars(frontend=settings.index)
 
 
 if __name__ == "__main__":
