@@ -12,8 +12,6 @@ from types import FrameType
 import structlog
 
 from executor_svc.config import LoadedSettings, load_settings
-from executor_svc.engine import load_engine
-from executor_svc.server import ExecutorServer
 from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory, TandemError
 from tandem.telemetry import configure_logging
 
@@ -44,6 +42,10 @@ def _serve(loaded: LoadedSettings) -> int:
     Raises:
         TandemError: Why the process cannot go on.
     """
+    # These import PyTorch: seconds that --help or a mistyped flag need not wait for.
+    from executor_svc.engine import load_engine  # noqa: PLC0415
+    from executor_svc.server import ExecutorServer  # noqa: PLC0415
+
     ends: queue.SimpleQueue[TandemError | signal.Signals] = queue.SimpleQueue()
     server = ExecutorServer(lambda boot_id: load_engine(loaded, boot_id), ends.put)
     _on_signals(ends)

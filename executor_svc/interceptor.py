@@ -62,6 +62,8 @@ def _streaming(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]
     def wrapped(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             yield from behaviour(request, context)
+        except grpc.RpcError:
+            raise  # the caller is gone; gRPC ends the call
         except Exception as error:  # noqa: BLE001  # the outermost frame of every call
             _abort(context, method, error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import uuid
 from collections.abc import Callable
@@ -44,6 +45,33 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 _log = structlog.get_logger(__name__)
+
+
+def _check_free(address: str) -> None:
+    """
+    Try the address with a plain socket first: gRPC itself would only log why it cannot bind.
+
+    Raises:
+        AddressInUse: With the operating system's reason.
+    """
+    if address.startswith("unix:"):
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        for family, _, _, _, sockaddr in where:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(sockaddr)
+    except OSError as error:
+        raise _not_ours(address, str(error.strerror).lower()) from error
+
+
+def _not_ours(address: str, why: str) -> AddressInUse:
+    return AddressInUse(
+        f"cannot listen on {address}: {why}; stop what listens there or choose another address "
+        "with --listen"
+    )
 
 
 class ExecutorServer:
@@ -88,13 +116,11 @@ class ExecutorServer:
         Raises:
             AddressInUse: Something else listens there, or the address is not this machine's.
         """
+        _check_free(address)
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise AddressInUse(
-                f"cannot listen on {address}: it is in use or not an address of this machine; "
-                "stop what listens there or choose another with --listen"
-            ) from error
+            raise _not_ours(address, "gRPC could not bind it") from error
         self.address = address
         if not address.startswith("unix:"):
             self.address = f"{address.rpartition(':')[0]}:{port}"

@@ -1,0 +1,39 @@
+"""Servers on a tiny model, started per test and always stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.executor_svc.service.harness import RunningServer, start_server
+
+Start = Callable[..., RunningServer]
+
+
+@pytest.fixture(scope="session")
+def model_dir(zoo: Callable[[str], Path]) -> Path:
+    return zoo("llama_mqa")
+
+
+@pytest.fixture
+def start(model_dir: Path) -> Iterator[Start]:
+    """Start a server with flags; all are stopped at the end, with their gates open."""
+    started: list[RunningServer] = []
+
+    def begin(*flags: str, directory: Path = model_dir, **options: object) -> RunningServer:
+        started.append(start_server(directory, *flags, **options))
+        return started[-1]
+
+    yield begin
+    for running in started:
+        for runner in running.runners:
+            runner.gate.set()
+        running.server.stop()
+        running.channel.close()
+
+
+@pytest.fixture
+def executor(start: Start) -> RunningServer:
+    return start()

@@ -1,0 +1,219 @@
+"""What an executor says about itself, and when."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from executor_svc.progress import MIN_ALLOWED_S, Progress
+from executor_svc.tokenizer_files import MAX_CHUNK_BYTES, TokenizerFile, chunks
+from tandem.errors import AddressInUse, ExecutorLoading, InvalidConfig
+from tandem.executor.v1 import executor_service_pb2 as executor_pb2
+from tests.executor_svc.service.harness import refusal, start_server, wait_until
+from tests.model_zoo import EOS_TOKEN_ID, MAX_POSITIONS, VOCAB_SIZE
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def health(running, name):
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    return stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10).status
+
+
+class TestDescribe:
+    def test_limits_and_model_are_the_real_ones(self, start):
+        """
+        Describe gives the flags' limits, the model's vocabulary and ends, and KV bytes by formula.
+        """
+        about = start(
+            "--block-size=8",
+            "--max-num-blocks=40",
+            "--max-batch-size=3",
+            "--max-total-tokens=64",
+            "--max-model-len=100",
+            "--model-name=tiny",
+        ).describe()
+        assert (8, 40, 3, 6) == (
+            about.block_size,
+            about.num_blocks,
+            about.max_batch_size,
+            about.num_slots,
+        )
+        assert (64, 100) == (about.max_total_tokens, about.max_model_len)
+        assert ("tiny", "LlamaForCausalLM") == (about.model_name, about.architecture)
+        assert ("float32", "cpu") == (about.dtype, about.device)
+        assert VOCAB_SIZE == about.vocab_size
+        assert [EOS_TOKEN_ID] == np.frombuffer(about.eos_token_ids, "<i4").tolist()
+        # block x layers x key heads x head size x (keys, values) x bytes
+        assert 8 * 2 * 1 * 16 * 2 * 4 == about.kv_bytes_per_block
+        assert 64 == len(about.model_fingerprint)
+        assert 1 <= about.max_inflight_steps
+        assert 200 == about.heartbeat_interval_ms
+
+    def test_default_length_gives_way_to_the_model(self, executor):
+        """
+        Without a setting the longest sequence is the smaller of default and model.
+        """
+        assert MAX_POSITIONS == executor.describe().max_model_len
+
+    def test_length_that_was_set_does_not_give_way(self, model_dir):
+        """
+        A set length beyond the model's is an error that names both and the flag.
+        """
+        running = start_server(model_dir, f"--max-model-len={MAX_POSITIONS + 1}")
+        running.server.stop()
+        assert isinstance(running.fatal[0], InvalidConfig)
+        assert (
+            f"max_model_len is set to {MAX_POSITIONS + 1} (--max-model-len), but the model supports "
+            f"at most {MAX_POSITIONS} tokens (max_position_embeddings): lower max_model_len to "
+            f"{MAX_POSITIONS} or less" == running.fatal[0].message
+        )
+
+    def test_generation_defaults_are_those_of_the_model(self, start, model_dir, tmp_path):
+        """
+        Values of generation_config.json travel; what it leaves out stays unset.
+        """
+        directory = shutil.copytree(model_dir, tmp_path / "model")
+        path = directory / "generation_config.json"
+        path.write_text(json.dumps({"temperature": 0.5, "top_k": 0, "eos_token_id": [3, 5]}))
+        about = start(directory=directory).describe()
+        assert 0.5 == about.generation_defaults.temperature
+        assert about.generation_defaults.HasField("top_k")
+        assert not about.generation_defaults.HasField("top_p")
+        assert [3, 5, EOS_TOKEN_ID] == np.frombuffer(about.eos_token_ids, "<i4").tolist()
+
+    def test_two_processes_have_two_boots(self, start):
+        """
+        boot_id is new with every start, the fingerprint is not.
+        """
+        first, second = start().describe(), start().describe()
+        assert first.boot_id != second.boot_id
+        assert first.model_fingerprint == second.model_fingerprint
+
+
+class TestLoading:
+    def test_calls_before_the_model_is_loaded_say_so(self, start):
+        """
+        The port answers at once: EXECUTOR_LOADING with a retry delay, alive but not ready.
+        """
+        go_on = threading.Event()
+        running = start(hold_loading=go_on)
+        calls = (
+            running.describe,
+            running.open_session,
+            lambda: list(running.stub.GetTokenizer(executor_pb2.GetTokenizerRequest())),
+        )
+        for call in calls:
+            error = refusal(call)
+            assert isinstance(error, ExecutorLoading)
+            assert 1.0 == error.retry_after_s
+        assert (SERVING, NOT_SERVING) == (health(running, ""), health(running, "tandem.ready"))
+        go_on.set()
+        wait_until(lambda: health(running, "tandem.ready") == SERVING)
+        assert 1 == running.open_session()
+
+    def test_port_in_use_is_refused_with_what_to_do(self, executor, model_dir):
+        """
+        A second executor on the same port gets ADDRESS_IN_USE with the address, not half its connections.
+        """
+        with pytest.raises(AddressInUse) as refused:
+            start_server(model_dir, "--listen", executor.server.address)
+        assert (
+            f"cannot listen on {executor.server.address}: address already in use; stop what listens "
+            "there or choose another address with --listen" == refused.value.message
+        )
+
+
+class TestHealth:
+    def test_three_names_serve_when_warm_and_ready_ends_first(self, start):
+        """
+        Liveness, readiness and progress serve once loaded; stopping turns readiness off for watchers.
+        """
+        running = start()
+        assert {SERVING} == {health(running, n) for n in ("", "tandem.ready", "tandem.progress")}
+        request = health_pb2.HealthCheckRequest(service="tandem.ready")
+        watch = health_pb2_grpc.HealthStub(running.channel).Watch(request, timeout=30)
+        assert SERVING == next(watch).status
+        stopper = threading.Thread(target=running.server.stop)
+        stopper.start()
+        assert NOT_SERVING == next(watch).status
+        watch.cancel()
+        stopper.join(timeout=30)
+        assert not stopper.is_alive()
+
+    def test_reflection_lists_the_services(self, executor):
+        """
+        A tool without protos finds the service by reflection.
+        """
+        stub = reflection_pb2_grpc.ServerReflectionStub(executor.channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        answer = next(stub.ServerReflectionInfo(iter([request]), timeout=10))
+        names = {service.name for service in answer.list_services_response.service}
+        assert {"tandem.executor.v1.ExecutorService", "grpc.health.v1.Health"} <= names
+
+
+class TestProgress:
+    def test_first_steps_have_ten_seconds(self):
+        """
+        Without experience a step counts as stuck after ten seconds.
+        """
+        progress = Progress()
+        progress.started(100)
+        assert not progress.is_stuck(MIN_ALLOWED_S)
+        assert progress.is_stuck(MIN_ALLOWED_S + 0.1)
+
+    def test_slow_models_have_twenty_times_what_steps_took(self):
+        """
+        Later a step may take 20 times what its number of tokens predicts.
+        """
+        progress = Progress()
+        progress.completed(10, 20.0)
+        progress.started(5)
+        assert not progress.is_stuck(199.0)
+        assert progress.is_stuck(201.0)
+        progress.started(0)
+        assert progress.is_stuck(11.0)
+
+
+class TestTokenizer:
+    def test_files_arrive_whole_with_their_hash(self, executor, model_dir):
+        """
+        GetTokenizer streams each file once, chunks in order, its sha256 on the last.
+        """
+        content, digests = defaultdict(bytes), {}
+        for part in executor.stub.GetTokenizer(executor_pb2.GetTokenizerRequest(), timeout=30):
+            assert part.name not in digests
+            content[part.name] += part.chunk
+            if part.sha256:
+                digests[part.name] = part.sha256
+        assert {"tokenizer.json", "tokenizer_config.json"} <= set(content)
+        for name in content:
+            assert (model_dir / name).read_bytes() == content[name]
+            assert hashlib.sha256(content[name]).hexdigest() == digests[name]
+
+    @pytest.mark.parametrize(
+        ("size", "expected"),
+        [
+            (0, [0]),
+            (1, [1]),
+            (MAX_CHUNK_BYTES, [MAX_CHUNK_BYTES]),
+            (MAX_CHUNK_BYTES + 5, [MAX_CHUNK_BYTES, 5]),
+        ],
+    )
+    def test_chunks_are_at_most_a_mebibyte(self, size, expected):
+        """
+        A file is cut at each MiB; an empty one is one empty chunk with its hash.
+        """
+        content = bytes(size)
+        parts = list(chunks((TokenizerFile("tokenizer.json", content),)))
+        assert expected == [len(part.chunk) for part in parts]
+        assert ["", hashlib.sha256(content).hexdigest()][-len(parts) :] == [p.sha256 for p in parts]

@@ -1,0 +1,190 @@
+"""Who may be the scheduler: epochs, leases, take-over, and what opening waits for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from executor_svc.step_link import SlotReset, StepLink
+from executor_svc.step_stream import StepStream
+from tandem.errors import (
+    Draining,
+    IncompatibleExecutor,
+    InvalidParameter,
+    SessionHeld,
+    SessionLost,
+)
+from tandem.link.batch import Batch, Step
+from tandem.link.session import Attach
+from tandem.link.wire import encode_step
+from tests.executor_svc.service.harness import StepClient, refusal, wait_until
+
+
+class TestOpenSession:
+    def test_every_opening_gets_the_next_epoch(self, executor):
+        """
+        The executor issues epochs 1, 2, 3, ...; the holder itself is never refused.
+        """
+        assert [1, 2, 3] == [executor.open_session("one") for _ in range(3)]
+
+    def test_live_lease_refuses_another_and_names_the_holder(self, executor):
+        """
+        While the lease is live another scheduler gets SESSION_HELD with holder and age.
+        """
+        executor.open_session("one")
+        error = refusal(lambda: executor.open_session("two"))
+        assert isinstance(error, SessionHeld)
+        assert "one" == error.metadata["holder"]
+        assert 0 <= int(error.metadata["age_ms"]) < 60_000
+
+    def test_take_over_fences_the_holder(self, executor):
+        """
+        With take_over the session changes hands, and the old holder's stream ends SESSION_LOST.
+        """
+        old = StepClient(executor, "one")
+        stream = old.attach()
+        assert 2 == executor.open_session("two", take_over=True)
+        assert isinstance(stream.ended_with(), SessionLost)
+        assert isinstance(refusal(lambda: executor.open_session("one")), SessionHeld)
+
+    def test_all_slots_are_empty_afterwards(self, executor):
+        """
+        A new session starts from the same state as the first: step 1 may admit slot 0 again.
+        """
+        first = StepClient(executor)
+        tokens = [result.token.tolist() for result in first.steps(first.attach(), 3)]
+        second = StepClient(executor)
+        again = [result.token.tolist() for result in second.steps(second.attach(), 3)]
+        assert tokens == again
+        assert 2 == executor.runner.num_resets
+
+    def test_opening_drops_queued_steps_and_waits_for_the_running_one(self, executor):
+        """
+        The answer comes only after the running step has ended; queued ones never run.
+        """
+        client = StepClient(executor)
+        stream = client.attach()
+        executor.runner.gate.clear()
+        for _ in range(3):
+            stream.send(client.plan())
+        wait_until(lambda: executor.runner.is_waiting)
+        wait_until(lambda: executor.server._link._end.last_received_step_id == 3)
+        epochs: list[int] = []
+        opener = threading.Thread(target=lambda: epochs.append(executor.open_session("one")))
+        opener.start()
+        assert isinstance(stream.ended_with(), SessionLost)
+        assert [] == epochs
+        executor.runner.gate.set()
+        opener.join(timeout=30)
+        assert [2] == epochs
+        assert [1] == executor.runner.executed
+
+    @pytest.mark.parametrize(
+        ("fields", "error", "field"),
+        [
+            ({"protocol_version": 99}, IncompatibleExecutor, None),
+            ({"lease_ms": 999}, InvalidParameter, "lease_ms"),
+            ({"scheduler_id": ""}, InvalidParameter, "scheduler_id"),
+        ],
+        ids=["protocol", "lease", "id"],
+    )
+    def test_unusable_request_is_refused_and_changes_nothing(self, executor, fields, error, field):
+        """
+        Another protocol, a lease under a second or no id is refused with its field, before any epoch is issued.
+        """
+        refused = refusal(lambda: executor.open_session(**{"scheduler_id": "two", **fields}))
+        assert (error, field) == (type(refused), refused.field)
+        assert 1 == executor.open_session()
+
+
+class Clock:
+    """Time that moves when told."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def advance(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
+
+
+class TestLease:
+    @pytest.fixture
+    def clock(self):
+        return Clock()
+
+    @pytest.fixture
+    def link(self, clock):
+        return StepLink("boot", 4, clock)
+
+    def test_lease_ends_without_a_sign_of_life(self, link, clock):
+        """
+        A silent holder is refused-for until its lease has passed, and replaced after.
+        """
+        link.open_session("one", take_over=False, lease_s=5.0)
+        clock.advance(4.9)
+        with pytest.raises(SessionHeld):
+            link.open_session("two", take_over=False, lease_s=5.0)
+        clock.advance(0.2)
+        assert 2 == link.open_session("two", take_over=False, lease_s=5.0)[0]
+
+    def test_attached_stream_keeps_the_lease(self, link, clock):
+        """
+        Heartbeats to an attached stream renew the lease; once detached it runs out.
+        """
+        link.open_session("one", take_over=False, lease_s=5.0)
+        stream = StepStream()
+        link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
+        for _ in range(10):
+            clock.advance(4.0)
+            link.beat()
+        with pytest.raises(SessionHeld):
+            link.open_session("two", take_over=False, lease_s=5.0)
+        link.detach(stream)
+        clock.advance(5.1)
+        link.beat()
+        assert 2 == link.open_session("two", take_over=False, lease_s=5.0)[0]
+
+    def test_stopped_link_refuses_sessions_and_gives_no_work(self, link):
+        """
+        After stop neither sessions nor steps begin.
+        """
+        link.open_session("one", take_over=False, lease_s=5.0)
+        assert isinstance(link.next_job(), SlotReset)
+        link.stop(Draining("stopping"))
+        assert link.next_job() is None
+        with pytest.raises(Draining):
+            link.open_session("one", take_over=False, lease_s=5.0)
+
+    def test_heartbeats_do_not_pile_up_behind_a_reader_that_is_slow(self, link):
+        """
+        While messages wait to be sent no heartbeat joins them.
+        """
+        link.open_session("one", take_over=False, lease_s=5.0)
+        stream = StepStream()
+        link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
+        for _ in range(50):
+            link.beat()
+        stream.end()
+        assert 1 == len(list(stream.messages()))
+
+    def test_result_of_a_fenced_session_is_dropped(self, link):
+        """
+        A step that was running when a new session opened leaves nothing behind in it.
+        """
+        link.open_session("one", take_over=False, lease_s=5.0)
+        stream = StepStream()
+        link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
+        step = Step(session_epoch=1, step_id=1, acked_step_id=0, state_hash=0, command=Batch())
+        link.receive(step, encode_step(step), stream)
+        assert isinstance(link.next_job(), SlotReset)
+        assert step is link.next_job().step
+        link.open_session("two", take_over=True, lease_s=5.0)
+        link.complete(step, b"late result")
+        fresh = StepStream()
+        link.attach(Attach(boot_id="boot", session_epoch=2, attach_id=1, acked_step_id=0), fresh)
+        fresh.end()
+        assert b"late result" not in list(fresh.messages())
