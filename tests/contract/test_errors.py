@@ -1,0 +1,117 @@
+"""The error table: one class per reason, with the code the contract promises."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tandem import status
+from tandem.common.v1 import errors_pb2
+from tandem.errors import ERROR_BY_REASON, TandemError
+
+PREFIX = "ERROR_REASON_"
+PROTO = Path(status.__file__).parents[2] / "tandem/common/v1/errors.proto"
+REASONS = [
+    name.removeprefix(PREFIX)
+    for name in errors_pb2.ErrorReason.keys()  # noqa: SIM118  # an enum wrapper is no dict
+    if name != "ERROR_REASON_UNSPECIFIED"
+]
+LOCAL = {status.PeerUnavailable, status.CallCancelled}
+"""Never sent: what a caller makes of an answer that carries no reason."""
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Code and comment of every reason, read from the proto file."""
+    entry = re.compile(r"((?:^ *//.*\n)+) *ERROR_REASON_(\w+) = \d+;", re.MULTILINE)
+    found = {}
+    for comment, reason in entry.findall(PROTO.read_text()):
+        text = " ".join(line.strip().removeprefix("//").strip() for line in comment.splitlines())
+        found[reason] = (re.split(r"[ .]", text)[0], text)
+    return found
+
+
+def all_classes(root: type[TandemError] = TandemError) -> list[type[TandemError]]:
+    children = root.__subclasses__()
+    return [*children, *(leaf for child in children for leaf in all_classes(child))]
+
+
+class TestErrorTable:
+    @pytest.mark.parametrize("reason", REASONS)
+    def test_reason_has_one_class_with_its_documented_code(self, reason):
+        """
+        Every ErrorReason has exactly one class, whose gRPC code is the first word of its comment.
+        """
+        classes = [cls for cls in all_classes() if cls.reason == reason]
+        assert [ERROR_BY_REASON[reason]] == classes
+        assert documented()[reason][0] == classes[0].code
+
+    @pytest.mark.parametrize("reason", REASONS)
+    def test_retry_advice_is_the_documented_one(self, reason):
+        """
+        An error tells when to retry by default exactly where its comment says RetryInfo.
+        """
+        promised = "with RetryInfo" in documented()[reason][1]
+        assert promised == (ERROR_BY_REASON[reason].default_retry_after_s is not None)
+
+    def test_no_class_is_outside_the_table(self):
+        """
+        Every class that can be sent has a reason of the contract, and no reason twice.
+        """
+        sendable = [cls for cls in all_classes() if cls not in LOCAL]
+        assert Counter(REASONS) == Counter(cls.reason for cls in sendable)
+
+    @pytest.mark.parametrize("cls", all_classes(), ids=lambda cls: cls.__name__)
+    def test_code_is_a_grpc_code(self, cls):
+        """
+        Every class's code names a gRPC status code that is not OK.
+        """
+        assert grpc.StatusCode[cls.code] is not grpc.StatusCode.OK
+
+    def test_retry_advice_can_be_given_per_error(self):
+        """
+        An explicit retry time replaces the class's own.
+        """
+        cls = ERROR_BY_REASON["QUEUE_FULL"]
+        assert (1.0, 2.5) == (
+            cls("full").retry_after_s,
+            cls("full", retry_after_s=2.5).retry_after_s,
+        )
+
+    def test_numbers_are_stable(self):
+        """
+        A reason's number in the contract never changes; new reasons get new numbers.
+        """
+        expected = {
+            "INVALID_PARAMETER": 1,
+            "EMPTY_PROMPT": 2,
+            "PROMPT_TOO_LONG": 3,
+            "TOTAL_TOO_LONG": 4,
+            "NEVER_FITS": 5,
+            "CHAT_TEMPLATE": 6,
+            "REQUEST_NOT_FOUND": 10,
+            "DUPLICATE_REQUEST_ID": 11,
+            "QUEUE_FULL": 20,
+            "MEMORY_PRESSURE": 21,
+            "SLOW_CONSUMER": 22,
+            "NO_EXECUTOR": 30,
+            "EXECUTOR_LOST": 31,
+            "DRAINING": 32,
+            "MODEL_CHANGED": 33,
+            "HANDED_OVER": 34,
+            "INVALID_LOGITS": 40,
+            "INTERNAL": 41,
+            "SESSION_HELD": 50,
+            "SESSION_LOST": 51,
+            "INCOMPATIBLE_EXECUTOR": 52,
+            "STREAM_REPLACED": 53,
+            "INVALID_CONFIG": 60,
+            "INVALID_MODEL": 61,
+            "OUT_OF_MEMORY": 62,
+            "ADDRESS_IN_USE": 63,
+        }
+        numbers = {reason: errors_pb2.ErrorReason.Value(PREFIX + reason) for reason in expected}
+        assert expected == numbers

@@ -1,0 +1,173 @@
+"""Errors as gRPC statuses: what one side raises, the other side can raise again."""
+
+from __future__ import annotations
+
+from concurrent import futures
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.errors import ERROR_BY_REASON, InternalError, InvalidParameter, QueueFull, TandemError
+from tandem.status import (
+    CallCancelled,
+    PeerUnavailable,
+    from_rpc_error,
+    from_status_proto,
+    to_grpc_status,
+    to_status_proto,
+)
+
+QUICK = settings(max_examples=40, deadline=None)
+ERRORS = st.builds(
+    lambda cls, **changes: cls(**changes),
+    st.sampled_from(sorted(ERROR_BY_REASON.values(), key=lambda cls: cls.reason)),
+    message=st.text(),
+    field=st.none() | st.text(min_size=1),
+    retry_after_s=st.none() | st.integers(0, 10**6).map(lambda ms: ms / 1000),
+    metadata=st.dictionaries(st.text(), st.text(), max_size=3),
+)
+
+
+def facts(error: TandemError) -> tuple:
+    """What a caller can see of an error."""
+    retry = None if error.retry_after_s is None else round(error.retry_after_s, 6)
+    return type(error), error.message, error.field, retry, error.metadata
+
+
+def details_of(status: status_pb2.Status) -> set[str]:
+    return {detail.type_url.rsplit(".", 1)[1] for detail in status.details}
+
+
+class TestStatusProto:
+    @QUICK
+    @given(ERRORS)
+    def test_error_survives_the_journey(self, error):
+        """
+        Class, message, field, retry time and metadata arrive as they were.
+        """
+        assert facts(error) == facts(from_status_proto(to_status_proto(error)))
+
+    def test_reason_travels_as_error_info(self):
+        """
+        ErrorInfo has the reason's name without prefix and the domain "tandem".
+        """
+        status = to_status_proto(QueueFull("full", metadata={"limit": "max_num_seqs"}))
+        info = error_details_pb2.ErrorInfo()
+        assert status.details[0].Unpack(info)
+        assert ("QUEUE_FULL", "tandem") == (info.reason, info.domain)
+        assert {"limit": "max_num_seqs"} == dict(info.metadata)
+        assert code_pb2.RESOURCE_EXHAUSTED == status.code
+
+    def test_field_travels_as_bad_request(self):
+        """
+        An error with a field has a BadRequest naming it, one without has none.
+        """
+        assert {"ErrorInfo", "BadRequest"} == details_of(
+            to_status_proto(InvalidParameter("bad", field="sampling.top_p"))
+        )
+        assert {"ErrorInfo"} == details_of(to_status_proto(InvalidParameter("bad")))
+
+    def test_retry_time_travels_as_retry_info(self):
+        """
+        An error with a retry time has a RetryInfo.
+        """
+        assert {"ErrorInfo", "RetryInfo"} == details_of(to_status_proto(QueueFull("full")))
+
+    def test_foreign_domain_is_not_ours(self):
+        """
+        A status whose ErrorInfo is of another domain carries no reason of ours.
+        """
+        packed = any_pb2.Any()
+        packed.Pack(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="example.com"))
+        assert from_status_proto(status_pb2.Status(code=8, details=[packed])) is None
+
+    def test_unknown_reason_is_internal(self):
+        """
+        A reason of a newer version is rebuilt as InternalError with its message.
+        """
+        packed = any_pb2.Any()
+        packed.Pack(error_details_pb2.ErrorInfo(reason="NEW_ONE", domain="tandem"))
+        rebuilt = from_status_proto(status_pb2.Status(message="hm", details=[packed]))
+        assert (InternalError, "hm") == (type(rebuilt), rebuilt.message)
+
+
+class _Raises(grpc.GenericRpcHandler):
+    """A server whose every call ends as the test says."""
+
+    def __init__(self) -> None:
+        self.ending = lambda context: None
+
+    def service(self, _details):
+        def call(_request, context):
+            self.ending(context)
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(call)
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A handler and a function that calls it over a real channel and rebuilds the error."""
+    handler = _Raises()
+    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=(handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+
+    def error_of(ending) -> TandemError:
+        handler.ending = ending
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary("/test/Call")(b"", timeout=20)
+        return from_rpc_error(raised.value)
+
+    yield error_of
+    channel.close()
+    server.stop(None).wait()
+
+
+class TestOverGrpc:
+    @pytest.mark.parametrize("reason", sorted(ERROR_BY_REASON))
+    def test_every_error_crosses_a_real_channel(self, served, reason):
+        """
+        A server's abort is rebuilt on the client's side as the same error.
+        """
+        error = ERROR_BY_REASON[reason](
+            "what was wrong: ümlaut, and what to do", field="a.b[0]", metadata={"key": "value"}
+        )
+        rebuilt = served(lambda context: context.abort_with_status(to_grpc_status(error)))
+        assert facts(error) == facts(rebuilt)
+
+    def test_plain_unavailable_is_an_unreachable_peer(self, served):
+        """
+        UNAVAILABLE without our details becomes PeerUnavailable with the code's name.
+        """
+        rebuilt = served(lambda context: context.abort(grpc.StatusCode.UNAVAILABLE, "gone"))
+        assert (PeerUnavailable, "gone") == (type(rebuilt), rebuilt.message)
+        assert {"grpc_code": "UNAVAILABLE"} == rebuilt.metadata
+
+    def test_plain_cancellation_is_a_cancelled_call(self, served):
+        """
+        CANCELLED without our details becomes CallCancelled.
+        """
+        rebuilt = served(lambda context: context.abort(grpc.StatusCode.CANCELLED, "stop"))
+        assert CallCancelled is type(rebuilt)
+
+    def test_unexpected_failure_is_internal(self, served):
+        """
+        Any other code without our details becomes InternalError.
+        """
+        rebuilt = served(lambda context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "what?"))
+        assert (InternalError, "UNIMPLEMENTED") == (type(rebuilt), rebuilt.metadata["grpc_code"])
+
+    def test_unreachable_server_is_an_unreachable_peer(self):
+        """
+        A refused connection becomes PeerUnavailable.
+        """
+        with grpc.insecure_channel("127.0.0.1:1") as channel:
+            with pytest.raises(grpc.RpcError) as raised:
+                channel.unary_unary("/test/Call")(b"", timeout=20)
+            assert PeerUnavailable is type(from_rpc_error(raised.value))
