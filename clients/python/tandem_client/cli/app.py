@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.metadata import version
 from typing import Annotated
 
@@ -51,4 +52,6 @@ def _root(
 
 def main() -> None:
     """Run the command that the arguments name."""
+    # A shell starts background jobs with SIGINT ignored; whoever sends it to us still means it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     app(prog_name="tandem")

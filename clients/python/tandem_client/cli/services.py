@@ -217,12 +217,15 @@ def _wait_for(
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave through the same clean-up as Ctrl-C."""
+    """SIGTERM and SIGHUP leave through the same clean-up as Ctrl-C; nohup is respected."""
 
     def leave(_number: int, _frame: object) -> None:
         raise Terminated
 
-    previous = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:
