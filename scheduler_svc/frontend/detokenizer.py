@@ -30,6 +30,24 @@ class Decoded(NamedTuple):
     clean: bool
 
 
+class BytePiece(NamedTuple):
+    """
+    A token's bytes, and what they decode to where they are whole code points: most are, and then
+    need no decoding again.
+    """
+
+    raw: bytes
+    whole: Decoded | None
+
+    @classmethod
+    def of(cls, raw: bytes) -> BytePiece:
+        """Decode once."""
+        try:
+            return cls(raw, Decoded(None, raw.decode(), True))
+        except UnicodeDecodeError:
+            return cls(raw, None)
+
+
 class Detokenizer(Protocol):
     """Turns one output into text; stateful."""
 
@@ -59,7 +77,7 @@ class ByteDetokenizer:
     invalid part becomes one U+FFFD.
     """
 
-    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+    def __init__(self, pieces: Mapping[int, BytePiece]) -> None:
         self._pieces = pieces
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decode = decoder.decode
@@ -69,11 +87,13 @@ class ByteDetokenizer:
     def push(self, token_id: int) -> Decoded:
         """Take the next token."""
         piece = self._pieces[token_id]
-        if not self._open:
-            text = self._decode(piece)
-            self._open = self._is_open()
-            return Decoded(None, text, not self._open)
-        return self._push_open(piece)
+        if self._open:
+            return self._push_open(piece.raw)
+        if piece.whole is not None:
+            return piece.whole
+        text = self._decode(piece.raw)
+        self._open = self._is_open()
+        return Decoded(None, text, not self._open)
 
     def _push_open(self, piece: bytes) -> Decoded:
         # Byte by byte until the open code point is complete or known to be invalid: at most three.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from scheduler_svc.frontend.detokenizer import Detokenizer
 from scheduler_svc.frontend.stop_strings import StopMatch, StopMatcher
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputChunk:
+class OutputChunk(NamedTuple):
     """Tokens that are released together and all of their text."""
 
     first_token_offset: int
@@ -29,7 +28,7 @@ class OutputText:
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, *, stops: Iterable[str], end_token_ids: frozenset[int]
+        self, detokenizer: Detokenizer, *, stops: Sequence[str], end_token_ids: frozenset[int]
     ) -> None:
         """
         Start one output.
@@ -40,7 +39,7 @@ class OutputText:
             end_token_ids: Tokens that end the output and have no text in it.
         """
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(tuple(stops))
+        self._matcher = StopMatcher(stops) if stops else None
         self._end_token_ids = end_token_ids
         self._ids: list[int] = []  # not yet released
         self._text = ""  # known, not yet released
@@ -71,8 +70,9 @@ class OutputText:
 
     def take(self) -> OutputChunk | None:
         """Release what can be; None when nothing can."""
-        num_chars = self._num_released_chars + len(self._text)
-        releasable = num_chars - (0 if self.stopped else self._matcher.num_held_chars)
+        releasable = self._num_released_chars + len(self._text)
+        if self._matcher is not None and self.stopped is None:
+            releasable -= self._matcher.num_held_chars
         boundary = None
         while self._boundaries and self._boundaries[0][1] <= releasable:
             boundary = self._boundaries.popleft()
@@ -92,7 +92,7 @@ class OutputText:
         if not text or self.stopped is not None:
             return
         self._text += text
-        match = self._matcher.feed(text)
+        match = None if self._matcher is None else self._matcher.feed(text)
         if match is None:
             return
         self.stopped = match

@@ -69,13 +69,13 @@ async def stream_messages(
 
 
 def _delta(chunk: OutputChunk) -> GenerateResponse:
-    return GenerateResponse(
-        delta=stream_pb2.Delta(
-            first_token_offset=chunk.first_token_offset,
-            token_ids=chunk.token_ids,
-            text=chunk.text,
-        )
-    )
+    # Filled in place: one of these per token, and nested constructors copy.
+    message = GenerateResponse()
+    delta = message.delta
+    delta.first_token_offset = chunk.first_token_offset
+    delta.token_ids.extend(chunk.token_ids)
+    delta.text = chunk.text
+    return message
 
 
 def _progress(progress: StreamProgress) -> GenerateResponse:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from scheduler_svc.frontend.detokenizer import (
     ByteDetokenizer,
+    BytePiece,
     Detokenizer,
     MetaspaceDetokenizer,
     PieceDetokenizer,
@@ -18,7 +19,7 @@ from tandem.errors import InvalidModel
 DetokenizerFactory = Callable[[Sequence[int]], Detokenizer]
 """Makes a fresh detokenizer for the output that follows these prompt ids."""
 
-_Piece = TypeVar("_Piece", bytes, str, str | int)
+_Piece = TypeVar("_Piece", BytePiece, str, str | int)
 
 
 class _Pieces(dict[int, _Piece]):
@@ -56,7 +57,7 @@ def detokenizer_factory(tokenizer: Tokenizer, decoder: dict[str, Any] | None) ->
     steps = list(_flatten(decoder))
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        byte_pieces = _Pieces(tokenizer, special_ids, _to_bytes)
+        byte_pieces = _Pieces(tokenizer, special_ids, _byte_piece)
         return lambda _: ByteDetokenizer(byte_pieces)
     if kinds == ["Metaspace"]:
         return _metaspace_factory(tokenizer, special_ids, steps[0])
@@ -143,9 +144,9 @@ def _byte_of_char() -> dict[str, int]:
 _BYTE_OF_CHAR = _byte_of_char()
 
 
-def _to_bytes(token: str) -> bytes:
-    """Bytes of a token; one with a character outside the table, added later, is plain text."""
+def _byte_piece(token: str) -> BytePiece:
+    """A token's piece; one with a character outside the table, added later, is plain text."""
     try:
-        return bytes(_BYTE_OF_CHAR[char] for char in token)
+        return BytePiece.of(bytes(_BYTE_OF_CHAR[char] for char in token))
     except KeyError:
-        return token.encode()
+        return BytePiece.of(token.encode())

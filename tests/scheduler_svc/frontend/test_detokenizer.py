@@ -7,7 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from tokenizers import Tokenizer
 
-from scheduler_svc.frontend.detokenizer import ByteDetokenizer, PieceDetokenizer, decode_all
+from scheduler_svc.frontend.detokenizer import (
+    ByteDetokenizer,
+    BytePiece,
+    PieceDetokenizer,
+    decode_all,
+)
 from scheduler_svc.frontend.tokenizer import TextModel
 from scheduler_svc.frontend.vocabulary import detokenizer_factory
 from tandem.errors import InvalidModel
@@ -27,6 +32,11 @@ TOKENIZERS = {
     "metaspace-never": metaspace_tokenizer("never"),
     "bundled": Tokenizer.from_file(str(BUNDLED / "tokenizer.json")),
 }
+
+
+def byte_detokenizer(*tokens: bytes) -> ByteDetokenizer:
+    """For a vocabulary of these tokens, ids from 0."""
+    return ByteDetokenizer({at: BytePiece.of(raw) for at, raw in enumerate(tokens)})
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +70,7 @@ class TestWholeText:
         However bytes are cut into tokens, the text is the lossy UTF-8 decoding of all of them.
         """
         whole = b"".join(raw).decode(errors="replace")
-        assert whole == decode_all(ByteDetokenizer(dict(enumerate(raw))), range(len(raw)))
+        assert whole == decode_all(byte_detokenizer(*raw), range(len(raw)))
 
     @settings(max_examples=100, deadline=None)
     @given(text=st.text(max_size=40))
@@ -86,7 +96,7 @@ class TestOneTokenAtATime:
         """
         A token that ends inside a code point is not clean until the code point is complete.
         """
-        detokenizer = ByteDetokenizer({0: b"a\xe2\x82", 1: b"\xac!"})
+        detokenizer = byte_detokenizer(b"a\xe2\x82", b"\xac!")
         assert (None, "a", False) == detokenizer.push(0)
         assert (None, "€!", True) == detokenizer.push(1)
 
@@ -94,7 +104,7 @@ class TestOneTokenAtATime:
         """
         When the next token shows that a code point is broken, its mark belongs to the earlier one.
         """
-        detokenizer = ByteDetokenizer({0: b"\xe2\x82", 1: b"x"})
+        detokenizer = byte_detokenizer(b"\xe2\x82", b"x")
         detokenizer.push(0)
         assert ("\ufffd", "x", True) == detokenizer.push(1)
 
@@ -102,7 +112,7 @@ class TestOneTokenAtATime:
         """
         Lead bytes that never complete are released one token later, however many there are.
         """
-        detokenizer = ByteDetokenizer({0: b"\xe2"})
+        detokenizer = byte_detokenizer(b"\xe2")
         detokenizer.push(0)
         assert {("\ufffd", "", False)} == {detokenizer.push(0) for _ in range(1000)}
 

@@ -3,14 +3,15 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from scheduler_svc.frontend.detokenizer import ByteDetokenizer
+from scheduler_svc.frontend.detokenizer import ByteDetokenizer, BytePiece
 from scheduler_svc.frontend.output import OutputText
 
 EOS = 99
 
 
 def output_of(pieces: list[bytes], stops: tuple[str, ...] = ()) -> OutputText:
-    detokenizer = ByteDetokenizer({**dict(enumerate(pieces)), EOS: b"<eos>"})
+    vocabulary = {at: BytePiece.of(raw) for at, raw in enumerate(pieces)}
+    detokenizer = ByteDetokenizer(vocabulary | {EOS: BytePiece.of(b"<eos>")})
     return OutputText(detokenizer, stops=stops, end_token_ids=frozenset({EOS}))
 
 
