@@ -185,8 +185,8 @@ class ExecutorLink:
                 _cancel(self._call)
 
     def take_events(self) -> Iterator[LinkEvent]:
-        """What happened since the last call, in order."""
-        while self._events:
+        """What happened until this call, in order; what happens meanwhile waits for the next."""
+        for _ in range(len(self._events)):
             yield self._events.popleft()
 
     def stop(self, *, release: bool) -> None:

@@ -32,16 +32,28 @@ class Intake:
     def __init__(
         self,
         state: ServiceState,
+        *,
         publisher: Publisher,
         metrics: CoreMetrics,
         queries: Queries,
         on_hello: Callable[[Hello], None],
+        publish: Callable[[], None],
     ) -> None:
+        """
+        Args:
+            state: The service.
+            publisher: Where answers go.
+            metrics: What counts refusals.
+            queries: What answers questions.
+            on_hello: Called for each frontend that connects.
+            publish: Hands what happened to requests so far to the publisher.
+        """
         self._state = state
         self._publisher = publisher
         self._metrics = metrics
         self._queries = queries
         self._on_hello = on_hello
+        self._publish = publish
         self.num_accepted = 0
 
     def take(self, messages: Iterator[tuple[int, FrontendMessage]], now: float) -> None:
@@ -59,6 +71,8 @@ class Intake:
         if handles:
             _log.warning("frontend_gone", frontend=frontend, requests_ended=len(handles))
         self._end(handles, now)
+        # Before a new frontend of this index may take these ends for its own requests'.
+        self._publish()
 
     def _end(self, handles: Iterable[int], now: float) -> None:
         core = self._state.core

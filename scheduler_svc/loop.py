@@ -94,7 +94,14 @@ class CoreLoop:
             link, self, window=settings.window, now=self._state.started_s
         )
         self._queries = Queries(loaded, self._state, self._session, self._metrics, self._publisher)
-        self._intake = Intake(self._state, self._publisher, self._metrics, self._queries, on_hello)
+        self._intake = Intake(
+            self._state,
+            publisher=self._publisher,
+            metrics=self._metrics,
+            queries=self._queries,
+            on_hello=on_hello,
+            publish=self._publish,
+        )
         self._stop_at_s: float | None = None
         self._is_running = True
         self._was_busy = False
@@ -127,7 +134,9 @@ class CoreLoop:
         self._give_up_on_executor(now)
         if self._state.core is not None:
             self._plan(self._state.core, now)
-            self._publish(self._state.core, now)
+            self._publish()
+            self._tell_positions(self._state.core, now)
+            self._check_when_idle(self._state.core)
         self._advance_stop(now)
         self._queries.settle(now)
         self._tell_availability(now)
@@ -183,31 +192,32 @@ class CoreLoop:
                 return
             self._session.send(batch, core.state_hash, now)
 
-    def _publish(self, core: Scheduler, now: float) -> None:
-        events = core.take_events()
-        if events:
-            self._metrics.count_events(events)
-            for end in events.ended:
-                self._state.forget(end.handle)
-            for failure in events.failed:
-                self._state.forget(failure.handle)
-            self._publisher.add(events)
+    def _publish(self) -> None:
+        events = self._state.core.take_events() if self._state.core is not None else None
+        if not events:
+            return
+        self._metrics.count_events(events)
+        for end in events.ended:
+            self._state.forget(end.handle)
+        for failure in events.failed:
+            self._state.forget(failure.handle)
+        self._publisher.add(events)
+
+    def _tell_positions(self, core: Scheduler, now: float) -> None:
         if self._intake.num_accepted != self._num_accepted_seen:
             self._num_accepted_seen = self._intake.num_accepted
             self._positions_due_s = min(self._positions_due_s, now + FIRST_POSITION_S)
-        if now >= self._positions_due_s:
-            self._tell_positions(core, now)
-        is_busy = core.has_pending_work()
-        if self._was_busy and not is_busy:
-            self._check_integrity(core)
-        self._was_busy = is_busy
-
-    def _tell_positions(self, core: Scheduler, now: float) -> None:
+        if now < self._positions_due_s:
+            return
         for position, handle in enumerate(core.waiting_handles()):
             self._publisher.add_progress(handle, ProgressKind.QUEUED, position)
         self._positions_due_s = now + POSITION_INTERVAL_S
 
-    def _check_integrity(self, core: Scheduler) -> None:
+    def _check_when_idle(self, core: Scheduler) -> None:
+        is_busy = core.has_pending_work()
+        was_busy, self._was_busy = self._was_busy, is_busy
+        if is_busy or not was_busy:
+            return
         try:
             core.check_integrity()
         except InternalError as error:
@@ -298,7 +308,7 @@ class CoreLoop:
                 return
             _log.warning("requests_handed_over", requests=core.num_requests)
             core.fail_all(HandedOver("this scheduler is stopping: send the request again"), now)
-            self._publish(core, now)
+            self._publish()
         self._queries.settle(now)
         self._publisher.flush(now)
         if not self._publisher.has_unsent or now >= self._stop_at_s + LAST_FLUSH_S:

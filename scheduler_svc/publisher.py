@@ -103,7 +103,7 @@ class Publisher:
     Outboxes of all frontends. Owned by the core thread.
 
     Attributes:
-        num_merged: Updates that met a full pipe.
+        num_merged: Updates merged into an earlier one that a full pipe held back.
     """
 
     def __init__(self, sender: Sender, on_gone: Callable[[int], None]) -> None:
@@ -193,7 +193,6 @@ class Publisher:
             outbox.answers.popleft()
         if outbox.has_update():
             if not self._sender.try_send(frontend, outbox.take_update()):
-                self.num_merged += 1
                 return False
             outbox.clear_update()
         return True
@@ -218,6 +217,7 @@ class Publisher:
         token: NDArray[np.int32],
     ) -> None:
         if outbox := self._outboxes.get(frontend):
+            self.num_merged += bool(outbox.tokens)
             outbox.streams.append(stream)
             outbox.offsets.append(offset)
             outbox.tokens.append(token)

@@ -172,7 +172,8 @@ class Service:
                     stopping_since_s = time.monotonic()
                     self._loop.stop(self._settings.drain_grace_s)
                 case _Signal(number=number):
-                    if time.monotonic() - stopping_since_s > SAME_SIGNAL_S:
+                    asked_s = stopping_since_s or 0.0
+                    if time.monotonic() - asked_s > SAME_SIGNAL_S:
                         self._exit_at_once(number)
                 case _FrontendExited(frontend=frontend, exit_code=exit_code):
                     _log.error("frontend_exited", frontend=frontend, exit_code=exit_code)

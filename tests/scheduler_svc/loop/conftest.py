@@ -1,0 +1,27 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scheduler_svc.loop.service_bench import ServiceBench
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Iterator[Callable[..., ServiceBench]]:
+    benches: list[ServiceBench] = []
+
+    def make(**settings) -> ServiceBench:
+        benches.append(ServiceBench(tmp_path / str(len(benches)), **settings))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.close()
+
+
+@pytest.fixture
+def bench(make_bench) -> ServiceBench:
+    """A service with an attached executor."""
+    bench = make_bench()
+    bench.link.boot("boot-1")
+    return bench

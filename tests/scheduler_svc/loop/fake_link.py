@@ -1,0 +1,168 @@
+"""A link without threads and sockets, driven by the test."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.executor_description import ExecutorDescription
+from scheduler_svc.executor_link import LinkEvent, SessionOpened, StreamBroken, StreamMessage
+from tandem.errors import SessionLost, TandemError
+from tandem.link.batch import Step, StepResult
+from tandem.link.executor_end import ExecutorEnd
+from tandem.link.session import Attach
+from tandem.link.wire import decode_request, decode_response, encode_response
+from tandem.status import PeerUnavailable
+from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, ArithmeticRunner
+
+
+def describe(
+    boot_id: str, fingerprint: str = "f" * 64, geometry: ExecutorGeometry = GEOMETRY
+) -> ExecutorDescription:
+    return ExecutorDescription(
+        boot_id=boot_id,
+        fingerprint=fingerprint,
+        model_name="sums",
+        architecture="Arithmetic",
+        dtype="float32",
+        device="cpu",
+        vocab_size=1000,
+        eos_token_ids=(1,),
+        geometry=geometry,
+        max_inflight_steps=4,
+        kv_bytes_per_block=1,
+        default_temperature=1.0,
+        default_top_k=0,
+        default_top_p=0.9,
+    )
+
+
+class FakeLink:
+    """
+    One executor that may be absent, slow (`is_holding`), cut off, or replaced by another boot.
+
+    Attributes:
+        is_holding: Steps are received but not computed until `compute`.
+        is_up: Attaching works.
+        commands: What the session asked for, in order: "connect" and "attach".
+    """
+
+    def __init__(self) -> None:
+        self.is_holding = False
+        self.is_up = False
+        self.commands: list[str] = []
+        self.num_replayed = 0
+        self._events: deque[LinkEvent] = deque()
+        self._wants_session = False
+        self._stream = 0
+        self._attach_id = 0
+        self._pending: deque[Step] = deque()
+        self._waiting_attach: Attach | None = None
+
+    # What the session calls
+
+    def connect(self, delay_s: float = 0.0) -> None:
+        self.commands.append("connect")
+        self._wants_session = True
+        if self.is_up:
+            self._open()
+
+    def attach(self, raw_attach: bytes, delay_s: float = 0.0) -> int:
+        self.commands.append("attach")
+        self._stream += 1
+        attach = decode_request(raw_attach)
+        assert isinstance(attach, Attach)
+        self._waiting_attach = attach
+        if self.is_up:
+            self._try_attach(attach)
+        return self._stream
+
+    def _try_attach(self, attach: Attach) -> None:
+        self._waiting_attach = None
+        try:
+            attached, results = self.end.attach(attach, 0.0)
+        except SessionLost as error:
+            self._broken(error)
+            return
+        self._attach_id = attach.attach_id
+        self.num_replayed += len(results)
+        for raw in (encode_response(attached), *results):
+            self._events.append(StreamMessage(stream=self._stream, message=decode_response(raw)))
+
+    def send(self, raw_step: bytes) -> None:
+        step = decode_request(raw_step)
+        assert isinstance(step, Step)
+        if not self.is_up:
+            return
+        if self.end.receive(step, raw_step, self._attach_id, 0.0):
+            self._pending.append(step)
+        if not self.is_holding:
+            self.compute()
+
+    def break_stream(self) -> None:
+        pass
+
+    def take_events(self) -> Iterator[LinkEvent]:
+        for _ in range(len(self._events)):
+            yield self._events.popleft()
+
+    # What the test does
+
+    def boot(
+        self,
+        boot_id: str,
+        *,
+        fingerprint: str = "f" * 64,
+        geometry: ExecutorGeometry = GEOMETRY,
+    ) -> None:
+        """Start an executor; who waits for a session or a stream gets an answer."""
+        self.runner = ArithmeticRunner(boot_id, geometry)
+        self.end = ExecutorEnd(boot_id, 4)
+        self.description = describe(boot_id, fingerprint, geometry)
+        self._pending.clear()
+        self.is_up = True
+        if self._wants_session:
+            self._open()
+        elif self._waiting_attach is not None:
+            self._try_attach(self._waiting_attach)
+
+    def compute(self) -> None:
+        """Compute every step received; results go up while a stream is attached."""
+        while self._pending:
+            step = self._pending.popleft()
+            self.end.start(step.step_id, 0.0)
+            raw = encode_response(self.runner.execute(step))
+            if self.end.complete(step.session_epoch, step.step_id, raw):
+                result = decode_response(raw)
+                assert isinstance(result, StepResult)
+                self._events.append(StreamMessage(stream=self._stream, message=result))
+
+    def post(self, event: LinkEvent) -> None:
+        """Report something."""
+        self._events.append(event)
+
+    def cut(self, error: TandemError | None = None) -> None:
+        """Break the stream; what was on its way up is lost."""
+        self._events.clear()
+        self.end.detach(self.end.session_epoch, self._attach_id)
+        self._broken(error or PeerUnavailable("cut"))
+
+    def kill(self) -> None:
+        """The executor process dies."""
+        self.cut()
+        self.is_up = False
+
+    def _broken(self, error: TandemError) -> None:
+        self._events.append(StreamBroken(stream=self._stream, error=error))
+
+    def _open(self) -> None:
+        self._wants_session = False
+        self.runner.reset()
+        epoch = self.end.open_session("test", False, 1.0, 0.0)
+        self._events.append(
+            SessionOpened(
+                description=self.description, tokenizer_dir=Path("/none"), session_epoch=epoch
+            )
+        )
