@@ -92,7 +92,6 @@ class Draft:
     ) -> None:
         generation = self.state.slots.generation[slot]
         samples = slice(None) if not self.prefills else flags == ROW_SAMPLES
-        self.state.num_planned_steps += 1
         self.state.in_flight.append(
             PlannedRows(
                 slot=slot,
@@ -135,7 +134,7 @@ def _least_served(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
     slots = draft.state.slots
     order = np.lexsort((slots.number[ready], slots.served[ready]))
     chosen: NDArray[np.intp] = ready[order[: draft.budget]]
-    slots.served[chosen] = draft.state.num_planned_steps + 1
+    slots.served[chosen] = slots.served.max() + 1 + np.arange(len(chosen))
     return chosen
 
 

@@ -35,7 +35,7 @@ class SlotTable:
         max_blocks: Blocks it can come to need.
         handle: The request's handle.
         number: The request's place in arrival order.
-        served: Sequence number of the step that last gave it a token when not all could get one.
+        served: Its turn when not everyone could get a token: lower ones are next.
         last_token_s: When its latest token was seen.
         tail: Outputs not yet in `Request.outputs`, shape ``[slots, TAIL_LEN]``.
         tail_len: How many.

@@ -63,7 +63,6 @@ class CoreState:
         self.counters = Counters()
         self.ttft_s = Histogram(TTFT_BOUNDS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
-        self.num_planned_steps = 0
 
     def under_pressure(self) -> bool:
         """True while no prompt may be admitted."""

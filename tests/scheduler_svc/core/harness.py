@@ -65,6 +65,8 @@ class Rig:
         self.ended: dict[int, Ended] = {}
         self.failed: dict[int, Failed] = {}
         self.progress: list[Progress] = []
+        self.sampled: set[tuple[int, int]] = set()
+        """(handle, position) of every token the present executor has sampled."""
 
     def submit(self, prompt_len: int = 5, max_tokens: int = 8, **changes) -> int:
         """Submit a request with a prompt of its own; returns its handle."""
@@ -89,7 +91,9 @@ class Rig:
         batch = self.core.schedule(self.now)
         if batch is not None:
             self.batches.append(batch)
-            self.pending.append(self.executor.execute(batch, self.core.state_hash))
+            result = self.executor.execute(batch, self.core.state_hash)
+            self.pending.append(result)
+            self._note_sampled(result)
         self._check()
         return batch
 
@@ -122,6 +126,7 @@ class Rig:
     def lose_executor(self) -> None:
         """The executor dies and an empty one takes its place."""
         self.pending.clear()
+        self.sampled.clear()
         self.core.executor_lost(self.now)
         self.executor = FakeExecutor(self.geometry)
         self._collect()
@@ -150,6 +155,12 @@ class Rig:
             assert failed.handle not in self.ended | self.failed, "a request ends twice"
             self.failed[failed.handle] = failed
         self.progress += events.progress
+
+    def _note_sampled(self, result: StepResult) -> None:
+        handles = self.core._state.slots.handle[result.slot].tolist()
+        for key in zip(handles, result.position.tolist(), strict=True):
+            assert key not in self.sampled, "a token is sampled again that is under way or known"
+            self.sampled.add(key)
 
     def _check(self) -> None:
         if self.checked:

@@ -1,0 +1,147 @@
+"""Bugs planted in the core are found by the properties: the other tests of this folder bite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from scheduler_svc.core import applier, planner, slots, state
+from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.queue import WaitingQueue
+from tests.scheduler_svc.core.test_properties import CoreMachine
+
+
+def leak_a_block(monkeypatch):
+    """Every release forgets one block."""
+    give_back = BlockPool.give_back
+    monkeypatch.setattr(BlockPool, "give_back", lambda pool, blocks: give_back(pool, blocks[1:]))
+
+
+def hand_out_a_block_twice(monkeypatch):
+    """A taken block stays at the top of the free list."""
+    take = BlockPool.try_take
+
+    def take_and_keep(pool, count):
+        taken = take(pool, count)
+        if taken is not None and count:
+            pool.num_free += 1
+        return taken
+
+    monkeypatch.setattr(BlockPool, "try_take", take_and_keep)
+
+
+def readmit_while_draining(monkeypatch):
+    """A preempted request waits again at once, though results are under way."""
+
+    def preempt(core_state, slot):
+        request = core_state.slots.request_of(slot)
+        core_state.slots.vacate(slot)
+        request.num_preemptions += 1
+        core_state.counters.preemptions += 1
+        core_state.wait_again(request)
+
+    monkeypatch.setattr(state.CoreState, "preempt", preempt)
+
+
+def drop_late_tokens(monkeypatch):
+    """Tokens under way at a preemption are thrown away."""
+    monkeypatch.setattr(applier, "_append_late_token", lambda *_: None)
+
+
+def keep_running_past_the_end(monkeypatch):
+    """Nobody ends by a token."""
+    monkeypatch.setattr(
+        slots.EndIds,
+        "may_end",
+        lambda _, tokens: np.zeros(len(tokens), np.bool_),
+    )
+
+
+def reuse_generations(monkeypatch):
+    """A slot's generation does not grow."""
+    occupy = slots.SlotTable.occupy
+
+    def occupy_again(table, request, blocks, max_blocks):
+        table.generation[table._free[-1]] = 0
+        return occupy(table, request, blocks, max_blocks)
+
+    monkeypatch.setattr(slots.SlotTable, "occupy", occupy_again)
+
+
+def forget_outputs(monkeypatch):
+    """A readmitted request carries only its prompt."""
+    monkeypatch.setattr(
+        planner.Request, "known_tokens", lambda request: request.new.prompt, raising=True
+    )
+
+
+def grow_one_token_late(monkeypatch):
+    """The block for a new position is taken one token too late."""
+
+    def grow(_draft, ready, _choose_victim):
+        return ready
+
+    monkeypatch.setattr(planner, "_grow", grow)
+
+
+def prefer_the_newest(monkeypatch):
+    """The queue is served from its end."""
+
+    def head(queue):
+        waiting = list(queue)
+        return waiting[-1] if waiting else None
+
+    monkeypatch.setattr(WaitingQueue, "head", head)
+
+
+def forget_the_budget(monkeypatch):
+    """Prompts are computed whole, whatever the budget."""
+
+    def add_chunk(draft, slot):
+        table = draft.state.slots
+        left = int(table.admitted[slot] - table.planned[slot])
+        draft.prefills.append((slot, left, 1))
+        table.decoding[slot] = True
+        table.request_of(slot).move(planner.RequestState.DECODE)
+
+    monkeypatch.setattr(planner, "_add_chunk", add_chunk)
+
+
+PLANTED = [
+    leak_a_block,
+    hand_out_a_block_twice,
+    readmit_while_draining,
+    drop_late_tokens,
+    keep_running_past_the_end,
+    reuse_generations,
+    forget_outputs,
+    grow_one_token_late,
+    prefer_the_newest,
+    forget_the_budget,
+]
+
+
+class TestPlantedBugs:
+    @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+    def test_the_properties_find_it(self, plant, monkeypatch):
+        """
+        A core with this bug breaks a promise.
+        """
+        plant(monkeypatch)
+        with pytest.raises(Exception) as caught:
+            run_state_machine_as_test(
+                CoreMachine,
+                settings=settings(
+                    max_examples=300,
+                    stateful_step_count=40,
+                    deadline=None,
+                    phases=[Phase.generate],
+                    report_multiple_bugs=False,
+                    derandomize=True,
+                    database=None,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+        assert not isinstance(caught.value, (AttributeError, NameError, TypeError))
