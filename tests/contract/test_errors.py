@@ -35,7 +35,8 @@ def documented() -> dict[str, tuple[str, str]]:
 
 
 def all_classes(root: type[TandemError] = TandemError) -> list[type[TandemError]]:
-    children = root.__subclasses__()
+    """Classes of the shared package; a service or client may have its own, never sent, elsewhere."""
+    children = [cls for cls in root.__subclasses__() if cls.__module__.startswith("tandem.")]
     return [*children, *(leaf for child in children for leaf in all_classes(child))]
 
 

@@ -177,6 +177,7 @@ BAD = {
     "the row of slot 1 starts elsewhere than planned": Batch(**rows((1, 4, 1, 0))),
     "the row of slot 1 computes no token": Batch(**rows((1, 3, 0, 0))),
     "the row of slot 1 is longer than its blocks": Batch(**rows((1, 3, 2, 0))),
+    "the row of slot 0 is longer than its blocks": Batch(**rows((0, 6, 2**31 - 1, 0))),
     "the row of slot 0 computes a position without a token": Batch(**rows((0, 6, 2, 1))),
     "the row of slot 1 samples a token that is known": Batch(**rows((1, 3, 1, 1))),
     "the row of slot 2 writes into a block it shares": Batch(
