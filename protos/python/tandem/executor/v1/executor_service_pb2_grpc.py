@@ -74,8 +74,9 @@ class ExecutorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """OpenSession makes the caller the one scheduler of this executor and answers with a new epoch. It purges queued
-        steps, waits for the running one, resets all slots and only then answers. Errors: FAILED_PRECONDITION
+        """OpenSession makes the caller the one scheduler of this executor and answers with a new epoch. It ends the stream of
+        the session before (SESSION_LOST), purges queued steps, waits for the running one, resets all slots and only then
+        answers. An open stream keeps its scheduler's lease alive. Errors: FAILED_PRECONDITION
         (SESSION_HELD) while another holder's lease is live and take_over is not set; FAILED_PRECONDITION
         (INCOMPATIBLE_EXECUTOR) for another protocol_version; UNAVAILABLE while the model loads.
         """
