@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -18,6 +18,7 @@ from tandem.errors import ChatTemplateError, InvalidModel
 
 MAX_RENDER_S = 5.0
 FIELD = "chat.messages"
+_TICK = "_tick"
 
 
 class ChatTemplate:
@@ -44,11 +45,12 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
         try:
-            self._template = environment.from_string(source)
+            code = environment.compile(_with_ticks(environment.parse(source)))
         except TemplateSyntaxError as error:
             raise InvalidModel(
                 f"the chat template is invalid in line {error.lineno}: {error.message}"
             ) from error
+        self._template = Template.from_code(environment, code, environment.make_globals(None))
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -71,12 +73,18 @@ class ChatTemplate:
         """
         parts: list[str] = []
         num_chars, give_up_s = 0, clock() + MAX_RENDER_S
+
+        def tick() -> None:
+            if clock() > give_up_s:
+                raise _TooLong
+
         try:
             for part in self._template.generate(
                 messages=list(messages),
                 add_generation_prompt=True,
                 tools=None,
                 documents=None,
+                **{_TICK: tick},
                 **self._special_tokens,
             ):
                 parts.append(part)
@@ -87,14 +95,14 @@ class ChatTemplate:
                         "more than any prompt may have",
                         field=FIELD,
                     )
-                if clock() > give_up_s:
-                    raise ChatTemplateError(
-                        f"the chat template took more than {MAX_RENDER_S:g} s", field=FIELD
-                    )
         except _Raised as error:
             raise ChatTemplateError(
                 f"the chat template refused the messages: {error.message}", field=FIELD
             ) from error
+        except _TooLong:
+            raise ChatTemplateError(
+                f"the chat template took more than {MAX_RENDER_S:g} s", field=FIELD
+            ) from None
         except SecurityError as error:
             raise ChatTemplateError(
                 f"the chat template tried something unsafe: {error}", field=FIELD
@@ -122,6 +130,18 @@ _TEMPLATE_FAULTS = (
 
 class _Raised(TemplateError):
     """The template called raise_exception."""
+
+
+class _TooLong(Exception):  # not one of the faults that templates have by themselves
+    """The template went on past its time."""
+
+
+def _with_ticks(template: nodes.Template) -> nodes.Template:
+    """Call the clock in every round of every loop, so that no loop can go on for ever."""
+    for loop in template.find_all(nodes.For):
+        clock = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+        loop.body.insert(0, nodes.ExprStmt(clock).set_lineno(loop.lineno))
+    return template
 
 
 def _raise(message: object) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -16,6 +15,7 @@ from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.inbox import StreamInbox
 from scheduler_svc.frontend.requests import default_params, prepare_request
 from scheduler_svc.frontend.stream import stream_messages
+from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
 from scheduler_svc.ipc.snapshot import AbortArgument, encode_json
 from tandem.errors import InvalidParameter, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb
@@ -27,7 +27,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     """One per process; TandemErrors become statuses in the interceptor."""
 
-    def __init__(self, core: CoreClient, threads: Executor, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, core: CoreClient, threads: TokenizerThreads, clock: Callable[[], float]
+    ) -> None:
         self._core = core
         self._threads = threads
         self._clock = clock

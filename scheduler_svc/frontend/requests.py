@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from scheduler_svc.frontend.output import OutputText
 from scheduler_svc.frontend.served_model import LoadedModel
+from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
 from scheduler_svc.frontend.validation import (
     DEFAULT_MAX_TOKENS,
     CheckedParams,
@@ -30,8 +28,6 @@ from tandem.inference.v1.request_pb2 import ResolvedParams
 INLINE_TEXT_CHARS = 2000
 """Shorter texts are tokenized at once: that takes less time than handing them to a thread."""
 
-_Result = TypeVar("_Result")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
@@ -44,7 +40,7 @@ class PreparedRequest:
 
 
 async def prepare_request(
-    request: GenerateRequest, loaded: LoadedModel, threads: Executor, *, now_s: float
+    request: GenerateRequest, loaded: LoadedModel, threads: TokenizerThreads, *, now_s: float
 ) -> PreparedRequest:
     """
     Check, resolve and tokenize.
@@ -112,7 +108,7 @@ def default_params(model: Model) -> ResolvedParams:
 
 
 async def _encode_prompt(
-    request: GenerateRequest, loaded: LoadedModel, threads: Executor, prompt_field: str
+    request: GenerateRequest, loaded: LoadedModel, threads: TokenizerThreads, prompt_field: str
 ) -> list[int]:
     model, text = loaded.model, loaded.text
     if request.HasField("token_ids"):
@@ -127,21 +123,17 @@ async def _encode_prompt(
         ]
         at_least = max(text.min_tokens(message["content"]) for message in messages)
         _check_at_least(at_least, model, prompt_field)
-        return await _in_thread(
-            threads, lambda: text.encode_chat(messages, max_prompt_len=model.max_model_len)
+        return await threads.run(
+            lambda: text.encode_chat(messages, max_prompt_len=model.max_model_len)
         )
     _check_at_least(text.min_tokens(request.text), model, prompt_field)
     if len(request.text) <= INLINE_TEXT_CHARS:
         return text.encode_text(request.text)
-    return await _in_thread(threads, lambda: text.encode_text(request.text))
+    return await threads.run(lambda: text.encode_text(request.text))
 
 
 def _check_at_least(num_tokens: int, model: Model, prompt_field: str) -> None:
     check_prompt_len(num_tokens, model.max_model_len, prompt_field=prompt_field, is_bound=True)
-
-
-async def _in_thread(threads: Executor, work: Callable[[], _Result]) -> _Result:
-    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _resolved(params: CheckedParams, max_tokens: int) -> ResolvedParams:

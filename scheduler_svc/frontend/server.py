@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
@@ -18,6 +17,7 @@ from scheduler_svc.frontend.inference import InferenceServicer
 from scheduler_svc.frontend.interceptor import ErrorInterceptor
 from scheduler_svc.frontend.metrics_http import serve_metrics
 from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
 from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tandem.errors import AddressInUse
 from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
@@ -37,7 +37,7 @@ class FrontendServers:
     public: grpc.aio.Server
     admin: grpc.aio.Server | None
     metrics: asyncio.Server | None
-    threads: ThreadPoolExecutor
+    threads: TokenizerThreads
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls at once, end those that last longer than `grace_s`, close everything."""
@@ -45,7 +45,7 @@ class FrontendServers:
             self.metrics.close()
         servers = [server for server in (self.public, self.admin) if server is not None]
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
 
 
 async def start_servers(
@@ -59,7 +59,9 @@ async def start_servers(
     """
     health = HealthServicer()
     publish_health(core, health, (INFERENCE, ADMIN))
-    threads = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
+    threads = TokenizerThreads(
+        settings.num_tokenizer_threads, max_waiting=settings.max_waiting_prompts
+    )
 
     public = _server(settings, health, INFERENCE)
     inference = InferenceServicer(core, threads, clock)

@@ -26,6 +26,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         core_timeout_s: Age of the core's last answer at which liveness fails.
         query_timeout_s: How long the core may take to answer a question, beyond a grace asked for.
         num_tokenizer_threads: Threads for long prompts and chat templates.
+        max_waiting_prompts: Most prompts that may wait for one of these threads.
     """
 
     index: int
@@ -44,6 +45,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     core_timeout_s: float = 30.0
     query_timeout_s: float = 10.0
     num_tokenizer_threads: int = 2
+    max_waiting_prompts: int = 256
 
 
 def parse_settings(argument: str) -> FrontendSettings:

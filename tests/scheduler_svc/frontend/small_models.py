@@ -79,7 +79,10 @@ def save_model(
     """Write what a frontend reads of a model directory."""
     directory.mkdir(parents=True, exist_ok=True)
     (tokenizer or byte_level_tokenizer()).save(str(directory / "tokenizer.json"))
-    config: dict[str, object] = {"bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"}}
+    config: dict[str, object] = {
+        "bos_token": "<|begin|>",
+        "eos_token": {"__type": "AddedToken", "content": "<|end|>"},
+    }
     if chat_template is not None:
         config["chat_template"] = chat_template
     (directory / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,12 +1,15 @@
 """Rendering a model's own chat template."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from scheduler_svc.frontend.chat_template import ChatTemplate
+from scheduler_svc.frontend.tokenizer import TextModel
 from tandem.errors import ChatTemplateError, InvalidModel
 
+BUNDLED = Path(__file__).parents[3] / "deploy" / "models" / "tandem-py"
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -60,13 +63,22 @@ class TestRefusal:
             render(source)
         assert "chat.messages" == caught.value.field
 
-    def test_endless_writing_is_stopped_by_the_clock(self):
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{% for i in range(9) %}{{ i }}{% endfor %}",
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "{% macro f() %}{% for i in range(9) %}x{% endfor %}{% endmacro %}{{ f() }}",
+        ],
+        ids=["writing", "silent", "macro"],
+    )
+    def test_endless_loop_is_stopped_by_the_clock(self, source):
         """
-        A template that goes on writing past its time is given up.
+        A loop that goes on past the time is given up, whether it writes or not.
         """
         clock = itertools.count(0.0, 2.0)
         with pytest.raises(ChatTemplateError, match="took more than 5 s"):
-            render("{% for i in range(9) %}{{ i }}{% endfor %}", clock=lambda: next(clock))
+            render(source, clock=lambda: next(clock))
 
     def test_invalid_template_is_found_when_compiled(self):
         """
@@ -74,3 +86,33 @@ class TestRefusal:
         """
         with pytest.raises(InvalidModel, match="the chat template is invalid in line 2"):
             ChatTemplate("\n{% endfor %}", {})
+
+
+CONVERSATIONS = [
+    [{"role": "user", "content": "  hi\n"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Größe?\n  two lines"},
+        {"role": "assistant", "content": "<b>&amp;</b> 'x'"},
+        {"role": "user", "content": ""},
+    ],
+]
+
+
+@pytest.mark.slow
+class TestReference:
+    @pytest.mark.parametrize("conversation", CONVERSATIONS, ids=["one", "four"])
+    @pytest.mark.parametrize("name", ["small", "bundled"])
+    def test_prompt_is_what_transformers_makes(self, model_dir, name, conversation):
+        """
+        A conversation becomes the very ids that transformers makes with the same files.
+        """
+        from transformers import PreTrainedTokenizerFast  # noqa: PLC0415  # takes seconds
+
+        directory = model_dir if name == "small" else BUNDLED
+        reference = PreTrainedTokenizerFast.from_pretrained(directory)
+        expected = reference.apply_chat_template(
+            conversation, add_generation_prompt=True, return_dict=False
+        )
+        ids = TextModel.load(directory).encode_chat(conversation, max_prompt_len=2048)
+        assert expected == ids

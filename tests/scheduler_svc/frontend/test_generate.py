@@ -7,7 +7,7 @@ import pytest
 
 from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.ipc.messages import Refused, StreamProgress
+from scheduler_svc.ipc.messages import Accepted, Refused, StreamProgress, Update
 from tandem.errors import (
     InvalidLogits,
     QueueFull,
@@ -353,3 +353,40 @@ class TestFailure:
         await frontend.core.send(long)
         error = await error_of(call)
         assert ("CHAT_TEMPLATE", "chat") == (error.reason, error.field)
+
+
+class TestManyStreams:
+    async def test_one_update_reaches_every_stream_with_its_own_tokens(self, frontend, stub):
+        """
+        Tokens of many requests travel in one message, interleaved, and none gets another's.
+        """
+        count, length = 40, 5
+        calls = {
+            f"r{at}": stub.Complete(pb.CompleteRequest(request=request(request_id=f"r{at}")))
+            for at in range(count)
+        }
+        streams = {}
+        for _ in calls:
+            submit = await within(frontend.core.submits.get())
+            streams[submit.request_id] = submit.stream_id
+            await frontend.core.send(Accepted(submit.stream_id))
+        ids = np.array(list(streams.values()), "<u4")
+        for offset in range(length):
+            await frontend.core.send(
+                Update(
+                    token_stream=ids.tobytes(),
+                    token_offset=np.full(count, offset, "<i4").tobytes(),
+                    token=(ids.astype("<i4") + 10 + offset).tobytes(),
+                    ended=tuple(
+                        ended(stream, FinishReason.MAX_TOKENS, length)
+                        for stream in streams.values()
+                        if offset == length - 1
+                    ),
+                    failed=(),
+                    progress=(),
+                )
+            )
+        for name, call in calls.items():
+            (completion,) = (await within(call)).completions
+            first = streams[name] + 10
+            assert list(range(first, first + length)) == list(completion.token_ids)
