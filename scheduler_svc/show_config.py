@@ -19,7 +19,7 @@ def main() -> int:
     try:
         loaded = load_settings(sys.argv[1:], os.environ)
     except InvalidConfig as error:
-        print(f"{error.reason}: {error.message}", file=sys.stderr)  # noqa: T201 -- a command's output
+        sys.stderr.write(f"{error.reason}: {error.message}\n")
         return 2
     entries = [
         {"name": entry.name, "value": msgspec.json.decode(entry.json_value), "source": entry.source}

@@ -1,0 +1,165 @@
+"""Real services as OS processes on free ports, for end-to-end tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from tandem.errors import TandemError
+from tandem_client import NO_RETRY, AdminClient, Client, is_serving
+
+Found = TypeVar("Found")
+
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLED_MODEL = ROOT / "deploy/models/tandem-py"
+START_S = 120.0
+"""Longest wait for a process to be ready; machines that run tests are busy."""
+
+
+def environment() -> dict[str, str]:
+    """The environment without settings of ours, and with one thread per operation."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("TANDEM_")}
+    return kept | {"OMP_NUM_THREADS": "1"}
+
+
+def wait_until(condition: Callable[[], Found], what: str, limit_s: float = 60.0) -> Found:
+    """Poll a condition until it is true; returns its value."""
+    end_s = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end_s, f"not within {limit_s} s: {what}"
+        time.sleep(0.01)
+    return found
+
+
+class Process:
+    """One service, its log, and the processes it started."""
+
+    def __init__(self, module: str, arguments: list[str], folder: Path, name: str) -> None:
+        self.log = folder / f"{name}.log"
+        self._ready_file = folder / f"{name}.json"
+        self._ready_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", module, *arguments, f"--ready-file={self._ready_file}"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def addresses(self) -> dict[str, Any]:
+        """Wait for the ready file and return what it says."""
+        wait_until(lambda: self._ready_file.exists() or self._has_ended(), "ready file", START_S)
+        assert not self._has_ended(), self.log.read_text()
+        return json.loads(self._ready_file.read_text())
+
+    def family(self) -> list[psutil.Process]:
+        """The process and all that it started."""
+        try:
+            root = psutil.Process(self.process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        """Kill -9 the process itself, and wait for its end."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """Kill it with everything that it started."""
+        family = self.family()
+        self.kill()
+        for member in family:
+            if member.is_running():
+                member.kill()
+        psutil.wait_procs(family, timeout=10)
+
+    def _has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+class Cluster:
+    """
+    A scheduler and at most one executor, which may come, go and come back on its port.
+
+    Attributes:
+        address: The public address.
+        admin_address: The operators' address.
+    """
+
+    def __init__(self, model: Path, folder: Path, limits: list[str], scheduler: list[str]) -> None:
+        self._model = model
+        self._folder = folder
+        self._limits = limits
+        self._executor_address = f"127.0.0.1:{free_port()}"
+        self._num_executors = 0
+        self.executor: Process | None = None
+        ports = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")]
+        link = f"--executor={self._executor_address}"
+        self.scheduler = Process("scheduler_svc", [*ports, link, *scheduler], folder, "scheduler")
+        addresses = self.scheduler.addresses()
+        self.address: str = addresses["address"]
+        self.admin_address: str = addresses["admin_address"]
+        self.metrics_address: str = addresses["metrics_address"]
+
+    def start_executor(self) -> None:
+        """Start an executor on the cluster's port and wait until requests are served."""
+        self._num_executors += 1
+        name = f"executor-{self._num_executors}"
+        arguments = [f"--model={self._model}", f"--listen={self._executor_address}"]
+        options = ["--dtype=float32", "--num-threads=1", *self._limits]
+        self.executor = Process("executor_svc", [*arguments, *options], self._folder, name)
+        self.executor.addresses()
+        wait_until(self.is_ready, "tandem.ready", START_S)
+
+    def is_ready(self) -> bool:
+        """Whether the public port says that requests are served."""
+        try:
+            return is_serving(self.address, "tandem.ready", timeout_s=10)
+        except TandemError:
+            return False
+
+    def client(self) -> Client:
+        """A client that shows every failure."""
+        return Client(self.address, retry=NO_RETRY)
+
+    def admin(self) -> AdminClient:
+        """A client of the operators' port."""
+        return AdminClient(self.admin_address, retry=NO_RETRY)
+
+    def logs(self) -> str:
+        """Everything the services said, for a failing test's report."""
+        logs = sorted(self._folder.glob("*.log"))
+        return "\n".join(f"== {log.name}\n{log.read_text()[-4000:]}" for log in logs)
+
+    def close(self) -> None:
+        """Kill everything."""
+        self.scheduler.end()
+        if self.executor is not None:
+            self.executor.end()
+
+
+def free_port() -> int:
+    """A port that nothing listened on a moment ago; the executor comes back on it later."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C for one process."""
+    process.send_signal(signal.SIGINT)

@@ -1,0 +1,60 @@
+"""Clusters that tests share: starting one takes seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import model_zoo
+from tests.e2e.cluster import BUNDLED_MODEL, Cluster, wait_until
+
+
+def running(cluster):
+    """Start the executor, hand the cluster out, kill everything."""
+    try:
+        cluster.start_executor()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Random weights that compute in a millisecond."""
+    return model_zoo.llama_mha(tmp_path_factory.mktemp("model") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def bundled_model():
+    """The model that comes with the project."""
+    return BUNDLED_MODEL
+
+
+@pytest.fixture(scope="session")
+def small(tiny_model, tmp_path_factory):
+    """The tiny model with room for two requests at once and two more in the queue."""
+    limits = ["--max-num-blocks=64", "--max-model-len=512", "--max-batch-size=2"]
+    scheduler = ["--max-num-seqs=4"]
+    yield from running(Cluster(tiny_model, tmp_path_factory.mktemp("small"), limits, scheduler))
+
+
+@pytest.fixture(scope="session")
+def bundled(tmp_path_factory):
+    """The bundled model with default limits, but short steps so that prompts take many."""
+    folder = tmp_path_factory.mktemp("bundled")
+    yield from running(Cluster(BUNDLED_MODEL, folder, ["--max-total-tokens=256"], []))
+
+
+@pytest.fixture
+def idle():
+    """Gives a function that waits until a cluster holds no request and no block."""
+
+    def wait(cluster):
+        def is_idle():
+            with cluster.admin() as admin:
+                stats = admin.stats()
+            busy = stats.running_requests + stats.waiting_requests + stats.used_blocks
+            return stats if busy == 0 else None
+
+        return wait_until(is_idle, "no request and no block")
+
+    return wait

@@ -1,0 +1,98 @@
+"""A client process killed in any state of its request leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.cluster import ROOT, Cluster, environment, wait_until
+
+MAX_TOKENS = 1500
+
+
+@pytest.fixture(scope="module")
+def two_slots(bundled_model, tmp_path_factory):
+    """The bundled model, two requests at once, prompts in chunks of 32: long enough in every state."""
+    limits = ["--max-batch-size=2", "--max-total-tokens=32", "--max-num-blocks=256"]
+    cluster = Cluster(bundled_model, tmp_path_factory.mktemp("two-slots"), limits, [])
+    try:
+        cluster.start_executor()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@contextlib.contextmanager
+def reader(cluster, num_ids):
+    """A client process that reads one long stream."""
+    arguments = [cluster.address, str(num_ids), str(MAX_TOKENS)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.reader", *arguments],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def hear(process, name):
+    """Wait until the client has seen an event of this name."""
+    for line in process.stdout:
+        if line.strip() == name:
+            return
+    raise AssertionError(f"the stream ended before {name}")
+
+
+def stats(cluster):
+    """A snapshot of the core."""
+    with cluster.admin() as admin:
+        return admin.stats()
+
+
+@pytest.mark.slow
+class TestKilledClient:
+    @pytest.mark.parametrize(
+        ("num_ids", "event"), [(450, "Scheduled"), (16, "Delta")], ids=["prefill", "decode"]
+    )
+    def test_running_request_gives_its_blocks_back(self, two_slots, idle, num_ids, event):
+        """
+        Kill -9 of a client in prefill or decode frees its blocks long before its output is complete.
+        """
+        before = idle(two_slots)
+        with reader(two_slots, num_ids) as process:
+            hear(process, event)
+            assert stats(two_slots).used_blocks > 0
+            process.kill()
+            after = idle(two_slots)
+
+        assert before.accepted_requests + 1 == after.accepted_requests
+        assert after.output_tokens - before.output_tokens < MAX_TOKENS / 2
+        if event == "Scheduled":
+            assert after.prefill_tokens - before.prefill_tokens < num_ids
+
+    def test_waiting_request_leaves_the_queue(self, two_slots, idle):
+        """
+        Kill -9 of a client that waits takes it out of the queue; the running ones go on.
+        """
+        idle(two_slots)
+        with reader(two_slots, 16) as one, reader(two_slots, 16) as two:
+            hear(one, "Delta")
+            hear(two, "Delta")
+            with reader(two_slots, 16) as third:
+                hear(third, "Queued")
+                wait_until(lambda: stats(two_slots).waiting_requests == 1, "one waits")
+                third.kill()
+                wait_until(lambda: stats(two_slots).waiting_requests == 0, "none waits")
+            assert 2 == stats(two_slots).running_requests
+            hear(one, "Delta")
+            hear(two, "Delta")
+        idle(two_slots)

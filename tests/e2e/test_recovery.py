@@ -1,0 +1,85 @@
+"""An executor that is not there yet, dies, comes back, or stays away."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.errors import ExecutorLost, NoExecutor
+from tandem_client import Delta, Done, FinishReason
+from tests.e2e.cluster import Cluster, wait_until
+
+RECOVERY_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def fragile(bundled_model, tmp_path_factory):
+    """A scheduler of the bundled model whose executor tests start and kill."""
+    folder = tmp_path_factory.mktemp("fragile")
+    scheduler = [f"--recovery-timeout-s={RECOVERY_S}", "--lease-ms=1000"]
+    cluster = Cluster(bundled_model, folder, ["--max-num-blocks=256"], scheduler)
+    yield cluster
+    cluster.close()
+
+
+def refusal(cluster):
+    """The error that a request gets now."""
+    with cluster.client() as client:
+        try:
+            client.complete("x", max_tokens=1)
+        except (NoExecutor, ExecutorLost) as error:
+            return error
+    return None
+
+
+@pytest.mark.slow
+class TestExecutorLife:
+    def test_life_of_an_executor(self, fragile, idle):
+        """
+        No executor: NO_EXECUTOR; killed and restarted: streams go on without a lost or repeated token;
+        gone for longer than the recovery timeout: EXECUTOR_LOST; back again: served again.
+        """
+        unserved = refusal(fragile)
+        assert isinstance(unserved, NoExecutor)
+        assert "UNAVAILABLE" == unserved.code
+        assert unserved.retry_after_s > 0
+
+        fragile.start_executor()
+        with fragile.client() as client:
+            expected = client.complete(
+                "def fibonacci(n):", max_tokens=200, ignore_eos=True, temperature=0.0
+            )
+            self.kill_and_restart(fragile, client, expected)
+            idle(fragile)
+
+            stream = client.generate("x", max_tokens=1000, ignore_eos=True)
+            wait_until(lambda: isinstance(next(stream), Delta), "the first token")
+            fragile.executor.kill()
+            with pytest.raises(ExecutorLost) as lost:
+                list(stream)
+        assert "UNAVAILABLE" == lost.value.code
+        assert refusal(fragile) is not None
+
+        fragile.start_executor()
+        wait_until(lambda: refusal(fragile) is None, "service")
+        idle(fragile)
+
+    def kill_and_restart(self, cluster, client, expected):
+        """Kill the executor in the middle of a stream, start another, and compare the output."""
+        stream = client.generate(
+            "def fibonacci(n):", max_tokens=200, ignore_eos=True, temperature=0.0
+        )
+        ids, killed = [], False
+        for event in stream:
+            if isinstance(event, Delta):
+                assert len(ids) == event.first_token_offset
+                ids += event.token_ids
+                if not killed and len(ids) >= 20:
+                    killed = True
+                    cluster.executor.kill()
+                    cluster.start_executor()
+            if isinstance(event, Done):
+                assert 200 == event.usage.output_tokens
+
+        assert killed
+        assert FinishReason.MAX_TOKENS == stream.finished.reason
+        assert list(expected.token_ids) == ids
