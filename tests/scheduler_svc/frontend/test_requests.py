@@ -2,6 +2,7 @@
 
 import asyncio
 
+import grpc
 import numpy as np
 import pytest
 
@@ -142,6 +143,18 @@ class TestRefusal:
             error = await error_of(stub_of(frontend).Generate(request()))
         assert ("INVALID_MODEL", "FAILED_PRECONDITION") == (error.reason, error.code)
 
+    async def test_oversized_message_is_refused_and_service_goes_on(self, tmp_path, model_dir):
+        """
+        A message over the size limit is refused before it is decoded.
+        """
+        async with running_frontend(tmp_path, max_message_bytes=10_000) as frontend:
+            await announce(frontend.core, model(model_dir))
+            stub = stub_of(frontend)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await within(stub.Generate(pb.GenerateRequest(text="x" * 20_000)).read())
+            assert grpc.StatusCode.RESOURCE_EXHAUSTED == caught.value.code()
+            assert "small" == (await within(stub.GetModel(pb.GetModelRequest()))).model
+
 
 class TestModel:
     async def test_model_is_described(self, stub):
@@ -166,6 +179,30 @@ class TestModel:
             defaults.top_p,
             defaults.max_tokens,
         )
+
+    async def test_other_model_serves_new_requests_only(self, tmp_path, frontend, stub):
+        """
+        When another model is attached, new requests see it and running ones keep their own.
+        """
+        running = stub.Generate(request())
+        stream_id = await frontend.core.accept()
+        other = model(tmp_path, name="other", revision="rev-2", vocab_size=10)
+        await frontend.core.send(other)
+        await frontend.core.send(Availability(executor_attached=True, ready=True, draining=False))
+        await until(lambda: frontend.client.served.is_loaded)
+        answer = await within(stub.GetModel(pb.GetModelRequest()))
+        assert ("other", "rev-2", False) == (
+            answer.model,
+            answer.model_revision,
+            answer.has_chat_template,
+        )
+        error = await error_of(stub.Generate(pb.GenerateRequest(text="no tokenizer there")))
+        assert ("INVALID_PARAMETER", "text") == (error.reason, error.field)
+        end = ended(stream_id, FinishReason.MAX_TOKENS, len(ids_of("the")))
+        await frontend.core.tokens(stream_id, 0, ids_of("the"), end=end)
+        messages = await rest_of(running)
+        assert "rev-1" == messages[0].started.model_revision
+        assert "the" == messages[1].delta.text
 
 
 class TestAbort:
