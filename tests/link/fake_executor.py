@@ -7,7 +7,16 @@ from collections import deque
 import numpy as np
 
 from tandem.errors import SessionLost, StreamReplaced, TandemError
-from tandem.link.batch import ROW_SAMPLES, Batch, KvMode, Resume, Step, StepResult, Suspend
+from tandem.link.batch import (
+    ROW_SAMPLES,
+    Batch,
+    KvMode,
+    Resume,
+    Step,
+    StepFailed,
+    StepResult,
+    Suspend,
+)
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach
 from tandem.link.slot_state import SlotState
@@ -66,9 +75,10 @@ class FakeExecutor:
             self.queue.append(message)
 
     def start(self, now: float) -> None:
+        if not self.end.can_execute:
+            self.queue.clear()
         if self.running is None and self.queue:
             self.running = self.queue.popleft()
-            assert self.end.can_execute
             assert self.running.session_epoch == self.end.session_epoch, "a purged step was started"
             self.end.start(self.running.step_id, now)
 
@@ -78,6 +88,18 @@ class FakeExecutor:
         step, self.running = self.running, None
         encoded = encode_response(self.compute(step))
         if self.end.complete(step.session_epoch, step.step_id, encoded):
+            assert self.stream is not None
+            self.stream.send_up(encoded)
+
+    def fail(self) -> None:
+        """The running step fails as a whole, without an effect."""
+        step, self.running = self.running, None
+        assert step is not None
+        failure = StepFailed(
+            boot_id=self.end.boot_id, step_id=step.step_id, reason="INTERNAL", message="broken"
+        )
+        encoded = encode_response(failure)
+        if self.end.complete(step.session_epoch, step.step_id, encoded, failed=True):
             assert self.stream is not None
             self.stream.send_up(encoded)
 

@@ -20,6 +20,7 @@ MAX_FORK_OUTPUTS = 5
 """Prompt plus outputs stay below the 20 tokens a slot can hold."""
 
 EVENTS = ("plan", "plan", "down", "down", "up", "up", "start", "finish", "compute", "beat")
+DISASTERS = ("kill", "step fails", "open", "take over", "reopen", "answer lost")
 REPEATS = ("repeat down", "repeat up")
 TRAFFIC = st.lists(st.tuples(st.sampled_from(EVENTS + REPEATS), ANY), min_size=2, max_size=16)
 
@@ -115,10 +116,12 @@ class LinkMachine(RuleBasedStateMachine):
         if detach:
             self.world.late_detach(which)
 
-    @rule(what=st.sampled_from(["kill", "open", "take over", "reopen", "answer lost"]), who=WHO)
+    @rule(what=st.sampled_from(DISASTERS), who=WHO)
     def disaster(self, what: str, who: int) -> None:
         if what == "kill":
             self.world.boot()
+        elif what == "step fails":
+            self.world.fail_among_others(who)
         else:
             self.world.open(
                 1 if what == "open" else who,

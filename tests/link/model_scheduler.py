@@ -14,7 +14,6 @@ from tandem.link.batch import (
     KvMode,
     Resume,
     RowSampling,
-    StepFailed,
     StepResult,
     Suspend,
 )
@@ -153,9 +152,8 @@ class ModelScheduler:
         self.in_flight[self.end.last_sent_step_id + 1] = []
         return Resume(), self.state_hash()
 
-    def apply(self, result: StepResult | StepFailed) -> None:
+    def apply(self, result: StepResult) -> None:
         """Take a result that the end let through, checking it against what was sent."""
-        assert isinstance(result, StepResult), f"unexpected failure: {result}"
         assert result.step_id in self.in_flight, "a result was let through that nobody waits for"
         drawn = self.in_flight.pop(result.step_id)
         expected = [(row.slot, row.generation, position) for row, position in drawn]

@@ -18,6 +18,7 @@ class Stream:
         self.down: deque[bytes] = deque()
         self.up: deque[bytes | TandemError] = deque()
         self.is_cut = False
+        self.was_accepted = False
 
     def send_down(self, raw: bytes) -> None:
         if not self.is_cut:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tandem.link.batch import StepFailed
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.slot_state import SlotState
@@ -54,6 +55,17 @@ class ForgetsSentResults(ExecutorEnd):
 class KeepsResultsOfFencedSessions(ExecutorEnd):
     def complete(self, session_epoch, step_id, encoded_result, *, failed=False):
         return super().complete(self.session_epoch, step_id, encoded_result, failed=failed)
+
+
+class GoesOnAfterAFailure(ExecutorEnd):
+    def complete(self, session_epoch, step_id, encoded_result, *, failed=False):
+        return super().complete(session_epoch, step_id, encoded_result)
+
+
+class RunsQueuedStepsAfterAFailure(ExecutorEnd):
+    @property
+    def can_execute(self):
+        return True
 
 
 class IgnoresLeases(ExecutorEnd):
@@ -127,6 +139,11 @@ class SkipsLostResults(SchedulerEnd):
         self.last_applied_step_id = max(self.last_applied_step_id, result.step_id - 1)
         self._sent.setdefault(result.step_id, b"")
         return super().on_result(result)
+
+
+class IgnoresFailures(SchedulerEnd):
+    def on_result(self, result):
+        return not isinstance(result, StepFailed) and super().on_result(result)
 
 
 class SpendsTooMuchCredit(SchedulerEnd):
@@ -277,6 +294,8 @@ PLANTED = {
             ReplaysNoResult,
             ForgetsSentResults,
             KeepsResultsOfFencedSessions,
+            GoesOnAfterAFailure,
+            RunsQueuedStepsAfterAFailure,
             IgnoresLeases,
             DetachesByIdAlone,
             DetachesWhicheverStreamEnds,
@@ -288,6 +307,7 @@ PLANTED = {
             AppliesDuplicateResults,
             AcknowledgesWhatItSent,
             SkipsLostResults,
+            IgnoresFailures,
             SpendsTooMuchCredit,
             NumbersStepsAgainAfterAttach,
         ),

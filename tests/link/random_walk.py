@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tandem.link.batch import KvMode
-from tests.link.link_machine import EVENTS, REPEATS, LinkMachine
+from tests.link.link_machine import DISASTERS, EVENTS, REPEATS, LinkMachine
 
 WEIGHTS = {
     "traffic": 40,
@@ -18,7 +18,7 @@ WEIGHTS = {
     "connect": 3,
     "wait": 3,
     "suspend_or_resume": 3,
-    "disaster": 2,
+    "disaster": 3,
 }
 
 
@@ -43,7 +43,6 @@ def _arguments(name: str, draw: random.Random) -> dict[str, object]:
     who = int(draw.random() < 0.15)
     kinds = EVENTS + REPEATS
     events = [(draw.choice(kinds), draw.randrange(8)) for _ in range(draw.randint(2, 16))]
-    disasters = ["kill", "open", "take over", "reopen", "answer lost"]
     by_name: dict[str, dict[str, object]] = {
         "traffic": {"who": who, "events": events, "which": draw.choice([0, 0, which])},
         "pump": {"who": who, "chunk": draw.randint(1, 5), "rounds": draw.randint(1, 3)},
@@ -59,6 +58,6 @@ def _arguments(name: str, draw: random.Random) -> dict[str, object]:
         "connect": {"who": who, "which": which, "detach": draw.random() < 0.5},
         "wait": {"seconds": draw.choice([0.2, 1.0, 4.0, 11.0]), "beat": draw.random() < 0.5},
         "suspend_or_resume": {"who": who, "mode": draw.choice(list(KvMode))},
-        "disaster": {"what": draw.choice(disasters), "who": who},
+        "disaster": {"what": draw.choice(DISASTERS), "who": who},
     }
     return by_name[name]

@@ -23,6 +23,7 @@ from tests.link.model_requests import ModelRequest, Place, identity_of, next_tok
 from tests.link.model_scheduler import Geometry, ModelScheduler
 from tests.link.network import Stream
 
+Response = Attached | Heartbeat | StepResult | StepFailed
 LEASE_S = 10.0
 MAX_SETTLE_ROUNDS = 400
 
@@ -77,6 +78,7 @@ class World:
         self.sign_of_life_s = 0.0
         self.newest_attach_id = 0
         self.num_executed = 0
+        self.failed_step_id: int | None = None
 
     def open(self, who: int, *, take_over: bool, answer_arrives: bool) -> None:
         """A scheduler asks for a session."""
@@ -97,6 +99,7 @@ class World:
         self.sign_of_life_s = self.now
         self.newest_attach_id = 0
         self.num_executed = 0
+        self.failed_step_id = None
         if answer_arrives:
             self.recover(scheduler, "it opens a new session")
             scheduler.end.open(self.executor.end.boot_id, epoch)
@@ -172,6 +175,7 @@ class World:
         self.sign_of_life_s = self.now
         if raw is stream.first_message:
             self.newest_attach_id = stream.attach.attach_id
+            stream.was_accepted = True
 
     def expected_refusal(self, stream: Stream, raw: bytes) -> type[TandemError] | None:
         message = decode_request(raw)
@@ -195,16 +199,23 @@ class World:
             assert isinstance(item, SessionLost), f"the newest stream was refused: {item}"
             self.recover(scheduler, str(item))
             return
-        message = decode_response(item)
+        self.take(scheduler, stream, decode_response(item))
+
+    def take(self, scheduler: ModelScheduler, stream: Stream, message: Response) -> None:
+        """What a scheduler does with a message of its newest stream."""
         match message:
             case Attached():
                 for raw in scheduler.end.on_attached(message):
                     stream.send_down(raw)
             case Heartbeat():
                 scheduler.end.on_heartbeat(message, self.now)
-            case StepResult() | StepFailed():
+            case StepResult():
                 if scheduler.end.on_result(message):
                     scheduler.apply(message)
+            case StepFailed():
+                if scheduler.end.on_result(message):
+                    assert message.step_id == self.failed_step_id
+                    self.recover(scheduler, message.message)
 
     def cut(self, who: int, *, executor_notices: bool, scheduler_notices: bool) -> None:
         """A connection breaks; either side may learn of it only when it tries something."""
@@ -227,8 +238,8 @@ class World:
             self.detach(stream)
 
     def detach(self, stream: Stream) -> None:
-        """The handler of a stream ends in the process it was opened to."""
-        if stream.boot_id == self.executor.end.boot_id:
+        """The handler of a stream that was accepted ends in the process it was opened to."""
+        if stream.was_accepted and stream.boot_id == self.executor.end.boot_id:
             self.executor.end.detach(stream.attach.session_epoch, stream.attach.attach_id)
 
     def start(self) -> None:
@@ -240,11 +251,29 @@ class World:
         if step is None:
             return
         assert step.session_epoch == self.epoch, "a step of a fenced session ran"
+        assert self.failed_step_id is None, "a step ran after one that failed"
         assert step.step_id == self.num_executed + 1, "steps ran twice or out of order"
         self.executor.finish()
         self.num_executed = step.step_id
         key = (self.executor.end.boot_id, step.session_epoch, step.step_id)
         assert (self.holder, self.slot_snapshot()) == self.expected_state[key]
+
+    def fail(self) -> None:
+        """The running step fails, and with it the session."""
+        step = self.executor.running
+        if step is not None:
+            self.executor.fail()
+            self.num_executed = self.failed_step_id = step.step_id
+
+    def fail_among_others(self, who: int) -> None:
+        """A step fails while as many as the window allows wait behind it."""
+        for _ in range(self.window):
+            self.plan(who, 2, 1)
+        stream = self.streams[self.schedulers[who].name]
+        while stream is not None and stream.down:
+            self.deliver_down(stream)
+        self.start()
+        self.fail()
 
     def slot_snapshot(self) -> dict[int, tuple[int, int, tuple[int, ...]]]:
         slots = self.executor.slots

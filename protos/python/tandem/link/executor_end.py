@@ -261,7 +261,10 @@ class ExecutorEnd:
         )
 
     def detach(self, session_epoch: int, attach_id: int) -> None:
-        """Note that a stream ended; one already replaced, or of an older session, is ignored."""
+        """
+        Note that a stream ended; one already replaced, or of an older session, is ignored. Only
+        for streams that `attach` accepted: a refused one may bear a living one's numbers.
+        """
         if session_epoch == self.session_epoch and attach_id == self.attach_id:
             self.attach_id = 0
 
