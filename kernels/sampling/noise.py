@@ -14,9 +14,10 @@ MAX_SPREAD = 19.5
 """Noise lies in [-2.8115, 16.6356]: an id this far below the best scaled logit can never win."""
 
 _WORD = 0xFFFFFFFF
+# Two of the four words are multiplied in each round: they are kept together, "even" beside "odd".
 _PHILOX_ROUNDS = 10
-_PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_PHILOX_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_PHILOX_MULTIPLIERS = torch.tensor([[0xD2511F53], [0xCD9E8D57]])
+_PHILOX_KEY_STEPS = torch.tensor([[0x9E3779B9], [0xBB67AE85]])
 
 # int32 with wrap-around holds the same bits as uint32 at half the memory traffic of int64.
 _ID_STEP = 0x9E3779B1 - (1 << 32)
@@ -24,35 +25,27 @@ _MIX_1 = 0x7FEB352D
 _MIX_2 = 0x846CA68B - (1 << 32)
 
 
-def philox4x32(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
     """
-    Encrypt a 128-bit counter with a 64-bit key: Philox4x32-10 (Salmon et al., SC 2011).
+    Encrypt 128-bit counters with 64-bit keys: Philox4x32-10 (Salmon et al., SC 2011).
 
     Args:
-        counter: Four words, each int64 in [0, 2**32), equal shapes.
-        key: Two such words.
+        counter: int64[4, R], words in [0, 2**32).
+        key: int64[2, R], likewise.
 
     Returns:
-        Four words of the same form.
+        int64[4, R], likewise.
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_PHILOX_ROUNDS):
-        high0, low0 = _multiply(c0, _PHILOX_MULTIPLIERS[0])
-        high1, low1 = _multiply(c2, _PHILOX_MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0 = (k0 + _PHILOX_KEY_STEPS[0]) & _WORD
-        k1 = (k1 + _PHILOX_KEY_STEPS[1]) & _WORD
-    return c0, c1, c2, c3
-
-
-def _multiply(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """High and low word of a 32 x 32 bit product, in halves so that int64 never overflows."""
-    low = x * (factor & 0xFFFF)
-    high = x * (factor >> 16) + (low >> 16)
-    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+    multipliers = _PHILOX_MULTIPLIERS.to(counter.device)
+    rounds = torch.arange(_PHILOX_ROUNDS, device=counter.device)[:, None, None]
+    keys = (key + rounds * _PHILOX_KEY_STEPS.to(counter.device)) & _WORD
+    even, odd = counter[0::2], counter[1::2]
+    for round_key in keys:
+        # the product wraps around in int64, and its two words are right all the same
+        product = (even * multipliers).flip(0)
+        even = ((product >> 32) & _WORD) ^ odd ^ round_key
+        odd = product & _WORD
+    return torch.stack((even, odd), dim=1).flatten(0, 1)
 
 
 def row_words(seed: Tensor, position: Tensor, choice: Tensor) -> Tensor:
@@ -68,10 +61,9 @@ def row_words(seed: Tensor, position: Tensor, choice: Tensor) -> Tensor:
         int32[4, R], the bits of four uint32.
     """
     zero = torch.zeros_like(position)
-    counter = (position & _WORD, choice & _WORD, zero, zero)
-    words = philox4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
-    stacked = torch.stack(words)
-    return torch.where(stacked >= 1 << 31, stacked - (1 << 32), stacked).to(torch.int32)
+    counter = torch.stack((position, choice, zero, zero)) & _WORD
+    words = philox4x32(counter, torch.stack((seed, seed >> 32)) & _WORD)
+    return words.view(torch.int32)[:, 0::2]  # little-endian: the low halves
 
 
 def mix32(words: Tensor, ids: Tensor) -> Tensor:

@@ -107,16 +107,16 @@ def keep(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Kept:
     before = ordered_weight.cumsum(dim=1) - ordered_weight
     # every id of a tie sees the mass before the tie's first one
     first_of_tie = torch.searchsorted(-ordered, -scaled.contiguous())
-    above = before.gather(1, first_of_tie).double()
+    above = before.gather(1, first_of_tie)
     total = weight.sum(dim=1)
     in_nucleus = (above < nucleus_mass(total, top_p)[:, None]) | (scaled == ordered[:, :1])
     in_nucleus |= (top_p >= 1)[:, None]
-    return Kept(survives & in_nucleus, survives, above / total[:, None])
+    return Kept(survives & in_nucleus, survives, above.double() / total[:, None])
 
 
 def nucleus_mass(total: Tensor, top_p: Tensor) -> Tensor:
-    """Fixed-point mass a nucleus must reach, float64[R]; `total` is int64[R]."""
-    return (top_p.double() - TOP_P_SLACK) * total.double()
+    """Fixed-point mass a nucleus must reach, int64[R] as `total`."""
+    return ((top_p.double() - TOP_P_SLACK) * total).ceil().to(torch.int64)
 
 
 def margins(

@@ -28,16 +28,27 @@ def sample(logits: Tensor, columns: SamplingColumns, *, margin_eps: float | None
         return reference.sample(logits, columns, margin_eps=margin_eps)
     best, token = logits.max(dim=1)
     valid = best.isfinite()
-    drawn = (~columns.is_greedy).nonzero()[:, 0]
-    if drawn.numel() > 0:
-        noisy = columns.select(drawn)
-        words = row_words(noisy.seed, noisy.position, noisy.choice).to(logits.device)
-        drawn = drawn.to(logits.device)
-        for first in range(0, drawn.numel(), _rows_per_tile(logits)):
-            tile = slice(first, first + _rows_per_tile(logits))
-            rows = drawn[tile]
-            token[rows] = _draw(logits[rows].float(), noisy.select(tile), words[:, tile])
+    noisy = ~columns.is_greedy
+    num_noisy = int(noisy.count_nonzero())
+    if num_noisy == len(noisy):
+        token = _drawn(logits, columns)
+    elif num_noisy > 0:
+        rows = noisy.nonzero()[:, 0]
+        here = rows.to(logits.device)
+        token[here] = _drawn(logits[here], columns.select(rows))
     return Sampled(token=torch.where(valid, token, 0), valid=valid)
+
+
+def _drawn(logits: Tensor, columns: SamplingColumns) -> Tensor:
+    """Tokens of rows that all need noise, int64[R]; anything where a row is not valid."""
+    words = row_words(columns.seed, columns.position, columns.choice).to(logits.device)
+    num_rows, tile = len(logits), _rows_per_tile(logits)
+    if num_rows <= tile:
+        return _draw_tile(logits, columns, words)
+    tiles = [slice(first, first + tile) for first in range(0, num_rows, tile)]
+    return torch.cat(
+        [_draw_tile(logits[rows], columns.select(rows), words[:, rows]) for rows in tiles]
+    )
 
 
 def _rows_per_tile(logits: Tensor) -> int:
@@ -47,14 +58,12 @@ def _rows_per_tile(logits: Tensor) -> int:
     return max(1, _TILE_ELEMENTS // vocab_size)
 
 
-def _draw(logits: Tensor, columns: SamplingColumns, words: Tensor) -> Tensor:
-    """Tokens of rows that need noise, int64[R]; anything where the row holds NaN or infinity."""
-    scaled = reference.scale(logits, columns.temperature.to(logits.device))
+def _draw_tile(logits: Tensor, columns: SamplingColumns, words: Tensor) -> Tensor:
+    scaled = reference.scale(logits.float(), columns.temperature.to(logits.device))
     cut(scaled, columns.top_k, columns.top_p)
-    can_win = scaled > -MAX_SPREAD
     if scaled.device.type == "cpu":
-        num_candidates = int(can_win.count_nonzero())
-        if num_candidates * _SPARSE_SHARE < scaled.numel():
+        can_win = scaled > -MAX_SPREAD
+        if int(can_win.count_nonzero()) * _SPARSE_SHARE < scaled.numel():
             return _best_of_few(scaled, can_win, words)
     return _best_of_all(scaled, words)
 
