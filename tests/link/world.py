@@ -55,6 +55,7 @@ class World:
         self.streams: dict[str, Stream | None] = {"a": None, "b": None}
         self.old_streams: list[Stream] = []
         self.expected_state: dict[tuple[str, int, int], tuple[str, object]] = {}
+        self.failed_steps: set[tuple[str, int, int]] = set()
         self.boot()
 
     def boot(self) -> None:
@@ -214,7 +215,8 @@ class World:
                     scheduler.apply(message)
             case StepFailed():
                 if scheduler.end.on_result(message):
-                    assert message.step_id == self.failed_step_id
+                    key = (message.boot_id, scheduler.end.session_epoch, message.step_id)
+                    assert key in self.failed_steps
                     self.recover(scheduler, message.message)
 
     def cut(self, who: int, *, executor_notices: bool, scheduler_notices: bool) -> None:
@@ -264,6 +266,8 @@ class World:
         if step is not None:
             self.executor.fail()
             self.num_executed = self.failed_step_id = step.step_id
+            key = (self.executor.end.boot_id, step.session_epoch, step.step_id)
+            self.failed_steps.add(key)
 
     def fail_among_others(self, who: int) -> None:
         """A step fails while as many as the window allows wait behind it."""
