@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -79,8 +78,8 @@ class Decoder:
                 kv_position=inputs.kv_position,
                 plan=plan,
             )
-            for part in torch.split(hidden, _MLP_TOKENS):
-                self._mlp(layer, part)
+            for first in range(0, hidden.shape[0], _MLP_TOKENS):
+                self._mlp(layer, hidden[first : first + _MLP_TOKENS])
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

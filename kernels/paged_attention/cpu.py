@@ -23,8 +23,8 @@ from kernels.paged_attention.tiles import (
     visible,
 )
 
-_GATHER_BYTES = 1 << 20
-"""Keys and values gathered at a time: about half of a core's second-level cache."""
+_GATHER_BYTES = 2 << 20
+"""Keys and values gathered at a time: enough to pay for the calls, few enough to stay in cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,14 @@ class _Group:
     """
     B tiles of Q queries and L keys after padding.
 
-    `key_place` is int64 ``[B * L]``; `mask` is added to scores, ``[B, 1, 1 or group_size * Q, L]``,
-    or None.
+    `queries` are the group's among the plan's ordered ones, B * Q of them; `key_place` is int64
+    ``[B * L]``; `mask` is added to scores, ``[B, 1, 1 or group_size * Q, L]``, or None.
     """
 
     num_tiles: int
     num_queries: int
     num_keys: int
+    queries: slice
     key_place: Tensor
     mask: Tensor | None
 
@@ -49,7 +50,8 @@ class TiledPlan:
     Groups in order, and where their queries lie among the batch's.
 
     `query_order` is int64 ``[sum of B * Q]``, `result_order` int64 ``[T]`` its inverse; both None
-    where the groups take the batch's queries as they stand.
+    where the groups take the batch's queries as they stand. `gathered` is scratch for the largest
+    group's keys and values, ``[B * L, 2 * K * D]``.
     """
 
     shape: AttentionShape
@@ -57,61 +59,80 @@ class TiledPlan:
     groups: tuple[_Group, ...]
     query_order: Tensor | None
     result_order: Tensor | None
+    gathered: Tensor
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
         """Arguments and result as in `paged_attention`, unchecked."""
-        kv_heads, group_size, head_dim = (
-            self.shape.num_kv_heads,
-            self.shape.group_size,
-            self.shape.head_dim,
-        )
+        shape = self.shape
+        heads = (shape.num_kv_heads, shape.group_size, shape.head_dim)
         ordered = query if self.query_order is None else query.index_select(0, self.query_order)
-        ordered = ordered.view(-1, kv_heads, group_size, head_dim)
+        ordered = ordered.view(-1, *heads)
         out = torch.empty(ordered.shape, dtype=query.dtype)
-        cache = kv_cache.view(-1, 2 * kv_heads * head_dim)
-        most = max((len(group.key_place) for group in self.groups), default=0)
-        gathered = torch.empty((most, cache.shape[1]), dtype=query.dtype)
-        first = 0
+        cache = kv_cache.view(-1, self.gathered.shape[1])
         for group in self.groups:
-            kv = gathered[: len(group.key_place)]
-            torch.index_select(cache, 0, group.key_place, out=kv)
-            kv = kv.view(group.num_tiles, group.num_keys, 2, kv_heads, head_dim)
-            own = slice(first, first + group.num_tiles * group.num_queries)
-            tiled = (group.num_tiles, group.num_queries, kv_heads, group_size, head_dim)
+            key, value = self._gather(group, cache)
+            own, target = ordered[group.queries], out[group.queries]
+            if group.num_queries > 1:  # heads of a group attend alike: they stand in as queries
+                tiled = (group.num_tiles, group.num_queries, *heads)
+                own = own.view(tiled).permute(0, 2, 3, 1, 4).flatten(2, 3)
+                target = target.view(tiled).permute(0, 2, 3, 1, 4)
             result = functional.scaled_dot_product_attention(
-                ordered[own].view(tiled).permute(0, 2, 3, 1, 4).flatten(2, 3),
-                kv[:, :, 0].transpose(1, 2),
-                kv[:, :, 1].transpose(1, 2),
-                attn_mask=group.mask,
-                scale=scale,
+                own, key, value, attn_mask=group.mask, scale=scale
             )
-            result = result.reshape(group.num_tiles, kv_heads, group_size, -1, head_dim)
-            out[own].view(tiled).copy_(result.permute(0, 3, 1, 2, 4))
-            first = own.stop
-        out = out.flatten(1, 2)
+            target.copy_(result.reshape(target.shape))
+        out = out.view(-1, shape.num_heads, shape.head_dim)
         return out if self.result_order is None else out.index_select(0, self.result_order)
+
+    def _gather(self, group: _Group, cache: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of a group, ``[B, K, L, D]`` each."""
+        kv = self.gathered[: group.num_tiles * group.num_keys]
+        torch.index_select(cache, 0, group.key_place, out=kv)
+        kv = kv.view(group.num_tiles, group.num_keys, 2, -1, self.shape.head_dim)
+        return kv.permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> TiledPlan:
     """Arguments as in `plan_paged_attention`, unchecked."""
     num_queries = int(sequences.query_len.sum())
-    row_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+    kv_width = 2 * shape.num_kv_heads * shape.head_dim
+    keys_per_group = max(1, _GATHER_BYTES // (kv_width * shape.dtype.itemsize))
     tiles = cut_tiles(sequences, window, shape.block_size)
     groups, orders = [], []
-    for group in group_tiles(tiles, max(1, _GATHER_BYTES // row_bytes)):
-        places = key_places(group, sequences.block_table, shape.block_size)
-        groups.append(
-            _Group(
-                num_tiles=len(group),
-                num_queries=int(group.num_queries.max()),
-                num_keys=int(group.num_keys.max()),
-                key_place=torch.from_numpy(places),
-                mask=_mask(group, shape, window),
-            )
-        )
-        orders.append(query_places(group))
+    num_ordered = most_keys = 0
+    for tile_group in group_tiles(tiles, keys_per_group):
+        group = _group(tile_group, num_ordered, sequences, shape, window)
+        groups.append(group)
+        orders.append(query_places(tile_group))
+        num_ordered = group.queries.stop
+        most_keys = max(most_keys, group.num_tiles * group.num_keys)
     query_order, result_order = _orders(orders, num_queries)
-    return TiledPlan(shape, num_queries, tuple(groups), query_order, result_order)
+    return TiledPlan(
+        shape,
+        num_queries,
+        tuple(groups),
+        query_order,
+        result_order,
+        torch.empty((most_keys, kv_width), dtype=shape.dtype),
+    )
+
+
+def _group(
+    tiles: Tiles,
+    first: int,
+    sequences: PagedSequences,
+    shape: AttentionShape,
+    window: int | None,
+) -> _Group:
+    num_queries = int(tiles.num_queries.max())
+    places = key_places(tiles, sequences.block_table, shape.block_size)
+    return _Group(
+        num_tiles=len(tiles),
+        num_queries=num_queries,
+        num_keys=len(places) // len(tiles),
+        queries=slice(first, first + len(tiles) * num_queries),
+        key_place=torch.from_numpy(places),
+        mask=_mask(tiles, shape, window),
+    )
 
 
 def _mask(group: Tiles, shape: AttentionShape, window: int | None) -> Tensor | None:
