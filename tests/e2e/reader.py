@@ -17,7 +17,8 @@ def main() -> None:
     with Client(address, retry=NO_RETRY) as client:
         token_ids = [5 + index % 50 for index in range(num_ids)]
         for event in client.generate(token_ids=token_ids, max_tokens=max_tokens, ignore_eos=True):
-            print(type(event).__name__, flush=True)
+            sys.stdout.write(type(event).__name__ + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

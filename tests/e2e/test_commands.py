@@ -1,0 +1,256 @@
+"""`tandem up`, one-command servers and the demo: they serve, and leave nothing running."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tandem_client import NO_RETRY, Client
+from tests.e2e.cluster import ROOT, START_S, environment, wait_until
+
+ANY_PORTS = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")]
+PROMPT = "def fibonacci(n):"
+
+
+@contextlib.contextmanager
+def command(*arguments, program=(sys.executable, "-m", "tandem_client")):
+    """A command in a process of its own; whatever is left of it afterwards is killed."""
+    process = subprocess.Popen(
+        [*program, *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for member in family(process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        process.communicate()
+
+
+def family(process):
+    """The process and all that it started and that still run."""
+    try:
+        root = psutil.Process(process.pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def all_gone(members):
+    """Wait until none of these processes runs any more."""
+    wait_until(
+        lambda: all(not m.is_running() or m.status() == psutil.STATUS_ZOMBIE for m in members),
+        f"end of {members}",
+    )
+
+
+def serving(process):
+    """Wait until `tandem up` announces its address, and return it."""
+    for line in process.stdout:
+        if line.startswith("serving at "):
+            return line.split()[2]
+    raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.slow
+class TestUp:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+    def test_one_signal_ends_everything(self, tiny_model, number):
+        """
+        `tandem up` serves; one Ctrl-C or SIGTERM ends it with 0 and no process is left.
+        """
+        with command("up", tiny_model, *ANY_PORTS) as process:
+            with Client(serving(process), retry=NO_RETRY) as client:
+                assert "tiny-llama" == client.get_model().name
+                assert 3 == len(client.complete("x", max_tokens=3, ignore_eos=True).token_ids)
+            members = family(process)
+            assert len(members) >= 4
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=60)
+
+            assert 0 == process.returncode
+            assert "Traceback" not in errors
+            all_gone(members)
+
+    def test_nothing_outlives_kill_9(self, tiny_model):
+        """
+        Kill -9 of `tandem up` ends its services too.
+        """
+        with command("up", tiny_model, *ANY_PORTS) as process:
+            serving(process)
+            members = family(process)
+            process.kill()
+
+            all_gone(members)
+
+    def test_executor_that_dies_ends_the_command(self, tiny_model):
+        """
+        When a service dies, the command says which and how, ends the other, and exits 1.
+        """
+        with command("up", tiny_model, *ANY_PORTS) as process:
+            serving(process)
+            members = family(process)
+            (executor,) = (m for m in members if "executor_svc" in m.cmdline())
+            executor.kill()
+            _, errors = process.communicate(timeout=60)
+
+            assert 1 == process.returncode
+            assert "tandem: the executor ended (signal 9)" in errors
+            all_gone(members)
+
+    def test_unusable_model_is_one_line(self, tiny_model, tmp_path):
+        """
+        Truncated weights: the executor's own sentence, exit code 2, nothing left.
+        """
+        broken = shutil.copytree(tiny_model, tmp_path / "broken")
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:3000])
+        with command("up", broken, *ANY_PORTS) as process:
+            _, errors = process.communicate(timeout=START_S)
+
+        assert 2 == process.returncode
+        assert "INVALID_MODEL: " in errors
+        assert "model.safetensors" in errors
+        assert "Traceback" not in errors
+
+    def test_taken_port_is_one_line(self, tiny_model):
+        """
+        A taken public port: ADDRESS_IN_USE with the address, exit code 1, nothing left.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            with command("up", tiny_model, f"--listen={address}", *ANY_PORTS[1:]) as process:
+                _, errors = process.communicate(timeout=START_S)
+
+        assert 1 == process.returncode
+        assert "ADDRESS_IN_USE: " in errors
+        assert address in errors
+        assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+class TestGenerateUp:
+    def test_ctrl_c_ends_everything(self, tiny_model):
+        """
+        Ctrl-C while a one-command server generates ends with 130 and no process is left.
+        """
+        options = ["--max-tokens", "400", "--ignore-eos"]
+        with command("generate", PROMPT, "--up", tiny_model, *options) as process:
+            process.stdout.read(1)
+            members = family(process)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+
+            assert 130 == process.returncode
+            assert "Traceback" not in errors
+            all_gone(members)
+
+    def test_missing_model_is_one_line(self, tmp_path):
+        """
+        A model directory that does not exist is named, with exit code 2.
+        """
+        with command("generate", PROMPT, "--up", tmp_path / "nothing") as process:
+            output, errors = process.communicate(timeout=START_S)
+
+        assert (2, "") == (process.returncode, output)
+        assert "INVALID_MODEL: " in errors
+        assert str(tmp_path / "nothing") in errors
+
+
+class TestRefusedStarts:
+    @pytest.mark.parametrize(
+        ("arguments", "line"),
+        [
+            (["--block-size=0"], "INVALID_CONFIG: block_size must be greater than 0"),
+            (
+                ["--max-total-tokens=4"],
+                "INVALID_CONFIG: max_total_tokens must be at least max_batch_size",
+            ),
+            (["--config=/nowhere.json"], "INVALID_CONFIG: cannot read /nowhere.json"),
+            (["--colour=red"], "INVALID_CONFIG: unrecognized arguments: --colour=red"),
+        ],
+        ids=["rule", "relation", "file", "flag"],
+    )
+    def test_wrong_configuration_is_one_line(self, arguments, line):
+        """
+        A scheduler with a wrong setting prints one line and exits 2.
+        """
+        program = (sys.executable, "-m", "scheduler_svc")
+        with command(*arguments, program=program) as process:
+            _, errors = process.communicate(timeout=START_S)
+
+        assert 2 == process.returncode
+        assert errors.startswith(line)
+        assert 1 == errors.count("\n")
+
+
+@pytest.mark.slow
+class TestDemo:
+    def test_two_demos_at_once_print_the_same_completion(self):
+        """
+        deploy/local/demo streams a completion of the bundled model and exits 0, also twice at once.
+        """
+        program = (str(ROOT / "deploy/local/demo"),)
+        options = [PROMPT, "--max-tokens", "24", "--temperature", "0"]
+        with (
+            command(*options, program=program) as one,
+            command(*options, program=program) as two,
+        ):
+            first, errors = one.communicate(timeout=2 * START_S)
+            second, _ = two.communicate(timeout=2 * START_S)
+
+        assert (0, 0) == (one.returncode, two.returncode), errors
+        assert first.startswith(PROMPT)
+        assert len(first) > len(PROMPT) + 10
+        assert first == second
+
+    def test_missing_python_is_a_sentence(self, tmp_path):
+        """
+        Without Python 3.11 or newer the demo says what to install, with exit code 1.
+        """
+        tools = tmp_path / "bin"
+        tools.mkdir()
+        for name in ("bash", "env", "dirname", "basename"):
+            (tools / name).symlink_to(shutil.which(name))
+        outcome = subprocess.run(
+            [str(ROOT / "deploy/local/demo")],
+            env={"PATH": str(tools)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert 1 == outcome.returncode
+        assert outcome.stderr.startswith("demo: Python 3.11 or newer")
+        assert 1 == outcome.stderr.count("\n")
+
+
+@pytest.mark.slow
+class TestBench:
+    def test_load_on_a_real_server_is_measured(self, small):
+        """
+        `tandem bench serve` finds no error on a healthy server and orders its percentiles.
+        """
+        shape = ["--input-len=16", "--output-len=8", "--requests=8", "--concurrency=2"]
+        with command("bench", "serve", f"--address={small.address}", "--json", *shape) as process:
+            output, errors = process.communicate(timeout=START_S)
+        outcome = json.loads(output)
+
+        assert (0, "") == (process.returncode, errors)
+        assert (8, 0) == (outcome["requests"], outcome["errors"])
+        assert outcome["ttft_ms"]["p50"] <= outcome["ttft_ms"]["p99"]
