@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from kernels.sampling.reference import mass, nucleus_mass
 
 _PREFIXES = (64, 512)
 """Best values looked at before sorting all: a trained model's nucleus rarely needs the second."""
+
+_PREFIX_GAIN = 32
+"""A prefix is worth trying where the vocabulary is so many times longer."""
 
 _NEVER = float("-inf")
 
@@ -31,7 +36,7 @@ def cut(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> None:
         _drop_below(scaled, rows, part, threshold)
     # a device sorts faster than it could report whether a prefix was enough
     prefixes = _PREFIXES if scaled.device.type == "cpu" else ()
-    sizes = [*(size for size in prefixes if size < vocab_size), vocab_size]
+    sizes = [*(size for size in prefixes if size * _PREFIX_GAIN <= vocab_size), vocab_size]
     for rows, part in _parts(scaled, top_p < 1):
         target = nucleus_mass(mass(part).sum(dim=1), top_p[rows].to(part.device))
         _drop_below(scaled, rows, part, _nucleus_threshold(part, target, sizes)[:, None])
@@ -64,7 +69,7 @@ def _nucleus_threshold(scaled: Tensor, target: Tensor, sizes: Sequence[int]) -> 
         sizes: How many of the best values to look at, first try to last; the last is V.
     """
     size, *larger = sizes
-    ordered = scaled.topk(size, dim=1).values
+    ordered = _best(scaled, size)
     weight = mass(ordered)
     reached = weight.cumsum(dim=1)
     count = (reached - weight < target[:, None]).sum(dim=1, keepdim=True).clamp_(min=1)
@@ -74,3 +79,11 @@ def _nucleus_threshold(scaled: Tensor, target: Tensor, sizes: Sequence[int]) -> 
         if len(undecided):
             threshold[undecided] = _nucleus_threshold(scaled[undecided], target[undecided], larger)
     return threshold
+
+
+def _best(scaled: Tensor, size: int) -> Tensor:
+    """The best values of each row, best first: float32[R, size]."""
+    if size == scaled.shape[1] and scaled.device.type == "cpu":
+        # NumPy sorts values alone with vector instructions: 6 times as fast as torch.sort
+        return torch.from_numpy(np.sort(scaled.numpy(), axis=1)).flip(1)
+    return scaled.topk(size, dim=1).values
