@@ -8,7 +8,7 @@ from scheduler_svc.core.applier import apply_result
 from scheduler_svc.core.events import CoreEvents
 from scheduler_svc.core.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.planner import plan
-from scheduler_svc.core.request import FinishReason, NewRequest, Request
+from scheduler_svc.core.request import FinishReason, NewRequest, Request, RequestState
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stats import CoreStats
 from scheduler_svc.core.victims import VictimPolicy, fewest_generated
@@ -113,16 +113,36 @@ class Scheduler:
         Raises:
             RequestNotFound: No live request has this id.
         """
-        request = self._state.by_id.get(request_id)
-        if request is None:
-            message = f"no live request has the id {request_id!r}: it may have ended already"
-            raise RequestNotFound(message, field="request_id")
+        request = self._live(request_id)
         self._state.finish(request, reason, now, num_output_tokens=num_output_tokens)
+
+    def preempt(self, request_id: str) -> None:
+        """
+        Take a running request's slot away, as a shortage of blocks would; others are left alone.
+
+        Raises:
+            RequestNotFound: No live request has this id.
+        """
+        slot = self._live(request_id).slot
+        if slot is not None:
+            self._state.preempt(slot)
 
     def find(self, handle: int) -> str | None:
         """Id of the live request with this handle."""
         request = self._state.by_handle.get(handle)
         return None if request is None else request.new.request_id
+
+    def state_of(self, handle: int) -> RequestState | None:
+        """State of the live request with this handle."""
+        request = self._state.by_handle.get(handle)
+        return None if request is None else request.state
+
+    def row_owner(self, slot: int, generation: int) -> int | None:
+        """Handle of the live request whose results carry this slot and generation."""
+        request = self._state.draining.get((slot, generation)) or self._state.slots.requests[slot]
+        if request is None or request.slot_key != (slot, generation):
+            return None
+        return request.new.handle
 
     def outputs(self, handle: int) -> list[int] | None:
         """Output tokens so far of the live request with this handle."""
@@ -246,3 +266,10 @@ class Scheduler:
             InternalError: The first one that does not hold.
         """
         integrity.check_integrity(self._state)
+
+    def _live(self, request_id: str) -> Request:
+        request = self._state.by_id.get(request_id)
+        if request is None:
+            message = f"no live request has the id {request_id!r}: it may have ended already"
+            raise RequestNotFound(message, field="request_id")
+        return request

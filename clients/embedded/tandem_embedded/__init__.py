@@ -1,1 +1,49 @@
 """The whole engine in one process: same core, same runner, no gRPC."""
+
+from scheduler_svc.core.admission import OnPressure
+from scheduler_svc.core.request import FinishReason
+from tandem.engine_config import PRESETS, EngineConfig
+from tandem_embedded.backend import Backend, Runner
+from tandem_embedded.engine import InferenceEngine
+from tandem_embedded.errors import (
+    ConfigError,
+    EngineError,
+    EngineMemoryError,
+    ExecutionError,
+    SchedulerError,
+    ValidationError,
+)
+from tandem_embedded.params import GenerationParams
+from tandem_embedded.results import (
+    CompletedRequest,
+    EngineMetrics,
+    MemoryStats,
+    Request,
+    RequestState,
+)
+from tandem_embedded.tokenizer import HuggingFaceTokenizer, SimpleTokenizer, Tokenizer
+
+__all__ = [
+    "PRESETS",
+    "Backend",
+    "CompletedRequest",
+    "ConfigError",
+    "EngineConfig",
+    "EngineError",
+    "EngineMemoryError",
+    "EngineMetrics",
+    "ExecutionError",
+    "FinishReason",
+    "GenerationParams",
+    "HuggingFaceTokenizer",
+    "InferenceEngine",
+    "MemoryStats",
+    "OnPressure",
+    "Request",
+    "RequestState",
+    "Runner",
+    "SchedulerError",
+    "SimpleTokenizer",
+    "Tokenizer",
+    "ValidationError",
+]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,9 @@ class EngineConfig:
         return found
 
     @classmethod
-    def from_file(cls, path: Path) -> EngineConfig:
+    def from_file(cls, path: Path, *, base: EngineConfig | None = None) -> EngineConfig:
         """
-        Read a JSON object of these names; missing ones keep their defaults.
+        Read a JSON object of these names; missing ones are as in `base`, else the defaults.
 
         Raises:
             InvalidConfig: Unreadable file, not a JSON object, an unknown name or a value of the
@@ -96,7 +96,7 @@ class EngineConfig:
             raise InvalidConfig(f"{path} is not valid JSON: {error}") from error
         if not isinstance(content, dict):
             raise InvalidConfig(f"{path} must hold a JSON object")
-        return cls(**_checked(content, path))
+        return replace(base or cls(), **_checked(content, path))
 
     @classmethod
     def preset(cls, name: str) -> EngineConfig:

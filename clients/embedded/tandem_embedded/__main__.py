@@ -1,0 +1,111 @@
+"""One-shot generation: `python -m tandem_embedded --model DIR --prompt TEXT`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from tandem.engine_config import PRESETS, EngineConfig
+from tandem.errors import InvalidConfig
+from tandem_embedded.engine import InferenceEngine
+from tandem_embedded.errors import ConfigError, EngineError, engine_error
+from tandem_embedded.params import GenerationParams
+from tandem_embedded.results import CompletedRequest
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+_USAGE_HINT = 'give a prompt, for example: python -m tandem_embedded --model DIR --prompt "Once"'
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one request; returns the exit status: 0, 1 where it failed, 2 where it was asked wrong."""
+    given = _parser().parse_args(arguments)
+    if given.prompt is None:
+        _say(_USAGE_HINT)
+        return EXIT_USAGE
+    try:
+        engine = InferenceEngine(
+            _config(given),
+            given.model,
+            dtype=given.dtype,
+            device=given.device,
+            num_threads=given.num_threads,
+        )
+        engine.submit_request(given.prompt, _params(given))
+        completed = engine.run()[0]
+    except EngineError as error:
+        _say(str(error))
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+    return _print(completed, str(engine.get_memory_stats()))
+
+
+def _print(completed: CompletedRequest, memory_line: str) -> int:
+    if completed.error is not None:
+        _say(str(completed.error))
+        return EXIT_FAILED
+    sys.stdout.write(completed.output_text + "\n")
+    reason = "" if completed.finish_reason is None else completed.finish_reason.name
+    _say(f"Generated {completed.generated_tokens} tokens ({reason}, seed {completed.seed})")
+    _say(memory_line)
+    return 0
+
+
+def _say(line: str) -> None:
+    """Everything but the output goes to stderr, so that the output can be piped."""
+    sys.stderr.write(line + "\n")
+
+
+def _config(given: argparse.Namespace) -> EngineConfig:
+    """Defaults, then preset, then file, then flags."""
+    try:
+        config = EngineConfig() if given.preset is None else EngineConfig.preset(given.preset)
+        if given.config is not None:
+            config = EngineConfig.from_file(given.config, base=config)
+    except InvalidConfig as error:
+        raise engine_error(error) from error
+    names = [field.name for field in fields(EngineConfig)]
+    flags = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    return replace(config, **flags)
+
+
+def _params(given: argparse.Namespace) -> GenerationParams:
+    return GenerationParams(
+        max_tokens=given.max_tokens,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=given.top_k,
+        seed=given.seed,
+        ignore_eos=given.ignore_eos,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tandem_embedded", description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="directory in HF format")
+    parser.add_argument("--prompt", "--input", help="text to continue")
+    defaults = GenerationParams()
+    request = parser.add_argument_group("request")
+    request.add_argument("--max-tokens", type=int, default=defaults.max_tokens)
+    request.add_argument("--temperature", type=float, default=defaults.temperature)
+    request.add_argument("--top-p", type=float, default=defaults.top_p)
+    request.add_argument("--top-k", type=int, default=defaults.top_k)
+    request.add_argument("--seed", type=int)
+    request.add_argument("--ignore-eos", action="store_true")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--config", type=Path, help="JSON file of engine limits")
+    engine.add_argument("--preset", choices=PRESETS)
+    engine.add_argument("--dtype", default="auto")
+    engine.add_argument("--device", default="cpu")
+    engine.add_argument("--num-threads", type=int)
+    for field in fields(EngineConfig):
+        kind = float if field.name == "memory_threshold" else int
+        engine.add_argument(f"--{field.name.replace('_', '-')}", type=kind)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

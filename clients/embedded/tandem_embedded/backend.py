@@ -1,0 +1,107 @@
+"""What computes an embedded engine's steps, and what the engine has to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from executor_svc.memory import KvMemory
+from executor_svc.model import load_model
+from executor_svc.runner import ModelRunner
+from tandem.engine_config import EngineConfig
+from tandem.errors import InvalidConfig
+from tandem.link.batch import Batch, StepResult
+
+
+class Runner(Protocol):
+    """Computes batches in order."""
+
+    @property
+    def state_hash(self) -> int:
+        """Hash of the slot state after the last batch."""
+
+    def execute(self, batch: Batch, step_id: int) -> StepResult:
+        """Apply and compute one batch."""
+
+    def reset(self) -> None:
+        """Forget all slots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """
+    A runner and what it can do.
+
+    Attributes:
+        num_slots: Slots the runner has.
+        max_positions: Longest sequence the model supports.
+        vocab_size: Token ids are in [0, vocab_size).
+        eos_token_ids: Ids that end a sequence.
+        kv_bytes: Memory the KV blocks take.
+    """
+
+    runner: Runner
+    num_slots: int
+    max_positions: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kv_bytes: int
+
+
+def load_backend(
+    config: EngineConfig,
+    model_dir: Path,
+    *,
+    dtype: str,
+    device: str,
+    num_threads: int | None,
+    collect_margins: bool,
+) -> tuple[EngineConfig, Backend]:
+    """
+    Load a model and allocate its KV blocks.
+
+    Returns:
+        The limits in force, which the model's longest sequence may lower, and the backend.
+
+    Raises:
+        InvalidModel, InvalidConfig or OutOfMemory: Saying what to do.
+    """
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    model = load_model(model_dir, dtype=dtype, device=device)
+    config = _fit_length(config, model.config.max_position_embeddings)
+    kv = KvMemory(model.config, config.max_num_blocks, config.block_size, model.dtype, model.device)
+    runner = ModelRunner(
+        model,
+        kv,
+        num_slots=config.max_batch_size,
+        max_model_len=config.max_model_len,
+        boot_id="embedded",
+        collect_margins=collect_margins,
+    )
+    return config, Backend(
+        runner=runner,
+        num_slots=config.max_batch_size,
+        max_positions=model.config.max_position_embeddings,
+        vocab_size=model.config.vocab_size,
+        eos_token_ids=model.config.eos_token_ids,
+        kv_bytes=kv.bytes_per_block * config.max_num_blocks,
+    )
+
+
+def _fit_length(config: EngineConfig, longest: int) -> EngineConfig:
+    """Lower max_model_len to what the model supports, if it still has its default."""
+    if config.max_model_len <= longest:
+        return config
+    if config.max_model_len != EngineConfig().max_model_len:
+        message = (
+            f"max_model_len is {config.max_model_len}, but the model supports at most {longest} "
+            f"tokens (max_position_embeddings): lower max_model_len to {longest} or less"
+        )
+        raise InvalidConfig(message, field="max_model_len")
+    config = replace(config, max_model_len=longest)
+    config.validate()
+    return config

@@ -1,0 +1,97 @@
+"""The link of an embedded engine: core and runner joined by direct calls."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from scheduler_svc.core.scheduler import Scheduler
+from tandem.errors import ExecutorLost, SessionLost, TandemError
+from tandem.link.batch import Batch, StepResult
+from tandem_embedded.backend import Runner
+from tandem_embedded.ledger import Ledger
+
+MAX_STEP_RETRIES = 2
+"""How often in a row a failed step is tried again, by recomputing, before its requests fail."""
+
+
+class Driver:
+    """
+    Plans, computes and applies steps; one thread at a time may call `turn`.
+
+    Args:
+        core: Shared with who submits.
+        runner: Owned.
+        ledger: Shared with who submits.
+        lock: Guards what is shared; never held while a step computes.
+        window: Steps planned before the first of them is applied, at least 1.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        core: Scheduler,
+        runner: Runner,
+        ledger: Ledger,
+        lock: threading.Lock,
+        *,
+        window: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._core = core
+        self._runner = runner
+        self._ledger = ledger
+        self._lock = lock
+        self._window = window
+        self._clock = clock
+        self._under_way: deque[StepResult] = deque()
+        self._num_steps = 0
+        self._failures_in_a_row = 0
+
+    def turn(self) -> None:
+        """Plan and compute one batch, and apply every result that is due."""
+        with self._lock:
+            batch, state_hash = self._core.schedule(self._clock()), self._core.state_hash
+        try:
+            if batch is not None:
+                self._under_way.append(self._compute(batch, state_hash))
+            num_due = len(self._under_way) - (self._window - 1 if batch is not None else 0)
+            with self._lock:
+                for _ in range(num_due):
+                    self._apply(self._under_way.popleft())
+        except (TandemError, RuntimeError) as error:
+            self._recover(error)
+        with self._lock:
+            self._ledger.note(self._core.take_events())
+
+    def _compute(self, batch: Batch, state_hash: int) -> StepResult:
+        self._num_steps += 1
+        result = self._runner.execute(batch, self._num_steps)
+        if self._runner.state_hash != state_hash:
+            raise SessionLost(f"scheduler and runner disagree after step {self._num_steps}")
+        return result
+
+    def _apply(self, result: StepResult) -> None:
+        self._ledger.note_margins(self._core, result)
+        self._core.apply(result, self._clock())
+        self._ledger.note(self._core.take_events())
+        self._failures_in_a_row = 0
+
+    def _recover(self, error: TandemError | RuntimeError) -> None:
+        """Start over with an empty runner; after too many failures in a row all requests fail."""
+        self._under_way.clear()
+        self._runner.reset()
+        self._failures_in_a_row += 1
+        with self._lock:
+            now = self._clock()
+            self._core.executor_lost(now)
+            if self._failures_in_a_row > MAX_STEP_RETRIES:
+                self._failures_in_a_row = 0
+                self._core.fail_all(_step_error(error), now)
+
+
+def _step_error(error: TandemError | RuntimeError) -> TandemError:
+    if isinstance(error, TandemError):
+        return error
+    return ExecutorLost(f"computing a step failed {MAX_STEP_RETRIES + 1} times in a row: {error}")

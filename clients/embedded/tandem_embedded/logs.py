@@ -1,0 +1,18 @@
+"""Logs of a library: warnings on stderr, unless the application has set up its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def quiet_unless_configured() -> None:
+    """Keep structlog's default from printing every event on stdout."""
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
