@@ -20,6 +20,8 @@ from scheduler_svc.frontend.vocabulary import (
 )
 from tandem.errors import ChatTemplateError, InvalidModel, InvalidParameter
 
+PRIVATE_USE = range(0xF0000, 0xFFFFE)
+"""A plane of Unicode that means nothing to anybody else."""
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -174,31 +176,39 @@ class TextModel:
 
 class _Guard:
     """
-    Hides special tokens' texts in messages from being recognised, by a private character in each.
+    Hides special tokens' texts in messages from being recognised, each behind a private character.
 
     Only messages that contain one are touched, so all others see the template unchanged.
     """
 
     def __init__(self, pattern: re.Pattern[str], messages: Sequence[Mapping[str, str]]) -> None:
-        self.is_needed = any(
-            pattern.search(text) for message in messages for text in message.values()
-        )
+        texts = [text for message in messages for text in message.values()]
+        found = sorted({hit for text in texts for hit in pattern.findall(text)})
+        self.is_needed = bool(found)
         self.messages = messages
-        if not self.is_needed:
+        if not found:
             return
-        used = {char for message in messages for text in message.values() for char in text}
-        self._char = next(chr(code) for code in range(0xF0000, 0xFFFFE) if chr(code) not in used)
+        used = set().union(*texts)
+        free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
+        self._hidden = dict(zip(found, free, strict=False))
+        if len(self._hidden) < len(found):
+            raise ChatTemplateError(
+                "the messages write special tokens as text and leave no private-use character "
+                "unused to tell them apart",
+                field="chat.messages",
+            )
+        self._shown = str.maketrans({char: text for text, char in self._hidden.items()})
         self.messages = [
             {name: pattern.sub(self._hide, text) for name, text in message.items()}
             for message in messages
         ]
 
     def _hide(self, found: re.Match[str]) -> str:
-        return found[0][0] + self._char + found[0][1:]
+        return self._hidden[str(found[0])]
 
     def restore(self, text: str) -> str:
-        """What the message said."""
-        return text.replace(self._char, "")
+        """What the messages said."""
+        return text.translate(self._shown)
 
 
 def _special_texts(tokenizer: Tokenizer) -> dict[str, int]:
