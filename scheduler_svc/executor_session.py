@@ -98,10 +98,15 @@ class ExecutorSession:
         self._window = window
         self._end = SchedulerEnd(window)
         self._stream = 0
-        self._num_failures = 0
+        self._num_broken = 0
+        """Streams in a row that did not get attached."""
+        self._num_lost = 0
+        """Sessions in a row in which no step succeeded."""
         self._sent_s: dict[int, float] = {}
         self._usual_step_s = 0.0
         self._last_problem = ""
+        self._was_attached = False
+        """Whether this session had a stream before."""
         self.num_sessions = 0
         self.num_reattachments = 0
         self.last_sign_s: float | None = None
@@ -161,6 +166,7 @@ class ExecutorSession:
         self._end = SchedulerEnd(min(self._window, description.max_inflight_steps))
         self._end.open(description.boot_id, event.session_epoch)
         self._sent_s.clear()
+        self._was_attached = False
         self.num_sessions += 1
         self._owner.session_opened(description, event.tokenizer_dir, now)
         self._stream = self._link.attach(encode_attach(self._end.attach()))
@@ -171,7 +177,7 @@ class ExecutorSession:
                 if self._end.on_result(message):
                     step_s = now - self._sent_s.pop(message.step_id, now)
                     self._usual_step_s += 0.1 * (step_s - self._usual_step_s)
-                    self._num_failures = 0
+                    self._num_lost = 0
                     self._owner.step_done(message, step_s, now)
             case Heartbeat():
                 self._end.on_heartbeat(message, now)
@@ -189,6 +195,8 @@ class ExecutorSession:
             self._link.send(raw)
         self.detached_since_s = None
         self._last_problem = ""
+        self.num_reattachments += self._was_attached
+        self._was_attached = True
         _log.info(
             "executor_attached",
             boot_id=self._end.boot_id,
@@ -202,11 +210,10 @@ class ExecutorSession:
             return
         was_attached = self.is_attached
         self._end.detach()
-        self._num_failures = 1 if was_attached else self._num_failures + 1
+        self._num_broken = 0 if was_attached else self._num_broken + 1
         if was_attached:
             self.detached_since_s = now
-            self.num_reattachments += 1
-        delay_s = backoff_s(self._num_failures)
+        delay_s = backoff_s(self._num_broken)
         self._note_problem("executor_stream_broken", error, delay_s)
         self._stream = self._link.attach(encode_attach(self._end.attach()), delay_s)
 
@@ -219,8 +226,8 @@ class ExecutorSession:
         self._sent_s.clear()
         self._link.break_stream()
         self._owner.session_lost(now)
-        delay_s = backoff_s(self._num_failures)
-        self._num_failures += 1
+        delay_s = backoff_s(self._num_lost)
+        self._num_lost += 1
         _log.warning(
             "executor_session_lost",
             reason=error.reason,

@@ -11,6 +11,7 @@ import numpy as np
 
 from scheduler_svc.config import LoadedSettings, SchedulerSettings
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.executor_link import ExecutorLink
 from scheduler_svc.ipc.messages import (
     Accepted,
     Availability,
@@ -28,6 +29,7 @@ from scheduler_svc.ipc.messages import (
 )
 from scheduler_svc.ipc.sockets import CoreSocket, FrontendSocket
 from scheduler_svc.loop import CoreLoop
+from scheduler_svc.model_cache import ModelCache
 from scheduler_svc.wakeup import Wakeup
 from tests.scheduler_svc.loop.fake_link import FakeLink
 
@@ -141,27 +143,40 @@ class ServiceBench:
         lead_s: Added to the clock, so that a test can let time pass.
     """
 
-    def __init__(self, tmp_path: Path, **settings) -> None:
+    def __init__(self, tmp_path: Path, *, has_real_link: bool = False, **settings) -> None:
         self.path = tmp_path / "i" / "core.sock"
         self.lead_s = 0.0
-        self.link = FakeLink()
         self.socket = CoreSocket(self.path)
         self.wakeup = Wakeup()
         self.hellos: list[Hello] = []
         loaded = LoadedSettings(
             settings=SchedulerSettings(**settings), sources=dict.fromkeys(settings, "flag")
         )
+        self.link = FakeLink()
+        self.real_link = ExecutorLink(
+            loaded.settings.executor,
+            scheduler_id="scheduler-1",
+            lease_ms=loaded.settings.lease_ms,
+            cache=ModelCache(tmp_path / "models"),
+            accept=lambda description: loaded.limits_on(description.geometry),
+            wake=self.wakeup.set,
+        )
+        self.has_real_link = has_real_link
         self.loop = CoreLoop(
             loaded,
             self.socket,
-            self.link,
+            self.real_link if has_real_link else self.link,
             self.wakeup,
             clock=lambda: time.monotonic() + self.lead_s,
             on_hello=self.hellos.append,
             is_strict=True,
         )
         self.frontends: list[FakeFrontend] = []
-        self.link.connect()
+        if has_real_link:
+            self.real_link.start()
+            self.real_link.connect()
+        else:
+            self.link.connect()
 
     def frontend(self, index: int = 0) -> FakeFrontend:
         """Connect a frontend and wait until the core knows it."""
@@ -193,5 +208,7 @@ class ServiceBench:
     def close(self) -> None:
         for frontend in self.frontends:
             frontend.close()
+        if self.has_real_link:
+            self.real_link.stop(release=False)
         self.socket.close()
         self.wakeup.close()

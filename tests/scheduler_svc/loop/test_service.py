@@ -1,0 +1,169 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+DEADLINE_S = 60.0
+FREE = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--metrics-listen", "")
+NOBODY = ("--executor", "127.0.0.1:9")
+
+
+def _until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition never held"
+        time.sleep(0.02)
+
+
+class Process:
+    """A scheduler service of its own."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.ready_file = folder / "ready.json"
+        self.folder = folder / "t"
+        self.folder.mkdir()
+        self._log = (folder / "log").open("w+")
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "scheduler_svc", *NOBODY, *FREE,
+                "--ready-file", str(self.ready_file), *flags,
+            ],
+            stderr=self._log,
+            env=environ | {"TMPDIR": str(self.folder)},
+        )  # fmt: skip
+
+    def wait_ready(self) -> dict:
+        _until(lambda: self.ready_file.exists() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log()
+        return json.loads(self.ready_file.read_text())
+
+    def wait(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def start(*flags: str) -> Process:
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(Process(folder, *flags))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+def _run(*flags: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "scheduler_svc", *NOBODY, *FREE, *flags],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+class TestMistakesAtStart:
+    def test_wrong_configuration_is_one_line_and_exit_code_2(self):
+        """A bad limit is named in one line, without a trace, and nothing is started."""
+        result = _run("--block-size", "0")
+        assert 2 == result.returncode
+        assert result.stderr == "INVALID_CONFIG: block_size must be greater than 0\n"
+
+    @pytest.mark.parametrize("flag", ["--listen", "--admin-listen", "--metrics-listen"])
+    def test_port_in_use_is_one_line_and_exit_code_1(self, flag):
+        """An address that somebody listens on is refused before anything is started."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = "{}:{}".format(*taken.getsockname())
+            result = _run(flag, address, "--log-level", "error")
+        assert 1 == result.returncode
+        name = flag.removeprefix("--").replace("-", "_")
+        expected = (
+            f"ADDRESS_IN_USE: {name} {address} is in use by another process: "
+            f"stop it or choose another {flag}\n"
+        )
+        assert expected == result.stderr
+
+
+class TestImports:
+    def test_no_process_of_the_service_reaches_torch(self):
+        """Neither core nor frontend imports torch, triton, the executor or a client."""
+        code = (
+            "import sys, scheduler_svc.__main__, scheduler_svc.frontend.__main__\n"
+            "names = {name.split('.')[0] for name in sys.modules}\n"
+            "print(sorted(names & {'torch', 'triton', 'executor_svc', 'kernels', 'transformers'}))"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+class TestLife:
+    def test_starts_without_executor_and_stops_on_sigterm(self, start):
+        """The service listens without an executor, says it is not ready, and stops with 0."""
+        service = start("--frontends", "2")
+        addresses = service.wait_ready()
+        assert service.process.pid == addresses["pid"]
+        assert 2 == len(service.children())
+        with grpc.insecure_channel(addresses["address"]) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service="tandem.ready")
+            answer = health.Check(request, timeout=10, wait_for_ready=True)
+        assert health_pb2.HealthCheckResponse.NOT_SERVING == answer.status
+        for process in (service.process.pid, *(child.pid for child in service.children())):
+            assert "libtorch" not in Path(f"/proc/{process}/maps").read_text()
+        children = service.children()
+        service.process.send_signal(signal.SIGTERM)
+        assert 0 == service.wait(), service.log()
+        assert not any(child.is_running() for child in children)
+        assert [] == list(service.folder.iterdir())
+
+    def test_second_service_on_the_same_port_is_refused(self, start):
+        """A port that frontends share among themselves is not shared with another service."""
+        service = start("--frontends", "2")
+        address = service.wait_ready()["address"]
+        second = start("--frontends", "2", "--listen", address)
+        assert 1 == second.wait()
+        assert "ADDRESS_IN_USE" in second.log()
+
+    def test_dead_frontend_ends_the_service(self, start):
+        """When a frontend dies, the service exits non-zero and leaves nobody behind."""
+        service = start("--frontends", "2")
+        service.wait_ready()
+        children = service.children()
+        children[0].kill()
+        assert 1 == service.wait()
+        assert "frontend_exited" in service.log()
+        assert not any(child.is_running() for child in children)
+
+    def test_frontends_do_not_outlive_a_killed_core(self, start):
+        """However the core process ends, its frontends end too."""
+        service = start()
+        service.wait_ready()
+        children = service.children()
+        service.process.kill()
+        _until(lambda: not any(child.is_running() for child in children))
