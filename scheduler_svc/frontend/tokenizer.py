@@ -188,9 +188,9 @@ class _Guard:
         self.messages = messages
         if not found:
             return
-        used = set().union(*texts)
+        used: set[str] = set().union(*texts)
         free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
-        self._hidden = dict(zip(found, free, strict=False))
+        self._hidden: dict[str, str] = dict(zip(found, free, strict=False))
         if len(self._hidden) < len(found):
             raise ChatTemplateError(
                 "the messages write special tokens as text and leave no private-use character "
@@ -204,7 +204,7 @@ class _Guard:
         ]
 
     def _hide(self, found: re.Match[str]) -> str:
-        return self._hidden[str(found[0])]
+        return self._hidden[found[0]]
 
     def restore(self, text: str) -> str:
         """What the messages said."""
