@@ -24,14 +24,6 @@ class OpenSessionResponse(_message.Message):
     session_epoch: int
     def __init__(self, boot_id: _Optional[str] = ..., session_epoch: _Optional[int] = ...) -> None: ...
 
-class SessionHolder(_message.Message):
-    __slots__ = ("scheduler_id", "age_ms")
-    SCHEDULER_ID_FIELD_NUMBER: _ClassVar[int]
-    AGE_MS_FIELD_NUMBER: _ClassVar[int]
-    scheduler_id: str
-    age_ms: int
-    def __init__(self, scheduler_id: _Optional[str] = ..., age_ms: _Optional[int] = ...) -> None: ...
-
 class Attach(_message.Message):
     __slots__ = ("boot_id", "session_epoch", "attach_id", "acked_step_id")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
