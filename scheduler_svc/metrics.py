@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from itertools import accumulate
-
-import numpy as np
 
 from scheduler_svc.core.events import CoreEvents
 from scheduler_svc.core.stats import CoreStats, Histogram
@@ -67,7 +66,10 @@ class CoreMetrics:
         return {name: _cumulative(one) for name, one in snapshots.items()}
 
     def _observe(self, name: str, seconds: float) -> None:
-        self._histograms[name].observe(np.array([seconds]))
+        """One value at a time, where building an array would cost more than counting."""
+        histogram = self._histograms[name]
+        histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
+        histogram.total += seconds
 
 
 def _cumulative(histogram: CoreHistogram) -> HistogramSnapshot:
