@@ -187,6 +187,13 @@ def accepted(client):
         return None
 
 
+def num_in_system(cluster):
+    """Requests that run or wait."""
+    with cluster.admin() as admin:
+        stats = admin.stats()
+    return stats.running_requests + stats.waiting_requests
+
+
 class TestProcesses:
     def test_scheduler_never_loads_a_device_library(self, small):
         """
@@ -217,7 +224,9 @@ class TestManyStreams:
 
         with bundled.client() as client:
             with concurrent.futures.ThreadPoolExecutor(256) as threads:
-                together = list(threads.map(lambda number: run(client, number), range(256)))
+                running = threads.map(lambda number: run(client, number), range(256))
+                wait_until(lambda: num_in_system(bundled) > 200, "all of them at once")
+                together = list(running)
             alone = {number: run(client, number) for number in range(0, 256, 8)}
 
         assert {16} == {len(completion.token_ids) for completion in together}

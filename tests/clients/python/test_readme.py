@@ -1,0 +1,29 @@
+"""The README's Python code runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.clients.python.fake_server import ANSWER
+
+README = Path(__file__).resolve().parents[3] / "README.md"
+
+
+class TestReadme:
+    def test_python_example_prints_stream_and_completion(self, server, capsys):
+        """
+        The example streams an answer and prints a completion with reason and usage.
+        """
+        (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+        assert '"127.0.0.1:50051"' in example
+        exec(compile(example.replace("127.0.0.1:50051", server.address), "README.md", "exec"), {})
+
+        assert capsys.readouterr().out.startswith(f"{ANSWER}\n{ANSWER} EOS Usage(")
+        assert 64 == server.seen.generate[0].stopping.max_tokens
+
+    def test_stays_short(self):
+        """
+        The README is at most 150 lines.
+        """
+        assert len(README.read_text().splitlines()) <= 150
