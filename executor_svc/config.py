@@ -62,7 +62,9 @@ class ExecutorSettings(BaseModel):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     num_threads: int | None = Field(
-        None, ge=1, description="CPU threads of one operation; default: PyTorch's choice"
+        None,
+        ge=1,
+        description="CPU threads of one operation; default: PyTorch's choice, within the CPU quota",
     )
     block_size: int = Field(_DEFAULTS.block_size, description="tokens per KV block")
     max_num_blocks: int = Field(_DEFAULTS.max_num_blocks, description="KV blocks to allocate")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import structlog
@@ -26,6 +27,9 @@ MAX_INFLIGHT_STEPS = 8
 HEARTBEAT_INTERVAL_S = 0.2
 
 _GIB = 2**30
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds per period, or "max": PyTorch looks at cores alone."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -48,8 +52,7 @@ def load_engine(loaded: LoadedSettings, boot_id: str) -> Engine:
         OutOfMemory: Weights or KV blocks do not fit.
     """
     settings = loaded.settings
-    if settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
+    torch.set_num_threads(settings.num_threads or default_num_threads())
     model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
     limits = fit_limits(loaded, model.config)
     kv = KvMemory(model.config, limits.max_num_blocks, limits.block_size, model.dtype, model.device)
@@ -82,6 +85,17 @@ def load_engine(loaded: LoadedSettings, boot_id: str) -> Engine:
         description=_describe(loaded, model, kv, limits, num_slots=num_slots, boot_id=boot_id),
         tokenizer_files=tokenizer_files,
     )
+
+
+def default_num_threads() -> int:
+    """PyTorch's own choice, but no more threads than the container may run at once."""
+    chosen = torch.get_num_threads()
+    if not _CPU_QUOTA.is_file():
+        return chosen
+    quota_us, period_us = _CPU_QUOTA.read_text(encoding="ascii").split()
+    if quota_us == "max":
+        return chosen
+    return max(1, min(chosen, int(quota_us) // int(period_us)))
 
 
 def fit_limits(loaded: LoadedSettings, config: ModelConfig) -> EngineConfig:

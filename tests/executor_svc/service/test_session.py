@@ -15,7 +15,7 @@ from tandem.errors import (
     SessionHeld,
     SessionLost,
 )
-from tandem.link.batch import Batch, Step
+from tandem.link.batch import Batch, Step, StepResult
 from tandem.link.session import Attach
 from tandem.link.wire import encode_step
 from tests.executor_svc.service.harness import StepClient, refusal, wait_until
@@ -96,6 +96,40 @@ class TestOpenSession:
         refused = refusal(lambda: executor.open_session(**{"scheduler_id": "two", **fields}))
         assert (error, field) == (type(refused), refused.field)
         assert 1 == executor.open_session()
+
+
+class TestStop:
+    def test_running_step_ends_and_its_result_is_sent_before_the_stream_ends(self, executor):
+        """
+        Stopping lets the running step finish, drops queued ones, and ends the stream DRAINING after the last result.
+        """
+        client = StepClient(executor)
+        stream = client.attach()
+        executor.runner.gate.clear()
+        for _ in range(2):
+            stream.send(client.plan())
+        wait_until(lambda: executor.runner.is_waiting)
+        stopper = threading.Thread(target=executor.server.stop)
+        stopper.start()
+        wait_until(lambda: executor.server._link._stopped_by is not None)
+        assert isinstance(refusal(lambda: executor.open_session("one")), Draining)
+        assert not stream.has_ended.is_set()
+        executor.runner.gate.set()
+        assert isinstance(stream.ended_with(), Draining)
+        stopper.join(timeout=30)
+        assert not stopper.is_alive()
+        assert [1] == executor.runner.executed
+        assert [1] == [result.step_id for result in stream.of(StepResult)]
+
+    def test_stopping_while_loading_leaves_the_loader_behind(self, start):
+        """
+        A stop during loading does not wait for the model.
+        """
+        go_on = threading.Event()
+        running = start(hold_loading=go_on)
+        assert not running.server.stop()
+        assert [] == running.runners
+        go_on.set()
 
 
 class Clock:
