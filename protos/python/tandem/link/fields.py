@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tandem.errors import SessionLost
 
-MAX_MESSAGE_BYTES = 256 << 20
+MAX_MESSAGE_BYTES = 64 << 20
 """Largest message either end takes; also the limit for gRPC channels and servers of `Execute`."""
 
 INT32 = np.dtype("<i4")
