@@ -141,7 +141,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             header = json.loads(handle.read(header_bytes))
     except OSError as error:
         raise InvalidModel(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidModel(f"{file} is corrupt: its header is not valid JSON") from error
     if not isinstance(header, dict):
         raise InvalidModel(f"{file} is corrupt: its header is not a JSON object")

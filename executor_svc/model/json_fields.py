@@ -37,7 +37,7 @@ class JsonFields:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InvalidModel(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
             raise InvalidModel(f"{path} is not valid JSON: {error}") from error
         if not isinstance(content, dict):
             raise InvalidModel(f"{path} must hold a JSON object, not {type(content).__name__}")

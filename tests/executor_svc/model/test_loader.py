@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from executor_svc.model import checkpoint, load_model, loader
@@ -221,6 +223,7 @@ class TestRefusals:
             b"not json",
             b"[]",
             b'{"a": 1}',
+            b"[" * 100_000,
             b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
         ],
     )
@@ -232,6 +235,33 @@ class TestRefusals:
         (model_dir / "model.safetensors").write_bytes(content)
         with pytest.raises(InvalidModel, match=r"model\.safetensors is corrupt"):
             load(model_dir)
+
+    @settings(
+        max_examples=80,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=4))
+    def test_any_damage_to_the_header_is_a_typed_error(
+        self, model_dir: Path, damage: list[tuple[int, int]]
+    ):
+        """
+        Whatever bytes of length or header are overwritten, loading works or ends in InvalidModel.
+        """
+        file = model_dir / "model.safetensors"
+        good = file.read_bytes()
+        content = bytearray(good)
+        for place, value in damage:
+            content[place] = value
+        file.write_bytes(content)
+        refused = None
+        try:
+            load(model_dir)
+        except InvalidModel as error:
+            refused = error
+        finally:
+            file.write_bytes(good)
+        assert refused is None or "model.safetensors" in refused.message
 
     def test_missing_shard_is_named(self, model_dir: Path):
         """

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels import dispatch
 from tests.executor_svc.stepping import Bench, Row, batch, hugging_face_logits, random_tokens
 from tests.model_zoo import FAMILIES
 
@@ -94,6 +95,21 @@ class TestEveryFamily:
             found = prefill_in_pieces(Bench.build(zoo(family), dtype=dtype))
             for right, ours in zip(expected(zoo(family)), found, strict=True):
                 assert (right - ours).norm() <= share * right.norm(), dtype
+
+
+class TestReferenceKernels:
+    @pytest.mark.parametrize("family", ["mistral_window", "qwen3"])
+    def test_definitions_serve_whole_models(
+        self, zoo: Zoo, family: str, request: pytest.FixtureRequest
+    ):
+        """
+        With every kernel set to its definition, as on a device without faster ones, the logits are the same.
+        """
+        names = ("paged_attention", "rms_norm", "rope_kv_write", "silu_mul")
+        dispatch.configure(dict.fromkeys(names, dispatch.REFERENCE))
+        request.addfinalizer(lambda: dispatch.configure({}))
+        bench = Bench.build(zoo(family), block_size=7, shuffle_seed=1)
+        assert_close(expected(zoo(family)), prefill_in_pieces(bench))
 
 
 class TestPhysicalPlaces:
