@@ -44,12 +44,16 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", int(LONGEST_BACKOFF_S * 1000)),
-    # A stream with heartbeats never idles, so a silent peer is found by the ping alone.
+    # A node that vanished closes nothing: only an unanswered ping ends its connection. What bounds
+    # the wait for the answer is the ping's own timeout, a minute unless set.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_retries", 0),
+    # The link is private: a proxy that the environment names for the outside cannot carry it.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
 _EXECUTE = "/tandem.executor.v1.ExecutorService/Execute"

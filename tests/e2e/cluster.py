@@ -27,9 +27,12 @@ START_S = 120.0
 
 
 def environment() -> dict[str, str]:
-    """The environment without settings of ours, and with one thread per operation."""
+    """
+    The environment without settings of ours, with one thread per operation, and with a proxy that
+    is not there: processes of one machine must find each other without it.
+    """
     kept = {name: text for name, text in os.environ.items() if not name.startswith("TANDEM_")}
-    return kept | {"OMP_NUM_THREADS": "1"}
+    return kept | {"OMP_NUM_THREADS": "1", "http_proxy": "http://127.0.0.1:9"}
 
 
 def wait_until(condition: Callable[[], Found], what: str, limit_s: float = 60.0) -> Found:

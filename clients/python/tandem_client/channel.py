@@ -9,6 +9,7 @@ import grpc.aio
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
+_THIS_MACHINE = ("127.", "localhost:", "[::1]:", "unix:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class ChannelOptions:
     keepalive_timeout_s: float = 10.0
     max_message_bytes: int = 64 << 20
 
-    def grpc_options(self) -> list[tuple[str, int]]:
+    def grpc_options(self, address: str) -> list[tuple[str, int]]:
         """The same for gRPC; reconnecting starts at once and slows to one try in two seconds."""
         options = [
             ("grpc.max_receive_message_length", self.max_message_bytes),
@@ -41,6 +42,9 @@ class ChannelOptions:
             # Clients in one process must not share a connection: each owns its flow control.
             ("grpc.use_local_subchannel_pool", 1),
         ]
+        if address.startswith(_THIS_MACHINE):
+            # No proxy of the environment can reach it for us.
+            options.append(("grpc.enable_http_proxy", 0))
         if self.keepalive_s is not None:
             options += [
                 ("grpc.keepalive_time_ms", round(self.keepalive_s * 1000)),
@@ -52,11 +56,13 @@ class ChannelOptions:
     def open(self, address: str) -> grpc.Channel:
         """A channel for threads; connects with the first call."""
         if self.credentials is None:
-            return grpc.insecure_channel(address, options=self.grpc_options())
-        return grpc.secure_channel(address, self.credentials, options=self.grpc_options())
+            return grpc.insecure_channel(address, options=self.grpc_options(address))
+        return grpc.secure_channel(address, self.credentials, options=self.grpc_options(address))
 
     def open_async(self, address: str) -> grpc.aio.Channel:
         """A channel for the running event loop; connects with the first call."""
         if self.credentials is None:
-            return grpc.aio.insecure_channel(address, options=self.grpc_options())
-        return grpc.aio.secure_channel(address, self.credentials, options=self.grpc_options())
+            return grpc.aio.insecure_channel(address, options=self.grpc_options(address))
+        return grpc.aio.secure_channel(
+            address, self.credentials, options=self.grpc_options(address)
+        )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -92,6 +92,7 @@ def up(
         },
     )
     for_executor = {name: limits[name] for name in EXECUTOR_LIMITS if name in limits}
+    file = [] if config is None else [f"--config={config}"]
     executor = ["--model", str(folder), "--dtype", dtype, "--device", device]
     addresses = [
         f"--listen={listen}",
@@ -103,10 +104,11 @@ def up(
             *executor,
             "--listen",
             "127.0.0.1:0",
+            *file,
             *_flags(for_executor),
             *(executor_arg or []),
         ],
-        scheduler_arguments=[*addresses, *_flags(limits), *(scheduler_arg or [])],
+        scheduler_arguments=[*addresses, *file, *_flags(limits), *(scheduler_arg or [])],
         drain_grace_s=drain_grace_s,
         start_timeout_s=start_timeout_s,
         log_folder=log_dir,
@@ -159,14 +161,10 @@ def _announce(server: RunningServer, took_s: float) -> None:
 
 
 def _limits(config: Path | None, flags: Mapping[str, int | float | None]) -> dict[str, int | float]:
-    """Limits that the file or a flag sets, validated together with the defaults of the others."""
-    given: dict[str, int | float] = {}
-    if config is not None:
-        EngineConfig.from_file(config)
-        # Only what the file names: an unset limit follows the model, a set one must hold.
-        given = json.loads(config.read_text())
-    given |= {name: value for name, value in flags.items() if value is not None}
-    EngineConfig(**given).validate()  # type: ignore[arg-type]  # from_file and typer checked types
+    """Limits that a flag sets, after validation together with the file and the defaults."""
+    base = EngineConfig() if config is None else EngineConfig.from_file(config)
+    given = {name: value for name, value in flags.items() if value is not None}
+    replace(base, **given).validate()  # type: ignore[arg-type]  # typer checked the types
     return given
 
 
