@@ -19,7 +19,7 @@ from scheduler_svc.frontend.metrics_http import serve_metrics
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
 from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
-from tandem.errors import AddressInUse
+from tandem.errors import AddressInUse, InvalidConfig
 from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
 
 INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -56,6 +56,7 @@ async def start_servers(
 
     Raises:
         AddressInUse: One of them cannot be bound.
+        InvalidConfig: One of them is not host:port.
     """
     health = HealthServicer()
     publish_health(core, health, (INFERENCE, ADMIN))
@@ -142,7 +143,7 @@ async def _listen_metrics(core: CoreClient, listen: str) -> tuple[asyncio.Server
 def _split(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit():
-        raise AddressInUse(f"{listen!r} is not host:port")
+        raise InvalidConfig(f"{listen!r} is not an address of the form host:port")
     return host, int(port)
 
 

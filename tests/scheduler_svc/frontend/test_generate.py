@@ -20,6 +20,7 @@ from tests.scheduler_svc.frontend.fake_core import (
     model,
     refused,
     running_frontend,
+    until,
     within,
 )
 from tests.scheduler_svc.frontend.small_models import byte_level_tokenizer
@@ -194,6 +195,9 @@ class TestStopString:
         assert (stream_id, FinishReason.STOP_STRING) == (told.stream_id, told.reason)
         assert "the end" in consumed
         assert "the end" not in TOKENIZER.decode(ids[: told.num_output_tokens - 1])
+        inbox = frontend.client._inboxes[stream_id]
+        await frontend.core.tokens(stream_id, len(ids), ids_of("x"))
+        await until(lambda: inbox._next_offset > len(ids) and not inbox._something.is_set())
         end = ended(stream_id, FinishReason.STOP_STRING, told.num_output_tokens)
         await frontend.core.tokens(stream_id, 0, [], end=end)
         messages = await rest_of(call)
@@ -296,6 +300,19 @@ class TestFailure:
         assert "INTERNAL" == error.reason
         assert "output token 1 was lost between core and frontend" == error.message
         assert stream_id == (await within(frontend.core.ends.get())).stream_id
+
+    async def test_end_that_counts_more_tokens_than_came_is_an_error(self, frontend, stub):
+        """
+        An end whose count does not match what arrived is never passed off as complete.
+        """
+        call = stub.Generate(request())
+        stream_id = await frontend.core.accept()
+        await frontend.core.tokens(
+            stream_id, 0, [70, 71], end=ended(stream_id, FinishReason.MAX_TOKENS, 3)
+        )
+        error = await error_of(call)
+        assert "INTERNAL" == error.reason
+        assert "the request ended after 3 output tokens, but 2 arrived" == error.message
 
     async def test_repeated_tokens_are_sent_once(self, frontend, stub):
         """

@@ -1,12 +1,14 @@
 """Prompts, refusals, Abort and GetModel over a real gRPC connection, the core played by the test."""
 
 import asyncio
+import threading
 
 import grpc
 import numpy as np
 import pytest
 
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.frontend.tokenizer import TextModel
 from scheduler_svc.ipc.messages import Availability
 from tandem.errors import (
     DuplicateRequestId,
@@ -51,6 +53,26 @@ class TestPrompt:
             submit = await within(frontend.core.submits.get())
             call.cancel()
         assert [0, *ids_of(text)] == np.frombuffer(submit.prompt, "<i4").tolist()
+
+    async def test_long_text_leaves_the_loop_free(self, tmp_path, model_dir, monkeypatch):
+        """
+        Only short text is tokenized in the event loop's own thread.
+        """
+        threads = []
+        encode = TextModel.encode_text
+
+        def recording(text_model: TextModel, text: str) -> list[int]:
+            threads.append((len(text), threading.current_thread() is threading.main_thread()))
+            return encode(text_model, text)
+
+        monkeypatch.setattr(TextModel, "encode_text", recording)
+        async with running_frontend(tmp_path) as frontend:
+            await announce(frontend.core, model(model_dir, max_model_len=8192))
+            for length in (2000, 2001):
+                call = stub_of(frontend).Generate(pb.GenerateRequest(text="x" * length))
+                await within(frontend.core.submits.get())
+                call.cancel()
+        assert [(2000, True), (2001, False)] == threads
 
     async def test_chat_is_rendered(self, frontend, stub):
         """
