@@ -22,7 +22,7 @@ _USAGE_HINT = 'give a prompt, for example: python -m tandem_embedded --model DIR
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one request; returns the exit status: 0, 1 where it failed, 2 where it was asked wrong."""
+    """Run one request; returns the exit status: 0, 1 if it failed, 2 if it was asked wrong."""
     given = _parser().parse_args(arguments)
     if given.prompt is None:
         _say(_USAGE_HINT)

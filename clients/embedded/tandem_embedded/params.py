@@ -42,6 +42,7 @@ class GenerationParams:
         Raises:
             ValidationError: Naming the first parameter that is wrong.
         """
+        self._check_kinds()
         temperature, top_p, top_k = self.temperature, self.top_p, self.top_k
         rules = (
             (self.max_tokens >= 1, "max_tokens", "must be at least 1"),
@@ -55,6 +56,19 @@ class GenerationParams:
         for holds, name, rule in rules:
             if not holds:
                 message = f"{name} {rule}, got {getattr(self, name)}."
+                raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
+
+    def _check_kinds(self) -> None:
+        for name in ("max_tokens", "top_k", "seed", "temperature", "top_p"):
+            value = getattr(self, name)
+            kinds: tuple[type, ...] = (int,)
+            if name in {"temperature", "top_p"}:
+                kinds = (int, float)
+            elif name == "seed" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                what = "a number" if float in kinds else "a whole number"
+                message = f"{name} must be {what}, got {value!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
 
     @property

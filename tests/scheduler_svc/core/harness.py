@@ -94,13 +94,14 @@ class Rig:
             result = self.executor.execute(batch, self.core.state_hash)
             self.pending.append(result)
             self._note_sampled(result)
+        self.collect()
         self._check()
         return batch
 
     def deliver(self) -> None:
         """Apply the oldest result."""
         self.core.apply(self.pending.popleft(), self.now)
-        self._collect()
+        self.collect()
         self._check()
 
     def step(self) -> Batch | None:
@@ -129,7 +130,7 @@ class Rig:
         self.sampled.clear()
         self.core.executor_lost(self.now)
         self.executor = FakeExecutor(self.geometry)
-        self._collect()
+        self.collect()
         self._check()
 
     def expected(self, handle: int) -> list[int]:
@@ -138,10 +139,7 @@ class Rig:
         return expected_outputs(new.prompt, new.max_tokens, new.eos_token_ids | new.stop_token_ids)
 
     def collect(self) -> None:
-        """Take events now."""
-        self._collect()
-
-    def _collect(self) -> None:
+        """Take events; tokens come once, in order and before the end of their request."""
         events = self.core.take_events()
         columns = zip(events.token_handle, events.token_offset, events.token, strict=True)
         for handle, offset, token in columns:

@@ -1,0 +1,68 @@
+"""A backend without a model: tokens are a pure function of the prefix."""
+
+from __future__ import annotations
+
+from scheduler_svc.core.geometry import ExecutorGeometry
+from tandem.engine_config import EngineConfig
+from tandem.link.batch import Batch, StepResult
+from tandem_embedded import Backend, InferenceEngine, SimpleTokenizer
+from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
+
+VOCAB_SIZE = SimpleTokenizer.vocab_size
+
+
+class FakeRunner:
+    """The core's fake executor as a runner; each error in `fail_next` is raised by one step."""
+
+    def __init__(self, geometry: ExecutorGeometry) -> None:
+        self._geometry = geometry
+        self.executor = FakeExecutor(geometry, VOCAB_SIZE)
+        self.fail_next: list[Exception] = []
+        self.num_resets = 0
+
+    @property
+    def state_hash(self) -> int:
+        return self.executor.slots.state_hash
+
+    def execute(self, batch: Batch, step_id: int) -> StepResult:
+        if self.fail_next:
+            raise self.fail_next.pop(0)
+        return self.executor.execute(batch)
+
+    def reset(self) -> None:
+        self.num_resets += 1
+        self.executor = FakeExecutor(self._geometry, VOCAB_SIZE)
+
+
+def engine_and_runner(
+    config: EngineConfig | None = None, *, eos_token_ids=(), **settings
+) -> tuple[InferenceEngine, FakeRunner]:
+    """An engine over a fake runner, with the byte-level tokenizer."""
+    config = config or EngineConfig(
+        block_size=4, max_num_blocks=64, max_batch_size=4, max_model_len=128, max_total_tokens=32
+    )
+    geometry = ExecutorGeometry(
+        num_blocks=config.max_num_blocks,
+        block_size=config.block_size,
+        num_slots=config.max_batch_size,
+        max_batch_size=config.max_batch_size,
+        max_total_tokens=config.max_total_tokens,
+        max_model_len=config.max_model_len,
+    )
+    runner = FakeRunner(geometry)
+    backend = Backend(
+        runner=runner,
+        num_slots=config.max_batch_size,
+        max_positions=config.max_model_len,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=eos_token_ids,
+        kv_bytes=0,
+    )
+    settings = {"tokenizer": SimpleTokenizer()} | settings
+    return InferenceEngine(config, backend=backend, **settings), runner
+
+
+def expected(prompt: str | list[int], max_tokens: int, ends=frozenset()) -> list[int]:
+    """What a request must produce."""
+    ids = SimpleTokenizer().encode(prompt) if isinstance(prompt, str) else prompt
+    return expected_outputs(ids, max_tokens, ends, VOCAB_SIZE)

@@ -1,0 +1,111 @@
+"""Ranges of generation parameters and their texts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tandem.errors import ERROR_BY_REASON
+from tandem_embedded import (
+    ConfigError,
+    EngineError,
+    EngineMemoryError,
+    ExecutionError,
+    GenerationParams,
+    SchedulerError,
+    ValidationError,
+)
+from tandem_embedded.errors import engine_error
+from tests.clients.embedded.fake_backend import engine_and_runner
+
+REFUSED = [
+    ({"max_tokens": 2.5}, "max_tokens must be a whole number, got 2.5."),
+    ({"max_tokens": True}, "max_tokens must be a whole number, got True."),
+    ({"temperature": "hot"}, "temperature must be a number, got 'hot'."),
+    ({"seed": 1.0}, "seed must be a whole number, got 1.0."),
+    ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
+    ({"temperature": -0.1}, "temperature must be non-negative, got -0.1."),
+    ({"temperature": 2.001}, "temperature must be in [0, 2], got 2.001."),
+    ({"temperature": math.nan}, "temperature must be a finite number, got nan."),
+    ({"temperature": math.inf}, "temperature must be a finite number, got inf."),
+    ({"top_p": 0.0}, "top_p must be in (0, 1], got 0.0."),
+    ({"top_p": 1.1}, "top_p must be in (0, 1], got 1.1."),
+    ({"top_p": math.nan}, "top_p must be in (0, 1], got nan."),
+    ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2."),
+    ({"seed": -1}, "seed must be in [0, 2**64), got -1."),
+    ({"seed": 2**64}, f"seed must be in [0, 2**64), got {2**64}."),
+]
+ACCEPTED = [
+    {"temperature": 0.0}, {"temperature": 2.0}, {"top_p": 1.0}, {"top_p": 1e-6}, {"top_k": 0},
+    {"top_k": -1}, {"top_k": 10**6}, {"max_tokens": 1}, {"seed": 0}, {"seed": 2**64 - 1},
+]  # fmt: skip
+
+
+class TestGenerationParams:
+    @pytest.mark.parametrize(("values", "text"), REFUSED, ids=lambda value: str(value)[:30])
+    def test_a_value_out_of_range_is_refused_at_submission(self, values, text):
+        """
+        A parameter out of its range is refused with its exact text and name, and nothing is kept.
+        """
+        engine, _ = engine_and_runner()
+        with pytest.raises(ValidationError) as caught:
+            engine.submit_request("abc", GenerationParams(**values))
+        assert (text, *values) == (caught.value.message, caught.value.field)
+        assert not engine.has_pending_work()
+
+    @pytest.mark.parametrize("values", ACCEPTED, ids=str)
+    def test_the_bounds_are_accepted(self, values):
+        """
+        Both ends of every range are valid.
+        """
+        GenerationParams(**values).validate()
+
+    def test_defaults_are_the_documented_ones(self):
+        """
+        100 tokens at temperature 1.0 and top_p 0.9, everything else off.
+        """
+        found = GenerationParams()
+        assert (100, 1.0, 0.9, 0, None) == (
+            found.max_tokens,
+            found.temperature,
+            found.top_p,
+            found.top_k,
+            found.seed,
+        )
+
+    @pytest.mark.parametrize(
+        ("given", "applied"), [(0.0, 0.0), (0.001, 0.01), (0.01, 0.01), (0.7, 0.7)]
+    )
+    def test_tiny_temperatures_are_raised(self, given, applied):
+        """
+        Temperatures in (0, 0.01) count as 0.01; 0 stays greedy.
+        """
+        assert applied == GenerationParams(temperature=given).effective_temperature
+
+
+class TestEngineErrors:
+    def test_each_kind_prints_its_prefix(self):
+        """
+        The five kinds print as Config, Memory, Validation, Execution and Scheduler error.
+        """
+        kinds = (ConfigError, EngineMemoryError, ValidationError, ExecutionError, SchedulerError)
+        assert [
+            "Config error: x", "Memory error: x", "Validation error: x", "Execution error: x",
+            "Scheduler error: x",
+        ] == [str(kind("x")) for kind in kinds]  # fmt: skip
+
+    def test_every_reason_has_a_kind(self):
+        """
+        Every error of the table becomes one of the five kinds and keeps reason, text and advice.
+        """
+        for reason, error in ERROR_BY_REASON.items():
+            found = engine_error(error("what to do", field="f", retry_after_s=2.0))
+            assert isinstance(found, EngineError)
+            assert type(found) is not EngineError
+            assert (reason, "what to do", "f", 2.0) == (
+                found.reason,
+                found.message,
+                found.field,
+                found.retry_after_s,
+            )
