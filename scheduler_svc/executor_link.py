@@ -52,6 +52,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_retries", 0),
+    # Executors are part of this service: no proxy of the environment stands between.
+    ("grpc.enable_http_proxy", 0),
     # The link is private: a proxy that the environment names for the outside cannot carry it.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),

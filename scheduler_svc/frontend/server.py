@@ -112,6 +112,8 @@ def _server(settings: FrontendSettings, health: HealthServicer, service: str) ->
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
+            # What bounds the wait for a ping's answer is this one, a minute unless set.
+            ("grpc.http2.ping_timeout_ms", 20_000),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
         ),

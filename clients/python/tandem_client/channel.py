@@ -49,6 +49,8 @@ class ChannelOptions:
             options += [
                 ("grpc.keepalive_time_ms", round(self.keepalive_s * 1000)),
                 ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_s * 1000)),
+                # What bounds the wait for a ping's answer is this one, a minute unless set.
+                ("grpc.http2.ping_timeout_ms", round(self.keepalive_timeout_s * 1000)),
                 ("grpc.http2.max_pings_without_data", 0),
             ]
         return options
