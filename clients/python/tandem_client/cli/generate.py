@@ -31,7 +31,7 @@ def server_at(address: str, up: Path | None) -> Iterator[str]:
         return
     started_s = time.monotonic()
     plan = LocalServer(
-        executor_arguments=["--model", str(up), "--listen", "127.0.0.1:0"],
+        executor_arguments=["--model", str(up)],
         scheduler_arguments=["--listen", "127.0.0.1:0", "--admin-listen=", "--metrics-listen="],
     )
     try:

@@ -103,10 +103,10 @@ class Service:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalServer:
     """
-    What to start. Addresses may have port 0 for any free one.
+    What to start. The executor listens where only the scheduler finds it.
 
     Attributes:
-        executor_arguments: For `python -m executor_svc`, the model among them.
+        executor_arguments: For `python -m executor_svc`, the model among them, no address.
         scheduler_arguments: For `python -m scheduler_svc`, all but the executor's address.
         drain_grace_s: Seconds that running requests may go on after a stop.
         start_timeout_s: Seconds until all must be ready.
@@ -159,31 +159,37 @@ def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[Runn
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_stop_signals())
-        folder = plan.log_folder
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
-        folder.mkdir(parents=True, exist_ok=True)
-        server = RunningServer(folder)
+        private = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
+        server = RunningServer(plan.log_folder or private)
+        server.log_folder.mkdir(parents=True, exist_ok=True)
         stack.callback(server.stop, plan.drain_grace_s)
-        deadline_s = time.monotonic() + plan.start_timeout_s
-        _start(server, plan, say, deadline_s)
+        _start(server, plan, private, say)
         yield server
 
 
 def _start(
-    server: RunningServer, plan: LocalServer, say: Callable[[str], None], deadline_s: float
+    server: RunningServer, plan: LocalServer, private: Path, say: Callable[[str], None]
 ) -> None:
+    deadline_s = time.monotonic() + plan.start_timeout_s
     folder = server.log_folder
-    for stale in folder.glob("*.json"):
-        stale.unlink()
-    say("starting the executor")
-    executor = Service("executor", "executor_svc", plan.executor_arguments, folder)
+    for name in ("executor", "scheduler"):
+        (folder / f"{name}.json").unlink(missing_ok=True)
+    # A socket in our own folder: no port to find first, so both start at once, and no one else
+    # can reach the executor.
+    executor_address = f"unix:{private}/executor.sock"
+    link = f"--executor={executor_address}"
+    drain = f"--drain-grace-s={plan.drain_grace_s}"
+    say("starting")
+    executor = Service(
+        "executor",
+        "executor_svc",
+        [f"--listen={executor_address}", *plan.executor_arguments],
+        folder,
+    )
     server.services.append(executor)
-    executor_address = _wait_for(server, executor.addresses, executor, deadline_s)["address"]
-    say("starting the scheduler")
-    drain = ["--drain-grace-s", str(plan.drain_grace_s)]
-    link = ["--executor", executor_address, *drain]
-    scheduler = Service("scheduler", "scheduler_svc", [*link, *plan.scheduler_arguments], folder)
+    scheduler = Service(
+        "scheduler", "scheduler_svc", [link, drain, *plan.scheduler_arguments], folder
+    )
     server.services.append(scheduler)
     addresses = _wait_for(server, scheduler.addresses, scheduler, deadline_s)
     server.address = addresses["address"]

@@ -102,8 +102,6 @@ def up(
     plan = LocalServer(
         executor_arguments=[
             *executor,
-            "--listen",
-            "127.0.0.1:0",
             *file,
             *_flags(for_executor),
             *(executor_arg or []),
