@@ -42,7 +42,8 @@ LONGEST_BACKOFF_S = 2.0
 
 _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # How long one attempt to connect may take, however early in the back-off: a busy peer needs it.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", int(LONGEST_BACKOFF_S * 1000)),
     # A node that vanished closes nothing: only an unanswered ping ends its connection. What bounds
     # the wait for the answer is the ping's own timeout, a minute unless set.
@@ -52,8 +53,6 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_retries", 0),
-    # Executors are part of this service: no proxy of the environment stands between.
-    ("grpc.enable_http_proxy", 0),
     # The link is private: a proxy that the environment names for the outside cannot carry it.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
