@@ -87,6 +87,22 @@ class TestEveryFamily:
         bench = Bench.build(zoo(family), block_size=block_size, shuffle_seed=block_size)
         assert_close(expected(zoo(family)), prefill_in_pieces(bench))
 
+    def test_decodes_of_many_lengths_match_transformers(self, zoo: Zoo, family: str):
+        """
+        Decodes of sequences of unlike lengths, computed together, have the logits of each alone.
+        """
+        bench = Bench.build(zoo(family), block_size=7, shuffle_seed=3)
+        whole, truth = sequences()[2], expected(zoo(family))[2]
+        lengths = [20 + 3 * slot for slot in range(8)]
+        admits = [bench.admit(slot, whole[:length]) for slot, length in enumerate(lengths)]
+        rows = [Row(slot, 0, length - 4, samples=False) for slot, length in enumerate(lengths)]
+        bench.runner.forward_logits(batch(*rows, admits=admits))
+        for back in (4, 3, 2, 1):
+            at = [length - back for length in lengths]
+            rows = [Row(slot, start, samples=False) for slot, start in enumerate(at)]
+            logits = bench.runner.forward_logits(batch(*rows))
+            assert (truth[at] - logits).abs().max() <= TOLERANCE
+
     def test_sixteen_bit_types_stay_near_float32(self, zoo: Zoo, family: str):
         """
         In bfloat16 and float16 logits differ from float32's by no more than these types' rounding.
