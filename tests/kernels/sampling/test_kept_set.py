@@ -35,6 +35,14 @@ class TestTopP:
         assert [0, 1, 2] == kept_ids([0.5, 0.3, 0.1, 0.06, 0.04], top_p=0.9)
         assert [0, 2, 4] == kept_ids([0.3, 0.06, 0.5, 0.04, 0.1], top_p=0.9)
 
+    @pytest.mark.parametrize("top_p", [0.3, 0.6, 0.8])
+    def test_top_p_that_float32_rounds_up_counts_as_written(self, top_p):
+        """
+        float32 holds 0.3, 0.6 and 0.8 a little too large; a token of exactly that mass is enough.
+        """
+        rest = (1 - top_p) / 4
+        assert [0] == kept_ids([top_p, rest, rest, rest, rest], top_p=top_p)
+
     def test_sum_clearly_below_takes_one_more(self):
         """
         The smallest set whose mass is at least top_p includes the token that crosses it.
