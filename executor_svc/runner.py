@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import structlog
@@ -17,8 +16,9 @@ from executor_svc.batch_inputs import SamplingRows, decoder_inputs, sampling_row
 from executor_svc.memory import KvMemory
 from executor_svc.model import Decoder, LoadedModel
 from executor_svc.slot_tokens import SlotTokens
+from executor_svc.step_outcome import StepOutcome
 from kernels.paged_attention import AttentionShape
-from kernels.sampling import Sampled, sample
+from kernels.sampling import sample
 from tandem.errors import SessionLost
 from tandem.link.batch import (
     ROW_SAMPLES,
@@ -26,7 +26,6 @@ from tandem.link.batch import (
     Batch,
     KvMode,
     RowError,
-    RowErrorKind,
     RowSampling,
     StepResult,
     StepTimings,
@@ -39,16 +38,6 @@ MARGIN_EPS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 """Logit noise between two ways of computing the same sequence, by number type."""
 
 _WARM_UP_PROMPT_LEN = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What the rows that sample produced, on the host."""
-
-    rows: SamplingRows
-    token: NDArray[np.int64]
-    valid: NDArray[np.bool_]
-    margin: NDArray[np.float32] | None
 
 
 class ModelRunner:
@@ -151,8 +140,8 @@ class ModelRunner:
             `timings.queued_ns` is the caller's to add.
 
         Raises:
-            SessionLost: The batch contradicts the slot state, or KV memory is suspended; nothing
-                has changed.
+            SessionLost: The batch contradicts the slot state, takes a slot past max_model_len, or
+                KV memory is suspended; nothing has changed.
         """
         started = self._clock_ns()
         self._apply(batch)
@@ -162,13 +151,24 @@ class ModelRunner:
             forwarded = self._clock_ns()
             outcome = self._sample(hidden, rows)
         errors = self._row_errors(batch, outcome)
+        outcome = outcome.without(errors)
         ended = self._clock_ns()
-        timings = StepTimings(
-            forward_ns=forwarded - started,
-            sample_ns=ended - forwarded,
-            total_ns=ended - started,
+        return StepResult(
+            boot_id=self._boot_id,
+            step_id=step_id,
+            slot=outcome.slot,
+            generation=self._slots.generation[outcome.slot],
+            position=outcome.position,
+            token=outcome.token,
+            row_errors=errors,
+            timings=StepTimings(
+                forward_ns=forwarded - started,
+                sample_ns=ended - forwarded,
+                total_ns=ended - started,
+            ),
+            device_memory_bytes=self._model.weight_bytes + self._kv.device_bytes,
+            margin=outcome.margin,
         )
-        return self._result(outcome, errors, step_id, timings)
 
     def forward_logits(self, batch: Batch) -> Tensor:
         """
@@ -206,6 +206,7 @@ class ModelRunner:
     def _apply(self, batch: Batch) -> None:
         if self._kv.is_suspended and (len(batch.row_slot) or len(batch.copy_source)):
             raise SessionLost("a batch needs KV memory while it is suspended: resume first")
+        self._check_lengths(batch)
         self._slots.apply(batch)
         if len(batch.copy_source):
             self._kv.copy_blocks(
@@ -214,6 +215,18 @@ class ModelRunner:
         for admission in batch.admits:
             self._tokens.admit(admission)
 
+    def _check_lengths(self, batch: Batch) -> None:
+        """A slot's blocks may have room past max_model_len, its token history has not."""
+        ends = batch.row_start + batch.row_num_tokens
+        longest = max((len(admission.token_ids) for admission in batch.admits), default=0)
+        if len(ends):
+            longest = max(longest, int(ends.max()))
+        if longest > self._max_model_len:
+            raise SessionLost(
+                f"the batch takes a slot to {longest} tokens, max_model_len is "
+                f"{self._max_model_len}"
+            )
+
     def _forward(self, batch: Batch) -> Tensor:
         if len(batch.row_slot) == 0:
             hidden_size = self._model.config.hidden_size
@@ -221,80 +234,22 @@ class ModelRunner:
         inputs = decoder_inputs(batch, self._slots, self._tokens, self._shape, self._windows)
         return self._decoder.forward(inputs, self._kv.layers)
 
-    def _sample(self, hidden: Tensor, rows: SamplingRows) -> _Outcome:
+    def _sample(self, hidden: Tensor, rows: SamplingRows) -> StepOutcome:
         if len(rows.slot) == 0:
-            none = np.empty(0, np.int64)
-            margin = None if self._margin_eps is None else np.empty(0, np.float32)
-            return _Outcome(rows, none, none.astype(np.bool_), margin)
-        if len(rows.slot) < len(hidden):
+            return StepOutcome.nothing(with_margin=self._margin_eps is not None)
+        if len(rows.slot) < hidden.shape[0]:
             hidden = hidden.index_select(0, self._to_device(rows.hidden_row))
         logits = self._decoder.logits(hidden)
         columns = self._tokens.sampling_columns(rows.slot, rows.position)
-        drawn: Sampled = sample(logits, columns, margin_eps=self._margin_eps)
-        self._tokens.write(rows.slot, rows.position, drawn.token)
-        return _Outcome(
-            rows,
-            drawn.token.cpu().numpy(),
-            drawn.valid.cpu().numpy(),
-            None if drawn.margin is None else drawn.margin.cpu().numpy(),
-        )
+        sampled = sample(logits, columns, margin_eps=self._margin_eps)
+        self._tokens.write(rows.slot, rows.position, sampled.token)
+        return StepOutcome.of(rows.slot, rows.position, sampled)
 
-    def _row_errors(self, batch: Batch, outcome: _Outcome) -> dict[int, RowError]:
-        """Failed rows by slot, in batch order; a bad input wins over the logits it led to."""
-        errors: dict[int, RowError] = {}
-        bad_input = self._tokens.has_bad_input(
-            batch.row_slot, batch.row_start + batch.row_num_tokens
-        )
-        for slot in batch.row_slot[bad_input].tolist():
-            errors[slot] = self._row_error(
-                slot,
-                RowErrorKind.TOKEN_OUT_OF_RANGE,
-                f"an input token is outside [0, {self._model.config.vocab_size})",
-            )
-        for slot in outcome.rows.slot[~outcome.valid].tolist():
-            errors.setdefault(
-                slot,
-                self._row_error(
-                    slot,
-                    RowErrorKind.INVALID_LOGITS,
-                    "the model's logits hold NaN or infinity",
-                ),
-            )
-        return errors
-
-    def _row_error(self, slot: int, kind: RowErrorKind, message: str) -> RowError:
-        generation = int(self._slots.generation[slot])
-        return RowError(slot=slot, generation=generation, kind=kind, message=message)
-
-    def _result(
-        self,
-        outcome: _Outcome,
-        errors: dict[int, RowError],
-        step_id: int,
-        timings: StepTimings,
-    ) -> StepResult:
-        slot, position, token, margin = (
-            outcome.rows.slot,
-            outcome.rows.position,
-            outcome.token,
-            outcome.margin,
-        )
-        if errors:
-            good = ~np.isin(slot, list(errors))
-            slot, position, token = slot[good], position[good], token[good]
-            margin = None if margin is None else margin[good]
-        return StepResult(
-            boot_id=self._boot_id,
-            step_id=step_id,
-            slot=slot,
-            generation=self._slots.generation[slot],
-            position=position,
-            token=token.astype(np.int32),
-            row_errors=tuple(errors.values()),
-            timings=timings,
-            device_memory_bytes=self._model.weight_bytes + self._kv.device_bytes,
-            margin=margin,
-        )
+    def _row_errors(self, batch: Batch, outcome: StepOutcome) -> tuple[RowError, ...]:
+        ends = batch.row_start + batch.row_num_tokens
+        bad_input = batch.row_slot[self._tokens.has_bad_input(batch.row_slot, ends)]
+        vocab_size = self._model.config.vocab_size
+        return outcome.row_errors(bad_input.tolist(), self._slots.generation, vocab_size)
 
     def _new_state(self) -> tuple[SlotState, SlotTokens]:
         max_blocks = math.ceil(self._max_model_len / self._kv.block_size)

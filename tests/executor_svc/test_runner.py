@@ -238,6 +238,19 @@ class TestOrderInsideABatch:
         assert before == bench.runner.state_hash
         assert len(bench.runner.execute(batch(Row(0, 6)), 2).token) == 1
 
+    def test_slot_past_its_longest_sequence_is_refused(self, zoo: Zoo):
+        """
+        Blocks may have room past max_model_len; admitting or computing there is an error, and changes nothing.
+        """
+        bench = Bench.build(zoo("llama_mha"), max_model_len=20, block_size=16)
+        with pytest.raises(SessionLost, match="to 21 tokens, max_model_len is 20"):
+            bench.runner.execute(batch(admits=[admission(0, [1] * 21, [1, 2])]), 1)
+        bench.runner.execute(batch(Row(0, 0, 20), admits=[admission(0, [1] * 20, [1, 2])]), 1)
+        before = bench.runner.state_hash
+        with pytest.raises(SessionLost, match="to 21 tokens, max_model_len is 20"):
+            bench.runner.execute(batch(Row(0, 20)), 2)
+        assert before == bench.runner.state_hash
+
 
 class TestSuspension:
     @pytest.mark.parametrize("mode", [KvMode.PERSIST, KvMode.OFFLOAD])

@@ -1,0 +1,90 @@
+"""What a step's rows came to: tokens for those that sampled, errors for those that failed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.sampling import Sampled
+from tandem.link.batch import Int32Column, RowError, RowErrorKind, UInt32Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """
+    Rows that sampled, on the host, in batch order; shape ``[R]`` each.
+
+    Attributes:
+        slot: Whose token it is.
+        position: Of the token in its sequence.
+        token: 0 where not valid.
+        valid: False where the logits held NaN or infinity.
+        margin: By how much each token won; None where not collected.
+    """
+
+    slot: Int32Column
+    position: Int32Column
+    token: Int32Column
+    valid: NDArray[np.bool_]
+    margin: NDArray[np.float32] | None
+
+    @classmethod
+    def of(cls, slot: Int32Column, position: Int32Column, sampled: Sampled) -> StepOutcome:
+        """Bring sampled tokens to the host: the step's one wait for the device."""
+        margin = sampled.margin
+        return cls(
+            slot=slot,
+            position=position,
+            token=sampled.token.cpu().numpy().astype(np.int32),
+            valid=sampled.valid.cpu().numpy(),
+            margin=None if margin is None else margin.cpu().numpy(),
+        )
+
+    @classmethod
+    def nothing(cls, *, with_margin: bool) -> StepOutcome:
+        """The outcome of a step in which no row samples."""
+        none = np.empty(0, np.int32)
+        return cls(
+            slot=none,
+            position=none,
+            token=none,
+            valid=np.empty(0, np.bool_),
+            margin=np.empty(0, np.float32) if with_margin else None,
+        )
+
+    def row_errors(
+        self, bad_input_slots: Iterable[int], generation: UInt32Column, vocab_size: int
+    ) -> tuple[RowError, ...]:
+        """
+        Say which rows failed, one error per slot; a bad input wins over the logits it led to.
+
+        Args:
+            bad_input_slots: Slots that computed a token outside the vocabulary.
+            generation: Of every slot, ``[S]``.
+            vocab_size: For the message.
+        """
+        out_of_range = f"an input token is outside [0, {vocab_size})"
+        failed = dict.fromkeys(bad_input_slots, (RowErrorKind.TOKEN_OUT_OF_RANGE, out_of_range))
+        invalid = (RowErrorKind.INVALID_LOGITS, "the model's logits hold NaN or infinity")
+        for slot in self.slot[~self.valid].tolist():
+            failed.setdefault(slot, invalid)
+        return tuple(
+            RowError(slot=slot, generation=int(generation[slot]), kind=kind, message=message)
+            for slot, (kind, message) in failed.items()
+        )
+
+    def without(self, errors: tuple[RowError, ...]) -> StepOutcome:
+        """The rows that did not fail."""
+        if not errors:
+            return self
+        good = ~np.isin(self.slot, [error.slot for error in errors])
+        return StepOutcome(
+            slot=self.slot[good],
+            position=self.position[good],
+            token=self.token[good],
+            valid=self.valid[good],
+            margin=None if self.margin is None else self.margin[good],
+        )
