@@ -239,6 +239,25 @@ class TestDemo:
         assert outcome.stderr.startswith("demo: Python 3.11 or newer")
         assert 1 == outcome.stderr.count("\n")
 
+    def test_failed_installation_is_a_sentence(self, tmp_path):
+        """
+        When pip cannot install, the demo says so after pip's own words, with exit code 1.
+        """
+        shutil.copytree(ROOT / "deploy/local", tmp_path / "deploy/local")
+        shutil.copy(ROOT / "pyproject.toml", tmp_path)
+        nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null"}
+        outcome = subprocess.run(
+            [str(tmp_path / "deploy/local/demo")],
+            env=environment() | nowhere,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert 1 == outcome.returncode
+        assert "demo: pip could not install the project" in outcome.stderr.splitlines()[-1]
+        assert "" == outcome.stdout
+
 
 @pytest.mark.slow
 class TestBench:

@@ -14,6 +14,7 @@ from tandem_client.cli.config import config
 from tandem_client.cli.doctor import doctor
 from tandem_client.cli.failures import EXIT_CODES_HELP
 from tandem_client.cli.generate import generate
+from tandem_client.cli.top import top
 from tandem_client.cli.up import up
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command(epilog=EXIT_CODES_HELP)(up)
 app.command(epilog=EXIT_CODES_HELP)(generate)
 app.command(epilog=EXIT_CODES_HELP)(chat)
+app.command(epilog=EXIT_CODES_HELP)(top)
 app.command(epilog=EXIT_CODES_HELP)(config)
 app.command(epilog=EXIT_CODES_HELP)(doctor)
 app.add_typer(bench, name="bench")
