@@ -97,7 +97,7 @@ class Process:
 
 class Cluster:
     """
-    A scheduler and at most one executor, which may come, go and come back on its port.
+    A scheduler and at most one executor, which may come, go and come back on their ports.
 
     Attributes:
         address: The public address.
@@ -108,23 +108,26 @@ class Cluster:
         self._model = model
         self._folder = folder
         self._limits = limits
+        self._scheduler_options = scheduler
         self._executor_address = f"127.0.0.1:{free_port()}"
-        self._num_executors = 0
+        self._num_started = 0
         self.executor: Process | None = None
-        ports = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")]
-        link = f"--executor={self._executor_address}"
-        self.scheduler = Process("scheduler_svc", [*ports, link, *scheduler], folder, "scheduler")
-        addresses = self.scheduler.addresses()
-        self.address: str = addresses["address"]
-        self.admin_address: str = addresses["admin_address"]
-        self.metrics_address: str = addresses["metrics_address"]
+        self.address = f"127.0.0.1:{free_port()}"
+        self.start_scheduler()
+
+    def start_scheduler(self) -> None:
+        """Start a scheduler on the cluster's public port; the other two ports are new ones."""
+        ports = [f"--{name}=127.0.0.1:0" for name in ("admin-listen", "metrics-listen")]
+        addresses = [f"--listen={self.address}", f"--executor={self._executor_address}", *ports]
+        arguments = [*addresses, *self._scheduler_options]
+        self.scheduler = Process("scheduler_svc", arguments, self._folder, self._name("scheduler"))
+        self.admin_address: str = self.scheduler.addresses()["admin_address"]
 
     def start_executor(self) -> None:
         """Start an executor on the cluster's port and wait until requests are served."""
-        self._num_executors += 1
-        name = f"executor-{self._num_executors}"
         arguments = [f"--model={self._model}", f"--listen={self._executor_address}"]
         options = ["--dtype=float32", "--num-threads=1", *self._limits]
+        name = self._name("executor")
         self.executor = Process("executor_svc", [*arguments, *options], self._folder, name)
         self.executor.addresses()
         wait_until(self.is_ready, "tandem.ready", START_S)
@@ -154,6 +157,10 @@ class Cluster:
         self.scheduler.end()
         if self.executor is not None:
             self.executor.end()
+
+    def _name(self, service: str) -> str:
+        self._num_started += 1
+        return f"{self._num_started}-{service}"
 
 
 def free_port() -> int:
