@@ -150,8 +150,7 @@ class StepLink:
                 job = self._jobs.popleft()
                 if isinstance(job, SlotReset):
                     return job
-                is_current = job.step.session_epoch == self._end.session_epoch
-                if is_current and self._end.can_execute:
+                if self._end.can_execute:
                     self._end.start(job.step.step_id, self._now_s())
                     return job
 

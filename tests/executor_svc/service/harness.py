@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class HeldRunner:
-    """A ModelRunner that counts steps, stops before one while `gate` is closed, and can be told to fail."""
+    """A ModelRunner that counts steps, stops before one while `gate` is closed, and can be told to fail once."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -66,7 +66,8 @@ class HeldRunner:
         assert self.gate.wait(DEADLINE_S)
         self.is_waiting = False
         if self.fails_with is not None:
-            raise self.fails_with
+            error, self.fails_with = self.fails_with, None
+            raise error
         self.executed.append(step_id)
         return self._runner.execute(delta, step_id)
 

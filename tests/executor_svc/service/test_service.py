@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import socket
 import threading
 from collections import defaultdict
 
@@ -122,6 +123,16 @@ class TestLoading:
         go_on.set()
         wait_until(lambda: health(running, "tandem.ready") == SERVING)
         assert 1 == running.open_session()
+
+    def test_port_is_not_shared_with_anyone(self, executor):
+        """
+        Not even a socket that asks to share the port may bind it: half the connections would go there.
+        """
+        host, _, port = executor.server.address.rpartition(":")
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            with pytest.raises(OSError, match="Address already in use"):
+                other.bind((host, int(port)))
 
     def test_port_in_use_is_refused_with_what_to_do(self, executor, model_dir):
         """

@@ -255,11 +255,20 @@ class TestFailures:
         """
         stream = client.attach()
         client.step(stream)
-        wrong = changed(client.plan(), state_hash=12345)
-        stream.send(wrong)
+        executor.runner.gate.clear()
+        stream.send(changed(client.plan(), state_hash=12345))
+        stream.send(client.plan())
+        wait_until(lambda: executor.server._link._end.last_received_step_id == 3)
+        executor.runner.gate.set()
         error = stream.ended_with()
         assert isinstance(error, SessionLost)
         assert "state hash" in error.message
+        again = Stream(executor.channel)
+        again.send(attach_bytes(client, attach_id=2, acked_step_id=1))
+        assert isinstance(again.ended_with(), SessionLost)
+        fresh = StepClient(executor)
+        fresh.step(fresh.attach())
+        assert [1, 2, 1] == executor.runner.executed
         assert 1 == len(stream.of(StepResult))
 
     def test_batch_that_contradicts_the_slots_ends_the_session(self, client):
@@ -286,16 +295,19 @@ class TestFailures:
         stream = client.attach()
         client.step(stream)
         executor.runner.fails_with = RuntimeError("the kernel did not like it\nframe 1")
-        stream.send(client.plan())
-        stream.send(client.plan())
+        executor.runner.gate.clear()
+        for _ in range(3):
+            stream.send(client.plan())
+        wait_until(lambda: executor.server._link._end.last_received_step_id == 4)
+        executor.runner.gate.set()
         wait_until(lambda: bool(stream.of(StepFailed)))
-        failed = stream.of(StepFailed)[0]
+        fresh = StepClient(executor)
+        assert 1 == fresh.step(fresh.attach()).step_id
+        assert [1, 1] == executor.runner.executed
+        (failed,) = stream.of(StepFailed)
         assert ("INTERNAL", False, 2) == (failed.reason, failed.sticky, failed.step_id)
         assert "RuntimeError: the kernel did not like it" in failed.message
         assert "frame 1" not in failed.message
-        executor.runner.fails_with = None
-        fresh = StepClient(executor)
-        assert 1 == fresh.step(fresh.attach()).step_id
         assert [] == executor.fatal
 
     def test_sticky_device_error_is_reported_and_ends_the_process(self, executor, client):
