@@ -22,9 +22,9 @@ from scheduler_svc.ipc.snapshot import (
 )
 from tandem.admin.v1 import admin_service_pb2 as pb
 from tandem.admin.v1.admin_service_pb2_grpc import AdminServiceStub
-from tandem.errors import HandedOver
+from tandem.errors import HandedOver, InvalidModel
 from tests.scheduler_svc.frontend.calls import error_of
-from tests.scheduler_svc.frontend.fake_core import announce, model, running_frontend, within
+from tests.scheduler_svc.frontend.fake_core import announce, model, running_frontend, until, within
 
 STATS = {
     field.name: at + 1 if field.type != field.TYPE_BOOL else True
@@ -132,7 +132,10 @@ class TestHealth:
         await frontend.core.send(stuck)
         assert NOT_SERVING == (await within(watch.read())).status
         watch.cancel()
-        assert SERVING == await check(stub, "tandem.ready")
+        ready = stub.Watch(health_pb2.HealthCheckRequest(service="tandem.ready"))
+        while (await within(ready.read())).status != SERVING:  # not before the tokenizer is loaded
+            pass
+        ready.cancel()
 
     async def test_silent_core_fails_liveness(self, tmp_path, model_dir):
         """
@@ -146,6 +149,19 @@ class TestHealth:
             while (await within(watch.read())).status != NOT_SERVING:
                 pass
             watch.cancel()
+            assert NOT_SERVING == await check(stub, "tandem.ready")
+
+    async def test_unusable_tokenizer_is_not_ready(self, tmp_path):
+        """
+        Where text cannot be served, readiness says so, whatever the core says.
+        """
+        (tmp_path / "tokenizer.json").write_text("{")
+        async with running_frontend(tmp_path) as frontend:
+            await announce(frontend.core, model(tmp_path))
+            stub = health_pb2_grpc.HealthStub(frontend.channel)
+            await until(lambda: frontend.client.availability.ready)
+            with pytest.raises(InvalidModel):
+                await within(frontend.client.served.get())
             assert NOT_SERVING == await check(stub, "tandem.ready")
 
     async def test_unknown_name_is_not_found(self, frontend):

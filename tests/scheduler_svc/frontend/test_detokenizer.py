@@ -108,6 +108,22 @@ class TestOneTokenAtATime:
         detokenizer.push(0)
         assert ("\ufffd", "x", True) == detokenizer.push(1)
 
+    def test_mark_of_bytes_of_two_tokens_belongs_to_the_later_one(self):
+        """
+        When broken bytes reach into the next token, only that one is clean.
+        """
+        detokenizer = byte_detokenizer(b"\xf0", b"\x9fa")
+        detokenizer.push(0)
+        assert (None, "\ufffda", True) == detokenizer.push(1)
+
+    def test_real_replacement_character_is_a_character(self):
+        """
+        U+FFFD that the model itself wrote across two tokens belongs to both of them.
+        """
+        detokenizer = byte_detokenizer(b"\xef\xbf", b"\xbd")
+        detokenizer.push(0)
+        assert (None, "\ufffd", True) == detokenizer.push(1)
+
     def test_endless_broken_bytes_never_pile_up(self):
         """
         Lead bytes that never complete are released one token later, however many there are.

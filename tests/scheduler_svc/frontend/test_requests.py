@@ -211,8 +211,9 @@ class TestModel:
         other = model(tmp_path, name="other", revision="rev-2", vocab_size=10)
         await frontend.core.send(other)
         await frontend.core.send(Availability(executor_attached=True, ready=True, draining=False))
-        await until(lambda: frontend.client.served.is_loaded)
         answer = await within(stub.GetModel(pb.GetModelRequest()))
+        while answer.model_revision == "rev-1":  # not yet told
+            answer = await within(stub.GetModel(pb.GetModelRequest()))
         assert ("other", "rev-2", False) == (
             answer.model,
             answer.model_revision,
