@@ -59,9 +59,9 @@ def _check_holder(state: CoreState, slot: int, request: Request) -> None:
     _require(num_outputs == slots.num_outputs(slot), f"{name} has outputs that were not counted")
     _require(bool(slots.known[slot] < slots.stop_len[slot]), f"{name} runs past its end")
     _require(bool(slots.planned[slot] < slots.stop_len[slot]), f"{name} computes past its end")
-    expected_known = max(int(slots.applied[slot]) + 1, int(slots.admitted[slot]))
-    if slots.applied[slot] >= slots.admitted[slot]:
-        _require(int(slots.known[slot]) == expected_known, f"{name} lost or gained a token")
+    admitted, applied = int(slots.admitted[slot]), int(slots.applied[slot])
+    known_len = applied + 1 if applied >= admitted else admitted
+    _require(int(slots.known[slot]) == known_len, f"{name} lost or gained a token")
 
 
 def _check_places(state: CoreState) -> None:

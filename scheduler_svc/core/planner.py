@@ -66,7 +66,7 @@ class Draft:
         slots = self.state.slots
         slot = self.decodes
         num_tokens: Int32Column = np.ones(num_decodes, np.int32)
-        flags: UInt8Column = num_tokens.astype(np.uint8)  # ROW_SAMPLES is 1
+        flags: UInt8Column = np.full(num_decodes, ROW_SAMPLES, np.uint8)
         if self.prefills:
             columns = np.array(self.prefills, np.int32)
             slot = np.concatenate([slot, columns[:, 0]])
