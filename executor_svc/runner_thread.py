@@ -73,7 +73,9 @@ class RunnerThread(threading.Thread):
 
     def _run_step(self, runner: ModelRunner, job: QueuedStep) -> None:
         step = job.step
+        num_tokens = step.command.num_tokens if isinstance(step.command, Batch) else 0
         started_ns = time.monotonic_ns()
+        self._progress.start(num_tokens, started_ns / 1e9)
         try:
             result = self._execute(runner, step)
         except SessionLost as error:
@@ -82,13 +84,15 @@ class RunnerThread(threading.Thread):
             self._fail(step, error)
         else:
             ended_ns = time.monotonic_ns()
-            self._progress.completed(_num_tokens(step), (ended_ns - started_ns) / 1e9)
+            self._progress.learn(num_tokens, (ended_ns - started_ns) / 1e9)
             timings = replace(
                 result.timings,
                 queued_ns=started_ns - job.received_ns,
                 total_ns=ended_ns - job.received_ns,
             )
             self._link.complete(step, encode_response(replace(result, timings=timings)))
+        finally:
+            self._progress.end()
 
     def _execute(self, runner: ModelRunner, step: Step) -> StepResult:
         """
@@ -97,7 +101,6 @@ class RunnerThread(threading.Thread):
         Raises:
             SessionLost: The step contradicts the slot state, or the hash after it differs.
         """
-        self._progress.started(_num_tokens(step))
         match step.command:
             case Batch() as batch:
                 result = runner.execute(batch, step.step_id)
@@ -180,7 +183,3 @@ def _typed(error: Exception) -> TandemError:
 def _in_words(error: Exception) -> str:
     first_line = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
-
-
-def _num_tokens(step: Step) -> int:
-    return step.command.num_tokens if isinstance(step.command, Batch) else 0

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -192,7 +193,7 @@ class ExecutorServer:
         was_stuck = False
         while not self._stopping.wait(HEARTBEAT_INTERVAL_S):
             beat = self._link.beat()
-            is_stuck = self._progress.is_stuck(beat.elapsed_ms / 1000)
+            is_stuck = self._progress.is_stuck(time.monotonic())
             if is_stuck != was_stuck:
                 was_stuck = is_stuck
                 self._health.set(PROGRESS, _NOT_SERVING if is_stuck else _SERVING)

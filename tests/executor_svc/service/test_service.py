@@ -16,11 +16,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from executor_svc import engine
+from executor_svc import progress as progress_module
 from executor_svc.progress import MIN_ALLOWED_S, Progress
 from executor_svc.tokenizer_files import MAX_CHUNK_BYTES, TokenizerFile, chunks
 from tandem.errors import AddressInUse, ExecutorLoading, InvalidConfig
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
-from tests.executor_svc.service.harness import refusal, start_server, wait_until
+from tests.executor_svc.service.harness import StepClient, refusal, start_server, wait_until
 from tests.model_zoo import EOS_TOKEN_ID, MAX_POSITIONS, VOCAB_SIZE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -194,24 +195,39 @@ class TestThreads:
 class TestProgress:
     def test_first_steps_have_ten_seconds(self):
         """
-        Without experience a step counts as stuck after ten seconds.
+        Without experience a step counts as stuck after ten seconds, and no longer once it is over.
         """
         progress = Progress()
-        progress.started(100)
-        assert not progress.is_stuck(MIN_ALLOWED_S)
-        assert progress.is_stuck(MIN_ALLOWED_S + 0.1)
+        assert not progress.is_stuck(1e6)
+        progress.start(100, now_s=50.0)
+        assert not progress.is_stuck(50.0 + MIN_ALLOWED_S)
+        assert progress.is_stuck(50.1 + MIN_ALLOWED_S)
+        progress.end()
+        assert not progress.is_stuck(1e6)
 
     def test_slow_models_have_twenty_times_what_steps_took(self):
         """
         Later a step may take 20 times what its number of tokens predicts.
         """
         progress = Progress()
-        progress.completed(10, 20.0)
-        progress.started(5)
+        progress.learn(10, 20.0)
+        progress.start(5, now_s=0.0)
         assert not progress.is_stuck(199.0)
         assert progress.is_stuck(201.0)
-        progress.started(0)
-        assert progress.is_stuck(11.0)
+
+    def test_step_that_hangs_turns_progress_off_until_it_goes_on(self, executor, monkeypatch):
+        """
+        tandem.progress stops serving while a step is stuck, and liveness does not.
+        """
+        monkeypatch.setattr(progress_module, "MIN_ALLOWED_S", 0.3)
+        client = StepClient(executor)
+        stream = client.attach()
+        executor.runner.gate.clear()
+        stream.send(client.plan())
+        wait_until(lambda: health(executor, "tandem.progress") == NOT_SERVING)
+        assert SERVING == health(executor, "")
+        executor.runner.gate.set()
+        wait_until(lambda: health(executor, "tandem.progress") == SERVING)
 
 
 class TestTokenizer:
