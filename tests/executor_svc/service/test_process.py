@@ -48,6 +48,19 @@ for name, argv in json.loads(sys.argv[1]).items():
 """Several starts in one process: importing PyTorch takes longer than all of them."""
 
 
+STUCK_STOP = """
+import sys, threading
+from executor_svc.server import ExecutorServer
+from executor_svc.__main__ import main
+def stop(self):
+    print("STOPPING", file=sys.stderr, flush=True)
+    threading.Event().wait()
+ExecutorServer.stop = stop
+sys.exit(main(sys.argv[1:]))
+"""
+"""A process whose orderly stop never ends, as with a step that hangs."""
+
+
 def refused(log: str) -> tuple[int, str]:
     """Exit code and what was printed that is no log event."""
     lines = [line for line in log.splitlines() if not line.startswith("{")]
@@ -189,3 +202,23 @@ class TestSignals:
         assert ["listening", "stopped"] == [events[0]["event"], events[-1]["event"]]
         allocated = next(event for event in events if event["event"] == "kv_allocated")
         assert allocated["num_blocks"] * allocated["block_size"] == allocated["tokens"]
+
+    @pytest.mark.slow
+    def test_second_signal_ends_a_process_that_does_not_stop(self, model_dir, tmp_path):
+        """
+        While an orderly stop hangs, another SIGINT or SIGTERM ends the process at once with code 1.
+        """
+        ready = tmp_path / "ready.json"
+        flags = ["--model", str(model_dir), "--listen=127.0.0.1:0", "--ready-file", str(ready)]
+        process = subprocess.Popen(
+            [sys.executable, "-c", STUCK_STOP, *flags, "--log-level=error"],
+            env=clean_environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        address_of(ready, process)
+        process.send_signal(signal.SIGINT)
+        assert "STOPPING\n" == process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert 1 == process.wait(timeout=PROCESS_DEADLINE_S)
+        process.stderr.close()
