@@ -15,7 +15,14 @@ from scheduler_svc.metrics import CoreMetrics
 from scheduler_svc.publisher import Publisher, handle_of, refusal
 from scheduler_svc.queries import Queries
 from scheduler_svc.service_state import ServiceState
-from tandem.errors import Draining, ExecutorLost, InternalError, NoExecutor, TandemError
+from tandem.errors import (
+    Draining,
+    ExecutorLost,
+    InternalError,
+    ModelChanged,
+    NoExecutor,
+    TandemError,
+)
 from tandem.link.batch import RowSampling
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -109,7 +116,7 @@ class Intake:
     def _submit(self, frontend: int, message: Submit, now: float) -> None:
         handle = handle_of(frontend, message.stream_id)
         try:
-            self._core_for_new_request().submit(_new_request(message, handle), now)
+            self._core_for(message).submit(_new_request(message, handle), now)
         except TandemError as error:
             self._metrics.refused_by_reason[error.reason] += 1
             _log.info(
@@ -126,7 +133,7 @@ class Intake:
         self._publisher.answer(frontend, Accepted(message.stream_id))
         _log.debug("request_accepted", request_id=message.request_id, frontend=frontend)
 
-    def _core_for_new_request(self) -> Scheduler:
+    def _core_for(self, message: Submit) -> Scheduler:
         state = self._state
         if state.draining:
             raise Draining("this scheduler is draining: send the request to another replica")
@@ -134,6 +141,8 @@ class Intake:
             raise NoExecutor("no executor has been attached yet: try again in a moment")
         if state.executor_given_up:
             raise ExecutorLost("the executor is lost and has not come back: try again later")
+        if state.model is not None and message.model_revision not in ("", state.model.revision):
+            raise ModelChanged("the model was replaced while this request arrived: send it again")
         return state.core
 
     def _end_stream(self, frontend: int, message: EndStream, now: float) -> None:

@@ -78,6 +78,7 @@ async def prepare_request(
             stop_token_ids=params.stop_token_ids,
             arrival_s=now_s,
             deadline_s=deadline_s,
+            model_revision=model.revision,
         )
 
     return PreparedRequest(

@@ -38,6 +38,8 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...]
     arrival_s: float
     deadline_s: float | None
+    model_revision: str = ""
+    """`Model.revision` it was tokenized for; another one by now refuses it. Empty: any."""
 
 
 class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):

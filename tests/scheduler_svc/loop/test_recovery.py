@@ -137,6 +137,14 @@ class TestReplacedExecutor:
         bench.until(lambda: 7 in frontend.ended)
         assert ["f" * 64, "e" * 64] == [model.revision for model in frontend.models]
 
+    def test_request_tokenized_for_another_model_is_refused(self, bench):
+        """Token ids of one model never run on another, even when they were on the way."""
+        frontend = bench.frontend()
+        frontend.submit(1, [5], 1, model_revision="e" * 64)
+        frontend.submit(2, [5], 1, model_revision="f" * 64)
+        bench.until(lambda: 1 in frontend.refused and 2 in frontend.ended)
+        assert frontend.refused[1].reason == "MODEL_CHANGED"
+
     def test_less_memory_fails_only_what_no_longer_fits(self, bench):
         """On a smaller executor requests that fit go on, the others fail with why."""
         frontend = bench.frontend()
