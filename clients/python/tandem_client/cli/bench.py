@@ -16,7 +16,7 @@ from tandem_client.cli.failures import EXIT_CODES_HELP, ExitCode, fail, readable
 from tandem_client.client import Client
 from tandem_client.load.processes import run_tasks
 from tandem_client.load.report import errors_by_reason, summarize
-from tandem_client.load.worker import Task
+from tandem_client.load.worker import Outcomes, Task
 from tandem_client.load.workload import Workload, read_prompts
 
 DEFAULT_REQUESTS = 64
@@ -29,33 +29,40 @@ def _bench() -> None:
     pass
 
 
+Requests = Annotated[
+    int | None, typer.Option(min=1, help="How many; default: 64, or each prompt of the file once.")
+]
+Concurrency = Annotated[int, typer.Option(min=1, help="How many at once, over all.")]
+Processes = Annotated[int, typer.Option(min=1, help="Processes that send them.")]
+InputLen = Annotated[int, typer.Option(min=1, help="Tokens per random prompt.")]
+OutputLen = Annotated[int, typer.Option(min=1, help="Tokens per answer; with --prompts, the most.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(help='JSON lines with "prompt", "messages" or "token_ids", instead.'),
+]
+Seed = Annotated[int, typer.Option(help="Of the random prompts.")]
+Temperature = Annotated[float, typer.Option(help="Of every request.")]
+WarmUp = Annotated[int, typer.Option(min=0, help="Short requests per process, not counted.")]
+MaxTime = Annotated[
+    float, typer.Option(help="Start no request after this; five seconds later all is cut off.")
+]
+
+
 @bench.command(epilog=EXIT_CODES_HELP)
 @readable_errors
 def serve(
     *,
     address: options.Address = DEFAULT_ADDRESS,
-    requests: Annotated[
-        int | None,
-        typer.Option(min=1, help="How many; default: 64, or each prompt of the file once."),
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="How many at once, over all.")] = 16,
-    processes: Annotated[int, typer.Option(min=1, help="Processes that send them.")] = 1,
-    input_len: Annotated[int, typer.Option(min=1, help="Tokens per random prompt.")] = 64,
-    output_len: Annotated[
-        int, typer.Option(min=1, help="Tokens per answer; with --prompts, the most.")
-    ] = 64,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='JSON lines with "prompt", "messages" or "token_ids", instead.'),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 0,
-    temperature: Annotated[float, typer.Option(help="Of every request.")] = 0.0,
-    warm_up: Annotated[
-        int, typer.Option(min=0, help="Short requests per process that count nowhere.")
-    ] = 4,
-    max_time_s: Annotated[
-        float, typer.Option(help="Start no request after this; five seconds later all is cut off.")
-    ] = 30.0,
+    requests: Requests = None,
+    concurrency: Concurrency = 16,
+    processes: Processes = 1,
+    input_len: InputLen = 64,
+    output_len: OutputLen = 64,
+    prompts: Prompts = None,
+    seed: Seed = 0,
+    temperature: Temperature = 0.0,
+    warm_up: WarmUp = 4,
+    max_time_s: MaxTime = 30.0,
     as_json: options.Json = False,
 ) -> None:
     """Send requests from as many processes as asked, and print latencies and throughput."""
@@ -86,17 +93,20 @@ def serve(
             for index in range(processes)
         ]
     )
+    _report(outcomes, workload.num_requests, f"{model.name} at {address}", as_json=as_json)
+
+
+def _report(outcomes: list[Outcomes], num_requests: int, title: str, *, as_json: bool) -> None:
     summary = summarize(outcomes)
     if as_json:
         typer.echo(json.dumps(summary))
     else:
-        _print_table(summary, title=f"{model.name} at {address}, {concurrency} at once")
-    reasons = errors_by_reason(outcomes)
-    for reason, count in reasons.items():
+        _print_table(summary, title)
+    for reason, count in errors_by_reason(outcomes).items():
         typer.echo(f"{count} x {reason}", err=True)
-    if summary["requests"] < workload.num_requests:
-        missing = workload.num_requests - summary["requests"]
-        typer.echo(f"time was up: {missing} of {workload.num_requests} not answered", err=True)
+    if summary["requests"] < num_requests:
+        missing = num_requests - summary["requests"]
+        typer.echo(f"time was up: {missing} of {num_requests} not answered", err=True)
     if summary["errors"] == summary["requests"]:
         raise fail("no request succeeded", ExitCode.FAILED)
 

@@ -27,7 +27,31 @@ EXECUTOR_LIMITS = (
 )
 """Engine limits that both services take; the scheduler also takes the others."""
 
+Model = Annotated[Path | None, typer.Argument(help="Model directory; default: the bundled model.")]
+Listen = Annotated[str, typer.Option(help="Public address; port 0 = any.")]
+AdminListen = Annotated[str, typer.Option(help="Address for operators; empty = none.")]
+MetricsListen = Annotated[str, typer.Option(help="Address of /metrics; empty = none.")]
+Config = Annotated[Path | None, typer.Option(help="JSON file of engine limits; flags win over it.")]
 Limit = Annotated[int | None, typer.Option(rich_help_panel="Engine limits")]
+Threshold = Annotated[float | None, typer.Option(rich_help_panel="Engine limits")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+DrainGrace = Annotated[
+    float, typer.Option(help="Seconds that running requests may go on after Ctrl-C.")
+]
+StartTimeout = Annotated[float, typer.Option(help="Longest wait for readiness.")]
+LogDir = Annotated[Path | None, typer.Option(help="Keep the services' logs here.")]
+ExecutorArg = Annotated[
+    list[str] | None,
+    typer.Option(help="More for the executor, e.g. --executor-arg=--num-threads=4."),
+]
+SchedulerArg = Annotated[
+    list[str] | None,
+    typer.Option(help="More for the scheduler, e.g. --scheduler-arg=--window=2."),
+]
+
+
+Settings = dict[str, str | Path | None]
 
 
 def bundled_model() -> Path | None:
@@ -39,74 +63,51 @@ def bundled_model() -> Path | None:
 @readable_errors
 def up(
     *,
-    model: Annotated[
-        Path | None, typer.Argument(help="Model directory; default: the bundled model.")
-    ] = None,
-    listen: Annotated[str, typer.Option(help="Public address; port 0 = any.")] = DEFAULT_ADDRESS,
-    admin_listen: Annotated[
-        str, typer.Option(help="Address for operators; empty = none.")
-    ] = DEFAULT_ADMIN_ADDRESS,
-    metrics_listen: Annotated[
-        str, typer.Option(help="Address of /metrics; empty = none.")
-    ] = "127.0.0.1:9464",
-    config: Annotated[
-        Path | None, typer.Option(help="JSON file of engine limits; flags win over it.")
-    ] = None,
+    model: Model = None,
+    listen: Listen = DEFAULT_ADDRESS,
+    admin_listen: AdminListen = DEFAULT_ADMIN_ADDRESS,
+    metrics_listen: MetricsListen = "127.0.0.1:9464",
+    config: Config = None,
     block_size: Limit = None,
     max_num_blocks: Limit = None,
     max_batch_size: Limit = None,
     max_num_seqs: Limit = None,
     max_model_len: Limit = None,
     max_total_tokens: Limit = None,
-    memory_threshold: Annotated[float | None, typer.Option(rich_help_panel="Engine limits")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    drain_grace_s: Annotated[
-        float, typer.Option(help="Seconds that running requests may go on after Ctrl-C.")
-    ] = 5.0,
-    start_timeout_s: Annotated[float, typer.Option(help="Longest wait for readiness.")] = 300.0,
-    log_dir: Annotated[Path | None, typer.Option(help="Keep the services' logs here.")] = None,
-    executor_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="More for the executor, e.g. --executor-arg=--num-threads=4."),
-    ] = None,
-    scheduler_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="More for the scheduler, e.g. --scheduler-arg=--window=2."),
-    ] = None,
+    memory_threshold: Threshold = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    drain_grace_s: DrainGrace = 5.0,
+    start_timeout_s: StartTimeout = 300.0,
+    log_dir: LogDir = None,
+    executor_arg: ExecutorArg = None,
+    scheduler_arg: SchedulerArg = None,
 ) -> None:
     """Start an executor and a scheduler, and serve until Ctrl-C."""
     folder = model or bundled_model()
     if folder is None:
         raise typer.BadParameter("name a model directory: tandem up MODEL_DIR")
-    limits = _limits(
-        config,
-        {
-            "block_size": block_size,
-            "max_num_blocks": max_num_blocks,
-            "max_batch_size": max_batch_size,
-            "max_num_seqs": max_num_seqs,
-            "max_model_len": max_model_len,
-            "max_total_tokens": max_total_tokens,
-            "memory_threshold": memory_threshold,
-        },
-    )
-    for_executor = {name: limits[name] for name in EXECUTOR_LIMITS if name in limits}
-    file = [] if config is None else [f"--config={config}"]
-    executor = ["--model", str(folder), "--dtype", dtype, "--device", device]
-    addresses = [
-        f"--listen={listen}",
-        f"--admin-listen={admin_listen}",
-        f"--metrics-listen={metrics_listen}",
-    ]
+    limits = {
+        "block_size": block_size,
+        "max_num_blocks": max_num_blocks,
+        "max_batch_size": max_batch_size,
+        "max_num_seqs": max_num_seqs,
+        "max_model_len": max_model_len,
+        "max_total_tokens": max_total_tokens,
+        "memory_threshold": memory_threshold,
+    }
+    _validate(config, limits)
+    for_executor = {name: limits[name] for name in EXECUTOR_LIMITS}
+    file: Settings = {"config": config}
+    addresses: Settings = {
+        "listen": listen,
+        "admin_listen": admin_listen,
+        "metrics_listen": metrics_listen,
+    }
+    engine: Settings = {"model": folder, "dtype": dtype, "device": device}
     plan = LocalServer(
-        executor_arguments=[
-            *executor,
-            *file,
-            *_flags(for_executor),
-            *(executor_arg or []),
-        ],
-        scheduler_arguments=[*addresses, *file, *_flags(limits), *(scheduler_arg or [])],
+        executor_arguments=[*_flags({**engine, **file, **for_executor}), *(executor_arg or [])],
+        scheduler_arguments=[*_flags({**addresses, **file, **limits}), *(scheduler_arg or [])],
         drain_grace_s=drain_grace_s,
         start_timeout_s=start_timeout_s,
         log_folder=log_dir,
@@ -158,13 +159,17 @@ def _announce(server: RunningServer, took_s: float) -> None:
     typer.echo("\n".join(lines))
 
 
-def _limits(config: Path | None, flags: Mapping[str, int | float | None]) -> dict[str, int | float]:
-    """Limits that a flag sets, after validation together with the file and the defaults."""
+def _validate(config: Path | None, limits: Mapping[str, int | float | None]) -> None:
+    """Check the limits together with the file and the defaults, before anything starts."""
     base = EngineConfig() if config is None else EngineConfig.from_file(config)
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in limits.items() if value is not None}
     replace(base, **given).validate()  # type: ignore[arg-type]  # typer checked the types
-    return given
 
 
-def _flags(limits: Mapping[str, int | float]) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
+def _flags(settings: Mapping[str, object]) -> list[str]:
+    """Flags of a service for every setting that has a value."""
+    return [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in settings.items()
+        if value is not None
+    ]
