@@ -13,7 +13,7 @@ import sys
 import psutil
 import pytest
 
-from tandem_client import NO_RETRY, Client
+from tandem_client import NO_RETRY, AdminClient, Client
 from tests.e2e.cluster import ROOT, START_S, environment, wait_until
 
 ANY_PORTS = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")]
@@ -97,6 +97,28 @@ class TestUp:
             process.kill()
 
             all_gone(members)
+
+    def test_file_and_flags_reach_both_services(self, tiny_model, tmp_path):
+        """
+        Limits of the file and of flags are in force, and the running server says where each came from.
+        """
+        file = tmp_path / "limits.json"
+        file.write_text('{"max_num_seqs": 7, "max_num_blocks": 50}')
+        limits = [f"--config={file}", "--max-batch-size=3"]
+        with command("up", tiny_model, *ANY_PORTS, *limits) as process:
+            serving(process)
+            (address,) = (
+                line.split()[1]
+                for line in iter(process.stdout.readline, "Ctrl-C stops it\n")
+                if "operators" in line
+            )
+            with AdminClient(address, retry=NO_RETRY) as admin:
+                shown = {one.name: (one.value, one.source) for one in admin.config()}
+                blocks = admin.stats().total_blocks
+
+        assert (7, "file") == shown["max_num_seqs"]
+        assert (3, "flag") == shown["max_batch_size"]
+        assert 50 == blocks
 
     def test_executor_that_dies_ends_the_command(self, tiny_model):
         """
