@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,11 @@ import grpc
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from scheduler_svc.service import SAME_SIGNAL_S
+from tests.scheduler_svc.loop.arithmetic_runner import ArithmeticRunner
+from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor, free_address
+from tests.scheduler_svc.loop.service_bench import FakeFrontend
 
 DEADLINE_S = 60.0
 FREE = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--metrics-listen", "")
@@ -73,6 +79,20 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     for one in started:
         one.process.kill()
         one.process.wait()
+
+
+@pytest.fixture
+def busy_executor(monkeypatch) -> Iterator[GrpcExecutor]:
+    """An executor whose first step takes as long as the test."""
+    is_over = threading.Event()
+    execute = ArithmeticRunner.execute
+    monkeypatch.setattr(
+        ArithmeticRunner, "execute", lambda self, step: (is_over.wait(), execute(self, step))[1]
+    )
+    executor = GrpcExecutor(free_address()).start()
+    yield executor
+    is_over.set()
+    executor.kill()
 
 
 def _run(*flags: str) -> subprocess.CompletedProcess:
@@ -167,3 +187,23 @@ class TestLife:
         children = service.children()
         service.process.kill()
         _until(lambda: not any(child.is_running() for child in children))
+
+    def test_second_signal_does_not_wait_for_requests(self, start, busy_executor):
+        """After SIGTERM requests may finish; another signal ends the service at once."""
+        service = start("--executor", busy_executor.address)
+        service.wait_ready()
+        (socket_path,) = service.folder.glob("tandem-*/ipc/core.sock")
+        frontend = FakeFrontend(socket_path, 1)
+        _until(lambda: not frontend.read() and frontend.availabilities)
+        _until(lambda: not frontend.read() and frontend.availabilities[-1].executor_attached)
+        frontend.submit(1, [5], 9)
+        _until(lambda: not frontend.read() and frontend.accepted)
+        service.process.send_signal(signal.SIGTERM)
+        _until(lambda: not frontend.read() and frontend.availabilities[-1].draining)
+        time.sleep(2 * SAME_SIGNAL_S)  # closer together they count as one
+        assert service.process.poll() is None
+        children = service.children()
+        service.process.send_signal(signal.SIGTERM)
+        assert 128 + signal.SIGTERM == service.wait()
+        _until(lambda: not any(child.is_running() for child in children))
+        frontend.close()
