@@ -120,20 +120,45 @@ class TestUp:
         assert (3, "flag") == shown["max_batch_size"]
         assert 50 == blocks
 
-    def test_executor_that_dies_ends_the_command(self, tiny_model):
+    def test_scheduler_that_dies_ends_the_command(self, tiny_model):
         """
-        When a service dies, the command says which and how, ends the other, and exits 1.
+        When the scheduler dies, the command says so and how, ends the executor, and exits 1.
         """
         with command("up", tiny_model, *ANY_PORTS) as process:
             serving(process)
             members = family(process)
-            (executor,) = (m for m in members if "executor_svc" in m.cmdline())
-            executor.kill()
+            (scheduler,) = (m for m in members if "scheduler_svc" in m.cmdline())
+            scheduler.kill()
             _, errors = process.communicate(timeout=60)
 
             assert 1 == process.returncode
-            assert "tandem: the executor ended (signal 9)" in errors
+            assert "tandem: the scheduler was killed by SIGKILL" in errors
             all_gone(members)
+
+    def test_executor_that_dies_is_started_again(self, tiny_model):
+        """
+        When the executor is killed under a stream, the command starts it again and the stream ends
+        as if nothing had happened.
+        """
+        with command("up", tiny_model, *ANY_PORTS) as process:
+            address = serving(process)
+            (executor,) = (m for m in family(process) if "executor_svc" in m.cmdline())
+            with (
+                Client(address, retry=NO_RETRY) as client,
+                client.generate(PROMPT, max_tokens=200, ignore_eos=True, temperature=0.0) as stream,
+            ):
+                pieces = stream.text
+                next(pieces)
+                executor.kill()
+                for _ in pieces:
+                    pass
+                usage = stream.done.usage
+
+            assert 200 == usage.output_tokens
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+            assert "the executor was killed by SIGKILL" in errors
+            assert "starting it again" in errors
 
     def test_unusable_model_is_one_line(self, tiny_model, tmp_path):
         """
