@@ -12,7 +12,13 @@ import psutil
 import pytest
 
 from tandem_client.cli.failures import ExitCode
-from tandem_client.cli.services import Service, ServiceFailed
+from tandem_client.cli.services import (
+    RESTARTS,
+    RESTARTS_WITHIN_S,
+    RunningServer,
+    Service,
+    ServiceFailed,
+)
 
 SLEEPER = "import json,os,pathlib,sys,time; p = pathlib.Path(sys.argv[-1]); t = p.with_suffix('.tmp'); t.write_text(json.dumps({'address': 'a:1', 'pid': os.getpid()})); t.rename(p); time.sleep(600)"
 PARENT = """
@@ -112,3 +118,99 @@ class TestService:
         wait_until(
             lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
         )
+
+    def test_logged_error_is_the_last_word(self, modules, tmp_path):
+        """
+        Without a line of the form REASON: sentence, the last logged error is passed on, not a farewell.
+        """
+        text = "import sys; print('t [error    ] frontend_exited exit_code=-9'); print('t [info     ] stopped'); sys.exit(1)"
+        (modules / "failing.py").write_text(text)
+        service = Service("scheduler", "failing", [], tmp_path)
+        service.process.wait(20)
+        with pytest.raises(ServiceFailed) as failed:
+            service.check()
+
+        assert (
+            "the scheduler ended (exit code 1): t [error    ] frontend_exited exit_code=-9"
+            == failed.value.line
+        )
+
+    def test_signal_is_named(self, modules, tmp_path):
+        """
+        A service that a signal ended left no word: the signal is named instead.
+        """
+        service = Service("executor", "sleeper", [], tmp_path)
+        service.process.kill()
+        service.process.wait(20)
+        with pytest.raises(ServiceFailed) as failed:
+            service.check()
+
+        assert "the executor was killed by SIGKILL (out of memory?)" == failed.value.line
+
+
+class TestKeepUp:
+    @pytest.fixture
+    def server(self, modules, tmp_path):
+        """An executor and a scheduler that both sleep."""
+        names = ("executor", "scheduler")
+        services = [Service(name, "sleeper", [], tmp_path) for name in names]
+        yield RunningServer(tmp_path, services)
+        for service in services:
+            service.kill()
+
+    def kill(self, service):
+        service.process.kill()
+        service.process.wait(20)
+
+    def test_all_well_does_nothing(self, server):
+        """
+        While both run, nothing is done.
+        """
+        assert None is server.keep_up(0.0)
+
+    def test_dead_executor_runs_again(self, server):
+        """
+        An executor that died runs again, as a new process that writes its ready file anew.
+        """
+        (executor, _) = server.services
+        before = wait_until(executor.addresses)["pid"]
+        self.kill(executor)
+        said = server.keep_up(0.0)
+
+        assert "the executor was killed by SIGKILL (out of memory?); starting it again" == said
+        assert before != wait_until(executor.addresses)["pid"]
+        assert None is server.keep_up(0.0)
+
+    def test_executor_that_keeps_dying_is_left(self, server):
+        """
+        One restart more than allowed within the time is refused, and allowed once time has passed.
+        """
+        (executor, _) = server.services
+        for _ in range(RESTARTS):
+            self.kill(executor)
+            server.keep_up(0.0)
+        self.kill(executor)
+        with pytest.raises(ServiceFailed):
+            server.keep_up(RESTARTS_WITHIN_S - 1.0)
+
+        assert None is not server.keep_up(RESTARTS_WITHIN_S)
+
+    def test_wrong_configuration_is_not_tried_again(self, server, modules, tmp_path):
+        """
+        An executor that ended over its configuration or model is not started again.
+        """
+        (modules / "failing.py").write_text("import sys; sys.exit(2)")
+        failing = Service("executor", "failing", [], tmp_path)
+        failing.process.wait(20)
+        with pytest.raises(ServiceFailed) as failed:
+            RunningServer(tmp_path, [failing, server.services[1]]).keep_up(0.0)
+
+        assert ExitCode.USAGE == failed.value.code
+
+    def test_dead_scheduler_is_not_started_again(self, server):
+        """
+        The scheduler owns the requests: its death is an error.
+        """
+        self.kill(server.services[1])
+        with pytest.raises(ServiceFailed, match="the scheduler was killed by SIGKILL"):
+            server.keep_up(0.0)

@@ -25,7 +25,13 @@ POLL_S = 0.05
 STOP_S = 10.0
 """Seconds a child may take to stop, on top of what it was asked to wait for running requests."""
 
+RESTARTS = 3
+"""How often an executor is started again within RESTARTS_WITHIN_S; one that ends oftener stays."""
+
+RESTARTS_WITHIN_S = 120.0
+
 _REASON_LINE = re.compile(r"^[A-Z][A-Z_]+: .+")
+_ERROR_LINE = re.compile(r'\[error *\]|"level": ?"error"')
 
 
 class ServiceFailed(Exception):
@@ -44,17 +50,28 @@ class Service:
         self.name = name
         self.log = folder / f"{name}.log"
         self._ready_file = folder / f"{name}.json"
-        command = [sys.executable, "-m", module, *arguments, "--ready-file", str(self._ready_file)]
         shim = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid())]
-        with self.log.open("wb") as log:
+        command = [sys.executable, "-m", module, *arguments, "--ready-file", str(self._ready_file)]
+        self._command = [*shim, *command]
+        self.log.write_bytes(b"")
+        self.process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
             # A group of its own: Ctrl-C in the terminal reaches only us, and we decide the order.
-            self.process = subprocess.Popen(  # noqa: S603 -- our own interpreter
-                [*shim, *command],
+            return subprocess.Popen(  # noqa: S603 -- our own interpreter
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def restart(self) -> None:
+        """Start it again after it ended; what it wrote before stays in its log."""
+        self.kill()
+        self._ready_file.unlink(missing_ok=True)
+        self.process = self._spawn()
 
     def addresses(self) -> dict[str, Any] | None:
         """What the ready file says; None until it is there."""
@@ -74,9 +91,10 @@ class Service:
         status = self.process.poll()
         if status is None:
             return
-        how = f"signal {-status}" if status < 0 else f"exit code {status}"
         code = ExitCode.USAGE if status == ExitCode.USAGE else ExitCode.FAILED
-        raise ServiceFailed(f"the {self.name} ended ({how}): {self.last_word()}", code)
+        if status < 0:
+            raise ServiceFailed(f"the {self.name} was killed by {_signal_name(-status)}", code)
+        raise ServiceFailed(f"the {self.name} ended (exit code {status}): {self.last_word()}", code)
 
     def stop(self, grace_s: float) -> None:
         """Ask it to end, wait, and kill whatever is left of its group."""
@@ -93,11 +111,18 @@ class Service:
         self.process.wait()
 
     def last_word(self) -> str:
-        """The last error it reported, or else the last line it wrote."""
+        """The last error it reported, or else logged, or else the last line it wrote."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
         reasons = [line for line in lines if _REASON_LINE.match(line)]
+        errors = [line for line in lines if _ERROR_LINE.search(line)]
         written = [line for line in lines if line]
-        return (reasons or written or [f"it wrote nothing to {self.log}"])[-1]
+        return (reasons or errors or written or [f"it wrote nothing to {self.log}"])[-1]
+
+
+def _signal_name(number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    # Nobody else sends it as a rule, and the kernel leaves no word in the process's own log.
+    return f"{name} (out of memory?)" if number == signal.SIGKILL else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +154,40 @@ class RunningServer:
     address: str = ""
     admin_address: str | None = None
     metrics_address: str | None = None
+    _restarts_s: list[float] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise ServiceFailed if a service has ended."""
         for service in self.services:
             service.check()
+
+    def keep_up(self, now_s: float) -> str | None:
+        """
+        Start an executor that ended again: requests wait for it in the scheduler meanwhile.
+
+        Args:
+            now_s: Monotonic time.
+
+        Returns:
+            What was done, for people; None = all is well.
+
+        Raises:
+            ServiceFailed: The scheduler ended, or the executor ended over a wrong configuration or
+                model, or again and again.
+        """
+        executor, *others = self.services
+        for service in others:
+            service.check()
+        try:
+            executor.check()
+        except ServiceFailed as failure:
+            recent_s = [at_s for at_s in self._restarts_s if now_s - at_s < RESTARTS_WITHIN_S]
+            if failure.code is ExitCode.USAGE or len(recent_s) >= RESTARTS:
+                raise
+            executor.restart()
+            self._restarts_s = [*recent_s, now_s]
+            return f"{failure.line}; starting it again"
+        return None
 
     def stop(self, grace_s: float) -> None:
         """Stop the scheduler, which finishes its requests, then the executor."""

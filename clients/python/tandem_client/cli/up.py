@@ -83,7 +83,12 @@ def up(
     executor_arg: ExecutorArg = None,
     scheduler_arg: SchedulerArg = None,
 ) -> None:
-    """Start an executor and a scheduler, and serve until Ctrl-C."""
+    """
+    Start an executor and a scheduler, and serve until Ctrl-C.
+
+    An executor that dies is started again, and running requests go on; when the scheduler dies,
+    everything ends.
+    """
     folder = model or bundled_model()
     if folder is None:
         raise typer.BadParameter("name a model directory: tandem up MODEL_DIR")
@@ -130,7 +135,7 @@ def _serve(plan: LocalServer, model: Path) -> None:
                 _announce(server, time.monotonic() - started_s)
                 is_up = True
                 try:
-                    _watch(server)
+                    _watch(server, console)
                 finally:
                     console.print("stopping; Ctrl-C again ends everything at once", style="dim")
     except ServiceFailed as failure:
@@ -141,9 +146,11 @@ def _serve(plan: LocalServer, model: Path) -> None:
         console.print("stopped", style="dim")
 
 
-def _watch(server: RunningServer) -> None:
+def _watch(server: RunningServer, console: Console) -> None:
     while True:
-        server.check()
+        done = server.keep_up(time.monotonic())
+        if done is not None:
+            console.print(done, style="yellow")
         time.sleep(WATCH_S)
 
 
