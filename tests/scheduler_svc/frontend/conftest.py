@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandem.inference.v1 import inference_service_pb2_grpc
-from tests.scheduler_svc.frontend.fake_core import Frontend, announce, model, running_frontend
+from tests.scheduler_svc.frontend.fake_core import Frontend, model, running_frontend, serve
 from tests.scheduler_svc.frontend.small_models import save_model
 
 
@@ -18,7 +18,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def frontend(tmp_path: Path, model_dir: Path) -> AsyncIterator[Frontend]:
     async with running_frontend(tmp_path) as running:
-        await announce(running.core, model(model_dir))
+        await serve(running, model(model_dir))
         yield running
 
 

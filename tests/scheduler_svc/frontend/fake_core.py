@@ -218,3 +218,9 @@ async def announce(core: FakeCore, served: Model) -> None:
     """Say that `served` can be used."""
     await core.send(served)
     await core.send(Availability(executor_attached=True, ready=True, draining=False))
+
+
+async def serve(frontend: Frontend, served: Model) -> None:
+    """Say that `served` can be used, and return once the frontend knows."""
+    await announce(frontend.core, served)
+    await until(lambda: frontend.client.availability.ready)

@@ -24,7 +24,7 @@ from tandem.admin.v1 import admin_service_pb2 as pb
 from tandem.admin.v1.admin_service_pb2_grpc import AdminServiceStub
 from tandem.errors import HandedOver, InvalidModel
 from tests.scheduler_svc.frontend.calls import error_of
-from tests.scheduler_svc.frontend.fake_core import announce, model, running_frontend, until, within
+from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, until, within
 
 STATS = {
     field.name: at + 1 if field.type != field.TYPE_BOOL else True
@@ -112,7 +112,7 @@ class TestHealth:
             stub = health_pb2_grpc.HealthStub(frontend.channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest(service="tandem.ready"))
             seen = [(await within(watch.read())).status]
-            await announce(frontend.core, model(model_dir))
+            await serve(frontend, model(model_dir))
             seen.append((await within(watch.read())).status)
             draining = Availability(executor_attached=True, ready=True, draining=True)
             await frontend.core.send(draining)
@@ -143,7 +143,7 @@ class TestHealth:
         """
         async with running_frontend(tmp_path, core_timeout_s=0.2) as frontend:
             frontend.core.answers["stats"] = lambda _: None
-            await announce(frontend.core, model(model_dir))
+            await serve(frontend, model(model_dir))
             stub = health_pb2_grpc.HealthStub(frontend.channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest(service=""))
             while (await within(watch.read())).status != NOT_SERVING:
@@ -157,7 +157,7 @@ class TestHealth:
         """
         (tmp_path / "tokenizer.json").write_text("{")
         async with running_frontend(tmp_path) as frontend:
-            await announce(frontend.core, model(tmp_path))
+            await serve(frontend, model(tmp_path))
             stub = health_pb2_grpc.HealthStub(frontend.channel)
             await until(lambda: frontend.client.availability.ready)
             with pytest.raises(InvalidModel):

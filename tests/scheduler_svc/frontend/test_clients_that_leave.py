@@ -12,10 +12,10 @@ from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.scheduler_svc.frontend.calls import error_of
 from tests.scheduler_svc.frontend.fake_core import (
-    announce,
     ended,
     model,
     running_frontend,
+    serve,
     until,
     within,
 )
@@ -107,7 +107,7 @@ class TestSlowClient:
         Past either limit the request ends SLOW_CONSUMER and in the core; another one goes on.
         """
         async with running_frontend(tmp_path, **limits) as frontend:
-            await announce(frontend.core, model(model_dir))
+            await serve(frontend, model(model_dir))
             async with grpc.aio.insecure_channel(
                 frontend.servers.address,
                 options=(("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)),

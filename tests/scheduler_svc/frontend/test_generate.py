@@ -15,11 +15,11 @@ from tandem.errors import (
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tests.scheduler_svc.frontend.calls import error_of, kinds, rest_of, stub_of
 from tests.scheduler_svc.frontend.fake_core import (
-    announce,
     ended,
     model,
     refused,
     running_frontend,
+    serve,
     until,
     within,
 )
@@ -154,7 +154,7 @@ class TestGrammar:
         While nothing happens the last known state is sent again and again.
         """
         async with running_frontend(tmp_path, progress_interval_s=0.0) as frontend:
-            await announce(frontend.core, model(model_dir))
+            await serve(frontend, model(model_dir))
             call = stub_of(frontend).Generate(request())
             stream_id = await frontend.core.accept()
             news = StreamProgress(stream_id, ProgressKind.QUEUED, 4)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from scheduler_svc.frontend.settings import FrontendSettings, parse_settings
 from tandem.inference.v1 import inference_service_pb2 as pb
@@ -37,6 +39,14 @@ async def start(argument: str) -> Process:
     )
 
 
+async def until_ready(channel: grpc.aio.Channel) -> None:
+    """Return once the frontend knows what it serves."""
+    watch = HealthStub(channel).Watch(HealthCheckRequest(service="tandem.ready"))
+    while (await within(watch.read())).status != HealthCheckResponse.SERVING:
+        pass
+    watch.cancel()
+
+
 @asynccontextmanager
 async def started(directory: Path):
     """A fake core, a process and its Hello."""
@@ -60,6 +70,7 @@ class TestProcess:
             assert (0, process.pid) == (hello.frontend_index, hello.pid)
             await announce(core, model(model_dir))
             async with grpc.aio.insecure_channel(hello.address) as channel:
+                await until_ready(channel)
                 stub = InferenceServiceStub(channel)
                 call = stub.Generate(pb.GenerateRequest(text="hello"))
                 await core.accept()

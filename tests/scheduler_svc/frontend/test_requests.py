@@ -19,11 +19,11 @@ from tandem.errors import (
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tests.scheduler_svc.frontend.calls import error_of, kinds, rest_of, stub_of
 from tests.scheduler_svc.frontend.fake_core import (
-    announce,
     ended,
     model,
     refused,
     running_frontend,
+    serve,
     until,
     within,
 )
@@ -48,7 +48,7 @@ class TestPrompt:
         Text becomes BOS and its tokens, in a thread where it is long.
         """
         async with running_frontend(tmp_path) as frontend:
-            await announce(frontend.core, model(model_dir, max_model_len=8192))
+            await serve(frontend, model(model_dir, max_model_len=8192))
             call = stub_of(frontend).Generate(pb.GenerateRequest(text=text))
             submit = await within(frontend.core.submits.get())
             call.cancel()
@@ -67,7 +67,7 @@ class TestPrompt:
 
         monkeypatch.setattr(TextModel, "encode_text", recording)
         async with running_frontend(tmp_path) as frontend:
-            await announce(frontend.core, model(model_dir, max_model_len=8192))
+            await serve(frontend, model(model_dir, max_model_len=8192))
             for length in (2000, 2001):
                 call = stub_of(frontend).Generate(pb.GenerateRequest(text="x" * length))
                 await within(frontend.core.submits.get())
@@ -160,7 +160,7 @@ class TestRefusal:
         """
         (tmp_path / "tokenizer.json").write_text("{")
         async with running_frontend(tmp_path) as frontend:
-            await announce(frontend.core, model(tmp_path))
+            await serve(frontend, model(tmp_path))
             await until(lambda: frontend.client.availability.ready)
             error = await error_of(stub_of(frontend).Generate(request()))
         assert ("INVALID_MODEL", "FAILED_PRECONDITION") == (error.reason, error.code)
@@ -170,7 +170,7 @@ class TestRefusal:
         A message over the size limit is refused before it is decoded.
         """
         async with running_frontend(tmp_path, max_message_bytes=10_000) as frontend:
-            await announce(frontend.core, model(model_dir))
+            await serve(frontend, model(model_dir))
             stub = stub_of(frontend)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await within(stub.Generate(pb.GenerateRequest(text="x" * 20_000)).read())
