@@ -13,14 +13,16 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tandem.errors import Draining, PromptTooLong, QueueFull
-from tandem_client import Stats
+from tandem_client import Done, Finished, FinishReason, Stats, Timings, Usage
 from tandem_client.cli.app import app
+from tandem_client.cli.generate import summary
 from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, Act
 
 # Modules whose names their package gives to commands.
@@ -58,6 +60,62 @@ def tandem():
     for process in started:
         process.kill()
         process.communicate()
+
+
+LOADING = """
+import sys, time
+from tandem_client.cli import main
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "tandem_client.cli.app":
+            print("loading", flush=True)
+            time.sleep(600)
+
+sys.meta_path.insert(0, Slow())
+main()
+"""
+
+
+class TestStart:
+    def test_ctrl_c_while_loading_is_silent(self):
+        """
+        Ctrl-C while the command's modules are still being loaded ends it at once, without a traceback.
+        """
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOADING],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert "loading\n" == process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+
+        assert (-signal.SIGINT, "") == (process.returncode, errors)
+
+
+class TestSummary:
+    @pytest.mark.parametrize(
+        ("num_tokens", "expected"),
+        [
+            (0, "5 prompt + 0 output tokens; ended by DEADLINE"),
+            (1, "5 prompt + 1 output tokens, first after 200 ms; ended by DEADLINE"),
+            (11, "5 prompt + 11 output tokens, first after 200 ms, then 20/s; ended by DEADLINE"),
+        ],
+    )
+    def test_only_what_was_measured_is_said(self, num_tokens, expected):
+        """
+        Without a token there is no first one, and without a second one no speed.
+        """
+        usage = Usage(prompt_tokens=5, output_tokens=num_tokens, cached_tokens=0)
+        timings = Timings(queue_s=0.0, time_to_first_token_s=0.2, total_s=0.7, preemptions=0)
+        stream = SimpleNamespace(
+            finished=Finished(choice=0, reason=FinishReason.DEADLINE, matched=None),
+            done=Done(usage=usage, timings=timings),
+        )
+
+        assert expected == summary(stream)
 
 
 class TestGenerate:

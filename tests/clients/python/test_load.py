@@ -72,6 +72,25 @@ class TestWorkload:
         with pytest.raises(InvalidParameter, match=complaint):
             read_prompts(file)
 
+    def test_bytes_that_are_no_text_are_refused(self, tmp_path):
+        """
+        A file that is not UTF-8 is refused with its name.
+        """
+        file = tmp_path / "prompts.jsonl"
+        file.write_bytes(b'{"prompt": "\xff"}\n')
+
+        with pytest.raises(InvalidParameter, match="is not UTF-8"):
+            read_prompts(file)
+
+    def test_only_line_feeds_end_a_line(self, tmp_path):
+        """
+        Characters that Unicode counts as line breaks may stand in a prompt as they are.
+        """
+        file = tmp_path / "prompts.jsonl"
+        file.write_text('{"prompt": "a\u2028b\x85"}\r\n{"prompt": "c"}\n', newline="")
+
+        assert ({"prompt": "a\u2028b\x85"}, {"prompt": "c"}) == read_prompts(file)
+
     def test_task_survives_its_journey_to_a_process(self):
         """
         A task decoded from its JSON is the same task.

@@ -127,13 +127,13 @@ def summary(stream: GenerationStream) -> str:
     if finished is None or done is None:
         return "stopped"
     usage, timings = done.usage, done.timings
+    parts = [f"{usage.prompt_tokens} prompt + {usage.output_tokens} output tokens"]
+    if usage.output_tokens > 0:
+        parts.append(f"first after {timings.time_to_first_token_s * 1000:.0f} ms")
     decode_s = timings.total_s - timings.time_to_first_token_s
-    speed = (usage.output_tokens - 1) / decode_s if decode_s > 0 else 0.0
-    return (
-        f"{usage.prompt_tokens} prompt + {usage.output_tokens} output tokens, first after "
-        f"{timings.time_to_first_token_s * 1000:.0f} ms, then {speed:.0f}/s; "
-        f"ended by {finished.reason.name}"
-    )
+    if usage.output_tokens > 1 and decode_s > 0:
+        parts.append(f"then {(usage.output_tokens - 1) / decode_s:.0f}/s")
+    return f"{', '.join(parts)}; ended by {finished.reason.name}"
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

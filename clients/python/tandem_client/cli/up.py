@@ -150,7 +150,7 @@ def _watch(server: RunningServer, console: Console) -> None:
     while True:
         done = server.keep_up(time.monotonic())
         if done is not None:
-            console.print(done, style="yellow")
+            console.print(done, style="yellow", markup=False)
         time.sleep(WATCH_S)
 
 

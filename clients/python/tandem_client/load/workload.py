@@ -73,8 +73,13 @@ def read_prompts(path: Path) -> tuple[dict[str, Any], ...]:
         InvalidParameter: A line that is something else, with its number, or no line at all.
         OSError: The file cannot be read.
     """
+    try:
+        content = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(f"{path} is not UTF-8: {error}") from error
     lines = []
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
+    # Only line feeds end a line: JSON strings may hold other characters that Unicode calls breaks.
+    for number, text in enumerate(content.split("\n"), start=1):
         if text.strip():
             lines.append(_parse(text, f"{path}:{number}"))
     if not lines:
