@@ -182,4 +182,5 @@ def _new_request(message: Submit, handle: int) -> NewRequest:
         eos_token_ids=frozenset(message.eos_token_ids),
         stop_token_ids=frozenset(message.stop_token_ids),
         deadline_s=message.deadline_s,
+        fills_context=message.fills_context,
     )

@@ -56,6 +56,8 @@ class NewRequest:
         stop_token_ids: Ids that end it with STOP_TOKEN.
         arrival_s: When it arrived, on the clock the core is driven with.
         deadline_s: When it ends with DEADLINE, same clock; None for never.
+        fills_context: `max_tokens` is what the context had left, not what somebody asked for:
+            reaching it is CONTEXT_LIMIT.
     """
 
     request_id: str
@@ -67,6 +69,7 @@ class NewRequest:
     eos_token_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
     deadline_s: float | None = None
+    fills_context: bool = False
 
 
 LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
@@ -133,8 +136,9 @@ class Request:
 
     @property
     def ends_by_context(self) -> bool:
-        """True when the context runs out before max_tokens does."""
-        return self.stop_len < self.prompt_len + self.new.max_tokens
+        """True when it is the context's end that bounds the output, not a number asked for."""
+        is_cut = self.stop_len < self.prompt_len + self.new.max_tokens
+        return is_cut or self.new.fills_context
 
     def known_tokens(self) -> Int32Column:
         """Prompt and outputs so far, shape ``[P + N]``."""

@@ -79,6 +79,7 @@ async def prepare_request(
             arrival_s=now_s,
             deadline_s=deadline_s,
             model_revision=model.revision,
+            fills_context=params.max_tokens is None and max_tokens < DEFAULT_MAX_TOKENS,
         )
 
     return PreparedRequest(

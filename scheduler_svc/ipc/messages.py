@@ -40,6 +40,8 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     deadline_s: float | None
     model_revision: str = ""
     """`Model.revision` it was tokenized for; another one by now refuses it. Empty: any."""
+    fills_context: bool = False
+    """See scheduler_svc.core.request.NewRequest."""
 
 
 class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):

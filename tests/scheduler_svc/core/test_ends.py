@@ -51,6 +51,17 @@ class TestTokens:
         assert stop == rig.ended[handle].matched_token
         assert rig.expected(handle) == rig.outputs[handle]
 
+    def test_length_that_the_context_set_ends_with_context_limit(self):
+        """
+        Output that may fill the context ends CONTEXT_LIMIT, a number asked for MAX_TOKENS.
+        """
+        rig = Rig()
+        filling = rig.submit(max_tokens=6, fills_context=True)
+        asked = rig.submit(max_tokens=6)
+        rig.run()
+        assert FinishReason.CONTEXT_LIMIT == rig.ended[filling].reason
+        assert FinishReason.MAX_TOKENS == rig.ended[asked].reason
+
     def test_eos_wins_over_stop_token_and_length(self):
         """
         Where several ends meet at one token, EOS comes before stop tokens before max_tokens.

@@ -115,6 +115,22 @@ class TestGrammar:
         assert before_s <= submit.arrival_s <= time.monotonic()
         assert pytest.approx(submit.arrival_s + 5) == submit.deadline_s
 
+    @pytest.mark.parametrize(
+        ("prompt_len", "max_tokens", "expected"),
+        [(3, None, (100, False)), (200, None, (56, True)), (200, 56, (56, False))],
+    )
+    async def test_unset_max_tokens_may_fill_the_context(
+        self, frontend, stub, prompt_len, max_tokens, expected
+    ):
+        """
+        Unset max_tokens is 100 or what the context has left, and then the context is what ends it.
+        """
+        stopping = {} if max_tokens is None else {"max_tokens": max_tokens}
+        call = stub.Generate(request(token_ids={"ids": [5] * prompt_len}, stopping=stopping))
+        submit = await within(frontend.core.submits.get())
+        call.cancel()
+        assert expected == (submit.max_tokens, submit.fills_context)
+
     async def test_unset_id_and_seed_are_chosen_and_told(self, frontend, stub):
         """
         The server's choices are in Started, differ between requests, and are what the core gets.
