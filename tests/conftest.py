@@ -1,8 +1,19 @@
-"""One thread per operation in every test: tiny tensors gain nothing from more, and cores are few."""
+"""What all tests share: one thread per operation, and logs as structlog finds them."""
 
 from __future__ import annotations
 
 import os
 
-# Read by OpenMP when torch is first imported, here and in the processes that tests start.
+import pytest
+import structlog
+
+# Read by OpenMP when torch is first imported, here and in the processes that tests start. Tiny
+# tensors gain nothing from more threads, and cores are few.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def default_logs():
+    """Undo what a test, or an engine that it made, set up for the whole process's logs."""
+    yield
+    structlog.reset_defaults()
