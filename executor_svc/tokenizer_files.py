@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from executor_svc.model.fingerprint import TOKENIZER_FILES
+from tandem.errors import InvalidModel
 from tandem.executor.v1.executor_service_pb2 import GetTokenizerResponse
 
 MAX_CHUNK_BYTES = 1 << 20
@@ -22,12 +24,31 @@ class TokenizerFile:
 
 
 def read_tokenizer_files(model_dir: Path) -> tuple[TokenizerFile, ...]:
-    """Read the files that are there; kept in memory, so that later edits cannot mix in."""
-    return tuple(
+    """
+    Read the files that are there; kept in memory, so that later edits cannot mix in.
+
+    Raises:
+        InvalidModel: tokenizer.json is damaged. Found here, at start, it is told to whoever starts
+            the model; later only a scheduler could tell.
+    """
+    files = tuple(
         TokenizerFile(name, (model_dir / name).read_bytes())
         for name in TOKENIZER_FILES
         if (model_dir / name).is_file()
     )
+    for file in files:
+        if file.name == "tokenizer.json":
+            _check_tokenizer(file.content, model_dir / file.name)
+    return files
+
+
+def _check_tokenizer(content: bytes, path: Path) -> None:
+    try:
+        tokenizer = json.loads(content)
+    except ValueError as error:
+        raise InvalidModel(f"{path} is not valid JSON: {error}; download it again") from error
+    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("model"), dict):
+        raise InvalidModel(f"{path} describes no tokenizer: it has no model; download it again")
 
 
 def chunks(files: tuple[TokenizerFile, ...]) -> Iterator[GetTokenizerResponse]:
