@@ -111,7 +111,7 @@ def fit_limits(loaded: LoadedSettings, config: ModelConfig) -> EngineConfig:
         if "max_model_len" in loaded.sources:
             raise InvalidConfig(
                 f"max_model_len is set to {limits.max_model_len} "
-                f"({loaded.sources['max_model_len']}), but the model supports at most {longest} "
+                f"({loaded.places['max_model_len']}), but the model supports at most {longest} "
                 f"tokens (max_position_embeddings): lower max_model_len to {longest} or less"
             )
         limits = replace(limits, max_model_len=longest)
@@ -124,7 +124,7 @@ def fit_limits(loaded: LoadedSettings, config: ModelConfig) -> EngineConfig:
 def _source_of_length(loaded: LoadedSettings, limits: EngineConfig) -> str:
     if limits.max_model_len < loaded.limits.max_model_len:
         return f"model (default is {loaded.limits.max_model_len})"
-    return loaded.sources.get("max_model_len", "default")
+    return loaded.places.get("max_model_len", "default")
 
 
 def _device_name(device: torch.device) -> str:

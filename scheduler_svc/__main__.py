@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-from scheduler_svc.config_sources import load_settings
+from scheduler_svc.config import load_settings
 from scheduler_svc.service import Service
 from scheduler_svc.telemetry import configure_logging
 from tandem.errors import InvalidConfig, TandemError

@@ -1,5 +1,5 @@
 """
-The scheduler's settings: one schema, whatever they come from (`config_sources` reads them).
+The scheduler's settings: one schema, whatever they come from (`tandem.settings` reads them).
 
 The seven engine limits are those of `tandem.engine_config.EngineConfig`, with its rules and texts.
 A limit that nobody set follows the executor; one that was set narrows the executor or, where it
@@ -9,39 +9,31 @@ cannot be narrowed, refuses it (`limits_on`).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor, InvalidConfig
-
-LIMITS = tuple(EngineConfig().as_dict())
-"""Names of the engine limits, in the order of the documentation."""
-
-ALIASES = {"max_num_batched_tokens": "max_total_tokens"}
-"""Other accepted spellings, in every source."""
-
-
-def _address(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    is_tcp = bool(host and colon) and port.isdecimal() and int(port) < 65_536
-    if not is_tcp and not text.startswith("unix:"):
-        raise ValueError("must be HOST:PORT or unix:PATH")
-    return text
+from tandem.settings.reader import read_settings
+from tandem.settings.schema import (
+    LIMITS,
+    Address,
+    Loaded,
+    LogFormat,
+    LogLevel,
+    Program,
+    ServiceSettings,
+)
 
 
-Address = Annotated[str, AfterValidator(_address)]
-
-
-class SchedulerSettings(BaseModel):
+class SchedulerSettings(ServiceSettings):
     """Settings of one scheduler service; validated where they are read."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     block_size: int = Field(16, description="tokens per KV block; must equal the executor's")
     max_num_blocks: int = Field(1024, description="most KV blocks to use, at most the executor's")
@@ -52,9 +44,7 @@ class SchedulerSettings(BaseModel):
     max_model_len: int = Field(
         2048, description="most tokens of prompt plus output, at most the executor's"
     )
-    max_total_tokens: int = Field(
-        4096, description="most tokens computed in one step (alias: max_num_batched_tokens)"
-    )
+    max_total_tokens: int = Field(4096, description="most tokens computed in one step")
     memory_threshold: float = Field(
         0.9, description="share of KV blocks in use, 0 to 1, at which no prompt is admitted"
     )
@@ -100,29 +90,26 @@ class SchedulerSettings(BaseModel):
     ready_file: Path | None = Field(
         None, description="file to write addresses and pid to, as JSON, once clients can connect"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe log event to print"
-    )
-    log_format: Literal["json", "console"] = Field(
+    log_level: LogLevel = Field("info", description="least severe log event to print")
+    log_format: LogFormat = Field(
         "console", description="one JSON object per line, or text for people; to stderr"
     )
 
-    def engine_config(self) -> EngineConfig:
-        """The engine limits as set here."""
-        return EngineConfig(**{name: getattr(self, name) for name in LIMITS})
+
+_PROGRAM = Program(
+    schema=SchedulerSettings,
+    command="python -m scheduler_svc",
+    description="Tandem's scheduler service: serves clients, plans steps, drives one executor.",
+    exit_codes="0 stopped, 1 failed, 2 wrong configuration",
+    env_prefix="TANDEM_",
+    foreign_prefixes=("TANDEM_EXECUTOR_", "TANDEM_CLIENT_"),
+    groups={"engine limits (unset ones follow the executor)": LIMITS},
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedSettings:
-    """
-    Settings with where each came from.
-
-    `sources` maps every setting that was set to "file", "environment" or "flag"; one that is
-    missing has its default.
-    """
-
-    settings: SchedulerSettings
-    sources: dict[str, str]
+class LoadedSettings(Loaded[SchedulerSettings]):
+    """Settings with where each came from, and what they come to on an executor."""
 
     def limits_on(self, geometry: ExecutorGeometry) -> EngineConfig:
         """
@@ -181,3 +168,15 @@ class LoadedSettings:
 
     def _source(self, name: str, ours: object, in_force: object) -> str:
         return "executor" if ours != in_force else self.sources.get(name, "default")
+
+
+def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
+    """
+    Read and validate all settings.
+
+    Raises:
+        InvalidConfig: The first thing wrong, naming the setting and where it was set.
+        SystemExit: After --help.
+    """
+    read = read_settings(_PROGRAM, argv, environ)
+    return LoadedSettings(settings=read.settings, sources=read.sources, places=read.places)

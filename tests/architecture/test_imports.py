@@ -61,6 +61,8 @@ class TestImportRules:
             ("tandem/errors.py", "import triton"),
             ("executor_svc/__init__.py", "import scheduler_svc"),
             ("kernels/__init__.py", "import grpc"),
+            ("scheduler_svc/core/request.py", "import tandem.settings.schema"),
+            ("tandem_client/__init__.py", "import tandem.settings.schema"),
             ("tandem_client/__init__.py", "import executor_svc"),
         ],
         ids=lambda value: value.removeprefix("import ").replace("/", "."),

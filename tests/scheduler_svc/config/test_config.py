@@ -2,10 +2,11 @@ import json
 
 import pytest
 
-from scheduler_svc.config import LIMITS, LoadedSettings, SchedulerSettings
+from scheduler_svc.config import LoadedSettings, SchedulerSettings
 from scheduler_svc.core.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor
+from tandem.settings.schema import LIMITS
 
 GEOMETRY = ExecutorGeometry(
     num_blocks=500,

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import LIMITS
-from scheduler_svc.config_sources import load_settings
+from scheduler_svc.config import load_settings
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
+from tandem.settings.schema import LIMITS
 
 RULES = (
     ({"block_size": 0}, "block_size must be greater than 0"),
@@ -165,6 +165,8 @@ class TestMistakes:
             "TANDEM_SCHEDULER_SERVICE_HOST",
             "TANDEM_SCHEDULER_SERVICE_PORT_GRPC",
             "TANDEM_SCHEDULER_PORT",
+            "TANDEM_SERVICE_HOST",
+            "TANDEM_PORT",
             "TANDEM_SCHEDULER_PORT_50051_TCP_ADDR",
         ],
     )

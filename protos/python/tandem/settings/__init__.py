@@ -1,0 +1,4 @@
+"""
+Settings of a service process: one schema, four sources. For the services alone: clients and pure
+cores do without it.
+"""

@@ -1,0 +1,145 @@
+"""
+Where settings come from, in rising order: defaults, file, environment, flags.
+
+Every key must be known. Variables that Kubernetes injects for a Service whose name begins like ours
+are left alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from tandem.errors import InvalidConfig
+from tandem.settings.flags import flag_of, metavar_of, parse_flags
+from tandem.settings.schema import Loaded, Program, S
+
+_SET_BY_KUBERNETES = re.compile(
+    r"(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
+)
+"""Of what follows the prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One setting as one source has it: the key, the value, and where a person would look."""
+
+    key: str
+    raw: Any
+    place: str
+
+
+_Source = Literal["file", "environment", "flag"]
+
+
+def read_settings(
+    program: Program[S], argv: Sequence[str], environ: Mapping[str, str]
+) -> Loaded[S]:
+    """
+    Read and validate all settings.
+
+    Raises:
+        InvalidConfig: The first thing wrong, naming the setting and where it was set.
+        SystemExit: After --help.
+    """
+    flags = parse_flags(program, argv)
+    config_file = flags.pop("config", None) or environ.get(f"{program.env_prefix}CONFIG")
+    layers: list[tuple[_Source, Iterable[_Given]]] = [
+        ("file", _from_file(Path(config_file)) if config_file else ()),
+        ("environment", _from_environment(program, environ)),
+        ("flag", (_Given(name, text, flag_of(name)) for name, text in flags.items())),
+    ]
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for source, layer in layers:
+        for name, given in _by_name(program, source, layer).items():
+            values[name] = _convert(program.schema.model_fields[name], given, source)
+            sources[name] = source
+            places[name] = given.place
+    _check_complete(program, values)
+    settings = program.schema(**values)
+    settings.engine_config().validate()
+    return Loaded(settings=settings, sources=sources, places=places)
+
+
+def _from_file(path: Path) -> list[_Given]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InvalidConfig(f"cannot read {path}: {why}") from error
+    try:
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise InvalidConfig(f"{path} is not valid {kind}: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidConfig(f"{path} must hold one JSON object of settings")
+    return [_Given(key, value, f"{path}: {key}") for key, value in content.items()]
+
+
+def _from_environment(program: Program[S], environ: Mapping[str, str]) -> list[_Given]:
+    prefix = program.env_prefix
+    return [
+        _Given(variable.removeprefix(prefix).lower(), text, f"environment variable {variable}")
+        for variable, text in environ.items()
+        if variable.startswith(prefix)
+        and variable != f"{prefix}CONFIG"
+        and not variable.startswith(program.foreign_prefixes)
+        and not _SET_BY_KUBERNETES.fullmatch(variable.removeprefix(prefix))
+    ]
+
+
+def _by_name(program: Program[S], source: _Source, layer: Iterable[_Given]) -> dict[str, _Given]:
+    fields = program.schema.model_fields
+    keys = {name for name, field in fields.items() if source == "file" or not field.exclude}
+    found: dict[str, _Given] = {}
+    for given in layer:
+        name = program.aliases.get(given.key, given.key)
+        if name not in keys:
+            close = difflib.get_close_matches(given.key, [*sorted(keys), *program.aliases], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "see --help for all keys"
+            raise InvalidConfig(f"{given.place}: unknown key {given.key!r}; {hint}")
+        if name in found:
+            places = f"{given.place} and {found[name].place}"
+            raise InvalidConfig(f"{places} set the same: keep one of them")
+        found[name] = given
+    return found
+
+
+def _convert(field: FieldInfo, given: _Given, source: _Source) -> Any:
+    """Files hold typed values and are read strictly; environment and flags hold text."""
+    kind: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    try:
+        if source == "file":
+            return adapter.validate_json(json.dumps(given.raw), strict=True)
+        if given.raw == "" and type(None) in getattr(field.annotation, "__args__", ()):
+            return None
+        return adapter.validate_strings(given.raw)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise InvalidConfig(
+            f"{given.place}: {why[0].lower()}{why[1:]}, got {given.raw!r}"
+        ) from error
+    except TypeError as error:
+        raise InvalidConfig(f"{given.place}: {given.raw!r} cannot be a setting") from error
+
+
+def _check_complete(program: Program[S], values: Mapping[str, Any]) -> None:
+    for name, field in program.schema.model_fields.items():
+        if field.is_required() and name not in values:
+            raise InvalidConfig(
+                f"no {name}: give {flag_of(name)} {metavar_of(field)} or set "
+                f"{program.env_prefix}{name.upper()}"
+            )

@@ -1,0 +1,105 @@
+"""What the settings of both services are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from tandem.engine_config import EngineConfig
+
+LIMITS = tuple(EngineConfig().as_dict())
+"""Names of the engine limits, in the order of the documentation."""
+
+LIMIT_ALIASES = {"max_num_batched_tokens": "max_total_tokens"}
+"""Other accepted spellings, in every source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metavar:
+    """Annotation of a field's type: what --help shows for its value."""
+
+    text: str
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    is_tcp = bool(host and colon) and port.isdecimal() and int(port) < 65_536
+    if not is_tcp and not text.startswith("unix:"):
+        raise ValueError("must be HOST:PORT or unix:PATH")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address), Metavar("HOST:PORT")]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["json", "console"]
+
+
+class ServiceSettings(BaseModel):
+    """
+    Settings of one service, the seven engine limits among them; every field is a flag, a variable
+    and a key of a file.
+
+    A field with `exclude=True` is a key of a file only and not shown: the other service obeys it,
+    and one file serves both.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def engine_config(self) -> EngineConfig:
+        """The engine limits as set here."""
+        return EngineConfig(**{name: getattr(self, name) for name in LIMITS})
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program(Generic[S]):
+    """
+    A service as its settings see it.
+
+    Attributes:
+        schema: Its settings.
+        command: How it is started, for --help.
+        description: What it is, for --help.
+        exit_codes: Their meanings, for --help.
+        env_prefix: Of its environment variables; the rest is a field's name in capitals.
+        foreign_prefixes: Of variables that begin like its own but belong to others.
+        aliases: Other spellings of fields.
+        groups: Fields that --help lists together, by title; the others are under "service".
+    """
+
+    schema: type[S]
+    command: str
+    description: str
+    exit_codes: str
+    env_prefix: str
+    foreign_prefixes: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=lambda: LIMIT_ALIASES)
+    groups: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Generic[S]):
+    """
+    Settings with where each came from; what nobody set is in neither dictionary.
+
+    Attributes:
+        settings: All settings.
+        sources: "file", "environment" or "flag" by name.
+        places: The flag, variable or file and key by name, as a person would look for it.
+    """
+
+    settings: S
+    sources: dict[str, str]
+    places: dict[str, str] = field(default_factory=dict)
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Name, JSON value and source of every setting; the source of a default is "default"."""
+        return [
+            {"name": name, "value": value, "source": self.sources.get(name, "default")}
+            for name, value in self.settings.model_dump(mode="json").items()
+        ]

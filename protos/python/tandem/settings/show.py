@@ -1,0 +1,26 @@
+"""What a service's `show_config` does: print its settings without starting it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from tandem.errors import InvalidConfig
+from tandem.settings.schema import Loaded, S
+
+EXIT_REFUSED = 2
+"""The services' own exit code for a configuration that cannot work."""
+
+
+def show_settings(load: Callable[[Sequence[str], Mapping[str, str]], Loaded[S]]) -> int:
+    """Print this process's settings as JSON, or what is wrong with them; gives the exit code."""
+    try:
+        loaded = load(sys.argv[1:], os.environ)
+    except InvalidConfig as error:
+        sys.stderr.write(f"{error.reason}: {error.message}\n")
+        return EXIT_REFUSED
+    warnings = loaded.settings.engine_config().warnings()
+    sys.stdout.write(json.dumps({"settings": loaded.shown(), "warnings": warnings}) + "\n")
+    return 0
