@@ -25,17 +25,17 @@ from executor_svc.runner_thread import RunnerThread
 from executor_svc.service import SERVICE_NAME, ExecutorService
 from executor_svc.step_link import StepLink
 from tandem.errors import AddressInUse, Draining, TandemError
+from tandem.link.wire import MAX_MESSAGE_BYTES
 
 READY = "tandem.ready"
 PROGRESS = "tandem.progress"
 
-_MAX_MESSAGE_BYTES = 64 << 20
 _SERVER_THREADS = 32
 _STREAM_END_GRACE_S = 2.0
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # What bounds the wait for a ping's answer is this one, a minute unless set.

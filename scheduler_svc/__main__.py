@@ -9,8 +9,8 @@ import structlog
 
 from scheduler_svc.config import load_settings
 from scheduler_svc.service import Service
-from scheduler_svc.telemetry import configure_logging
 from tandem.errors import InvalidConfig, TandemError
+from tandem.telemetry import configure_logging
 
 
 def main() -> int:

@@ -10,9 +10,7 @@ from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.ipc.messages import Model
 from tandem.errors import IncompatibleExecutor
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
-
-PROTOCOL_VERSION = 1
-"""Version of tandem.executor.v1's step protocol that this scheduler speaks."""
+from tandem.link import PROTOCOL_VERSION
 
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_K = 0

@@ -17,16 +17,13 @@ from pathlib import Path
 
 import grpc
 
-from scheduler_svc.executor_description import (
-    PROTOCOL_VERSION,
-    ExecutorDescription,
-    read_description,
-)
+from scheduler_svc.executor_description import ExecutorDescription, read_description
 from scheduler_svc.model_cache import ModelCache
 from tandem.errors import IncompatibleExecutor, SessionHeld, SessionLost, TandemError
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1 import session_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
+from tandem.link import PROTOCOL_VERSION
 from tandem.link.batch import StepFailed, StepResult
 from tandem.link.session import Attached, Heartbeat
 from tandem.link.wire import MAX_MESSAGE_BYTES, decode_response

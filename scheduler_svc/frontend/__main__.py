@@ -21,8 +21,8 @@ from scheduler_svc.frontend.server import start_servers
 from scheduler_svc.frontend.settings import FrontendSettings, parse_settings
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import connect_frontend
-from scheduler_svc.telemetry import configure_logging
 from tandem.errors import HandedOver, TandemError
+from tandem.telemetry import configure_logging
 
 log = structlog.get_logger()
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from scheduler_svc.core.geometry import ExecutorGeometry
-from scheduler_svc.executor_description import PROTOCOL_VERSION
 from tandem.errors import SessionLost, TandemError
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1 import session_pb2
+from tandem.link import PROTOCOL_VERSION
 from tandem.link.batch import Step
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach
