@@ -31,8 +31,8 @@ MIN_FREE_BYTES = 4 << 30
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 PARTS = {
     "client": ("grpcio", "protobuf", "typer", "rich"),
-    "scheduler": ("pyzmq", "msgspec", "pydantic-settings", "tokenizers", "jinja2"),
-    "executor": ("torch", "safetensors", "pydantic-settings"),
+    "scheduler": ("pyzmq", "msgspec", "pydantic", "tokenizers", "jinja2"),
+    "executor": ("torch", "safetensors", "pydantic"),
 }
 PROBE_TORCH = """
 import json, torch
