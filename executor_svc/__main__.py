@@ -6,12 +6,13 @@ import os
 import queue
 import signal
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 import structlog
 
 from executor_svc.config import LoadedSettings, load_settings
+from executor_svc.idle_threads import let_idle_threads_sleep
 from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory, TandemError
 from tandem.telemetry import configure_logging
 
@@ -42,7 +43,7 @@ def _serve(loaded: LoadedSettings) -> int:
     Raises:
         TandemError: Why the process cannot go on.
     """
-    _let_idle_threads_sleep(os.environ)
+    let_idle_threads_sleep(os.environ)
     # These import PyTorch: seconds that --help or a mistyped flag need not wait for.
     from executor_svc.engine import load_engine  # noqa: PLC0415
     from executor_svc.server import ExecutorServer  # noqa: PLC0415
@@ -63,18 +64,6 @@ def _serve(loaded: LoadedSettings) -> int:
         sys.stderr.flush()
         os._exit(EXIT_STOPPED)  # a thread is still inside the loader: no orderly way to end it
     return EXIT_STOPPED
-
-
-def _let_idle_threads_sleep(environ: MutableMapping[str, str]) -> None:
-    """
-    Unless told otherwise, keep OpenMP's threads from spinning between operations.
-
-    Where cores are shared (containers, laptops), a spinning thread takes the core that the working
-    one needs: measured on two busy cores, a decode step took 70 ms instead of 7. OpenMP reads this
-    when PyTorch is imported.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & environ.keys():
-        environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def _on_signals(ends: queue.SimpleQueue[TandemError | signal.Signals]) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
-from executor_svc.memory import KvMemory
-from executor_svc.model import load_model
-from executor_svc.runner import ModelRunner
+from executor_svc.idle_threads import let_idle_threads_sleep
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.link.batch import Batch, StepResult
@@ -69,6 +66,14 @@ def load_backend(
     Raises:
         InvalidModel, InvalidConfig or OutOfMemory: Saying what to do.
     """
+    let_idle_threads_sleep(os.environ)
+    # These import PyTorch: not before the environment is set, and not for --help.
+    import torch  # noqa: PLC0415
+
+    from executor_svc.memory import KvMemory  # noqa: PLC0415
+    from executor_svc.model import load_model  # noqa: PLC0415
+    from executor_svc.runner import ModelRunner  # noqa: PLC0415
+
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     model = load_model(model_dir, dtype=dtype, device=device)
