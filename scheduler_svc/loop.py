@@ -9,6 +9,7 @@ executor does or leaves undone can hold a turn up.
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable
 from pathlib import Path
@@ -276,8 +277,11 @@ class CoreLoop:
         if availability != state.availability:
             state.availability = availability
             self._publisher.answer_all(availability)
-            _log.info(
+            is_expected = availability.ready or availability.draining
+            _log.log(
+                logging.INFO if is_expected else logging.WARNING,
                 "availability_changed",
+                why=_why(availability),
                 ready=availability.ready,
                 executor_attached=availability.executor_attached,
                 draining=availability.draining,
@@ -327,3 +331,18 @@ class CoreLoop:
         if core is not None and (deadline_s := core.next_deadline_s) is not None:
             due.append(deadline_s)
         return max(0.0, min(due) - now)
+
+
+def _why(availability: Availability) -> str:
+    """What made the service ready or unready, for whoever reads the log."""
+    if availability.draining:
+        return "the service is stopping or was drained"
+    if availability.ready and not availability.executor_attached:
+        return "the executor's stream broke; it has a moment to come back"
+    if availability.ready:
+        return "the executor is attached and alive"
+    if not availability.executor_attached:
+        return "no executor is attached"
+    if not availability.progressing:
+        return "the executor's present step takes far longer than steps do"
+    return "the executor is attached but silent"

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.executor_link import ConnectFailed, StreamMessage
@@ -197,6 +198,25 @@ class TestReadiness:
         beat = Heartbeat(running_step_id=0, elapsed_ms=0, last_completed_step_id=0)
         bench.link.post(StreamMessage(stream=bench.link._stream, message=beat))
         bench.until(lambda: frontend.availabilities[-1].ready)
+
+    def test_reason_is_logged(self, make_bench):
+        """Turning unready is a warning that says why; turning ready is information."""
+        bench = make_bench(ready_grace_s=100.0)
+        bench.link.boot("boot-1")
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            bench.until(lambda: frontend.availabilities[-1].ready)
+            bench.lead_s += 101.0
+            bench.until(lambda: not frontend.availabilities[-1].ready)
+        changes = [entry for entry in logs if entry["event"] == "availability_changed"]
+        assert ("info", "the executor is attached and alive") == (
+            changes[-2]["log_level"],
+            changes[-2]["why"],
+        )
+        assert ("warning", "the executor is attached but silent") == (
+            changes[-1]["log_level"],
+            changes[-1]["why"],
+        )
 
     def test_late_step_is_no_progress(self, bench):
         """A step that computes for longer than steps may makes the service unready."""
