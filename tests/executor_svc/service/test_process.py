@@ -54,7 +54,8 @@ from executor_svc.server import ExecutorServer
 from executor_svc.__main__ import main
 def stop(self):
     print("STOPPING", file=sys.stderr, flush=True)
-    threading.Event().wait()
+    while True:  # a wait without end may miss a signal that comes just before it
+        threading.Event().wait(0.05)
 ExecutorServer.stop = stop
 sys.exit(main(sys.argv[1:]))
 """
