@@ -4,8 +4,40 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from typing import TextIO
 
 import structlog
+
+
+class LineLogger:
+    """
+    Writes each line at once, and drops it where it cannot be written: a full disk or a reader that
+    left must not end the service. The first line that can be written again is followed by one that
+    counts the dropped ones.
+
+    One object serves all loggers of a process, from any thread.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._num_dropped = 0
+
+    def msg(self, line: str) -> None:
+        """Write one rendered event."""
+        with self._lock:
+            try:
+                self._file.write(line + "\n")
+                self._file.flush()
+            except OSError:
+                self._num_dropped += 1
+                return
+            num_dropped, self._num_dropped = self._num_dropped, 0
+        if num_dropped:
+            structlog.get_logger().warning("log_lines_dropped", lines=num_dropped)
+
+    debug = info = warning = error = critical = msg
 
 
 def configure_logging(level: str, log_format: str) -> None:
@@ -21,6 +53,7 @@ def configure_logging(level: str, log_format: str) -> None:
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    lines = LineLogger(sys.stderr)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -30,6 +63,6 @@ def configure_logging(level: str, log_format: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )

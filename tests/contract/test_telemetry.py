@@ -1,0 +1,93 @@
+"""Logging of the services."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+
+import structlog
+
+from tandem.telemetry import configure_logging
+
+TO_A_FULL_DISK = """
+import structlog
+from tandem.telemetry import configure_logging
+
+configure_logging("info", "console")
+for number in range(3000):
+    structlog.get_logger().info("event", number=number)
+print("alive", flush=True)
+"""
+
+
+class Disk:
+    """A file that can be full."""
+
+    def __init__(self):
+        self.is_full = False
+        self.text = ""
+
+    def write(self, text):
+        """Take text, or refuse it."""
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.text += text
+
+    def flush(self):
+        """Nothing is buffered."""
+
+    def isatty(self):
+        """Nobody watches."""
+        return False
+
+
+class TestConfigureLogging:
+    def test_lines_that_cannot_be_written_are_counted(self, monkeypatch):
+        """
+        While the disk is full lines are dropped without an error; then one line tells how many.
+        """
+        disk = Disk()
+        monkeypatch.setattr(sys, "stderr", disk)
+        configure_logging("info", "json")
+        log = structlog.get_logger()
+        log.info("first")
+        disk.is_full = True
+        log.warning("second")
+        structlog.get_logger().error("third")
+        disk.is_full = False
+        log.info("fourth")
+        lines = [json.loads(line) for line in disk.text.splitlines()]
+
+        assert ["first", "fourth", "log_lines_dropped"] == [line["event"] for line in lines]
+        assert 2 == lines[-1]["lines"]
+
+    def test_level_below_the_chosen_one_is_silent(self, monkeypatch):
+        """
+        Events below the level are not written.
+        """
+        disk = Disk()
+        monkeypatch.setattr(sys, "stderr", disk)
+        configure_logging("warning", "console")
+        structlog.get_logger().info("quiet")
+        structlog.get_logger().warning("loud", key=1)
+
+        assert "quiet" not in disk.text
+        assert "loud" in disk.text
+
+    def test_full_disk_does_not_end_the_process(self):
+        """
+        A process whose log goes to a full disk works on.
+        """
+        with open("/dev/full", "w") as full:  # noqa: PTH123 -- a device
+            done = subprocess.run(
+                [sys.executable, "-c", TO_A_FULL_DISK],
+                stdout=subprocess.PIPE,
+                stderr=full,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+
+        assert "alive\n" == done.stdout
