@@ -53,6 +53,10 @@ async def stream_messages(
         if output.stopped is not None and news.end is None and not is_end_asked:
             is_end_asked = True
             end_at_stop_string(output.num_tokens)
+        progress = news.progress or progress
+        # What brought the first token with it came before it.
+        if news.progress is not None or (news.is_silent and chunk is None and news.end is None):
+            yield _progress(progress)
         if chunk is not None:
             yield _delta(chunk)
         if news.failure is not None:
@@ -62,9 +66,6 @@ async def stream_messages(
             yield _finished(output, news.end)
             yield _done(output, news.end)
             return
-        progress = news.progress or progress
-        if news.progress is not None or (news.is_silent and chunk is None):
-            yield _progress(progress)
         await inbox.wait()
 
 

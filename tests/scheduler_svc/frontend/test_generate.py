@@ -38,6 +38,19 @@ def request(**fields: object) -> pb.GenerateRequest:
 
 
 class TestGrammar:
+    async def test_progress_that_comes_with_tokens_stands_before_them(self, frontend, stub):
+        """
+        A prompt's last progress and its first token arrive together, and leave in that order.
+        """
+        call = stub.Generate(request())
+        stream_id = await frontend.core.accept()
+        await within(call.read())
+        prefilled = StreamProgress(stream_id, ProgressKind.PREFILLED, 3)
+        ids = ids_of("the")
+        end = ended(stream_id, FinishReason.EOS, len(ids) + 1, matched_token=EOS)
+        await frontend.core.tokens(stream_id, 0, [*ids, EOS], progress=prefilled, end=end)
+        assert ["progress", "delta", "finished", "done"] == kinds(await rest_of(call))
+
     async def test_request_runs_from_started_to_done(self, frontend, stub):
         """
         A stream is Started, Progress, Deltas, Finished, Done, with everything the core said.

@@ -11,7 +11,7 @@ from typing import ParamSpec
 
 import typer
 
-from tandem.errors import TandemError
+from tandem.errors import ModelChanged, TandemError
 from tandem.status import CallCancelled, PeerUnavailable
 
 Arguments = ParamSpec("Arguments")
@@ -62,6 +62,10 @@ class Terminated(SystemExit):
 
 def exit_code_of(error: TandemError) -> ExitCode:
     """The exit code that stands for an error."""
+    if isinstance(error, ModelChanged):
+        return (
+            ExitCode.UNAVAILABLE
+        )  # nothing to mend on this side: the same command works next time
     return _BY_GRPC_CODE.get(error.code, ExitCode.FAILED)
 
 
