@@ -90,6 +90,8 @@ class ExecutorSession:
         num_reattachments: Broken streams that were attached again.
         last_sign_s: When the executor was last heard on an attached stream; None before the first.
         detached_since_s: Since when no stream is attached; None while one is.
+        refusal: Why an executor that answers is not used, where only an operator can change that;
+            empty otherwise.
     """
 
     def __init__(self, link: Link, owner: SessionOwner, *, window: int, now: float) -> None:
@@ -111,6 +113,7 @@ class ExecutorSession:
         self.num_reattachments = 0
         self.last_sign_s: float | None = None
         self.detached_since_s: float | None = now
+        self.refusal = ""
 
     @property
     def is_attached(self) -> bool:
@@ -152,6 +155,7 @@ class ExecutorSession:
             case SessionOpened():
                 self._opened(event, now)
             case ConnectFailed(error=error, retry_in_s=retry_in_s):
+                self.refusal = error.message if error.code == "FAILED_PRECONDITION" else ""
                 self._note_problem("executor_connect_failed", error, retry_in_s)
             case StreamMessage(stream=stream, message=message) if stream == self._stream:
                 self.last_sign_s = now
@@ -163,6 +167,7 @@ class ExecutorSession:
 
     def _opened(self, event: SessionOpened, now: float) -> None:
         description = event.description
+        self.refusal = ""
         self._end = SchedulerEnd(min(self._window, description.max_inflight_steps))
         self._end.open(description.boot_id, event.session_epoch)
         self._sent_s.clear()

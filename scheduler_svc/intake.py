@@ -138,7 +138,8 @@ class Intake:
         if state.draining:
             raise Draining("this scheduler is draining: send the request to another replica")
         if state.core is None:
-            raise NoExecutor("no executor has been attached yet: try again in a moment")
+            why = state.availability.refusal or "try again in a moment"
+            raise NoExecutor(f"no executor has been attached yet: {why}")
         if state.executor_given_up:
             raise ExecutorLost("the executor is lost and has not come back: try again later")
         if state.model is not None and message.model_revision not in ("", state.model.revision):

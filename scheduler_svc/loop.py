@@ -273,6 +273,7 @@ class CoreLoop:
             ready=is_alive and is_progressing and not state.draining,
             draining=state.draining,
             progressing=is_progressing,
+            refusal=session.refusal,
         )
         if availability != state.availability:
             state.availability = availability
@@ -342,7 +343,7 @@ def _why(availability: Availability) -> str:
     if availability.ready:
         return "the executor is attached and alive"
     if not availability.executor_attached:
-        return "no executor is attached"
+        return availability.refusal or "no executor is attached"
     if not availability.progressing:
         return "the executor's present step takes far longer than steps do"
     return "the executor is attached but silent"

@@ -211,6 +211,7 @@ class CoreClient:
                     reply.set_result(message)
             case Availability():
                 self.availability = message
+                self.served.refusal = message.refusal
                 self._notify()
             case Model():
                 self.served.load(message, self._notify)

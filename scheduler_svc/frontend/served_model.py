@@ -29,6 +29,8 @@ class ServedModel:
 
     def __init__(self) -> None:
         self._loading: asyncio.Task[LoadedModel] | None = None
+        self.refusal = ""
+        """See Availability.refusal."""
 
     def load(self, model: Model, when_done: Callable[[], None]) -> None:
         """Replace what is served; requests wait for it. `when_done` is called however it ends."""
@@ -53,7 +55,8 @@ class ServedModel:
             InvalidModel: Its tokenizer or template cannot be used.
         """
         if self._loading is None:
-            raise NoExecutor("no executor has been attached yet, so no model is known: try again")
+            why = self.refusal or "try again"
+            raise NoExecutor(f"no executor has been attached yet, so no model is known: {why}")
         return await asyncio.shield(self._loading)
 
 

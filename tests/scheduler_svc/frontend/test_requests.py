@@ -146,13 +146,21 @@ class TestRefusal:
 
     async def test_no_executor_yet_is_unavailable(self, tmp_path):
         """
-        Before any executor was attached nothing is known, and clients are told to come back.
+        Before any executor was attached nothing is known; clients are told to come back, and why
+        an executor that answers is not used.
         """
         async with running_frontend(tmp_path) as frontend:
             stub = stub_of(frontend)
             for call in (stub.Generate(request()), stub.GetModel(pb.GetModelRequest())):
                 error = await error_of(call)
                 assert ("NO_EXECUTOR", 1.0) == (error.reason, error.retry_after_s)
+            why = "block_size is set to 16, but the executor has 4"
+            await frontend.core.send(
+                Availability(executor_attached=False, ready=False, draining=False, refusal=why)
+            )
+            await until(lambda: frontend.client.availability.refusal)
+            error = await error_of(stub.Generate(request()))
+            assert why in error.message
 
     async def test_unusable_tokenizer_is_told_to_every_request(self, tmp_path):
         """

@@ -6,7 +6,7 @@ import structlog
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.executor_link import ConnectFailed, StreamMessage
 from scheduler_svc.ipc import snapshot
-from tandem.errors import IncompatibleExecutor, SessionLost
+from tandem.errors import IncompatibleExecutor, SessionLost, TandemError
 from tandem.link.batch import StepFailed
 from tandem.link.session import Heartbeat
 from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, expected_outputs
@@ -235,10 +235,13 @@ class TestReadiness:
         bench.until(lambda: frontend.availabilities[-1].ready)
 
     def test_refused_executor_leaves_the_service_unready(self, make_bench):
-        """An executor that must not be used is not attached; the reason is only logged."""
+        """An executor that must not be used is not attached, and clients can be told why."""
         bench = make_bench()
         frontend = bench.frontend()
         error = IncompatibleExecutor("block_size is set to 16, but the executor has 4")
         bench.link.post(ConnectFailed(error=error, retry_in_s=2.0))
-        bench.turn()
+        bench.until(lambda: frontend.availabilities[-1].refusal == error.message)
         assert not frontend.availabilities[-1].ready
+        silent = TandemError("nobody answers")
+        bench.link.post(ConnectFailed(error=silent, retry_in_s=2.0))
+        bench.until(lambda: not frontend.availabilities[-1].refusal)
