@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from executor_svc.model.loader import LoadedModel
 from executor_svc.model.rope import rotation_table
+from executor_svc.model.row_padding import padded_rows, pads_rows
 from executor_svc.model.weights import LayerWeights
 from kernels.paged_attention import AttentionPlan, paged_attention
 from kernels.rms_norm import rms_norm
@@ -44,6 +45,9 @@ class DecoderInputs:
 class Decoder:
     """
     A loaded model as a function of inputs and cache; holds no state but the table of rotations.
+
+    Where `pads_rows`, hidden states carry rows of padding after the tokens' own, so that matrix
+    products see few sizes. Only what works row by row sees them: attention and the cache do not.
     """
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
@@ -51,6 +55,7 @@ class Decoder:
         self._config = config
         self._weights = model.weights
         self._scale = config.head_dim**-0.5
+        self._pads_rows = pads_rows(model.dtype, model.device)
         table = rotation_table(config.rope, config.head_dim, max_model_len)
         self._rotations = table.to(model.device)
 
@@ -65,7 +70,7 @@ class Decoder:
         Returns:
             Hidden states before the final norm, ``[T, hidden_size]``.
         """
-        hidden = functional.embedding(inputs.token_id, self._weights.embedding)
+        hidden = self._padded(functional.embedding(inputs.token_id, self._weights.embedding))
         rotation = self._rotations.index_select(0, inputs.position)
         layers = zip(self._weights.layers, self._config.windows, kv_layers, strict=True)
         for layer, window, kv_cache in layers:
@@ -80,15 +85,15 @@ class Decoder:
             )
             for first in range(0, hidden.shape[0], _MLP_TOKENS):
                 self._mlp(layer, hidden[first : first + _MLP_TOKENS])
-        return hidden
+        return hidden[: inputs.token_id.shape[0]]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """
         Final norm and output projection of some rows: ``[R, hidden_size]`` to float32 ``[R,
         vocab_size]``.
         """
-        normed = rms_norm(hidden, self._weights.norm, self._config.norm_eps)
-        return functional.linear(normed, self._weights.lm_head).float()
+        normed = rms_norm(self._padded(hidden), self._weights.norm, self._config.norm_eps)
+        return functional.linear(normed, self._weights.lm_head)[: hidden.shape[0]].float()
 
     def _attention(
         self,
@@ -102,17 +107,22 @@ class Decoder:
     ) -> None:
         eps = self._config.norm_eps
         normed = rms_norm(hidden, layer.input_norm, eps)
-        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)[: kv_position.shape[0]]
         query = rope_kv_write(
             qkv, rotation, kv_position, kv_cache, qk_norm=layer.qk_norm, norm_eps=eps
         )
-        attended = paged_attention(query, kv_cache, plan, self._scale)
-        _add_projection(hidden, attended.flatten(1), layer.output, layer.output_bias)
+        attended = self._padded(paged_attention(query, kv_cache, plan, self._scale).flatten(1))
+        _add_projection(hidden, attended, layer.output, layer.output_bias)
 
     def _mlp(self, layer: LayerWeights, hidden: Tensor) -> None:
         normed = rms_norm(hidden, layer.mlp_norm, self._config.norm_eps)
         gate_up = functional.linear(normed, layer.gate_up, layer.gate_up_bias)
         _add_projection(hidden, silu_mul(gate_up), layer.down, layer.down_bias)
+
+    def _padded(self, rows: Tensor) -> Tensor:
+        """`rows` followed by as many rows of zeros as matrix products should see."""
+        num_added = padded_rows(rows.shape[0]) - rows.shape[0] if self._pads_rows else 0
+        return functional.pad(rows, (0, 0, 0, num_added)) if num_added else rows
 
 
 def _add_projection(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
