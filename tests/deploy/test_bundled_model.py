@@ -1,11 +1,14 @@
-"""The bundled model: files, tokenizer, template, and the rules that judged it."""
+"""The bundled model: files, tokenizer, template, card, and the rules that judged it."""
 
 import json
 import re
+import struct
 from pathlib import Path
 
 import jinja2
 import pytest
+import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from deploy.models.training.completions import Completion, is_clean, is_cut_clean
@@ -27,6 +30,32 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def tokenizer_config() -> dict:
     return json.loads((FOLDER / "tokenizer_config.json").read_text())
+
+
+def expected_shapes(config: dict) -> dict[str, list[int]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    shapes = {
+        "model.embed_tokens.weight": [config["vocab_size"], hidden],
+        "model.norm.weight": [hidden],
+    }
+    for layer in range(config["num_hidden_layers"]):
+        shapes |= {
+            f"model.layers.{layer}.{name}.weight": shape
+            for name, shape in {
+                "input_layernorm": [hidden],
+                "post_attention_layernorm": [hidden],
+                "self_attn.q_proj": [queries, hidden],
+                "self_attn.k_proj": [keys, hidden],
+                "self_attn.v_proj": [keys, hidden],
+                "self_attn.o_proj": [hidden, queries],
+                "mlp.gate_proj": [inner, hidden],
+                "mlp.up_proj": [inner, hidden],
+                "mlp.down_proj": [hidden, inner],
+            }.items()
+        }
+    return shapes
 
 
 def render(tokenizer_config: dict, messages: list[dict[str, str]]) -> str:
@@ -63,6 +92,27 @@ class TestFiles:
         assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
         assert config["head_dim"] % 2 == 0
         assert config["tie_word_embeddings"]
+
+    def test_weight_header_matches_config(self, config):
+        """
+        The weight file holds exactly the tensors the config implies, all in bf16.
+        """
+        raw = (FOLDER / "model.safetensors").read_bytes()
+        (header_bytes,) = struct.unpack("<Q", raw[:8])
+        header = json.loads(raw[8 : 8 + header_bytes])
+        header.pop("__metadata__")
+
+        assert expected_shapes(config) == {name: item["shape"] for name, item in header.items()}
+        assert {"BF16"} == {item["dtype"] for item in header.values()}
+
+    def test_weights_are_finite_and_trained(self, config):
+        """
+        No weight is infinite or NaN, and the layers that start at zero have moved.
+        """
+        with safe_open(FOLDER / "model.safetensors", framework="pt") as weights:
+            for name in expected_shapes(config):
+                assert torch.isfinite(weights.get_tensor(name)).all(), name
+            assert weights.get_tensor("model.layers.0.mlp.down_proj.weight").any()
 
 
 class TestTokenizer:
@@ -181,6 +231,28 @@ class TestManifest:
 
         assert len(manifest["held_out"]) == sum(source["held_out_files"] for source in sources)
         assert all(source["licence"] and source["version"] for source in sources)
+
+
+class TestCard:
+    def test_card_states_measured_bits_per_byte(self):
+        """
+        The model card repeats the bits per byte that the evaluation wrote.
+        """
+        measured = json.loads((FOLDER / "evaluation.json").read_text())["bits_per_byte"]["overall"]
+        card = (FOLDER / "README.md").read_text()
+
+        assert f"{measured:.3f} bits per byte" in card
+
+    def test_no_completion_repeats_training_text(self):
+        """
+        The recorded completions share no run of 40 tokens with the training text.
+        """
+        evaluation = json.loads((FOLDER / "evaluation.json").read_text())
+
+        runs = [part["longest_run_shared_with_training"] for part in evaluation["completions"]]
+
+        assert runs
+        assert max(runs) < 40
 
 
 class TestCompletionRules:

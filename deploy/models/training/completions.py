@@ -24,7 +24,7 @@ import torch
 from tokenizers import Tokenizer
 
 from .corpus import SourceFile
-from .model import Llama
+from .model import KvCache, Llama
 from .tokenizer import BOS_ID, EOS_ID
 
 PROMPTS = 50
@@ -92,9 +92,10 @@ def complete(
     random = torch.Generator().manual_seed(seed)
     ids = [BOS_ID, *tokenizer.encode(prompt).ids]
     start = len(ids)
+    caches = [KvCache() for _ in range(model.config.num_layers)]
     while len(ids) - start < limit:
         with torch.inference_mode():
-            logits = model(torch.tensor([ids]))[0, -1]
+            logits = model(torch.tensor([ids[caches[0].length :]]), caches)[0, -1]
         if temperature == 0:
             token = int(logits.argmax())
         else:

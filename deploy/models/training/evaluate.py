@@ -28,6 +28,7 @@ from .tokenizer import BOS_ID
 
 WINDOW_LEN = 1024
 STRIDE_LEN = 512
+POSITION_STEP_LEN = 512
 NEW_TOKENS = 128
 FORBIDDEN_RUN = 40
 TEMPERATURES = (0.0, 0.4)
@@ -96,6 +97,29 @@ def bits_per_byte(model: Llama, tokenizer: Tokenizer, files: list[SourceFile]) -
     }
 
 
+def bits_per_token_by_position(
+    model: Llama, tokenizer: Tokenizer, files: list[SourceFile]
+) -> dict[str, Any]:
+    """Score the first tokens of every file that fills all positions, by where they stand."""
+    length = model.config.max_position_embeddings
+    nats = torch.zeros(length - 1)
+    used = 0
+    for file in files:
+        ids = torch.tensor([BOS_ID, *tokenizer.encode(file.text).ids][:length])
+        if len(ids) < length:
+            continue
+        with torch.inference_mode():
+            logits = model(ids[None, :-1])[0]
+        nats += functional.cross_entropy(logits, ids[1:], reduction="none")
+        used += 1
+    bits = nats / math.log(2) / max(used, 1)
+    result: dict[str, Any] = {"files": used}
+    for start in range(0, length, POSITION_STEP_LEN):
+        part = bits[start : start + POSITION_STEP_LEN]
+        result[f"{start}-{start + POSITION_STEP_LEN}"] = round(float(part.mean()), 3)
+    return result
+
+
 def completion_scores(
     model: Llama,
     tokenizer: Tokenizer,
@@ -152,6 +176,7 @@ def main() -> None:
     stream = np.load(arguments.work / "train.npy", mmap_mode="r")
     report: dict[str, Any] = {
         "bits_per_byte": bits_per_byte(model, tokenizer, files),
+        "bits_per_token_by_position": bits_per_token_by_position(model, tokenizer, files),
         "completions": [
             completion_scores(model, tokenizer, prompts, stream, temperature)
             for temperature in TEMPERATURES
@@ -160,6 +185,7 @@ def main() -> None:
     output = arguments.output or folder / "evaluation.json"
     output.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report["bits_per_byte"], indent=1))
+    print(json.dumps(report["bits_per_token_by_position"]))
     for scores in report["completions"]:
         print(json.dumps({key: scores[key] for key in scores if key != "texts"}))
 

@@ -44,6 +44,22 @@ class RMSNorm(nn.Module):
         return self.weight.to(x.dtype) * wide.to(x.dtype)
 
 
+class KvCache:
+    """Keys and values ``[B, K, T, d]`` of the tokens one layer has seen; grows as it is used."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._key = self._value = torch.empty(0)
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the newest tokens and return all there are."""
+        if self.length:
+            key = torch.cat([self._key, key], dim=2)
+            value = torch.cat([self._value, value], dim=2)
+        self._key, self._value, self.length = key, value, key.shape[2]
+        return key, value
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention with rotary positions."""
 
@@ -57,14 +73,17 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend within ``x [B, T, D]``; ``cos`` and ``sin`` are ``[T, head_dim]``."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache | None = None) -> Tensor:
+        """Attend in ``x [B, T, D]`` and what came before; tables are ``[T, head_dim]``."""
         batch, length, _ = x.shape
         query = self.q_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         key = self.k_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         value = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         query = rotate(query, cos, sin) * self.head_dim**-0.5
-        mixed = attend(query, rotate(key, cos, sin), value)
+        key = rotate(key, cos, sin)
+        if cache is not None:
+            key, value = cache.extend(key, value)
+        mixed = attend(query, key, value)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
@@ -94,9 +113,9 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache | None = None) -> Tensor:
         """Map ``x [B, T, D]`` to the same shape."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -126,19 +145,26 @@ class Llama(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         self._initialise()
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, caches: list[KvCache] | None = None) -> Tensor:
         """Return the normed last hidden state ``[B, T, D]`` for ids ``[B, T]``."""
         x = self.model.embed_tokens(ids)
-        length = ids.shape[1]
-        cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
+        start = caches[0].length if caches else 0
+        end = start + ids.shape[1]
+        cos, sin = self.cos[start:end].to(x.dtype), self.sin[start:end].to(x.dtype)
+        for position, layer in enumerate(self.model.layers):
+            x = layer(x, cos, sin, caches[position] if caches else None)
         out: Tensor = self.model.norm(x)
         return out
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return logits ``[B, T, V]`` for ids ``[B, T]``, ``T`` at most the position limit."""
-        return functional.linear(self.hidden(ids), self.model.embed_tokens.weight)
+    def forward(self, ids: Tensor, caches: list[KvCache] | None = None) -> Tensor:
+        """
+        Return logits ``[B, T, V]`` for ids ``[B, T]``.
+
+        Args:
+            ids: New tokens; with those before them at most ``max_position_embeddings``.
+            caches: One per layer, all of the same length, to continue; None starts afresh.
+        """
+        return functional.linear(self.hidden(ids, caches), self.model.embed_tokens.weight)
 
     def _initialise(self) -> None:
         """Small normal weights; what is added to the residual stream starts at zero."""
@@ -174,20 +200,21 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     Causal attention as two batched products, which compile to faster CPU code than sdpa.
 
     Args:
-        query: Scaled queries ``[B, H, T, d]``; ``H`` is a multiple of ``K``.
-        key: Keys ``[B, K, T, d]``.
-        value: Values ``[B, K, T, d]``.
+        query: Scaled queries ``[B, H, T, d]`` of the last ``T`` of ``S`` tokens; ``H`` is a
+            multiple of ``K``.
+        key: Keys ``[B, K, S, d]``.
+        value: Values ``[B, K, S, d]``.
 
     Returns:
         Mixed values ``[B, H, T, d]``; the softmax runs in fp32.
     """
     batch, heads, length, size = query.shape
-    kv_heads = key.shape[1]
+    kv_heads, total = key.shape[1:3]
     groups = heads // kv_heads
     rows = query.reshape(batch * kv_heads, groups * length, size)
     key, value = key.flatten(0, 1), value.flatten(0, 1)
-    scores = torch.bmm(rows, key.transpose(1, 2)).view(-1, groups, length, length)
-    visible = torch.ones(length, length, dtype=torch.bool).tril()
+    scores = torch.bmm(rows, key.transpose(1, 2)).view(-1, groups, length, total)
+    visible = torch.ones(length, total, dtype=torch.bool).tril(total - length)
     weights = scores.float().masked_fill(~visible, -1e9).softmax(-1).to(value.dtype)
-    mixed = torch.bmm(weights.view(-1, groups * length, length), value)
+    mixed = torch.bmm(weights.view(-1, groups * length, total), value)
     return mixed.view(batch, heads, length, size)
