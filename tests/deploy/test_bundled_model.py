@@ -158,6 +158,16 @@ class TestTokenizer:
         assert config["vocab_size"] == tokenizer.get_vocab_size()
         assert not {0, 1} & set(tokenizer.encode("x = 1\n").ids)
 
+    def test_recommended_sampling_is_what_was_evaluated(self):
+        """
+        Requests that choose nothing are sampled as the card's better row was.
+        """
+        generation = json.loads((FOLDER / "generation_config.json").read_text())
+        evaluation = json.loads((FOLDER / "evaluation.json").read_text())
+        parsed = {row["temperature"]: row["cut"] for row in evaluation["completions"]}
+
+        assert generation["temperature"] == max(parsed, key=parsed.__getitem__)
+
     def test_line_end_always_cuts_tokens(self, tokenizer):
         """
         A prompt ending at a line end has the ids it has as the start of a longer text.

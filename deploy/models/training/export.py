@@ -30,6 +30,9 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
 )
 
+RECOMMENDED_SAMPLING = {"do_sample": True, "temperature": 0.4, "top_p": 1.0}
+"""What requests that choose nothing get: of the ways evaluated, most of its texts parse."""
+
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
     """Return the contents of ``config.json``."""
@@ -89,7 +92,7 @@ def export(model: Llama, folder: Path) -> None:
     _write_json(folder / "tokenizer_config.json", hf_tokenizer_config(model.config))
     _write_json(
         folder / "generation_config.json",
-        {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "do_sample": False},
+        {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, **RECOMMENDED_SAMPLING},
     )
 
 
