@@ -18,8 +18,8 @@ import structlog
 import zmq
 
 from scheduler_svc.config import LoadedSettings
-from scheduler_svc.core.admission import OnPressure
 from scheduler_svc.core.events import ProgressKind
+from scheduler_svc.core.options import CoreOptions, OnPressure
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_description import ExecutorDescription
 from scheduler_svc.executor_session import ExecutorSession, Link
@@ -152,8 +152,8 @@ class CoreLoop:
         state, geometry = self._state, description.geometry
         limits = self._loaded.limits_on(geometry)
         if state.core is None:
-            on_pressure = OnPressure(self._settings.on_pressure)
-            state.core = Scheduler(limits, geometry, on_pressure=on_pressure)
+            options = CoreOptions(on_pressure=OnPressure(self._settings.on_pressure))
+            state.core = Scheduler(limits, geometry, options)
         else:
             self._fail_other_model(state.core, description, now)
             state.core.use_geometry(limits, geometry, now)

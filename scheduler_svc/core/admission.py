@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
-
 from scheduler_svc.core.end_ids import MAX_END_ID
 from scheduler_svc.core.geometry import Limits
+from scheduler_svc.core.options import OnPressure
 from scheduler_svc.core.request import NewRequest, Request
 from scheduler_svc.core.state import CoreState
 from tandem.errors import (
@@ -20,16 +19,7 @@ from tandem.errors import (
 )
 
 
-class OnPressure(enum.Enum):
-    """What happens to a request that arrives while KV use is at memory_threshold or over."""
-
-    QUEUE = "queue"
-    """It waits."""
-    REFUSE = "refuse"
-    """It is refused with MemoryPressure."""
-
-
-def check(state: CoreState, new: NewRequest, on_pressure: OnPressure) -> None:
+def check(state: CoreState, new: NewRequest) -> None:
     """
     Say whether a request can be taken now.
 
@@ -44,7 +34,7 @@ def check(state: CoreState, new: NewRequest, on_pressure: OnPressure) -> None:
         )
         raise DuplicateRequestId(message, field="request_id")
     _check_lengths(state.limits, new)
-    _check_capacity(state, on_pressure)
+    _check_capacity(state)
 
 
 def _check_lengths(limits: Limits, new: NewRequest) -> None:
@@ -113,7 +103,7 @@ def _check_blocks(limits: Limits, prompt_len: int, total_len: int) -> None:
         raise NeverFits(message, metadata={"limit": "memory_threshold"})
 
 
-def _check_capacity(state: CoreState, on_pressure: OnPressure) -> None:
+def _check_capacity(state: CoreState) -> None:
     limits, pool = state.limits, state.pool
     if len(state.by_id) >= limits.max_num_seqs:
         message = (
@@ -122,7 +112,7 @@ def _check_capacity(state: CoreState, on_pressure: OnPressure) -> None:
         )
         metadata = {"limit": "max_num_seqs", "value": str(limits.max_num_seqs)}
         raise QueueFull(message, metadata=metadata)
-    if on_pressure is OnPressure.REFUSE and state.under_pressure():
+    if state.options.on_pressure is OnPressure.REFUSE and state.under_pressure():
         message = (
             f"{pool.num_used} of {pool.num_blocks} KV blocks are in use and memory_threshold is "
             f"{limits.memory_threshold}: try again when a request has ended"

@@ -58,6 +58,13 @@ class NewRequest:
         deadline_s: When it ends with DEADLINE, same clock; None for never.
         fills_context: `max_tokens` is what the context had left, not what somebody asked for:
             reaching it is CONTEXT_LIMIT.
+        num_choices: Completions of this prompt, at least 1; choice i has handle `handle` + i and
+            draws with `sampling.choice` i.
+        priority: Lower goes first.
+        tenant: Whose it is, for limits per tenant; empty for nobody's.
+        cache_salt: Only requests with the same salt share KV.
+        block_digests: 32 bytes per full block of the prompt, see
+            `scheduler_svc.block_hashes`; empty to have the core compute them.
     """
 
     request_id: str
@@ -70,6 +77,11 @@ class NewRequest:
     stop_token_ids: frozenset[int] = frozenset()
     deadline_s: float | None = None
     fills_context: bool = False
+    num_choices: int = 1
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: bytes = b""
+    block_digests: bytes = b""
 
 
 LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {

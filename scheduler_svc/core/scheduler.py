@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from scheduler_svc.core import integrity
-from scheduler_svc.core.admission import OnPressure, check, check_still_fits
+from scheduler_svc.core.admission import check, check_still_fits
 from scheduler_svc.core.applier import apply_result
 from scheduler_svc.core.events import CoreEvents
 from scheduler_svc.core.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.planner import plan
 from scheduler_svc.core.request import FinishReason, NewRequest, Request, RequestState
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stats import CoreStats
-from scheduler_svc.core.victims import VictimPolicy, fewest_generated
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, RequestNotFound, TandemError
 from tandem.link.batch import Batch, StepResult
@@ -25,7 +25,7 @@ class Scheduler:
     number may be in flight. Every `now` is seconds on one clock that never goes back.
 
     Raises:
-        InvalidConfig: A value of `config` is out of range.
+        InvalidConfig: A value of `config` or `options` is out of range.
         IncompatibleExecutor: `config` and `geometry` differ in block_size.
     """
 
@@ -33,13 +33,11 @@ class Scheduler:
         self,
         config: EngineConfig,
         geometry: ExecutorGeometry,
-        *,
-        on_pressure: OnPressure = OnPressure.QUEUE,
-        choose_victim: VictimPolicy = fewest_generated,
+        options: CoreOptions | None = None,
     ) -> None:
-        self._state = CoreState(Limits.of(config, geometry))
-        self._on_pressure = on_pressure
-        self._choose_victim = choose_victim
+        options = options or CoreOptions()
+        options.validate()
+        self._state = CoreState(Limits.of(config, geometry), options)
 
     @property
     def limits(self) -> Limits:
@@ -78,7 +76,7 @@ class Scheduler:
         state = self._state
         self.expire(now)
         try:
-            check(state, new, self._on_pressure)
+            check(state, new)
         except TandemError:
             state.counters.refused += 1
             raise
@@ -177,7 +175,7 @@ class Scheduler:
         Plan the next batch; None when there is nothing to send. It may hold nothing but releases.
         """
         self.expire(now)
-        return plan(self._state, now, self._choose_victim)
+        return plan(self._state, now)
 
     def apply(self, result: StepResult, now: float) -> None:
         """

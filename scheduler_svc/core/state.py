@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.events import Ended, EventLog, Failed
 from scheduler_svc.core.geometry import Limits
+from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.queue import KeyedHeap, WaitingQueue
 from scheduler_svc.core.request import FinishReason, Request, RequestState
 from scheduler_svc.core.slots import SlotTable
@@ -49,8 +50,9 @@ class CoreState:
     a slot, or `draining`, keyed by the slot and generation its results in flight carry.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, options: CoreOptions) -> None:
         self.limits = limits
+        self.options = options
         self.pool = BlockPool(limits.num_blocks)
         self.slots = SlotTable(limits)
         self.queue = WaitingQueue()

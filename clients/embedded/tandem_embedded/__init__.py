@@ -1,6 +1,6 @@
 """The whole engine in one process: same core, same runner, no gRPC."""
 
-from scheduler_svc.core.admission import OnPressure
+from scheduler_svc.core.options import OnPressure
 from scheduler_svc.core.request import FinishReason
 from tandem.engine_config import PRESETS, EngineConfig
 from tandem_embedded.backend import Backend, Runner

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scheduler_svc.core.admission import OnPressure
 from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.options import CoreOptions, OnPressure
 from scheduler_svc.core.request import FinishReason, NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
@@ -91,7 +91,9 @@ class InferenceEngine:
                     num_threads=num_threads,
                     collect_margins=collect_margins,
                 )
-            self._core = Scheduler(config, _geometry(config, backend), on_pressure=on_pressure)
+            self._core = Scheduler(
+                config, _geometry(config, backend), CoreOptions(on_pressure=on_pressure)
+            )
         except TandemError as error:
             raise engine_error(error) from error
         self.config = config

@@ -6,9 +6,9 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from scheduler_svc.core.admission import OnPressure
 from scheduler_svc.core.events import Ended, Failed, Progress
 from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
@@ -47,13 +47,13 @@ class Rig:
         config: EngineConfig | None = None,
         *,
         delay: int = 1,
-        on_pressure: OnPressure = OnPressure.QUEUE,
+        options: CoreOptions | None = None,
         geometry: ExecutorGeometry | None = None,
         checked: bool = True,
     ) -> None:
         self.config = config or small_config()
         self.geometry = geometry or geometry_of(self.config)
-        self.core = Scheduler(self.config, self.geometry, on_pressure=on_pressure)
+        self.core = Scheduler(self.config, self.geometry, options)
         self.executor = FakeExecutor(self.geometry)
         self.delay = delay
         self.checked = checked

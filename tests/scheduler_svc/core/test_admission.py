@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.admission import OnPressure
 from scheduler_svc.core.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.options import CoreOptions, OnPressure
 from tandem.engine_config import EngineConfig
 from tandem.errors import (
     DuplicateRequestId,
@@ -153,7 +153,7 @@ class TestCapacity:
 def _filled(num_blocks: int, on_pressure: OnPressure) -> Rig:
     """An engine of 1024 blocks and threshold 0.9 with `num_blocks` in use by decoding requests."""
     config = EngineConfig(max_batch_size=64, max_total_tokens=20000, max_model_len=16000)
-    rig = Rig(config, on_pressure=on_pressure, checked=False)
+    rig = Rig(config, options=CoreOptions(on_pressure=on_pressure), checked=False)
     rig.submit(prompt_len=16 * (num_blocks - 1) - 8, max_tokens=40)
     rig.submit(prompt_len=10, max_tokens=5)
     rig.step()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from scheduler_svc.core import applier, planner, slots, state
+from scheduler_svc.core import admitting, applier, planner, prefills, request, slots, state
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.queue import WaitingQueue
 from tests.scheduler_svc.core.test_properties import CoreMachine
@@ -73,17 +73,17 @@ def reuse_generations(monkeypatch):
 def forget_outputs(monkeypatch):
     """A readmitted request carries only its prompt."""
     monkeypatch.setattr(
-        planner.Request, "known_tokens", lambda request: request.new.prompt, raising=True
+        request.Request, "known_tokens", lambda known: known.new.prompt, raising=True
     )
 
 
 def grow_one_token_late(monkeypatch):
     """The block for a new position is taken one token too late."""
 
-    def grow(_draft, ready, _choose_victim):
+    def grow(_draft, ready):
         return ready
 
-    monkeypatch.setattr(planner, "_grow", grow)
+    monkeypatch.setattr(planner, "grow", grow)
 
 
 def prefer_the_newest(monkeypatch):
@@ -104,9 +104,10 @@ def forget_the_budget(monkeypatch):
         left = int(table.admitted[slot] - table.planned[slot])
         draft.prefills.append((slot, left, 1))
         table.decoding[slot] = True
-        table.request_of(slot).move(planner.RequestState.DECODE)
+        table.request_of(slot).move(request.RequestState.DECODE)
 
-    monkeypatch.setattr(planner, "_add_chunk", add_chunk)
+    monkeypatch.setattr(prefills, "add_chunk", add_chunk)
+    monkeypatch.setattr(admitting, "add_chunk", add_chunk)
 
 
 PLANTED = [

@@ -1,0 +1,163 @@
+"""Every choice an operator has about how the core schedules; what fits is in `geometry.Limits`."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from tandem.errors import InvalidConfig
+
+
+class OnPressure(enum.StrEnum):
+    """What happens to a request that arrives while KV use is at memory_threshold or over."""
+
+    QUEUE = "queue"
+    """It waits."""
+    REFUSE = "refuse"
+    """It is refused with MemoryPressure."""
+
+
+class SchedulePolicy(enum.StrEnum):
+    """Who of those that wait is admitted next, among requests of equal priority."""
+
+    FCFS = "fcfs"
+    """First come, first served."""
+    LPM = "lpm"
+    """Longest cached prefix first; fcfs while more than 128 wait."""
+    DFS_WEIGHT = "dfs-weight"
+    """Depth first over the tree of shared prefixes, the branch most requests wait under first."""
+    LOF = "lof"
+    """Longest output asked for first."""
+    RANDOM = "random"
+    """In the order of a hash of each request's number: fixed, but unrelated to arrival."""
+
+
+class Eviction(enum.StrEnum):
+    """What becomes of a full block that nobody uses any more."""
+
+    LRU = "lru"
+    """It stays findable until its memory is needed, least recently used leaf first."""
+    REF_ZERO = "ref_zero"
+    """It is free at once."""
+
+
+class VictimRule(enum.StrEnum):
+    """Who gives up its blocks when there are not enough."""
+
+    FEWEST_GENERATED = "fewest_generated"
+    LAST_ADMITTED = "last_admitted"
+    PAUSED_BUDGET = "paused_budget"
+
+
+class PreemptionMode(enum.StrEnum):
+    """How a preempted request gets its KV back."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+    """From host memory; recomputed where host blocks run out."""
+
+
+class Overlength(enum.StrEnum):
+    """What happens to a request longer than max_model_len."""
+
+    REJECT = "reject"
+    TRUNCATE = "truncate"
+    """max_tokens is lowered; a prompt that leaves no room loses its oldest tokens."""
+
+
+class StepPriority(enum.StrEnum):
+    """Whose tokens a step computes first."""
+
+    DECODE_FIRST = "decode-first"
+    PREFILL_FIRST = "prefill-first"
+    """While prompts are to be computed, decodes get what those leave of the token budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreOptions:
+    """
+    Options of one core; `validate` is called by whoever builds one.
+
+    Attributes:
+        schedule_policy: Order of the queue.
+        ageing_s: Seconds of waiting that raise a request by one priority level; a request that has
+            waited ten times as long goes ahead of all that have not, in order of arrival.
+        priority_preemption: A waiting request may take the slot of a running one of lower priority.
+        prefix_caching: Share and keep the KV of equal prefixes.
+        eviction: See `Eviction`.
+        on_pressure: See `OnPressure`.
+        overlength: See `Overlength`.
+        max_queued_requests: Most requests that wait; None for no limit but max_num_seqs.
+        max_queued_tokens: Most uncached prompt tokens that wait; None for no limit.
+        max_tenant_requests: Most requests of one tenant in the system; None for no limit.
+        schedule_conservativeness: Scales the share of max_tokens that running requests are expected
+            to use; at least 0.
+        victim_rule: See `VictimRule`.
+        paused_budget_blocks: Blocks that paused requests may keep, under PAUSED_BUDGET.
+        preemption_mode: See `PreemptionMode`.
+        step_priority: See `StepPriority`.
+        chunked_prefill_size: Most prompt tokens one step computes of one request; None for no
+            limit but the step's.
+        long_prefill_threshold: Prompts with more tokens left than this leave the rest of a step's
+            budget to shorter ones; None for off.
+        max_prefill_share: Largest share of max_total_tokens that goes to prompts while others
+            decode, over 0 to 1; at least one token.
+        track_request_events: Keep what happened to each request for operators.
+        track_token_events: Also one event per token.
+        track_paused_events: Also one event per request and step that it stays paused.
+    """
+
+    schedule_policy: SchedulePolicy = SchedulePolicy.LPM
+    ageing_s: float = 5.0
+    priority_preemption: bool = False
+    prefix_caching: bool = True
+    eviction: Eviction = Eviction.LRU
+    on_pressure: OnPressure = OnPressure.QUEUE
+    overlength: Overlength = Overlength.REJECT
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    max_tenant_requests: int | None = None
+    schedule_conservativeness: float = 1.0
+    victim_rule: VictimRule = VictimRule.FEWEST_GENERATED
+    paused_budget_blocks: int = 0
+    preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
+    step_priority: StepPriority = StepPriority.DECODE_FIRST
+    chunked_prefill_size: int | None = None
+    long_prefill_threshold: int | None = None
+    max_prefill_share: float = 1.0
+    track_request_events: bool = False
+    track_token_events: bool = False
+    track_paused_events: bool = False
+
+    def validate(self) -> None:
+        """
+        Check every range.
+
+        Raises:
+            InvalidConfig: The first value out of range.
+        """
+        limits = {
+            "max_queued_requests": self.max_queued_requests,
+            "max_queued_tokens": self.max_queued_tokens,
+            "max_tenant_requests": self.max_tenant_requests,
+            "chunked_prefill_size": self.chunked_prefill_size,
+            "long_prefill_threshold": self.long_prefill_threshold,
+        }
+        for name, value in limits.items():
+            if value is not None and value < 1:
+                raise InvalidConfig(f"{name} is {value}: it must be at least 1", field=name)
+        if not (math.isfinite(self.ageing_s) and self.ageing_s > 0):
+            raise InvalidConfig(f"ageing_s is {self.ageing_s}: it must be over 0", field="ageing_s")
+        conservativeness = self.schedule_conservativeness
+        if not (math.isfinite(conservativeness) and conservativeness >= 0):
+            raise InvalidConfig(
+                f"Invalid schedule_conservativeness: {conservativeness} is not 0 or more",
+                field="schedule_conservativeness",
+            )
+        if self.paused_budget_blocks < 0:
+            message = f"paused_budget_blocks is {self.paused_budget_blocks}: it must be at least 0"
+            raise InvalidConfig(message, field="paused_budget_blocks")
+        if not 0 < self.max_prefill_share <= 1:
+            message = f"max_prefill_share is {self.max_prefill_share}: it must be over 0, at most 1"
+            raise InvalidConfig(message, field="max_prefill_share")
