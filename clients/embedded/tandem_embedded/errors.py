@@ -79,6 +79,7 @@ _KIND_BY_REASON: dict[str, type[EngineError]] = {
     "QUEUE_FULL": SchedulerError,
     "REQUEST_NOT_FOUND": SchedulerError,
     "DUPLICATE_REQUEST_ID": SchedulerError,
+    "EVENTS_NOT_TRACKED": SchedulerError,
 }
 
 

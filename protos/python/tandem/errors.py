@@ -7,6 +7,7 @@ advice.
       TotalTooLong, NeverFits, ChatTemplateError          INVALID_ARGUMENT     never retry unchanged
       RequestNotFound                                     NOT_FOUND            never
       DuplicateRequestId                                  ALREADY_EXISTS       never
+      EventsNotTracked                                    FAILED_PRECONDITION  not until switched on
       QueueFull, MemoryPressure                           RESOURCE_EXHAUSTED   after retry_after_s
       SlowConsumer                                        ABORTED              read faster
       NoExecutor, ExecutorLost, Draining, HandedOver,
@@ -114,8 +115,15 @@ class DuplicateRequestId(TandemError):
     code = "ALREADY_EXISTS"
 
 
+class EventsNotTracked(TandemError):
+    """Events of requests are not kept."""
+
+    reason = "EVENTS_NOT_TRACKED"
+    code = "FAILED_PRECONDITION"
+
+
 class QueueFull(TandemError):
-    """max_num_seqs requests are in the system."""
+    """A limit on requests is reached; metadata "limit" says which."""
 
     reason = "QUEUE_FULL"
     code = "RESOURCE_EXHAUSTED"

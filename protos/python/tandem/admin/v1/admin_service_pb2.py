@@ -22,29 +22,33 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.admin.v1 import requests_pb2 as tandem_dot_admin_dot_v1_dot_requests__pb2
+from tandem.admin.v1 import stats_pb2 as tandem_dot_admin_dot_v1_dot_stats__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tandem/admin/v1/admin_service.proto\x12\x0ftandem.admin.v1\"\x11\n\x0fGetStatsRequest\"\xae\x03\n\x10GetStatsResponse\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x13\n\x0bused_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65pted_requests\x18\x07 \x01(\x04\x12\x19\n\x11\x66inished_requests\x18\x08 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\t \x01(\x04\x12\x18\n\x10refused_requests\x18\n \x01(\x04\x12\x16\n\x0eprefill_tokens\x18\x0b \x01(\x04\x12\x15\n\routput_tokens\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\r\n\x05steps\x18\x0e \x01(\x04\x12\x17\n\x0fsteps_in_flight\x18\x0f \x01(\r\x12\x19\n\x11\x65xecutor_attached\x18\x10 \x01(\x08\x12\x10\n\x08\x64raining\x18\x11 \x01(\x08\x12\x10\n\x08uptime_s\x18\x12 \x01(\x01\"0\n\x0c\x44rainRequest\x12\x14\n\x07grace_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x12\n\x10GetConfigRequest\"?\n\x0b\x43onfigEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\njson_value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"B\n\x11GetConfigResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.tandem.admin.v1.ConfigEntry2\xfb\x01\n\x0c\x41\x64minService\x12O\n\x08GetStats\x12 .tandem.admin.v1.GetStatsRequest\x1a!.tandem.admin.v1.GetStatsResponse\x12\x46\n\x05\x44rain\x12\x1d.tandem.admin.v1.DrainRequest\x1a\x1e.tandem.admin.v1.DrainResponse\x12R\n\tGetConfig\x12!.tandem.admin.v1.GetConfigRequest\x1a\".tandem.admin.v1.GetConfigResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tandem/admin/v1/admin_service.proto\x12\x0ftandem.admin.v1\x1a\x1etandem/admin/v1/requests.proto\x1a\x1btandem/admin/v1/stats.proto\"\x11\n\x0fGetStatsRequest\"0\n\x0c\x44rainRequest\x12\x14\n\x07grace_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x12\n\x10GetConfigRequest\"?\n\x0b\x43onfigEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\njson_value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"B\n\x11GetConfigResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.tandem.admin.v1.ConfigEntry\"\x19\n\x17\x46lushPrefixCacheRequest\"0\n\x18\x46lushPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\r2\xaa\x04\n\x0c\x41\x64minService\x12O\n\x08GetStats\x12 .tandem.admin.v1.GetStatsRequest\x1a!.tandem.admin.v1.GetStatsResponse\x12\x46\n\x05\x44rain\x12\x1d.tandem.admin.v1.DrainRequest\x1a\x1e.tandem.admin.v1.DrainResponse\x12R\n\tGetConfig\x12!.tandem.admin.v1.GetConfigRequest\x1a\".tandem.admin.v1.GetConfigResponse\x12[\n\x0cListRequests\x12$.tandem.admin.v1.ListRequestsRequest\x1a%.tandem.admin.v1.ListRequestsResponse\x12g\n\x10GetRequestEvents\x12(.tandem.admin.v1.GetRequestEventsRequest\x1a).tandem.admin.v1.GetRequestEventsResponse\x12g\n\x10\x46lushPrefixCache\x12(.tandem.admin.v1.FlushPrefixCacheRequest\x1a).tandem.admin.v1.FlushPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.admin.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETSTATSREQUEST']._serialized_start=56
-  _globals['_GETSTATSREQUEST']._serialized_end=73
-  _globals['_GETSTATSRESPONSE']._serialized_start=76
-  _globals['_GETSTATSRESPONSE']._serialized_end=506
-  _globals['_DRAINREQUEST']._serialized_start=508
-  _globals['_DRAINREQUEST']._serialized_end=556
-  _globals['_DRAINRESPONSE']._serialized_start=558
-  _globals['_DRAINRESPONSE']._serialized_end=601
-  _globals['_GETCONFIGREQUEST']._serialized_start=603
-  _globals['_GETCONFIGREQUEST']._serialized_end=621
-  _globals['_CONFIGENTRY']._serialized_start=623
-  _globals['_CONFIGENTRY']._serialized_end=686
-  _globals['_GETCONFIGRESPONSE']._serialized_start=688
-  _globals['_GETCONFIGRESPONSE']._serialized_end=754
-  _globals['_ADMINSERVICE']._serialized_start=757
-  _globals['_ADMINSERVICE']._serialized_end=1008
+  _globals['_GETSTATSREQUEST']._serialized_start=117
+  _globals['_GETSTATSREQUEST']._serialized_end=134
+  _globals['_DRAINREQUEST']._serialized_start=136
+  _globals['_DRAINREQUEST']._serialized_end=184
+  _globals['_DRAINRESPONSE']._serialized_start=186
+  _globals['_DRAINRESPONSE']._serialized_end=229
+  _globals['_GETCONFIGREQUEST']._serialized_start=231
+  _globals['_GETCONFIGREQUEST']._serialized_end=249
+  _globals['_CONFIGENTRY']._serialized_start=251
+  _globals['_CONFIGENTRY']._serialized_end=314
+  _globals['_GETCONFIGRESPONSE']._serialized_start=316
+  _globals['_GETCONFIGRESPONSE']._serialized_end=382
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_start=384
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_end=409
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_start=411
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_end=459
+  _globals['_ADMINSERVICE']._serialized_start=462
+  _globals['_ADMINSERVICE']._serialized_end=1016
 # @@protoc_insertion_point(module_scope)

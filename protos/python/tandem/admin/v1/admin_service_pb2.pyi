@@ -1,3 +1,5 @@
+from tandem.admin.v1 import requests_pb2 as _requests_pb2
+from tandem.admin.v1 import stats_pb2 as _stats_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -9,46 +11,6 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class GetStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class GetStatsResponse(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "used_blocks", "free_blocks", "total_blocks", "block_size", "accepted_requests", "finished_requests", "failed_requests", "refused_requests", "prefill_tokens", "output_tokens", "preemptions", "steps", "steps_in_flight", "executor_attached", "draining", "uptime_s")
-    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    FAILED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
-    EXECUTOR_ATTACHED_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
-    running_requests: int
-    waiting_requests: int
-    used_blocks: int
-    free_blocks: int
-    total_blocks: int
-    block_size: int
-    accepted_requests: int
-    finished_requests: int
-    failed_requests: int
-    refused_requests: int
-    prefill_tokens: int
-    output_tokens: int
-    preemptions: int
-    steps: int
-    steps_in_flight: int
-    executor_attached: bool
-    draining: bool
-    uptime_s: float
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., accepted_requests: _Optional[int] = ..., finished_requests: _Optional[int] = ..., failed_requests: _Optional[int] = ..., refused_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., executor_attached: _Optional[bool] = ..., draining: _Optional[bool] = ..., uptime_s: _Optional[float] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace_s",)
@@ -81,3 +43,13 @@ class GetConfigResponse(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[ConfigEntry]
     def __init__(self, entries: _Optional[_Iterable[_Union[ConfigEntry, _Mapping]]] = ...) -> None: ...
+
+class FlushPrefixCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FlushPrefixCacheResponse(_message.Message):
+    __slots__ = ("freed_blocks",)
+    FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    freed_blocks: int
+    def __init__(self, freed_blocks: _Optional[int] = ...) -> None: ...

@@ -4,6 +4,8 @@ import grpc
 import warnings
 
 from tandem.admin.v1 import admin_service_pb2 as tandem_dot_admin_dot_v1_dot_admin__service__pb2
+from tandem.admin.v1 import requests_pb2 as tandem_dot_admin_dot_v1_dot_requests__pb2
+from tandem.admin.v1 import stats_pb2 as tandem_dot_admin_dot_v1_dot_stats__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -38,7 +40,7 @@ class AdminServiceStub:
         self.GetStats = channel.unary_unary(
                 '/tandem.admin.v1.AdminService/GetStats',
                 request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetStatsRequest.SerializeToString,
-                response_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetStatsResponse.FromString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_stats__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/tandem.admin.v1.AdminService/Drain',
@@ -49,6 +51,21 @@ class AdminServiceStub:
                 '/tandem.admin.v1.AdminService/GetConfig',
                 request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigRequest.SerializeToString,
                 response_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/ListRequests',
+                request_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.GetRequestEvents = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/GetRequestEvents',
+                request_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.GetRequestEventsRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_requests__pb2.GetRequestEventsResponse.FromString,
+                _registered_method=True)
+        self.FlushPrefixCache = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/FlushPrefixCache',
+                request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheResponse.FromString,
                 _registered_method=True)
 
 
@@ -66,8 +83,8 @@ class AdminServiceServicer:
 
     def Drain(self, request, context):
         """Drain stops admission and returns once no request is left or grace_s passed. New requests get UNAVAILABLE
-        (DRAINING) from then on; readiness turns off. The service goes on running: stop it with SIGTERM. Repeating it waits
-        again. The call's deadline ends the wait, not the draining.
+        (DRAINING) from then on; readiness turns off. The service goes on running: stop it with SIGTERM. Repeating it
+        waits again. The call's deadline ends the wait, not the draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,13 +97,39 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """ListRequests returns the requests in the system, running ones first, then those that wait in the order in which
+        they will be admitted as things stand; one entry per choice. Cheap for hundreds, noticeable for tens of thousands:
+        bound it with max_results. Errors: INVALID_ARGUMENT, UNAVAILABLE while the core does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRequestEvents(self, request, context):
+        """GetRequestEvents returns what happened to one request and when, while it is live and for some time after its end.
+        Errors: FAILED_PRECONDITION (EVENTS_NOT_TRACKED) unless the scheduler runs with track_request_events, NOT_FOUND
+        (REQUEST_NOT_FOUND) where nothing is kept under this id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FlushPrefixCache(self, request, context):
+        """FlushPrefixCache makes everything cached unfindable and frees the blocks that nobody uses. Requests go on: blocks
+        in use stay in use, but are shared with nobody new. Repeating it is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
                     request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetStatsRequest.FromString,
-                    response_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetStatsResponse.SerializeToString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_stats__pb2.GetStatsResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -97,6 +140,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetConfig,
                     request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigRequest.FromString,
                     response_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'GetRequestEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRequestEvents,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_requests__pb2.GetRequestEventsRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.GetRequestEventsResponse.SerializeToString,
+            ),
+            'FlushPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushPrefixCache,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -126,7 +184,7 @@ class AdminService:
             target,
             '/tandem.admin.v1.AdminService/GetStats',
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetStatsRequest.SerializeToString,
-            tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetStatsResponse.FromString,
+            tandem_dot_admin_dot_v1_dot_stats__pb2.GetStatsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -181,6 +239,87 @@ class AdminService:
             '/tandem.admin.v1.AdminService/GetConfig',
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigRequest.SerializeToString,
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/ListRequests',
+            tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRequestEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/GetRequestEvents',
+            tandem_dot_admin_dot_v1_dot_requests__pb2.GetRequestEventsRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_requests__pb2.GetRequestEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/FlushPrefixCache',
+            tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,10 +66,11 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generate streams one completion: Started, Progress*, Delta*, one Finished per choice, Done. Cancelling the call (or
-        its deadline passing) frees everything the request holds within two steps. Not idempotent unless a seed is sent;
-        then a repetition gives the same tokens. Errors: INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE,
-        DATA_LOSS, ABORTED (SLOW_CONSUMER).
+        """Generate streams the completions of one prompt: Started, Progress*, Delta*, one Finished per choice, Done. With n
+        choices the Deltas of all of them come interleaved, each choice's in order and before its Finished; one Done ends
+        the stream with the usage of all. Cancelling the call (or its deadline passing) frees everything the request holds
+        within two steps. Not idempotent unless a seed is sent; then a repetition gives the same tokens. Errors:
+        INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE, DATA_LOSS, ABORTED (SLOW_CONSUMER).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,7 +92,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """GetModel describes what is served and its limits. Errors: UNAVAILABLE (NO_EXECUTOR) until an executor was attached.
+        """GetModel describes what is served and its limits. Errors: UNAVAILABLE (NO_EXECUTOR) until an executor was
+        attached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

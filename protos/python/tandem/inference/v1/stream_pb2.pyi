@@ -9,16 +9,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "resolved_params", "prompt_tokens", "model_revision")
+    __slots__ = ("request_id", "resolved_params", "prompt_tokens", "model_revision", "truncated_prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RESOLVED_PARAMS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     resolved_params: _request_pb2.ResolvedParams
     prompt_tokens: int
     model_revision: str
-    def __init__(self, request_id: _Optional[str] = ..., resolved_params: _Optional[_Union[_request_pb2.ResolvedParams, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ...) -> None: ...
+    truncated_prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., resolved_params: _Optional[_Union[_request_pb2.ResolvedParams, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ..., truncated_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Queued(_message.Message):
     __slots__ = ("position",)

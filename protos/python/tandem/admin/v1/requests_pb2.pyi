@@ -1,0 +1,114 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_STATE_UNSPECIFIED: _ClassVar[RequestState]
+    REQUEST_STATE_WAITING: _ClassVar[RequestState]
+    REQUEST_STATE_PREFILL: _ClassVar[RequestState]
+    REQUEST_STATE_DECODE: _ClassVar[RequestState]
+    REQUEST_STATE_DRAINING: _ClassVar[RequestState]
+    REQUEST_STATE_PAUSED: _ClassVar[RequestState]
+
+class RequestEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_EVENT_KIND_UNSPECIFIED: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_ADD: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_SCHEDULED: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_GENERATED_TOKEN: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_PAUSE: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_EVICT: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_RETRACT: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_FINISH: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_FAIL: _ClassVar[RequestEventKind]
+REQUEST_STATE_UNSPECIFIED: RequestState
+REQUEST_STATE_WAITING: RequestState
+REQUEST_STATE_PREFILL: RequestState
+REQUEST_STATE_DECODE: RequestState
+REQUEST_STATE_DRAINING: RequestState
+REQUEST_STATE_PAUSED: RequestState
+REQUEST_EVENT_KIND_UNSPECIFIED: RequestEventKind
+REQUEST_EVENT_KIND_ADD: RequestEventKind
+REQUEST_EVENT_KIND_SCHEDULED: RequestEventKind
+REQUEST_EVENT_KIND_GENERATED_TOKEN: RequestEventKind
+REQUEST_EVENT_KIND_PAUSE: RequestEventKind
+REQUEST_EVENT_KIND_EVICT: RequestEventKind
+REQUEST_EVENT_KIND_RETRACT: RequestEventKind
+REQUEST_EVENT_KIND_FINISH: RequestEventKind
+REQUEST_EVENT_KIND_FAIL: RequestEventKind
+
+class ListRequestsRequest(_message.Message):
+    __slots__ = ("max_results", "tenant", "states")
+    MAX_RESULTS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    max_results: int
+    tenant: str
+    states: _containers.RepeatedScalarFieldContainer[RequestState]
+    def __init__(self, max_results: _Optional[int] = ..., tenant: _Optional[str] = ..., states: _Optional[_Iterable[_Union[RequestState, str]]] = ...) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "total")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestSummary]
+    total: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class RequestSummary(_message.Message):
+    __slots__ = ("request_id", "choice", "state", "tenant", "priority", "prompt_tokens", "output_tokens", "cached_tokens", "age_s", "preemptions")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    choice: int
+    state: RequestState
+    tenant: str
+    priority: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    age_s: float
+    preemptions: int
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class GetRequestEventsRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class GetRequestEventsResponse(_message.Message):
+    __slots__ = ("events", "dropped_events")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[RequestEvent]
+    dropped_events: int
+    def __init__(self, events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., dropped_events: _Optional[int] = ...) -> None: ...
+
+class RequestEvent(_message.Message):
+    __slots__ = ("kind", "choice", "at_s", "token_id", "detail")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    kind: RequestEventKind
+    choice: int
+    at_s: float
+    token_id: int
+    detail: str
+    def __init__(self, kind: _Optional[_Union[RequestEventKind, str]] = ..., choice: _Optional[int] = ..., at_s: _Optional[float] = ..., token_id: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
