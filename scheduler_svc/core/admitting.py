@@ -6,6 +6,7 @@ from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.events import Progress, ProgressKind
 from scheduler_svc.core.prefills import add_chunk
 from scheduler_svc.core.request import RequestState
+from scheduler_svc.core.request_events import EventKind
 from tandem.link.batch import Admission
 
 
@@ -27,6 +28,8 @@ def admit(draft: Draft, now: float) -> None:
         request.move(RequestState.PREFILL)
         if request.scheduled_s is None:
             request.scheduled_s = now
+        if state.recorder is not None:
+            state.recorder.note(EventKind.SCHEDULED, request, now)
         slot = slots.occupy(request, blocks, limits.blocks_for(request.stop_len - 1))
         draft.admits.append(
             Admission(

@@ -140,6 +140,10 @@ def _append_tokens(state: CoreState, result: StepResult, now: float) -> None:
     _note_times(state, slot, offset, now)
     state.events.add_tokens(slots.handle[slot], offset, token)
     state.counters.output_tokens += len(slot)
+    if state.recorder is not None:
+        requests = [slots.request_of(int(s)) for s in slot]
+        tokens = zip(requests, token.tolist(), strict=True)
+        state.recorder.note_tokens(tokens, state.pool, now)
     ends = slots.end_ids.may_end(token) | (known == slots.stop_len[slot])
     for row in ends.nonzero()[0].tolist():
         _finish_if_over(state, slots.request_of(int(slot[row])), int(token[row]), now)
@@ -174,6 +178,8 @@ def _append_late_token(state: CoreState, result: StepResult, row: int, now: floa
         np.array([token], np.int32),
     )
     state.counters.output_tokens += 1
+    if state.recorder is not None:
+        state.recorder.note_tokens([(request, token)], state.pool, now)
     _finish_if_over(state, request, token, now)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 
+from scheduler_svc.core.listing import num_outputs
 from scheduler_svc.core.request import Request, RequestState
 from scheduler_svc.core.state import CoreState
 from tandem.errors import InternalError
@@ -22,6 +23,7 @@ def check_integrity(state: CoreState) -> None:
     _check_slots(state)
     _check_places(state)
     _check_counters(state)
+    _check_events(state)
     if state.slots.recomputed_hash() != state.slots.state_hash:
         raise InternalError("the state hash differs from the one recomputed from the slot columns")
 
@@ -106,6 +108,12 @@ def _check_counters(state: CoreState) -> None:
     counters = state.counters
     in_system = counters.accepted - counters.finished - counters.failed
     _require(in_system == len(state.by_id), "accepted requests were lost or ended twice")
+
+
+def _check_events(state: CoreState) -> None:
+    if state.recorder is not None:
+        live = state.by_handle.values()
+        state.recorder.check_integrity([(request, num_outputs(state, request)) for request in live])
 
 
 def _require(holds: bool, what_is_wrong: str) -> None:

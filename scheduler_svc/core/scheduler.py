@@ -7,13 +7,15 @@ from scheduler_svc.core.admission import check, check_still_fits
 from scheduler_svc.core.applier import apply_result
 from scheduler_svc.core.events import CoreEvents
 from scheduler_svc.core.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.listing import RequestRow, list_requests
 from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.planner import plan
 from scheduler_svc.core.request import FinishReason, NewRequest, Request, RequestState
+from scheduler_svc.core.request_events import RequestEvent
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stats import CoreStats
 from tandem.engine_config import EngineConfig
-from tandem.errors import InternalError, RequestNotFound, TandemError
+from tandem.errors import InternalError, InvalidConfig, RequestNotFound, TandemError
 from tandem.link.batch import Batch, StepResult
 
 
@@ -151,6 +153,23 @@ class Scheduler:
             self._state.slots.flush_tail(request.slot)
         return request.outputs.tolist()
 
+    def list_requests(self) -> list[RequestRow]:
+        """One row per live choice, in order of arrival."""
+        return list_requests(self._state)
+
+    def request_events(self, request_id: str) -> list[RequestEvent]:
+        """
+        What happened to a request, live or ended lately, in order of time.
+
+        Raises:
+            InvalidConfig: No events are kept.
+            RequestNotFound: None of this request are kept.
+        """
+        if self._state.recorder is None:
+            message = "no events of requests are kept: set track_request_events"
+            raise InvalidConfig(message, field="track_request_events")
+        return self._state.recorder.events_of(request_id)
+
     def queue_position(self, handle: int) -> int | None:
         """
         Requests ahead of a waiting one; None when it does not wait. Takes time proportional to the
@@ -167,6 +186,7 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End every request whose deadline has come; `schedule` does this too."""
+        self._state.now_s = now
         while (top := self._state.deadlines.peek()) is not None and top[0] <= now:
             self._state.finish(top[1], FinishReason.DEADLINE, now)
 
@@ -184,6 +204,7 @@ class Scheduler:
         Raises:
             SessionLost: It is not the result of that batch; nothing changed then.
         """
+        self._state.now_s = now
         apply_result(self._state, result, now)
 
     def take_events(self) -> CoreEvents:

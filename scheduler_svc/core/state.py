@@ -14,6 +14,7 @@ from scheduler_svc.core.geometry import Limits
 from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.queue import KeyedHeap, WaitingQueue
 from scheduler_svc.core.request import FinishReason, Request, RequestState
+from scheduler_svc.core.request_events import EventKind, EventRecorder
 from scheduler_svc.core.slots import SlotTable
 from scheduler_svc.core.stats import (
     INTER_TOKEN_BOUNDS_S,
@@ -48,6 +49,10 @@ class CoreState:
     A request is in `by_id` and `by_handle` from acceptance to its end, and meanwhile in exactly one
         place: the queue,
     a slot, or `draining`, keyed by the slot and generation its results in flight carry.
+
+    Attributes:
+        now_s: The time of the call that is served, for moves that are not given it.
+        recorder: Keeps what happened to each request; None where nobody asked.
     """
 
     def __init__(self, limits: Limits, options: CoreOptions) -> None:
@@ -62,6 +67,8 @@ class CoreState:
         self.draining: dict[tuple[int, int], Request] = {}
         self.in_flight: deque[PlannedRows] = deque()
         self.events = EventLog()
+        self.now_s = 0.0
+        self.recorder = EventRecorder.of(options)
         self.counters = Counters()
         self.ttft_s = Histogram(TTFT_BOUNDS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
@@ -78,6 +85,8 @@ class CoreState:
         if request.new.deadline_s is not None:
             self.deadlines.push(request.new.deadline_s, request.number, request)
         self.counters.accepted += 1
+        if self.recorder is not None:
+            self.recorder.note(EventKind.ADD, request, request.new.arrival_s)
 
     def preempt(self, slot: int) -> None:
         """
@@ -87,6 +96,8 @@ class CoreState:
         self.slots.vacate(slot)
         request.num_preemptions += 1
         self.counters.preemptions += 1
+        if self.recorder is not None:
+            self.recorder.note(EventKind.RETRACT, request, self.now_s, "out of memory")
         if request.applied == request.planned:
             self.wait_again(request)
         else:
@@ -118,6 +129,8 @@ class CoreState:
         """
         self._leave(request)
         self.counters.finished += 1
+        if self.recorder is not None:
+            self.recorder.note(EventKind.FINISH, request, now, reason.name)
         known = len(request.outputs)
         first_s = request.first_token_s
         self.events.add(
@@ -140,6 +153,8 @@ class CoreState:
         """End a request by an error, wherever it is."""
         self._leave(request)
         self.counters.failed += 1
+        if self.recorder is not None:
+            self.recorder.note(EventKind.FAIL, request, self.now_s, error.reason)
         self.events.add(Failed(handle=request.new.handle, error=error))
 
     def forget_executor(self, limits: Limits) -> None:
@@ -151,6 +166,8 @@ class CoreState:
         for request in ran:
             assert request.slot is not None
             self.slots.vacate(request.slot)
+            if self.recorder is not None:
+                self.recorder.note(EventKind.RETRACT, request, self.now_s, "executor lost")
         for request in [*ran, *self.draining.values()]:
             self.wait_again(request)
         self.in_flight.clear()

@@ -1,0 +1,69 @@
+"""The requests in the system as rows for operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler_svc.core.request import Request, RequestState
+from scheduler_svc.core.state import CoreState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRow:
+    """
+    One live choice of a request.
+
+    Attributes:
+        request_id: Its id, shared by all choices of a request.
+        handle: The submitter's number for it.
+        choice: Which completion of the prompt, from 0.
+        state: Where it is.
+        tenant: Whose it is; empty for nobody's.
+        priority: Lower goes first.
+        num_prompt_tokens: Tokens of the prompt.
+        num_output_tokens: Output tokens known.
+        arrival_s: When it arrived, on the clock the core is driven with.
+        ttft_s: Seconds from arrival to the first token; None before it.
+        num_preemptions: How often it lost its slot for want of memory.
+    """
+
+    request_id: str
+    handle: int
+    choice: int
+    state: RequestState
+    tenant: str
+    priority: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    arrival_s: float
+    ttft_s: float | None
+    num_preemptions: int
+
+
+def list_requests(state: CoreState) -> list[RequestRow]:
+    """One row per live choice, in order of arrival."""
+    requests = sorted(state.by_handle.values(), key=lambda request: request.number)
+    return [_row(state, request) for request in requests]
+
+
+def num_outputs(state: CoreState, request: Request) -> int:
+    """Output tokens known of a live request."""
+    in_tail = 0 if request.slot is None else int(state.slots.tail_len[request.slot])
+    return len(request.outputs) + in_tail
+
+
+def _row(state: CoreState, request: Request) -> RequestRow:
+    new, first_s = request.new, request.first_token_s
+    return RequestRow(
+        request_id=new.request_id,
+        handle=new.handle,
+        choice=new.sampling.choice,
+        state=request.state,
+        tenant=new.tenant,
+        priority=new.priority,
+        num_prompt_tokens=request.prompt_len,
+        num_output_tokens=num_outputs(state, request),
+        arrival_s=new.arrival_s,
+        ttft_s=None if first_s is None else first_s - new.arrival_s,
+        num_preemptions=request.num_preemptions,
+    )
