@@ -102,6 +102,7 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
             max_batch_size=answer.max_batch_size,
             max_total_tokens=answer.max_total_tokens,
             max_model_len=answer.max_model_len,
+            num_host_blocks=answer.num_host_blocks,
         ),
         max_inflight_steps=answer.max_inflight_steps,
         kv_bytes_per_block=answer.kv_bytes_per_block,

@@ -22,6 +22,7 @@ class ExecutorGeometry:
         max_batch_size: Most rows in one batch.
         max_total_tokens: Most tokens in one batch.
         max_model_len: Most tokens in one slot.
+        num_host_blocks: Host blocks, ids 1 to `num_host_blocks`; 0 where swapping is off.
     """
 
     num_blocks: int
@@ -30,6 +31,7 @@ class ExecutorGeometry:
     max_batch_size: int
     max_total_tokens: int
     max_model_len: int
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

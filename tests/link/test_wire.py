@@ -133,6 +133,8 @@ class TestMalformed:
             ),
             (request_of(append_slot=b"\0" * 4), "step.batch.append_block"),
             (request_of(copy_destination=b"\0" * 4), "step.batch.copy_destination"),
+            (request_of(swap_out_host=b"\0" * 4), "step.batch.swap_out_host"),
+            (request_of(swap_in_block=b"\0" * 4), "step.batch.swap_in_block"),
             (request_of(release_slot=b"\0" * 5), "step.batch.release_slot"),
             (admit_of(token_ids=b"\0"), "step.batch.admit[0].token_ids"),
             (admit_of(block_ids=b"\0"), "step.batch.admit[0].block_ids"),

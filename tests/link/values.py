@@ -138,7 +138,7 @@ def admissions(draw: st.DrawFn) -> Admission:
 
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
-    num_rows, num_appends, num_copies = (draw(st.integers(0, 4)) for _ in range(3))
+    num_rows, num_appends, num_copies, num_out, num_in = (draw(st.integers(0, 4)) for _ in range(5))
     return Batch(
         admits=tuple(draw(st.lists(admissions(), max_size=2))),
         row_slot=draw(columns(np.int32, num_rows)),
@@ -150,6 +150,10 @@ def batches(draw: st.DrawFn) -> Batch:
         release_slot=draw(columns(np.int32, draw(st.integers(0, 4)))),
         copy_source=draw(columns(np.int32, num_copies)),
         copy_destination=draw(columns(np.int32, num_copies)),
+        swap_out_block=draw(columns(np.int32, num_out)),
+        swap_out_host=draw(columns(np.int32, num_out)),
+        swap_in_host=draw(columns(np.int32, num_in)),
+        swap_in_block=draw(columns(np.int32, num_in)),
     )
 
 

@@ -216,6 +216,7 @@ class StepClient:
             -(-about.max_model_len // about.block_size),
             about.block_size,
             about.num_blocks,
+            about.num_host_blocks,
         )
         self.end.open(about.boot_id, self.running.open_session(self.scheduler_id))
 

@@ -39,7 +39,13 @@ class ArithmeticRunner:
         self.boot_id = boot_id
         self.geometry = geometry
         width = -(-geometry.max_model_len // geometry.block_size)
-        self.slots = SlotState(geometry.num_slots, width, geometry.block_size, geometry.num_blocks)
+        self.slots = SlotState(
+            geometry.num_slots,
+            width,
+            geometry.block_size,
+            geometry.num_blocks,
+            geometry.num_host_blocks,
+        )
         self._tokens: dict[int, list[int]] = {}
         self.num_steps = 0
 

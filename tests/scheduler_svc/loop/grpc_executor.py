@@ -117,6 +117,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
             block_size=geometry.block_size,
             num_blocks=geometry.num_blocks,
             num_slots=geometry.num_slots,
+            num_host_blocks=geometry.num_host_blocks,
             max_batch_size=geometry.max_batch_size,
             max_total_tokens=geometry.max_total_tokens,
             max_inflight_steps=4,

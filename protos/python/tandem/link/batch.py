@@ -68,9 +68,10 @@ class Batch:
     """
     One step's delta against the slot state both ends hold; columns of a group have equal lengths.
 
-    Order of effects: release, copy, admit, append, forward. `row_start` equals the slot's planned
-    length before the batch. Rows are in batch order, decodes (one token) first; no slot has two
-    rows.
+    Order of effects: release, swap out, copy, swap in, admit, append, forward. `row_start` equals
+    the slot's planned length before the batch. Rows are in batch order, decodes (one token) first;
+    no slot has two rows. `swap_out_*` copies device blocks to host blocks, `swap_in_*` host blocks
+    to device blocks; host blocks are numbered on their own, from 1.
     """
 
     admits: tuple[Admission, ...] = ()
@@ -83,6 +84,10 @@ class Batch:
     release_slot: Int32Column = field(default_factory=_no_int32)
     copy_source: Int32Column = field(default_factory=_no_int32)
     copy_destination: Int32Column = field(default_factory=_no_int32)
+    swap_out_block: Int32Column = field(default_factory=_no_int32)
+    swap_out_host: Int32Column = field(default_factory=_no_int32)
+    swap_in_host: Int32Column = field(default_factory=_no_int32)
+    swap_in_block: Int32Column = field(default_factory=_no_int32)
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """
 Proof that a batch fits the slot state, before anything of it takes effect.
 
-The checks follow the order of effects (release, copy, admit, append, rows) on copies of the small
+The checks follow the order of effects (release, swap, copy, admit, append, rows) on copies of the small
 per-slot columns, and cost time proportional to the batch. A batch that fails them is a bug of the
 scheduler, or the two ends have diverged: either way the session is over.
 """
@@ -43,7 +43,9 @@ def check_batch(slots: SlotColumns, batch: Batch) -> None:
         num_blocks_held=slots.num_blocks_held.copy(),
     )
     _check_releases(slots, batch, after)
+    _check_swaps_out(slots, batch)
     _check_copies(slots, batch)
+    _check_swaps_in(slots, batch)
     for admission in batch.admits:
         _check_admission(slots, admission, after)
     _check_appends(slots, batch, after)
@@ -73,8 +75,41 @@ def _check_copies(slots: SlotColumns, batch: Batch) -> None:
     both = np.intersect1d(source, destination)
     if len(both):
         raise _inconsistent(f"block {both[0]} is both source and destination of a copy")
-    holders = slots.num_holders[destination] - _count(destination, _released_blocks(slots, batch))
-    _check_all(holders == 0, destination, "copy_destination {} is held by a live slot")
+    _check_unheld(slots, batch, destination, "copy_destination")
+
+
+def _check_swaps_out(slots: SlotColumns, batch: Batch) -> None:
+    block, host = batch.swap_out_block, batch.swap_out_host
+    _check_group(block, swap_out_host=host)
+    if not len(block):
+        return
+    _check_range(block, 1, slots.num_blocks, "swap_out_block")
+    _check_range(host, 1, slots.num_host_blocks, "swap_out_host")
+    _check_distinct(host, "swap_out_host")
+
+
+def _check_swaps_in(slots: SlotColumns, batch: Batch) -> None:
+    host, block = batch.swap_in_host, batch.swap_in_block
+    _check_group(host, swap_in_block=block)
+    if not len(host):
+        return
+    _check_range(host, 1, slots.num_host_blocks, "swap_in_host")
+    _check_range(block, 1, slots.num_blocks, "swap_in_block")
+    _check_all(slots.is_host_written[host], host, "swap_in_host {} was never written")
+    # Swapping out comes first: what is read would not be what the earlier batch wrote.
+    overwritten = np.intersect1d(host, batch.swap_out_host)
+    if len(overwritten):
+        raise _inconsistent(f"host block {overwritten[0]} is swapped in and out by one batch")
+    _check_distinct(block, "swap_in_block")
+    both = np.intersect1d(block, batch.copy_destination)
+    if len(both):
+        raise _inconsistent(f"block {both[0]} is the destination of a copy and of a swap")
+    _check_unheld(slots, batch, block, "swap_in_block")
+
+
+def _check_unheld(slots: SlotColumns, batch: Batch, block: Int32Column, what: str) -> None:
+    holders = slots.num_holders[block] - _count(block, _released_blocks(slots, batch))
+    _check_all(holders == 0, block, what + " {} is held by a live slot")
 
 
 def _check_admission(slots: SlotColumns, admission: Admission, after: _After) -> None:

@@ -27,6 +27,10 @@ def batch_message(batch: Batch) -> batch_pb2.ExecutionBatch:
         release_slot=raw_column(batch.release_slot, INT32),
         copy_source=raw_column(batch.copy_source, INT32),
         copy_destination=raw_column(batch.copy_destination, INT32),
+        swap_out_block=raw_column(batch.swap_out_block, INT32),
+        swap_out_host=raw_column(batch.swap_out_host, INT32),
+        swap_in_host=raw_column(batch.swap_in_host, INT32),
+        swap_in_block=raw_column(batch.swap_in_block, INT32),
     )
 
 
@@ -47,6 +51,10 @@ def read_batch(message: batch_pb2.ExecutionBatch) -> Batch:
         copy_destination=read_column(
             message.copy_destination, INT32, "step.batch.copy_destination"
         ),
+        swap_out_block=read_column(message.swap_out_block, INT32, "step.batch.swap_out_block"),
+        swap_out_host=read_column(message.swap_out_host, INT32, "step.batch.swap_out_host"),
+        swap_in_host=read_column(message.swap_in_host, INT32, "step.batch.swap_in_host"),
+        swap_in_block=read_column(message.swap_in_block, INT32, "step.batch.swap_in_block"),
     )
     num_rows = len(batch.row_slot)
     check_length(batch.row_num_tokens, num_rows, "step.batch.row_num_tokens")
@@ -54,6 +62,8 @@ def read_batch(message: batch_pb2.ExecutionBatch) -> Batch:
     check_length(batch.row_flags, num_rows, "step.batch.row_flags")
     check_length(batch.append_block, len(batch.append_slot), "step.batch.append_block")
     check_length(batch.copy_destination, len(batch.copy_source), "step.batch.copy_destination")
+    check_length(batch.swap_out_host, len(batch.swap_out_block), "step.batch.swap_out_host")
+    check_length(batch.swap_in_block, len(batch.swap_in_host), "step.batch.swap_in_block")
     return batch
 
 

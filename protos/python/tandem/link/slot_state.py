@@ -23,9 +23,14 @@ class SlotState(SlotColumns):
     __slots__ = ("_hash",)
 
     def __init__(
-        self, num_slots: int, max_blocks_per_slot: int, block_size: int, num_blocks: int
+        self,
+        num_slots: int,
+        max_blocks_per_slot: int,
+        block_size: int,
+        num_blocks: int,
+        num_host_blocks: int = 0,
     ) -> None:
-        super().__init__(num_slots, max_blocks_per_slot, block_size, num_blocks)
+        super().__init__(num_slots, max_blocks_per_slot, block_size, num_blocks, num_host_blocks)
         self._hash = StateHash()
 
     @property
@@ -35,7 +40,7 @@ class SlotState(SlotColumns):
 
     def apply(self, batch: Batch) -> None:
         """
-        Check the whole batch, then let it take effect: release, copy, admit, append, rows.
+        Check the whole batch, then let it take effect: release, swap, copy, admit, append, rows.
 
         Raises:
             SessionLost: What is inconsistent; the state is unchanged.
@@ -43,6 +48,8 @@ class SlotState(SlotColumns):
         check_batch(self, batch)
         for slot in batch.release_slot.tolist():
             self._release(slot)
+        if len(batch.swap_out_host):
+            self.is_host_written[batch.swap_out_host] = True
         for admission in batch.admits:
             self._admit(admission)
         if len(batch.append_slot):
@@ -59,6 +66,7 @@ class SlotState(SlotColumns):
             self.num_tokens_known,
             self.num_blocks_held,
             self.num_holders,
+            self.is_host_written,
         ):
             column.fill(0)
         self._hash = StateHash()

@@ -56,7 +56,7 @@ class Resume(_message.Message):
     def __init__(self) -> None: ...
 
 class ExecutionBatch(_message.Message):
-    __slots__ = ("admit", "row_slot", "row_num_tokens", "row_start", "row_flags", "append_slot", "append_block", "release_slot", "copy_source", "copy_destination")
+    __slots__ = ("admit", "row_slot", "row_num_tokens", "row_start", "row_flags", "append_slot", "append_block", "release_slot", "copy_source", "copy_destination", "swap_out_block", "swap_out_host", "swap_in_host", "swap_in_block")
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     ROW_SLOT_FIELD_NUMBER: _ClassVar[int]
     ROW_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,10 @@ class ExecutionBatch(_message.Message):
     RELEASE_SLOT_FIELD_NUMBER: _ClassVar[int]
     COPY_SOURCE_FIELD_NUMBER: _ClassVar[int]
     COPY_DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_HOST_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_HOST_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_BLOCK_FIELD_NUMBER: _ClassVar[int]
     admit: _containers.RepeatedCompositeFieldContainer[AdmittedRow]
     row_slot: bytes
     row_num_tokens: bytes
@@ -77,7 +81,11 @@ class ExecutionBatch(_message.Message):
     release_slot: bytes
     copy_source: bytes
     copy_destination: bytes
-    def __init__(self, admit: _Optional[_Iterable[_Union[AdmittedRow, _Mapping]]] = ..., row_slot: _Optional[bytes] = ..., row_num_tokens: _Optional[bytes] = ..., row_start: _Optional[bytes] = ..., row_flags: _Optional[bytes] = ..., append_slot: _Optional[bytes] = ..., append_block: _Optional[bytes] = ..., release_slot: _Optional[bytes] = ..., copy_source: _Optional[bytes] = ..., copy_destination: _Optional[bytes] = ...) -> None: ...
+    swap_out_block: bytes
+    swap_out_host: bytes
+    swap_in_host: bytes
+    swap_in_block: bytes
+    def __init__(self, admit: _Optional[_Iterable[_Union[AdmittedRow, _Mapping]]] = ..., row_slot: _Optional[bytes] = ..., row_num_tokens: _Optional[bytes] = ..., row_start: _Optional[bytes] = ..., row_flags: _Optional[bytes] = ..., append_slot: _Optional[bytes] = ..., append_block: _Optional[bytes] = ..., release_slot: _Optional[bytes] = ..., copy_source: _Optional[bytes] = ..., copy_destination: _Optional[bytes] = ..., swap_out_block: _Optional[bytes] = ..., swap_out_host: _Optional[bytes] = ..., swap_in_host: _Optional[bytes] = ..., swap_in_block: _Optional[bytes] = ...) -> None: ...
 
 class AdmittedRow(_message.Message):
     __slots__ = ("slot", "generation", "token_ids", "num_prompt_tokens", "num_cached_tokens", "block_ids", "sampling")
