@@ -92,23 +92,37 @@ class GetRequestEventsRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class GetRequestEventsResponse(_message.Message):
-    __slots__ = ("events", "dropped_events")
+    __slots__ = ("events",)
     EVENTS_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[RequestEvent]
-    dropped_events: int
-    def __init__(self, events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., dropped_events: _Optional[int] = ...) -> None: ...
+    def __init__(self, events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ...) -> None: ...
+
+class BlockStats(_message.Message):
+    __slots__ = ("used_blocks", "cached_blocks", "free_blocks")
+    USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    used_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    def __init__(self, used_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("kind", "choice", "at_s", "token_id", "detail")
+    __slots__ = ("kind", "choice", "at_s", "token_id", "blocks", "detail", "time_to_first_token_s", "dropped_events")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     kind: RequestEventKind
     choice: int
     at_s: float
     token_id: int
+    blocks: BlockStats
     detail: str
-    def __init__(self, kind: _Optional[_Union[RequestEventKind, str]] = ..., choice: _Optional[int] = ..., at_s: _Optional[float] = ..., token_id: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    time_to_first_token_s: float
+    dropped_events: int
+    def __init__(self, kind: _Optional[_Union[RequestEventKind, str]] = ..., choice: _Optional[int] = ..., at_s: _Optional[float] = ..., token_id: _Optional[int] = ..., blocks: _Optional[_Union[BlockStats, _Mapping]] = ..., detail: _Optional[str] = ..., time_to_first_token_s: _Optional[float] = ..., dropped_events: _Optional[int] = ...) -> None: ...
