@@ -1,8 +1,10 @@
-"""`tandem bench`: measure a running server."""
+"""`tandem bench`: measure a running server, or what the scheduler costs."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +23,7 @@ from tandem_client.load.workload import Workload, read_prompts
 
 DEFAULT_REQUESTS = 64
 
-bench = typer.Typer(help="Measure a running server.", no_args_is_help=True)
+bench = typer.Typer(help="Measure a running server, or the scheduler alone.", no_args_is_help=True)
 
 
 @bench.callback()
@@ -45,6 +47,14 @@ Temperature = Annotated[float, typer.Option(help="Of every request.")]
 WarmUp = Annotated[int, typer.Option(min=0, help="Short requests per process, not counted.")]
 MaxTime = Annotated[
     float, typer.Option(help="Start no request after this; five seconds later all is cut off.")
+]
+Running = Annotated[
+    list[int] | None,
+    typer.Option(min=1, help="Requests that decode; repeatable. Default: 1, 32, 128, 256, 1024."),
+]
+Waiting = Annotated[
+    list[int] | None,
+    typer.Option(min=0, help="Requests that wait meanwhile; repeatable. Default: 0, 500, 5000."),
 ]
 
 
@@ -94,6 +104,30 @@ def serve(
         ]
     )
     _report(outcomes, workload.num_requests, f"{model.name} at {address}", as_json=as_json)
+
+
+@bench.command(epilog=EXIT_CODES_HELP)
+@readable_errors
+def scheduler(
+    *,
+    running: Running = None,
+    waiting: Waiting = None,
+    full: Annotated[bool, typer.Option("--full", help="Also 4096 running.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Print what a step in which everybody decodes costs the scheduler, without any server."""
+    # The scheduler measures itself, in a process of its own: clients never import services.
+    command = [sys.executable, "-m", "scheduler_svc.bench"]
+    for flag, counts in (("--running", running), ("--waiting", waiting)):
+        command += [flag, *map(str, counts)] if counts else []
+    command += ["--full"] * full + ["--json"] * as_json
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 -- our own interpreter
+        assert process.stdout is not None
+        for line in process.stdout:
+            typer.echo(line, nl=False)
+    if process.returncode:
+        code = ExitCode.USAGE if process.returncode == ExitCode.USAGE else ExitCode.FAILED
+        raise fail(f"scheduler_svc.bench ended with {process.returncode}", code)
 
 
 def _report(outcomes: list[Outcomes], num_requests: int, title: str, *, as_json: bool) -> None:

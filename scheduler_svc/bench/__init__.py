@@ -1,0 +1,1 @@
+"""What one turn of the scheduler costs, without sockets and without an executor."""

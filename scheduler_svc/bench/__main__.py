@@ -1,0 +1,105 @@
+"""
+`python -m scheduler_svc.bench [flags]`: what a decode-only step and an admission cost the
+scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from scheduler_svc.bench.admission import AdmissionCosts, measure_admission
+from scheduler_svc.bench.decode_step import StepCosts, measure_decode_step
+
+DEFAULT_RUNNING = (1, 32, 128, 256, 1024)
+FULL_RUNNING = (*DEFAULT_RUNNING, 4096)
+DEFAULT_WAITING = (0, 500, 5000)
+DEFAULT_TURNS = 2000
+
+_HEADINGS = ("running", "waiting", "mean us", "median us", "p99 us", "wall median us")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; gives the exit code."""
+    chosen = _parser().parse_args(arguments)
+    running = chosen.running or (FULL_RUNNING if chosen.full else DEFAULT_RUNNING)
+    if not chosen.json:
+        _print_line("One decode-only turn, microseconds of CPU: apply, plan, encode, events out.")
+        _print_line(_row(_HEADINGS))
+    measured = []
+    for num_running in running:
+        for num_waiting in chosen.waiting:
+            costs = measure_decode_step(
+                num_running, num_waiting, num_turns=chosen.turns, window=chosen.window
+            )
+            measured.append(costs)
+            if not chosen.json:
+                _print_line(_row(_cells(costs)))
+    if chosen.json:
+        _print_line(json.dumps([costs.as_json() for costs in measured]))
+    else:
+        _print_admission(measure_admission())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.bench", description=__doc__)
+    parser.add_argument(
+        "--running", type=_positive, nargs="+", help="requests that decode, one measurement each"
+    )
+    parser.add_argument(
+        "--waiting",
+        type=_count,
+        nargs="+",
+        default=DEFAULT_WAITING,
+        help="requests that wait meanwhile, one measurement each",
+    )
+    parser.add_argument("--full", action="store_true", help="also 4096 running")
+    parser.add_argument(
+        "--turns", type=_positive, default=DEFAULT_TURNS, help="turns per measurement"
+    )
+    parser.add_argument("--window", type=_positive, default=1, help="steps in flight")
+    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = _count(text)
+    if not value:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _cells(costs: StepCosts) -> tuple[str, ...]:
+    times = (costs.mean_us, costs.median_us, costs.p99_us, costs.wall_median_us)
+    return str(costs.running), str(costs.waiting), *(f"{time_us:.1f}" for time_us in times)
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return "  ".join(
+        cell.rjust(len(heading)) for cell, heading in zip(cells, _HEADINGS, strict=True)
+    )
+
+
+def _print_admission(costs: AdmissionCosts) -> None:
+    _print_line("")
+    _print_line(f"Admitting a prompt of {costs.prompt_len} tokens, median microseconds of CPU:")
+    _print_line(f"{costs.given_us:10.1f}  submit, plan and encode, block digests given")
+    _print_line(f"{costs.computed_us:10.1f}  the same, digests computed by the core")
+    _print_line(f"{costs.hash_us:10.1f}  the digests alone")
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""The scheduler's own part of a turn, with a sink for frontends and made-up results."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.request import NewRequest
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.ipc.messages import CoreMessage, encode
+from scheduler_svc.publisher import Publisher, handle_of
+from tandem.engine_config import EngineConfig
+from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column, RowSampling, StepResult
+from tandem.link.scheduler_end import SchedulerEnd
+from tandem.link.session import Attached
+
+BLOCK_SIZE = 16
+VOCAB_SIZE = 128_256
+EOS_TOKEN_IDS = frozenset({128_001, 128_008, 128_009})
+STOP_TOKEN_IDS = frozenset({128_003, 128_010})
+NUM_PLAIN_TOKENS = 128_000
+"""Ids below this end nobody."""
+
+_BOOT_ID = "bench"
+_FRONTEND = 1
+_DEADLINE_S = 1e6
+_SAMPLING = RowSampling(temperature=1.0, top_k=0, top_p=0.9, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCost:
+    """What one turn took, microseconds: of the thread's CPU, and on the wall."""
+
+    cpu_us: float
+    wall_us: float
+
+
+class Sink:
+    """Takes every message as the socket does, encoded, and keeps none."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def try_send(self, index: int, message: CoreMessage) -> bool:
+        """Encode and forget."""
+        del index
+        self.num_bytes += len(encode(message))
+        return True
+
+
+class BenchService:
+    """
+    A scheduler core between a step link and one frontend, all in this process.
+
+    A turn is in the order of the service's loop: apply the result that came, plan and encode what
+    may be sent, hand events to the frontend's outbox, encode its message. Results are made up
+    between turns, which is not measured; their tokens are random and end nobody.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_total_tokens: int,
+        window: int = 1,
+    ) -> None:
+        config = EngineConfig(
+            block_size=BLOCK_SIZE,
+            max_num_blocks=num_blocks,
+            max_batch_size=num_slots,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            max_total_tokens=max_total_tokens,
+        )
+        geometry = ExecutorGeometry(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            num_slots=num_slots,
+            max_batch_size=num_slots,
+            max_total_tokens=max_total_tokens,
+            max_model_len=max_model_len,
+        )
+        self.core = Scheduler(config, geometry)
+        self.sink = Sink()
+        self._publisher = Publisher(self.sink, lambda _: None)
+        self._publisher.open(_FRONTEND)
+        self._end = SchedulerEnd(window)
+        self._end.open(_BOOT_ID, 1)
+        self._end.attach()
+        self._end.on_attached(
+            Attached(boot_id=_BOOT_ID, last_received_step_id=0, last_completed_step_id=0)
+        )
+        self._random = np.random.default_rng(0)
+        self._generation = np.zeros(num_slots, np.uint32)
+        self._results: deque[StepResult] = deque()
+        self._num_submitted = 0
+        self._now_s = 1.0
+
+    def request(self, prompt_len: int, max_tokens: int) -> NewRequest:
+        """A request like any other: a prompt of its own, EOS ids, stop ids and a deadline."""
+        number = self._num_submitted
+        self._num_submitted += 1
+        return NewRequest(
+            request_id=f"bench-{number}",
+            handle=handle_of(_FRONTEND, number),
+            prompt=self.tokens(prompt_len),
+            sampling=_SAMPLING,
+            max_tokens=max_tokens,
+            arrival_s=self._now_s,
+            eos_token_ids=EOS_TOKEN_IDS,
+            stop_token_ids=STOP_TOKEN_IDS,
+            deadline_s=_DEADLINE_S + number,
+        )
+
+    def tokens(self, count: int) -> Int32Column:
+        """Random ids that end nobody, shape ``[count]``."""
+        return self._random.integers(0, NUM_PLAIN_TOKENS, count, np.int32)
+
+    def submit(self, new: NewRequest) -> None:
+        """Take a request in."""
+        self.core.submit(new, self._now_s)
+
+    def turn(self) -> tuple[Batch | None, TurnCost]:
+        """Do one turn, timed; gives the last batch that was sent, if any."""
+        self._now_s += 0.02
+        result = self._results.popleft() if self._results else None
+        wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        batches = self._one_turn(result, self._now_s)
+        cpu_ns = time.thread_time_ns() - cpu_ns
+        wall_ns = time.perf_counter_ns() - wall_ns
+        for step_id, batch in batches:
+            self._results.append(self._result(batch, step_id))
+        return batches[-1][1] if batches else None, TurnCost(cpu_ns / 1e3, wall_ns / 1e3)
+
+    def _one_turn(self, result: StepResult | None, now: float) -> list[tuple[int, Batch]]:
+        core, end, publisher = self.core, self._end, self._publisher
+        if result is not None and end.on_result(result):
+            core.apply(result, now)
+        batches = []
+        while end.can_send:
+            batch = core.schedule(now)
+            if batch is None:
+                break
+            step_id, _ = end.send(batch, core.state_hash)
+            batches.append((step_id, batch))
+        events = core.take_events()
+        if events:
+            publisher.add(events)
+        publisher.flush(now)
+        return batches
+
+    def _result(self, batch: Batch, step_id: int) -> StepResult:
+        for admission in batch.admits:
+            self._generation[admission.slot] = admission.generation
+        rows = np.flatnonzero(batch.row_flags == ROW_SAMPLES)
+        slot = batch.row_slot[rows]
+        return StepResult(
+            boot_id=_BOOT_ID,
+            step_id=step_id,
+            slot=slot,
+            generation=self._generation[slot],
+            position=batch.row_start[rows] + batch.row_num_tokens[rows],
+            token=self.tokens(len(rows)),
+        )
