@@ -1,9 +1,13 @@
-"""Which KV blocks are free: a stack of ids, constant time per block."""
+"""Who holds which KV block: counts per block, and a stack of those that are free."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.prefix_index import PrefixIndex
 from tandem.errors import InternalError
 from tandem.link.batch import Int32Column
 
@@ -12,22 +16,39 @@ class BlockPool:
     """
     Block ids 1 to `num_blocks`; the executor keeps block 0 for padding.
 
-    The pool knows what is free, block tables know who owns the rest.
+    A block is free, cached (unheld, but its prefix can still be matched) or used (held by one or
+    more). Cached blocks are as good as free: they are evicted when the free ones do not do, so only
+    used blocks count as memory in use.
+
+    Attributes:
+        num_blocks: All of them.
+        num_free: Blocks nobody holds and nothing can match.
+        index: Where full blocks are findable; None where prefixes are not shared.
     """
 
-    __slots__ = ("_free", "_is_free", "num_blocks", "num_free")
+    __slots__ = ("_free", "_num_holders", "index", "num_blocks", "num_free")
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, index: PrefixIndex | None = None) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.index = index
         self._free = np.arange(num_blocks, 0, -1, dtype=np.int32)
-        self._is_free = np.ones(num_blocks + 1, np.bool_)
-        self._is_free[0] = False
+        self._num_holders: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and that can be matched or evicted."""
+        return 0 if self.index is None else self.index.num_unheld
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken: free or cached."""
+        return self.num_free + self.num_cached
 
     @property
     def num_used(self) -> int:
-        """Blocks somebody owns."""
-        return self.num_blocks - self.num_free
+        """Blocks somebody holds."""
+        return self.num_blocks - self.num_free - self.num_cached
 
     @property
     def usage(self) -> float:
@@ -35,46 +56,121 @@ class BlockPool:
         return self.num_used / self.num_blocks
 
     def try_take(self, count: int) -> Int32Column | None:
-        """Take `count` blocks, all or none; None when fewer are free, and then nothing changed."""
+        """
+        Take `count` blocks, all or none, free ones before cached ones.
+
+        Returns:
+            Their ids, shape ``[count]``; None when fewer can be taken, and then nothing changed.
+        """
         if count > self.num_free:
-            return None
+            if self.index is None or count > self.num_available:
+                return None
+            self._add_free(np.array(self.index.evict(count - self.num_free), np.int32))
         start = self.num_free - count
         taken = self._free[start : self.num_free][::-1].copy()
-        self._is_free[taken] = False
+        self._num_holders[taken] = 1
         self.num_free = start
         return taken
 
-    def give_back(self, blocks: Int32Column) -> None:
+    def num_unheld(self, blocks: Int32Column) -> int:
+        """How many of these blocks, none twice, nobody holds."""
+        return len(blocks) - int(np.count_nonzero(self._num_holders[blocks]))
+
+    def num_holders(self, block: int) -> int:
+        """How many hold a block."""
+        return int(self._num_holders[block])
+
+    def share(self, blocks: Int32Column) -> None:
         """
-        Return blocks to the pool.
+        Hold these used or cached blocks, none twice, once more.
 
         Raises:
-            InternalError: A block is free already, listed twice or no block of this pool; nothing
-                changed then.
+            InternalError: One of them is free; nothing changed then.
         """
-        count = len(blocks)
-        known = count == 0 or (blocks.min() >= 1 and blocks.max() <= self.num_blocks)
-        if not known or self._is_free[blocks].any() or len(np.unique(blocks)) != count:
+        before = self._num_holders[blocks]
+        if not before.all():
+            unheld = blocks[before == 0]
+            if self.index is None or not self.index.is_indexed[unheld].all():
+                raise InternalError(f"blocks {unheld.tolist()} cannot be shared: some are free")
+            self.index.hold(unheld.tolist())
+        self._num_holders[blocks] = before + 1
+
+    def give_back(self, blocks: Int32Column) -> None:
+        """
+        Let go of each of these blocks once; a sequence's blocks come in its order.
+
+        Whoever lets a block go last leaves it cached if it is indexed, else free.
+
+        Raises:
+            InternalError: A block is held less often than it is listed, or no block of this pool;
+                nothing changed then.
+        """
+        if not len(blocks):
+            return
+        if blocks.min() < 1 or blocks.max() > self.num_blocks:
+            raise InternalError(f"blocks {blocks.tolist()} are not all of this pool")
+        before = self._num_holders[blocks]
+        np.subtract.at(self._num_holders, blocks, 1)
+        after = self._num_holders[blocks]
+        if after.min() < 0:
+            np.add.at(self._num_holders, blocks, 1)
             raise InternalError(
                 f"blocks {blocks.tolist()} cannot all be given back: not all are in use"
             )
-        self._free[self.num_free : self.num_free + count] = blocks
-        self._is_free[blocks] = True
-        self.num_free += count
+        unheld = blocks[after == 0]
+        if not np.array_equal(after, before - 1):  # listed more than once
+            _, first = np.unique(unheld, return_index=True)
+            unheld = unheld[np.sort(first)]
+        if self.index is not None and len(self.index):
+            is_indexed = self.index.is_indexed[unheld]
+            if is_indexed.any():
+                no_longer = self.index.let_go(unheld[is_indexed].tolist())
+                self._add_free(np.array(no_longer, np.int32))
+                unheld = unheld[~is_indexed]
+        self._add_free(unheld)
+
+    def flush(self) -> int:
+        """Make nothing matchable any more; returns how many blocks that nobody held are free."""
+        return 0 if self.index is None else self._free_unindexed(self.index.clear())
+
+    def distrust(self, writer: int) -> None:
+        """Make what `writer` computed, and what continues it, matchable no more."""
+        if self.index is not None:
+            self._free_unindexed(self.index.remove_written_by(writer))
 
     def check_integrity(self, owned: Int32Column) -> None:
         """
-        Compare with the blocks all block tables name, shape ``[num_used]``, any order.
+        Compare with all that is held, shape ``[H]``, one entry per holder and block, any order.
 
         Raises:
-            InternalError: A block is lost, free and owned, or owned twice.
+            InternalError: A block is lost, both free and held, or not held as often as counted.
         """
-        free = self._free[: self.num_free]
-        together = np.sort(np.concatenate([free, owned]))
-        if not np.array_equal(together, np.arange(1, self.num_blocks + 1)):
+        if len(owned) and not 1 <= owned.min() <= owned.max() <= self.num_blocks:
+            raise InternalError("a block is held that is not of the block pool")
+        counted = np.bincount(owned, minlength=self.num_blocks + 1)
+        if not np.array_equal(counted, self._num_holders):
+            wrong = np.flatnonzero(counted != self._num_holders)[0]
             raise InternalError(
-                f"{self.num_free} free and {len(owned)} owned blocks are not each of "
-                f"{self.num_blocks} blocks once"
+                f"block {wrong} is held {counted[wrong]} times, the block pool counts "
+                f"{self._num_holders[wrong]}"
             )
-        if int(self._is_free.sum()) != self.num_free or not self._is_free[free].all():
-            raise InternalError("the free list and the free marks of the block pool differ")
+        is_cached = np.zeros(self.num_blocks + 1, np.bool_)
+        if self.index is not None:
+            self.index.check_integrity(self._num_holders)
+            is_cached = self.index.is_indexed & (self._num_holders == 0)
+        expected = np.flatnonzero((self._num_holders == 0) & ~is_cached)[1:]
+        free = np.sort(self._free[: self.num_free])
+        if not np.array_equal(free, expected):
+            raise InternalError(
+                f"{self.num_free} free blocks are not the {len(expected)} that are neither held "
+                "nor cached"
+            )
+
+    def _free_unindexed(self, blocks: Sequence[int]) -> int:
+        self._add_free(np.array(blocks, np.int32))
+        return len(blocks)
+
+    def _add_free(self, blocks: Int32Column) -> None:
+        end = self.num_free + len(blocks)
+        self._free[self.num_free : end] = blocks
+        self.num_free = end

@@ -1,0 +1,213 @@
+"""Which block holds the KV of which prefix, and which of those blocks nobody uses at present."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.errors import InternalError
+
+NO_BLOCK = 0
+"""Parent of first blocks; block ids count from 1."""
+
+
+class PrefixIndex:
+    """
+    A forest of full blocks, each under the digest of the prefix that ends with it.
+
+    Two rules make lookup and eviction cheap:
+
+    1. The parent of an indexed block is indexed, so the matched part of a chain of digests is a
+       prefix of it: found by binary search.
+    2. Whoever holds an indexed block holds its parent, so a block is never unheld while one that
+       continues it is held. What is let go goes in from the end of the chain, so among the unheld
+       blocks, least recently used first, every block stands ahead of its parent: the oldest is
+       always a leaf, and everything unheld can be evicted.
+
+    Rule 2 replaces the heap of leaves of Megatron Core, from which rule 1 is taken; evicting a
+    parent before its child, as that system once did, would leave blocks nobody can find.
+
+    Attributes:
+        keeps_unheld: Blocks stay indexed when their last holder lets go (lru), else not (ref_zero).
+        version: Changes whenever what can be matched does.
+        is_indexed: bool ``[num_blocks + 1]``.
+        writer: int64 ``[num_blocks + 1]``, the number of whoever computed an indexed block.
+    """
+
+    __slots__ = (
+        "_block_of",
+        "_digest_of",
+        "_parent",
+        "_unheld",
+        "is_indexed",
+        "keeps_unheld",
+        "version",
+        "writer",
+    )
+
+    def __init__(self, num_blocks: int, *, keeps_unheld: bool = True) -> None:
+        self.keeps_unheld = keeps_unheld
+        self.version = 0
+        self.is_indexed: NDArray[np.bool_] = np.zeros(num_blocks + 1, np.bool_)
+        self.writer: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of = [b""] * (num_blocks + 1)
+        self._parent = [NO_BLOCK] * (num_blocks + 1)
+        self._unheld: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Indexed blocks."""
+        return len(self._block_of)
+
+    @property
+    def num_unheld(self) -> int:
+        """Indexed blocks that nobody holds."""
+        return len(self._unheld)
+
+    def match_len(self, digests: Sequence[bytes]) -> int:
+        """How many leading blocks of a chain are indexed; time logarithmic in its length."""
+        block_of = self._block_of
+        if not digests or digests[0] not in block_of:
+            return 0
+        low, high = 1, len(digests)  # the first `low` are indexed, not more than `high`
+        while low < high:
+            middle = (low + high + 1) // 2
+            if digests[middle - 1] in block_of:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def match(self, digests: Sequence[bytes]) -> list[int]:
+        """Blocks of the leading digests that are indexed, in order."""
+        count = self.match_len(digests)
+        if not count:
+            return []
+        parent, block = self._parent, self._block_of[digests[count - 1]]
+        blocks = [block]
+        while block := parent[block]:
+            blocks.append(block)
+        blocks.reverse()
+        return blocks
+
+    def block_of(self, digest: bytes) -> int | None:
+        """The block under a digest."""
+        return self._block_of.get(digest)
+
+    def add(self, block: int, digest: bytes, parent: int, writer: int) -> None:
+        """
+        Index a held block under a new digest; `parent` is the block before it or NO_BLOCK.
+
+        Raises:
+            InternalError: Block or digest is indexed already, or the parent is not.
+        """
+        if digest in self._block_of or self.is_indexed[block]:
+            raise InternalError(f"block {block} or its digest is in the prefix index already")
+        if parent != NO_BLOCK and not self.is_indexed[parent]:
+            raise InternalError(f"block {block} would continue block {parent}: not in the index")
+        self._block_of[digest] = block
+        self._digest_of[block] = digest
+        self._parent[block] = parent
+        self.is_indexed[block] = True
+        self.writer[block] = writer
+        self.version += 1
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Somebody holds these unheld blocks."""
+        for block in blocks:
+            del self._unheld[block]
+
+    def let_go(self, blocks: Sequence[int]) -> list[int]:
+        """
+        Nobody holds these indexed blocks any more, each standing behind its parent if that is
+        among them; returns those that are no longer indexed.
+        """
+        from_the_end = reversed(blocks)
+        if self.keeps_unheld:
+            self._unheld.update(dict.fromkeys(from_the_end))
+            return []
+        removed = list(from_the_end)
+        for block in removed:
+            self._remove(block)
+        return removed
+
+    def touch(self, chain: Sequence[int]) -> None:
+        """Count the unheld blocks of a chain, in order from its first block, as used just now."""
+        for block in reversed(chain):
+            if block in self._unheld:
+                self._unheld.move_to_end(block)
+
+    def evict(self, count: int) -> list[int]:
+        """Remove the `count` least recently used unheld blocks, leaves first, and return them."""
+        evicted = [self._unheld.popitem(last=False)[0] for _ in range(count)]
+        for block in evicted:
+            self._remove(block)
+        return evicted
+
+    def remove_written_by(self, writer: int) -> list[int]:
+        """
+        Remove what `writer` computed and all that continues it; returns those nobody holds.
+
+        Takes time proportional to the index: for errors.
+        """
+        is_wrong: dict[int, bool] = {NO_BLOCK: False}
+        for block in self._block_of.values():
+            chain = []
+            while block not in is_wrong:
+                chain.append(block)
+                block = self._parent[block]  # noqa: PLW2901 the walk starts at the loop's block
+            wrong = is_wrong[block]
+            for member in reversed(chain):
+                wrong = wrong or int(self.writer[member]) == writer
+                is_wrong[member] = wrong
+        return self._remove_all([block for block, wrong in is_wrong.items() if wrong])
+
+    def clear(self) -> list[int]:
+        """Remove everything; returns the blocks nobody holds."""
+        return self._remove_all(list(self._block_of.values()))
+
+    def check_integrity(self, num_holders: NDArray[np.int32]) -> None:
+        """
+        Compare with how many hold each block, shape ``[num_blocks + 1]``.
+
+        Raises:
+            InternalError: A chain is broken, an unheld block is held or cannot be evicted, or the
+                maps differ.
+        """
+        indexed = set(self._block_of.values())
+        place = {block: i for i, block in enumerate(self._unheld)}
+        digests = {self._digest_of[block]: block for block in indexed}
+        _require(digests == self._block_of, "digests and blocks of the prefix index differ")
+        marked = set(np.flatnonzero(self.is_indexed).tolist())
+        _require(marked == indexed, "the marks of the prefix index differ from its blocks")
+        expected = {block for block in indexed if num_holders[block] == 0}
+        _require(place.keys() == expected, "unheld blocks are not those without a holder")
+        _require(self.keeps_unheld or not place, "a block without a holder is still indexed")
+        for block in indexed:
+            parent = self._parent[block]
+            _require(parent == NO_BLOCK or parent in indexed, f"block {block} has lost its parent")
+            if parent in place:
+                in_order = block in place and place[block] < place[parent]
+                _require(in_order, f"block {parent} can be evicted before block {block}")
+
+    def _remove_all(self, blocks: list[int]) -> list[int]:
+        unheld = [block for block in blocks if block in self._unheld]
+        for block in unheld:
+            del self._unheld[block]
+        for block in blocks:
+            self._remove(block)
+        return unheld
+
+    def _remove(self, block: int) -> None:
+        del self._block_of[self._digest_of[block]]
+        self._digest_of[block] = b""
+        self.is_indexed[block] = False
+        self.version += 1
+
+
+def _require(holds: bool, what_is_wrong: str) -> None:
+    if not holds:
+        raise InternalError(what_is_wrong)
