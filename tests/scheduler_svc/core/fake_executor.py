@@ -10,29 +10,26 @@ import numpy as np
 from scheduler_svc.core.geometry import ExecutorGeometry
 from tandem.link.batch import ROW_SAMPLES, Batch, RowError, RowErrorKind, StepResult
 from tandem.link.slot_state import SlotState
-
-_PRIME = 0x100000001B3
-_WORD = (1 << 64) - 1
+from tests.scheduler_svc.core.kv_memory import KvMemory, Writer, fold, move_blocks
 
 
-def fold(fingerprint: int, token: int) -> int:
-    """Fingerprint of a prefix with one more token."""
-    return ((fingerprint ^ (token + 1)) * _PRIME + 0x9E3779B97F4A7C15) & _WORD
-
-
-def next_token(fingerprint: int, vocab_size: int) -> int:
-    """The token that follows a prefix."""
+def next_token(fingerprint: int, vocab_size: int, choice: int = 0) -> int:
+    """The token that follows a prefix; every choice draws others."""
+    if choice:
+        fingerprint = fold(fingerprint, choice)
     return (fingerprint >> 24) % vocab_size
 
 
-def expected_outputs(prompt, max_tokens: int, ends=frozenset(), vocab_size: int = 50) -> list[int]:
+def expected_outputs(
+    prompt, max_tokens: int, ends=frozenset(), vocab_size: int = 50, choice: int = 0
+) -> list[int]:
     """What a request produces with unlimited memory."""
     fingerprint = 0
     for token in prompt:
         fingerprint = fold(fingerprint, int(token))
     outputs: list[int] = []
     while len(outputs) < max_tokens:
-        outputs.append(next_token(fingerprint, vocab_size))
+        outputs.append(next_token(fingerprint, vocab_size, choice))
         if outputs[-1] in ends:
             break
         fingerprint = fold(fingerprint, outputs[-1])
@@ -43,8 +40,8 @@ class FakeExecutor:
     """
     Applies batches in order to KV memory that remembers, per position, who wrote it and what.
 
-    Each position's "KV" is the fingerprint of the prefix up to it, so a wrong or stale read changes
-    tokens; ownership is checked besides, so that it fails where it happens.
+    All rows of a batch read before any writes, as on a device: what one row computes in a batch
+    another can read only in the next. A row that reads what was computed with NaN has NaN too.
     """
 
     def __init__(self, geometry: ExecutorGeometry, vocab_size: int = 50) -> None:
@@ -52,67 +49,94 @@ class FakeExecutor:
         self.vocab_size = vocab_size
         self.boot_id = "boot"
         bs = geometry.block_size
+        width = -(-geometry.max_model_len // bs)
         self.slots = SlotState(
-            geometry.num_slots, -(-geometry.max_model_len // bs), bs, geometry.num_blocks
+            geometry.num_slots, width, bs, geometry.num_blocks, geometry.num_host_blocks
         )
-        shape = (geometry.num_blocks + 1, bs)
-        self.owner = np.full(shape, -1, np.int64)
-        self.position = np.full(shape, -1, np.int64)
-        self.fingerprint = np.zeros(shape, np.uint64)
-        self.tokens: dict[int, list[int]] = {}
+        self.memory = KvMemory(geometry.num_blocks, bs)
+        self.host = KvMemory(geometry.num_host_blocks, bs)
+        self.holders: dict[int, Writer] = {}
+        """By slot: who is in it."""
+        self.choice: dict[int, int] = {}
         self.admitted_len: dict[int, int] = {}
+        self.cached_len: dict[int, int] = {}
         self.poisoned: set[tuple[int, int]] = set()
         """(slot, generation) of rows whose logits are NaN."""
         self.num_steps = 0
 
-    def execute(self, batch: Batch, state_hash: int | None = None) -> StepResult:
-        """Run one batch; fails where the batch breaks a rule of the link or reads another's KV."""
+    def execute(self, batch: Batch, state_hash: int | None = None, salts=None) -> StepResult:
+        """
+        Run one batch; fails where the batch breaks a rule of the link or reads another's KV.
+
+        `salts` says, by slot, under which salt the requests admitted by this batch may share.
+        """
         self._check_limits(batch)
         self.slots.apply(batch)
         assert state_hash in {None, self.slots.state_hash}
-        assert self.slots.num_holders.max() <= 1, "a block has two holders"
+        move_blocks(self.memory, self.host, batch)
         for admission in batch.admits:
-            self.tokens[admission.slot] = admission.token_ids.tolist()
-            self.admitted_len[admission.slot] = len(admission.token_ids)
+            self._admit(admission, b"" if salts is None else salts[admission.slot])
+        self._take_fresh(batch.append_block)
         self.num_steps += 1
         rows, errors = [], []
-        for slot, length, start, flags in zip(
-            batch.row_slot.tolist(),
-            batch.row_num_tokens.tolist(),
-            batch.row_start.tolist(),
-            batch.row_flags.tolist(),
-            strict=True,
-        ):
+        columns = list(
+            zip(
+                batch.row_slot.tolist(),
+                batch.row_start.tolist(),
+                batch.row_num_tokens.tolist(),
+                batch.row_flags.tolist(),
+                strict=True,
+            )
+        )
+        bad = {slot for slot, start, _, _ in columns if not self._reads_well(slot, start)}
+        for slot, start, length, flags in columns:
+            self._write(slot, start, length, is_bad=slot in bad)
+            samples = flags == ROW_SAMPLES
+            token = self._sample(slot) if samples and slot not in bad else 0
             generation = int(self.slots.generation[slot])
-            fingerprint = self._compute(slot, generation, start, length)
-            if (slot, generation) in self.poisoned:
+            if slot in bad:
                 errors.append(RowError(slot=slot, generation=generation,
                                        kind=RowErrorKind.INVALID_LOGITS, message="NaN"))  # fmt: skip
-                if flags == ROW_SAMPLES:
-                    self.tokens[slot].append(0)
-            elif flags == ROW_SAMPLES:
-                token = next_token(fingerprint, self.vocab_size)
-                self.tokens[slot].append(token)
+            elif samples:
                 rows.append((slot, generation, start + length, token))
+            if samples:
+                prefixes = self.holders[slot].prefixes
+                prefixes.append(fold(prefixes[-1], token))
         return self._result(rows, errors)
 
-    def _compute(self, slot: int, generation: int, start: int, length: int) -> int:
-        bs, key = self.geometry.block_size, slot << 32 | generation
-        table = self.slots.blocks_of(slot)
-        context = np.arange(start)
-        blocks, offsets = table[context // bs], context % bs
-        assert (self.owner[blocks, offsets] == key).all(), "reads KV of another request"
-        assert (self.position[blocks, offsets] == context).all(), "reads KV of another position"
-        fingerprint = 0
-        if start:
-            fingerprint = int(self.fingerprint[table[(start - 1) // bs], (start - 1) % bs])
-        for position in range(start, start + length):
-            fingerprint = fold(fingerprint, self.tokens[slot][position])
-            block, offset = table[position // bs], position % bs
-            self.owner[block, offset] = key
-            self.position[block, offset] = position
-            self.fingerprint[block, offset] = fingerprint
-        return fingerprint
+    def _admit(self, admission, salt: bytes) -> None:
+        slot, bs = admission.slot, self.geometry.block_size
+        prefixes, fingerprint = [], 0
+        for token in admission.token_ids.tolist():
+            fingerprint = fold(fingerprint, token)
+            prefixes.append(fingerprint)
+        self.holders[slot] = Writer(slot << 32 | admission.generation, salt, prefixes)
+        self.choice[slot] = admission.sampling.choice
+        self.admitted_len[slot] = len(prefixes)
+        self.cached_len[slot] = cached = admission.num_cached_tokens
+        num_whole, in_partial = divmod(cached, bs)
+        self._take_fresh(admission.block_ids[num_whole + (in_partial > 0) :])
+        if in_partial:
+            self._take_fresh(admission.block_ids[num_whole : num_whole + 1], in_partial)
+
+    def _take_fresh(self, blocks, first_offset: int = 0) -> None:
+        """Blocks that a slot is to write have no other holder, and nobody reads what they held."""
+        assert (self.slots.num_holders[blocks] == 1).all(), "a block to write has two holders"
+        self.memory.forget(blocks, first_offset)
+
+    def _reads_well(self, slot: int, start: int) -> bool:
+        reader, cached = self.holders[slot], self.cached_len[slot]
+        is_sound = self.memory.read(self.slots.blocks_of(slot), reader, start, cached)
+        return is_sound and (slot, int(self.slots.generation[slot])) not in self.poisoned
+
+    def _write(self, slot: int, start: int, length: int, *, is_bad: bool) -> None:
+        table, bs = self.slots.blocks_of(slot), self.geometry.block_size
+        written = table[start // bs : (start + length - 1) // bs + 1]
+        assert (self.slots.num_holders[written] == 1).all(), "writes into a shared block"
+        self.memory.write(table, self.holders[slot], start, length, is_bad=is_bad)
+
+    def _sample(self, slot: int) -> int:
+        return next_token(self.holders[slot].prefixes[-1], self.vocab_size, self.choice[slot])
 
     def _check_limits(self, batch: Batch) -> None:
         assert len(batch.row_slot) <= self.geometry.max_batch_size, "more rows than max_batch_size"

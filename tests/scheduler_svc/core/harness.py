@@ -18,7 +18,9 @@ from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_output
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
-def geometry_of(config: EngineConfig, num_slots: int | None = None) -> ExecutorGeometry:
+def geometry_of(
+    config: EngineConfig, num_slots: int | None = None, num_host_blocks: int = 0
+) -> ExecutorGeometry:
     """An executor that is exactly as large as a configuration."""
     return ExecutorGeometry(
         num_blocks=config.max_num_blocks,
@@ -27,6 +29,7 @@ def geometry_of(config: EngineConfig, num_slots: int | None = None) -> ExecutorG
         max_batch_size=config.max_batch_size,
         max_total_tokens=config.max_total_tokens,
         max_model_len=config.max_model_len,
+        num_host_blocks=num_host_blocks,
     )
 
 
@@ -91,7 +94,11 @@ class Rig:
         batch = self.core.schedule(self.now)
         if batch is not None:
             self.batches.append(batch)
-            result = self.executor.execute(batch, self.core.state_hash)
+            salts = {
+                admission.slot: self.core._state.slots.request_of(admission.slot).new.cache_salt
+                for admission in batch.admits
+            }
+            result = self.executor.execute(batch, self.core.state_hash, salts)
             self.pending.append(result)
             self._note_sampled(result)
         self.collect()
@@ -136,7 +143,8 @@ class Rig:
     def expected(self, handle: int) -> list[int]:
         """What a request must have produced."""
         new = self.submitted[handle]
-        return expected_outputs(new.prompt, new.max_tokens, new.eos_token_ids | new.stop_token_ids)
+        ends = new.eos_token_ids | new.stop_token_ids
+        return expected_outputs(new.prompt, new.max_tokens, ends, choice=new.sampling.choice)
 
     def collect(self) -> None:
         """Take events; tokens come once, in order and before the end of their request."""
