@@ -49,6 +49,12 @@ class ExecutorSettings(ServiceSettings):
     )
     block_size: int = Field(_DEFAULTS.block_size, description="tokens per KV block")
     max_num_blocks: int = Field(_DEFAULTS.max_num_blocks, description="KV blocks to allocate")
+    swap_space_gb: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="GiB of host memory for the KV of preempted requests; 0: compute it again",
+    )
     max_batch_size: int = Field(_DEFAULTS.max_batch_size, description="most sequences in one step")
     max_model_len: int = Field(
         _DEFAULTS.max_model_len,

@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from executor_svc.config import LoadedSettings
-from executor_svc.memory import KvMemory
+from executor_svc.memory import KvMemory, host_blocks_within, kv_bytes_per_block
 from executor_svc.model import LoadedModel, ModelConfig, load_model
 from executor_svc.runner import ModelRunner
 from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
@@ -55,13 +55,22 @@ def load_engine(loaded: LoadedSettings, boot_id: str) -> Engine:
     torch.set_num_threads(settings.num_threads or default_num_threads())
     model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
     limits = fit_limits(loaded, model.config)
-    kv = KvMemory(model.config, limits.max_num_blocks, limits.block_size, model.dtype, model.device)
+    per_block = kv_bytes_per_block(model.config, limits.block_size, model.dtype)
+    kv = KvMemory(
+        model.config,
+        limits.max_num_blocks,
+        limits.block_size,
+        model.dtype,
+        model.device,
+        num_host_blocks=host_blocks_within(settings.swap_space_gb, per_block),
+    )
     _log.info(
         "kv_allocated",
         num_blocks=kv.num_blocks,
         block_size=kv.block_size,
         tokens=kv.num_blocks * kv.block_size,
         gib=round(kv.device_bytes / _GIB, 3),
+        num_host_blocks=kv.num_host_blocks,
         max_model_len=limits.max_model_len,
         max_model_len_from=_source_of_length(loaded, limits),
     )
@@ -155,6 +164,7 @@ def _describe(
         block_size=kv.block_size,
         num_blocks=kv.num_blocks,
         num_slots=num_slots,
+        num_host_blocks=kv.num_host_blocks,
         max_batch_size=limits.max_batch_size,
         max_total_tokens=limits.max_total_tokens,
         max_inflight_steps=MAX_INFLIGHT_STEPS,

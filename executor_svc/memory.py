@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from executor_svc.device import available_bytes
+from executor_svc.host_blocks import HostBlocks
 from executor_svc.model.config import ModelConfig
-from tandem.errors import OutOfMemory
-from tandem.link.batch import KvMode
+from tandem.errors import InvalidConfig, OutOfMemory
+from tandem.link.batch import Int32Column, KvMode
 
 
 def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -20,6 +23,18 @@ def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype)
     return block_size * per_token
 
 
+def host_blocks_within(swap_space_gb: float, bytes_per_block: int) -> int:
+    """
+    Host blocks that fit into so many GiB, rounded down.
+
+    Raises:
+        InvalidConfig: Not a finite number from 0 on.
+    """
+    if not (math.isfinite(swap_space_gb) and swap_space_gb >= 0):
+        raise InvalidConfig(f"swap_space_gb must be at least 0, got {swap_space_gb}")
+    return int(swap_space_gb * 2**30) // bytes_per_block
+
+
 class KvMemory:
     """
     One tensor per layer, ``[num_blocks + 1, block_size, 2, num_kv_heads, head_dim]``, keys before
@@ -27,6 +42,7 @@ class KvMemory:
 
     Blocks 1 to `num_blocks` belong to slots, as the scheduler says. Block 0 is a dummy that no
     block table names. Contents are never cleared: no reader looks past a sequence's length.
+    Host blocks 1 to `num_host_blocks` are the scheduler's too; suspensions leave them alone.
     """
 
     def __init__(
@@ -36,6 +52,8 @@ class KvMemory:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        num_host_blocks: int = 0,
     ) -> None:
         """
         Allocate.
@@ -51,6 +69,7 @@ class KvMemory:
         self.layers: tuple[Tensor, ...] = tuple(
             torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
         )
+        self._host = HostBlocks(num_host_blocks, self.layers) if num_host_blocks else None
         self._suspended: KvMode | None = None
         self._host_copies: tuple[Tensor, ...] = ()
 
@@ -65,6 +84,16 @@ class KvMemory:
         return sum(layer.untyped_storage().nbytes() for layer in self.layers)
 
     @property
+    def num_host_blocks(self) -> int:
+        """Blocks that can be swapped out."""
+        return 0 if self._host is None else self._host.num_blocks
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that the swapped blocks take."""
+        return 0 if self._host is None else self._host.num_bytes
+
+    @property
     def is_suspended(self) -> bool:
         """Between `suspend` and `resume`."""
         return self._suspended is not None
@@ -73,6 +102,16 @@ class KvMemory:
         """Copy whole blocks, int64 ``[C]`` to int64 ``[C]``; all are read before any is written."""
         for layer in self.layers:
             layer.index_copy_(0, destination, layer.index_select(0, source))
+
+    def swap_out(self, block: Int32Column, host: Int32Column) -> None:
+        """Copy device blocks to host blocks, ``[N]`` each; only with host blocks."""
+        assert self._host is not None, "the slot state lets no swap through without host blocks"
+        self._host.write(block, host)
+
+    def swap_in(self, host: Int32Column, block: Int32Column) -> None:
+        """Copy host blocks to device blocks, ``[N]`` each; only with host blocks."""
+        assert self._host is not None, "the slot state lets no swap through without host blocks"
+        self._host.read(host, block)
 
     def suspend(self, mode: KvMode) -> None:
         """

@@ -101,8 +101,8 @@ class ModelRunner:
 
     def reset(self) -> None:
         """
-        Forget all slots, as at the start of a session; KV memory stays as it is, and resumes if
-        suspended.
+        Forget all slots and what was swapped out, as at the start of a session; KV memory stays as
+        it is, and resumes if suspended.
         """
         self._kv.resume()
         self._slots.reset()
@@ -202,16 +202,24 @@ class ModelRunner:
         if prompt_len < kv_len:
             self.execute(_one_row(prompt_len, 1), 0)
         self._slots.reset()
+        if self._kv.num_host_blocks:
+            one = np.ones(1, np.int32)
+            self._kv.swap_out(one, one)
+            self._kv.swap_in(one, one)
 
     def _apply(self, batch: Batch) -> None:
-        if self._kv.is_suspended and (len(batch.row_slot) or len(batch.copy_source)):
+        if self._kv.is_suspended and _needs_kv(batch):
             raise SessionLost("a batch needs KV memory while it is suspended: resume first")
         self._check_lengths(batch)
         self._slots.apply(batch)
+        if len(batch.swap_out_block):
+            self._kv.swap_out(batch.swap_out_block, batch.swap_out_host)
         if len(batch.copy_source):
             self._kv.copy_blocks(
                 self._to_device(batch.copy_source), self._to_device(batch.copy_destination)
             )
+        if len(batch.swap_in_host):
+            self._kv.swap_in(batch.swap_in_host, batch.swap_in_block)
         for admission in batch.admits:
             self._tokens.admit(admission)
 
@@ -253,7 +261,13 @@ class ModelRunner:
 
     def _new_state(self) -> tuple[SlotState, SlotTokens]:
         max_blocks = math.ceil(self._max_model_len / self._kv.block_size)
-        slots = SlotState(self._num_slots, max_blocks, self._kv.block_size, self._kv.num_blocks)
+        slots = SlotState(
+            self._num_slots,
+            max_blocks,
+            self._kv.block_size,
+            self._kv.num_blocks,
+            self._kv.num_host_blocks,
+        )
         tokens = SlotTokens(
             self._num_slots,
             self._max_model_len,
@@ -264,6 +278,11 @@ class ModelRunner:
 
     def _to_device(self, column: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(column.astype(np.int64)).to(self._model.device)
+
+
+def _needs_kv(batch: Batch) -> bool:
+    columns = (batch.row_slot, batch.copy_source, batch.swap_out_block, batch.swap_in_host)
+    return any(map(len, columns))
 
 
 def _one_row(start: int, num_tokens: int, admits: tuple[Admission, ...] = ()) -> Batch:

@@ -57,7 +57,10 @@ def batch(
     appends: Sequence[tuple[int, int]] = (),
     releases: Sequence[int] = (),
     copies: Sequence[tuple[int, int]] = (),
+    swaps_out: Sequence[tuple[int, int]] = (),
+    swaps_in: Sequence[tuple[int, int]] = (),
 ) -> Batch:
+    """`swaps_out` from device to host block, `swaps_in` from host to device block."""
     return Batch(
         admits=tuple(admits),
         row_slot=int32(row.slot for row in rows),
@@ -69,6 +72,10 @@ def batch(
         release_slot=int32(releases),
         copy_source=int32(source for source, _ in copies),
         copy_destination=int32(destination for _, destination in copies),
+        swap_out_block=int32(block for block, _ in swaps_out),
+        swap_out_host=int32(host for _, host in swaps_out),
+        swap_in_host=int32(host for host, _ in swaps_in),
+        swap_in_block=int32(block for _, block in swaps_in),
     )
 
 
@@ -92,11 +99,19 @@ class Bench:
         num_blocks: int = 256,
         num_slots: int = 8,
         max_model_len: int = 256,
+        num_host_blocks: int = 0,
         shuffle_seed: int | None = None,
         **options: object,
     ) -> Bench:
         model = load_model(directory, dtype=dtype, device="cpu")
-        kv = KvMemory(model.config, num_blocks, block_size, model.dtype, model.device)
+        kv = KvMemory(
+            model.config,
+            num_blocks,
+            block_size,
+            model.dtype,
+            model.device,
+            num_host_blocks=num_host_blocks,
+        )
         for layer in kv.layers:
             layer.fill_(float("nan"))
         runner = ModelRunner(

@@ -38,6 +38,7 @@ class Backend:
         vocab_size: Token ids are in [0, vocab_size).
         eos_token_ids: Ids that end a sequence.
         kv_bytes: Memory the KV blocks take.
+        num_host_blocks: Host blocks that preempted requests can be swapped to.
     """
 
     runner: Runner
@@ -46,6 +47,7 @@ class Backend:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     kv_bytes: int
+    num_host_blocks: int = 0
 
 
 def load_backend(
@@ -56,6 +58,7 @@ def load_backend(
     device: str,
     num_threads: int | None,
     collect_margins: bool,
+    swap_space_gb: float = 0.0,
 ) -> tuple[EngineConfig, Backend]:
     """
     Load a model and allocate its KV blocks.
@@ -70,7 +73,11 @@ def load_backend(
     # These import PyTorch: not before the environment is set, and not for --help.
     import torch  # noqa: PLC0415
 
-    from executor_svc.memory import KvMemory  # noqa: PLC0415
+    from executor_svc.memory import (  # noqa: PLC0415
+        KvMemory,
+        host_blocks_within,
+        kv_bytes_per_block,
+    )
     from executor_svc.model import load_model  # noqa: PLC0415
     from executor_svc.runner import ModelRunner  # noqa: PLC0415
 
@@ -78,7 +85,15 @@ def load_backend(
         torch.set_num_threads(num_threads)
     model = load_model(model_dir, dtype=dtype, device=device)
     config = _fit_length(config, model.config.max_position_embeddings)
-    kv = KvMemory(model.config, config.max_num_blocks, config.block_size, model.dtype, model.device)
+    per_block = kv_bytes_per_block(model.config, config.block_size, model.dtype)
+    kv = KvMemory(
+        model.config,
+        config.max_num_blocks,
+        config.block_size,
+        model.dtype,
+        model.device,
+        num_host_blocks=host_blocks_within(swap_space_gb, per_block),
+    )
     runner = ModelRunner(
         model,
         kv,
@@ -94,6 +109,7 @@ def load_backend(
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
         kv_bytes=kv.bytes_per_block * config.max_num_blocks,
+        num_host_blocks=kv.num_host_blocks,
     )
 
 

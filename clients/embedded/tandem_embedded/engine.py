@@ -49,6 +49,7 @@ class InferenceEngine:
         num_threads: Threads that compute, of the whole process; None leaves it as it is.
         window: Steps that may be planned ahead of the result applied; 1 is none.
         collect_margins: Report by how much each token won.
+        swap_space_gb: GiB of host memory that preempted requests' KV can be swapped to.
         on_pressure: What happens to a request that arrives at memory_threshold.
         backend: Instead of loading `model_dir`.
         clock: Monotonic seconds.
@@ -69,6 +70,7 @@ class InferenceEngine:
         num_threads: int | None = None,
         window: int = 1,
         collect_margins: bool = False,
+        swap_space_gb: float = 0.0,
         on_pressure: OnPressure = OnPressure.REFUSE,
         backend: Backend | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -90,6 +92,7 @@ class InferenceEngine:
                     device=device,
                     num_threads=num_threads,
                     collect_margins=collect_margins,
+                    swap_space_gb=swap_space_gb,
                 )
             self._core = Scheduler(
                 config, _geometry(config, backend), CoreOptions(on_pressure=on_pressure)
@@ -315,6 +318,7 @@ def _geometry(config: EngineConfig, backend: Backend) -> ExecutorGeometry:
         max_batch_size=config.max_batch_size,
         max_total_tokens=config.max_total_tokens,
         max_model_len=config.max_model_len,
+        num_host_blocks=backend.num_host_blocks,
     )
 
 

@@ -63,6 +63,13 @@ class TestDescribe:
         assert 1 <= about.max_inflight_steps
         assert 200 == about.heartbeat_interval_ms
 
+    def test_swap_space_becomes_host_blocks(self, start, executor):
+        """
+        Describe gives the whole blocks that fit into the swap space; without a setting there are none.
+        """
+        about = start(f"--swap-space-gb={10.5 * executor.describe().kv_bytes_per_block / 2**30}")
+        assert (0, 10) == (executor.describe().num_host_blocks, about.describe().num_host_blocks)
+
     def test_default_length_gives_way_to_the_model(self, executor):
         """
         Without a setting the longest sequence is the smaller of default and model.

@@ -1,0 +1,149 @@
+"""The runner with host blocks: a preempted sequence goes on from what was swapped out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tandem.errors import SessionLost
+from tandem.link.batch import KvMode
+from tests.executor_svc.stepping import Bench, Row, admission, batch, random_tokens
+from tests.executor_svc.test_runner import NOISY, decode, token_of
+
+Zoo = Callable[[str], Path]
+PROMPT = random_tokens(20, seed=6)
+
+
+@pytest.fixture
+def bench(zoo: Zoo) -> Bench:
+    return Bench.build(zoo("llama_gqa_llama3_rope"), block_size=8, num_blocks=12, num_host_blocks=6)
+
+
+@pytest.fixture
+def undisturbed(zoo: Zoo) -> list[int]:
+    """Eight tokens of the prompt, alone and never preempted."""
+    bench = Bench.build(zoo("llama_gqa_llama3_rope"), block_size=8, num_blocks=12)
+    return start(bench, 8)
+
+
+def start(bench: Bench, num_tokens: int) -> list[int]:
+    """The first tokens of the prompt in slot 0, blocks 1 to 4."""
+    admit = admission(0, PROMPT, [1, 2, 3, 4], sampling=NOISY)
+    first = bench.runner.execute(batch(Row(0, 0, 20), admits=[admit]), 1)
+    return [token_of(first, 0), *decode(bench, 0, 20, num_tokens - 1)]
+
+
+def scribble(bench: Bench) -> None:
+    """Let another request write into every block that slot 0 had."""
+    admit = admission(5, random_tokens(32, seed=9), [1, 2, 3, 4])
+    bench.runner.execute(batch(Row(5, 0, 32), admits=[admit]), 50)
+    bench.runner.execute(batch(releases=[5]), 51)
+
+
+class TestSwap:
+    def test_swapped_sequence_goes_on_with_its_own_tokens(
+        self, bench: Bench, undisturbed: list[int]
+    ):
+        """
+        Swapped out at its release, overwritten, swapped in elsewhere and admitted with all its KV cached, a sequence
+        samples what it would have.
+        """
+        found = start(bench, 3)
+        swaps = [(1, 6), (2, 1), (3, 2)]
+        bench.runner.execute(batch(releases=[0], swaps_out=swaps), 10)
+        scribble(bench)
+        again = admission(2, PROMPT + found, [7, 3, 9], num_cached_tokens=22, sampling=NOISY)
+        back = batch(Row(2, 22), admits=[again], swaps_in=[(6, 7), (1, 3), (2, 9)])
+        found.append(token_of(bench.runner.execute(back, 60), 2))
+        bench.runner.execute(batch(appends=[(2, 5)]), 61)
+        found += decode(bench, 2, 23, 4, 62)
+        assert undisturbed == found
+
+    def test_only_some_blocks_may_be_swapped(self, bench: Bench, undisturbed: list[int]):
+        """
+        A sequence may come back with its leading blocks alone and compute the rest again.
+        """
+        found = start(bench, 3)
+        bench.runner.execute(batch(releases=[0], swaps_out=[(1, 1), (2, 2)]), 10)
+        scribble(bench)
+        again = admission(2, PROMPT + found, [7, 8, 9], num_cached_tokens=16, sampling=NOISY)
+        back = batch(Row(2, 16, 7), admits=[again], swaps_in=[(1, 7), (2, 8)])
+        found.append(token_of(bench.runner.execute(back, 60), 2))
+        assert undisturbed[:4] == found
+
+    def test_swap_out_reads_before_the_batch_overwrites(self, bench: Bench, undisturbed: list[int]):
+        """
+        A block released and swapped out may be written by the same batch's copy, swap in and rows: the host has what
+        was there before.
+        """
+        found = start(bench, 3)
+        bench.runner.execute(batch(swaps_out=[(4, 6)]), 9)
+        plan = batch(
+            Row(5, 0, 8),
+            releases=[0],
+            swaps_out=[(1, 1), (2, 2), (3, 3)],
+            copies=[(4, 1)],
+            swaps_in=[(6, 2)],
+            admits=[admission(5, random_tokens(8, seed=1), [3])],
+        )
+        bench.runner.execute(plan, 10)
+        again = admission(2, PROMPT + found, [7, 8, 9], num_cached_tokens=22, sampling=NOISY)
+        back = batch(Row(2, 22), admits=[again], swaps_in=[(1, 7), (2, 8), (3, 9)])
+        found.append(token_of(bench.runner.execute(back, 60), 2))
+        assert undisturbed[:4] == found
+
+    @pytest.mark.parametrize("mode", KvMode)
+    def test_swapped_sequence_outlives_a_suspension(
+        self, bench: Bench, undisturbed: list[int], mode: KvMode
+    ):
+        """
+        What was swapped out stays readable whatever a suspension does to the device's memory.
+        """
+        found = start(bench, 3)
+        bench.runner.execute(batch(releases=[0], swaps_out=[(1, 1), (2, 2), (3, 3)]), 10)
+        bench.runner.suspend(mode)
+        bench.runner.resume()
+        again = admission(2, PROMPT + found, [1, 2, 3], num_cached_tokens=22, sampling=NOISY)
+        back = batch(Row(2, 22), admits=[again], swaps_in=[(1, 1), (2, 2), (3, 3)])
+        found.append(token_of(bench.runner.execute(back, 60), 2))
+        assert undisturbed[:4] == found
+
+
+class TestRefusal:
+    @pytest.mark.parametrize("swap", [{"swaps_out": [(1, 2)]}, {"swaps_in": [(1, 9)]}])
+    def test_swaps_need_kv_memory(self, bench: Bench, swap: dict[str, list[tuple[int, int]]]):
+        """
+        Swapping while suspended is an error and changes nothing.
+        """
+        bench.runner.execute(batch(swaps_out=[(1, 1)]), 1)
+        bench.runner.suspend(KvMode.OFFLOAD)
+        with pytest.raises(SessionLost, match="suspended"):
+            bench.runner.execute(batch(**swap), 2)
+        bench.runner.resume()
+        bench.runner.execute(batch(**swap), 3)
+
+    def test_new_session_reads_nothing_of_the_last(self, bench: Bench):
+        """
+        After a reset no host block counts as written.
+        """
+        bench.runner.execute(batch(swaps_out=[(1, 1)]), 1)
+        bench.runner.reset()
+        with pytest.raises(SessionLost, match="swap_in_host 1 was never written"):
+            bench.runner.execute(batch(swaps_in=[(1, 9)]), 1)
+
+    def test_executor_without_host_blocks_refuses_swaps(self, zoo: Zoo):
+        """
+        Without swap space every swap is refused.
+        """
+        bench = Bench.build(zoo("llama_mha"))
+        with pytest.raises(SessionLost, match="swap_out_host 1 is outside 1 to 0"):
+            bench.runner.execute(batch(swaps_out=[(1, 1)]), 1)
+
+    def test_warm_up_swaps_and_leaves_no_trace(self, bench: Bench):
+        """
+        Warming up uses host blocks too, and none counts as written after it.
+        """
+        bench.runner.warm_up()
+        assert not bench.runner.slots.is_host_written.any()
