@@ -9,7 +9,7 @@ from scheduler_svc.core.end_ids import EndIds
 from scheduler_svc.core.geometry import Limits
 from scheduler_svc.core.request import Request
 from tandem.link.batch import Int32Column
-from tandem.link.state_hash import StateHash, block_terms, generation_terms, length_terms
+from tandem.link.state_hash import BlockKeys, StateHash, block_terms, length_key, slot_term
 
 TAIL_LEN = 64
 """Output tokens a slot collects before they move to its request."""
@@ -72,7 +72,8 @@ class SlotTable:
         self.num_running = 0
         self._free = list(range(n - 1, -1, -1))
         self._hash = StateHash()
-        self._length_term = np.zeros(n, np.uint64)
+        self._block_keys = BlockKeys(n, limits.max_blocks_per_seq, limits.num_blocks)
+        self._length_key = np.zeros(n, np.uint64)
 
     @property
     def state_hash(self) -> int:
@@ -116,10 +117,10 @@ class SlotTable:
         self.num_running += 1
         request.slot = slot
         request.slot_key = slot, int(self.generation[slot])
-        self._length_term[slot] = length_terms(slot, 0)[0]
-        self._hash.add(generation_terms(slot, self.generation[slot]))
-        self._hash.add(self._length_term[slot : slot + 1])
-        self._hash.add(block_terms(slot, np.arange(len(blocks)), blocks))
+        generation = int(self.generation[slot])
+        self._length_key[slot] = length_key(slot, generation)
+        self._hash.add(slot_term(slot, generation, int(self.planned[slot])))
+        self._hash.add(self._block_keys.sum_of_table(slot, blocks))
         return slot
 
     def vacate(self, slot: int) -> None:
@@ -142,9 +143,8 @@ class SlotTable:
     def forget(self, slot: int) -> Int32Column:
         """Free a vacated slot; returns the blocks it held."""
         blocks = self.block_table[slot, : self.num_blocks[slot]].copy()
-        self._hash.remove(generation_terms(slot, self.generation[slot]))
-        self._hash.remove(self._length_term[slot : slot + 1])
-        self._hash.remove(block_terms(slot, np.arange(len(blocks)), blocks))
+        self._hash.remove(slot_term(slot, int(self.generation[slot]), int(self.planned[slot])))
+        self._hash.remove(self._block_keys.sum_of_table(slot, blocks))
         self.live[slot] = False
         self.num_blocks[slot] = 0
         self._free.append(slot)
@@ -155,13 +155,12 @@ class SlotTable:
         index = self.num_blocks[slots]
         self.block_table[slots, index] = blocks
         self.num_blocks[slots] = index + 1
-        self._hash.add(block_terms(slots, index, blocks))
+        self._hash.add(self._block_keys.sum_of_entries(slots, index, blocks))
 
     def advance(self, slots: NDArray[np.intp], planned: Int32Column) -> None:
         """Set the planned length of these slots, no one twice; both shape ``[N]``."""
-        terms = length_terms(slots, planned)
-        self._hash.add(terms - self._length_term[slots])
-        self._length_term[slots] = terms
+        num_tokens = (planned - self.planned[slots]).astype(np.uint64)
+        self._hash.add(int(np.dot(self._length_key[slots], num_tokens)))
         self.planned[slots] = planned
 
     def push_tokens(self, slots: NDArray[np.intp], tokens: Int32Column, known: Int32Column) -> None:
@@ -198,10 +197,8 @@ class SlotTable:
     def recomputed_hash(self) -> int:
         """The state hash from nothing, to compare with `state_hash`."""
         fresh = StateHash()
-        slots = np.flatnonzero(self.live)
-        fresh.add(generation_terms(slots, self.generation[slots]))
-        fresh.add(length_terms(slots, self.planned[slots]))
-        for slot in slots:
-            count = int(self.num_blocks[slot])
-            fresh.add(block_terms(slot, np.arange(count), self.block_table[slot, :count]))
+        for slot in np.flatnonzero(self.live).tolist():
+            blocks = self.block_table[slot, : self.num_blocks[slot]]
+            fresh.add(slot_term(slot, int(self.generation[slot]), int(self.planned[slot])))
+            fresh.add(int(block_terms(slot, np.arange(len(blocks)), blocks).sum()))
         return fresh.value

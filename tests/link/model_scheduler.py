@@ -18,7 +18,7 @@ from tandem.link.batch import (
     Suspend,
 )
 from tandem.link.scheduler_end import SchedulerEnd
-from tandem.link.state_hash import StateHash, block_terms, generation_terms, length_terms
+from tandem.link.state_hash import StateHash, block_terms, generation_term, length_key
 from tests.link.model_requests import ModelRequest, Place
 
 SAMPLING = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=5)
@@ -180,9 +180,9 @@ class ModelScheduler:
     def state_hash(self) -> int:
         fresh = StateHash()
         for slot, (generation, planned, blocks) in self.snapshot().items():
-            fresh.add(generation_terms(slot, generation))
-            fresh.add(length_terms(slot, planned))
-            fresh.add(block_terms(slot, np.arange(len(blocks)), np.array(blocks)))
+            fresh.add(generation_term(slot, generation))
+            fresh.add(length_key(slot, generation) * planned)
+            fresh.add(int(block_terms(slot, np.arange(len(blocks)), np.array(blocks)).sum()))
         return fresh.value
 
     def check(self) -> None:

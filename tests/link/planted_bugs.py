@@ -163,7 +163,7 @@ class HashIgnoresAppendedBlocks(SlotState):
     def _append(self, slot, block):
         index = self.num_blocks_held[slot].copy()
         super()._append(slot, block)
-        self._hash.remove(block_terms(slot, index, block))
+        self._hash.remove(int(block_terms(slot, index, block).sum()))
 
 
 class HashIgnoresReleases(SlotState):

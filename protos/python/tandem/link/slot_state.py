@@ -9,7 +9,14 @@ import numpy as np
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
 from tandem.link.batch_check import check_batch
 from tandem.link.slot_columns import SlotColumns
-from tandem.link.state_hash import StateHash, block_terms, generation_terms, length_terms
+from tandem.link.state_hash import (
+    BlockKeys,
+    StateHash,
+    UInt64Column,
+    block_terms,
+    length_key,
+    slot_term,
+)
 
 
 class SlotState(SlotColumns):
@@ -20,7 +27,7 @@ class SlotState(SlotColumns):
     released slot's blocks are walked once.
     """
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_block_keys", "_hash", "_length_key")
 
     def __init__(
         self,
@@ -32,6 +39,8 @@ class SlotState(SlotColumns):
     ) -> None:
         super().__init__(num_slots, max_blocks_per_slot, block_size, num_blocks, num_host_blocks)
         self._hash = StateHash()
+        self._block_keys = BlockKeys(num_slots, max_blocks_per_slot, num_blocks)
+        self._length_key: UInt64Column = np.zeros(num_slots, np.uint64)
 
     @property
     def state_hash(self) -> int:
@@ -74,19 +83,16 @@ class SlotState(SlotColumns):
     def hash_from_scratch(self) -> int:
         """Compute the hash from the columns alone; equals `state_hash` unless there is a bug."""
         fresh = StateHash()
-        slots = np.flatnonzero(self.live)
-        fresh.add(generation_terms(slots, self.generation[slots]))
-        fresh.add(length_terms(slots, self.planned[slots]))
-        for slot in slots.tolist():
+        for slot in np.flatnonzero(self.live).tolist():
             blocks = self.blocks_of(slot)
-            fresh.add(block_terms(slot, np.arange(len(blocks)), blocks))
+            fresh.add(slot_term(slot, int(self.generation[slot]), int(self.planned[slot])))
+            fresh.add(int(block_terms(slot, np.arange(len(blocks)), blocks).sum()))
         return fresh.value
 
     def _release(self, slot: int) -> None:
         blocks = self.blocks_of(slot)
-        self._hash.remove(generation_terms(slot, self.generation[slot]))
-        self._hash.remove(length_terms(slot, self.planned[slot]))
-        self._hash.remove(block_terms(slot, np.arange(len(blocks)), blocks))
+        self._hash.remove(slot_term(slot, int(self.generation[slot]), int(self.planned[slot])))
+        self._hash.remove(self._block_keys.sum_of_table(slot, blocks))
         np.subtract.at(self.num_holders, blocks, 1)
         self.live[slot] = False
         self.planned[slot] = 0
@@ -102,21 +108,21 @@ class SlotState(SlotColumns):
         self.num_blocks_held[slot] = len(blocks)
         self.block_table[slot, : len(blocks)] = blocks
         np.add.at(self.num_holders, blocks, 1)
-        self._hash.add(generation_terms(slot, admission.generation))
-        self._hash.add(length_terms(slot, admission.num_cached_tokens))
-        self._hash.add(block_terms(slot, np.arange(len(blocks)), blocks))
+        self._length_key[slot] = length_key(slot, admission.generation)
+        self._hash.add(slot_term(slot, admission.generation, admission.num_cached_tokens))
+        self._hash.add(self._block_keys.sum_of_table(slot, blocks))
 
     def _append(self, slot: Int32Column, block: Int32Column) -> None:
         index = self.num_blocks_held[slot] + _occurrence(slot)
         self.block_table[slot, index] = block
         np.add.at(self.num_blocks_held, slot, 1)
         np.add.at(self.num_holders, block, 1)
-        self._hash.add(block_terms(slot, index, block))
+        self._hash.add(self._block_keys.sum_of_entries(slot, index, block))
 
     def _advance(self, batch: Batch) -> None:
         slot, end = batch.row_slot, batch.row_start + batch.row_num_tokens
-        self._hash.remove(length_terms(slot, batch.row_start))
-        self._hash.add(length_terms(slot, end))
+        num_tokens = batch.row_num_tokens.astype(np.uint64)
+        self._hash.add(int(np.dot(self._length_key.take(slot), num_tokens)))
         self.planned[slot] = end
         self.num_tokens_known[slot] += batch.row_flags == ROW_SAMPLES
 
