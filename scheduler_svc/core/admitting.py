@@ -13,10 +13,9 @@ from tandem.link.batch import Admission
 def admit(draft: Draft, now: float) -> None:
     """Admit from the queue, head first, while slots, budget, threshold and blocks allow."""
     state, slots, limits = draft.state, draft.state.slots, draft.state.limits
-    while draft.budget and slots.num_running < limits.max_running and slots.num_free:
-        request = state.queue.head()
-        if request is None or state.under_pressure():
-            return
+    if not _has_room(draft):
+        return
+    for request in state.queue.candidates(now, state.prefixes):
         num_blocks = limits.blocks_for(request.num_known)
         # One block kept back for each row that may still grow: else the newcomer is the next
         # victim.
@@ -24,7 +23,7 @@ def admit(draft: Draft, now: float) -> None:
             return
         blocks = state.pool.try_take(num_blocks)
         assert blocks is not None
-        state.queue.discard(request)
+        state.queue.take(request, now)
         request.move(RequestState.PREFILL)
         if request.scheduled_s is None:
             request.scheduled_s = now
@@ -45,3 +44,12 @@ def admit(draft: Draft, now: float) -> None:
         event = Progress(handle=request.new.handle, kind=ProgressKind.SCHEDULED, value=0)
         state.events.add(event)
         add_chunk(draft, slot)
+        if not _has_room(draft):
+            return
+
+
+def _has_room(draft: Draft) -> bool:
+    """True while anyone at all may be admitted."""
+    state, slots = draft.state, draft.state.slots
+    has_slot = slots.num_running < state.limits.max_running and slots.num_free > 0
+    return draft.budget > 0 and has_slot and not state.under_pressure()

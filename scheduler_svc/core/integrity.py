@@ -82,8 +82,7 @@ def _check_places(state: CoreState) -> None:
             places[running.number] += 1
     expected = Counter(request.number for request in state.by_id.values())
     _require(places == expected, "a request is in no place or in two")
-    numbers = [request.number for request in state.queue]
-    _require(numbers == sorted(numbers), "the queue is not in arrival order")
+    state.queue.check_integrity()
     _require(len(state.by_id) == len(state.by_handle), "request ids and handles differ in number")
 
 

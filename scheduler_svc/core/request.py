@@ -115,6 +115,10 @@ class Request:
         slot_key: Slot and generation that its results in flight carry, once it had a slot.
         planned: Tokens sent for computing in its latest slot, once it drains.
         applied: Those of them whose results were seen, once it drains.
+        waited_s: Seconds it waited in all before its latest admission.
+        was_aged: It had waited so long by then that it went ahead of all that had not.
+        gave_way: It lost a slot to a request of better priority; that happens once.
+        queued_tokens: Uncached tokens of its prompt when it was submitted, for max_queued_tokens.
     """
 
     new: NewRequest
@@ -130,6 +134,10 @@ class Request:
     first_token_s: float | None = None
     last_token_s: float | None = None
     num_preemptions: int = 0
+    waited_s: float = 0.0
+    was_aged: bool = False
+    gave_way: bool = False
+    queued_tokens: int = 0
 
     @property
     def prompt_len(self) -> int:

@@ -172,17 +172,18 @@ class Scheduler:
 
     def queue_position(self, handle: int) -> int | None:
         """
-        Requests ahead of a waiting one; None when it does not wait. Takes time proportional to the
-        queue.
+        Requests ahead of a waiting one; None when it does not wait. Orders the whole queue: where
+        more than one position is asked for, take `waiting_handles`.
         """
-        for position, request in enumerate(self._state.queue):
-            if request.new.handle == handle:
-                return position
-        return None
+        if self.state_of(handle) is not RequestState.WAITING:
+            return None
+        return self.waiting_handles().index(handle)
 
     def waiting_handles(self) -> list[int]:
         """Handles of all that wait, next one first."""
-        return [request.new.handle for request in self._state.queue]
+        state = self._state
+        order = state.queue.in_order(state.now_s, state.prefixes)
+        return [request.new.handle for request in order]
 
     def expire(self, now: float) -> None:
         """End every request whose deadline has come; `schedule` does this too."""

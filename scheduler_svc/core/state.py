@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.events import Ended, EventLog, Failed
 from scheduler_svc.core.geometry import Limits
+from scheduler_svc.core.keyed_heap import KeyedHeap
 from scheduler_svc.core.options import CoreOptions
-from scheduler_svc.core.queue import KeyedHeap, WaitingQueue
+from scheduler_svc.core.policies import PrefixView
+from scheduler_svc.core.queue import WaitingQueue
 from scheduler_svc.core.request import FinishReason, Request, RequestState
 from scheduler_svc.core.request_events import EventKind, EventRecorder
 from scheduler_svc.core.slots import SlotTable
@@ -53,6 +55,7 @@ class CoreState:
     Attributes:
         now_s: The time of the call that is served, for moves that are not given it.
         recorder: Keeps what happened to each request; None where nobody asked.
+        prefixes: What the order of the queue asks of the prefix cache; None where there is none.
     """
 
     def __init__(self, limits: Limits, options: CoreOptions) -> None:
@@ -60,7 +63,8 @@ class CoreState:
         self.options = options
         self.pool = BlockPool(limits.num_blocks)
         self.slots = SlotTable(limits)
-        self.queue = WaitingQueue()
+        self.queue = WaitingQueue(options)
+        self.prefixes: PrefixView | None = None
         self.deadlines: KeyedHeap[Request] = KeyedHeap()
         self.by_id: dict[str, Request] = {}
         self.by_handle: dict[int, Request] = {}
@@ -81,7 +85,7 @@ class CoreState:
         """Take a checked request in."""
         self.by_id[request.new.request_id] = request
         self.by_handle[request.new.handle] = request
-        self.queue.add(request)
+        self.queue.add(request, self.now_s)
         if request.new.deadline_s is not None:
             self.deadlines.push(request.new.deadline_s, request.number, request)
         self.counters.accepted += 1
@@ -108,7 +112,7 @@ class CoreState:
         """Put a request that ran back in the queue."""
         self.draining.pop(request.slot_key, None)
         request.move(RequestState.WAITING)
-        self.queue.put_back(request)
+        self.queue.put_back(request, self.now_s)
 
     def release(self, slot: int) -> None:
         """Free a vacated slot and its blocks."""

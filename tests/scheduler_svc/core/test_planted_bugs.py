@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from scheduler_svc.core import admitting, applier, planner, prefills, request, slots, state
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.queue import WaitingQueue
-from tests.scheduler_svc.core.test_properties import CoreMachine
+from tests.scheduler_svc.core.random_walk import walk
 
 
 def leak_a_block(monkeypatch):
@@ -89,11 +87,10 @@ def grow_one_token_late(monkeypatch):
 def prefer_the_newest(monkeypatch):
     """The queue is served from its end."""
 
-    def head(queue):
-        waiting = list(queue)
-        return waiting[-1] if waiting else None
+    def last_first(queue, now, view):
+        return reversed(list(queue.in_order(now, view)))
 
-    monkeypatch.setattr(WaitingQueue, "head", head)
+    monkeypatch.setattr(WaitingQueue, "candidates", last_first)
 
 
 def forget_the_budget(monkeypatch):
@@ -132,17 +129,6 @@ class TestPlantedBugs:
         """
         plant(monkeypatch)
         with pytest.raises(Exception) as caught:
-            run_state_machine_as_test(
-                CoreMachine,
-                settings=settings(
-                    max_examples=300,
-                    stateful_step_count=40,
-                    deadline=None,
-                    phases=[Phase.generate],
-                    report_multiple_bugs=False,
-                    derandomize=True,
-                    database=None,
-                    suppress_health_check=list(HealthCheck),
-                ),
-            )
+            for seed in range(150):
+                walk(seed, num_events=40)
         assert not isinstance(caught.value, (AttributeError, NameError, TypeError))

@@ -1,0 +1,81 @@
+"""A heap whose items have numbers and can leave from anywhere."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+_MIN_STALE = 64
+
+
+class KeyedHeap(Generic[T]):
+    """
+    A heap whose items can be removed by number.
+
+    Adding takes O(log n), removal O(1): the heap entry stays until it surfaces or until stale
+    entries outnumber live ones.
+    """
+
+    __slots__ = ("_heap", "_items")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._items: dict[int, tuple[float, T]] = {}
+
+    def push(self, order: float, number: int, item: T) -> None:
+        """Add an item that is not there; lower `order` surfaces first, then lower `number`."""
+        heapq.heappush(self._heap, (order, number))
+        self._items[number] = order, item
+
+    def discard(self, number: int) -> None:
+        """Remove an item if it is there."""
+        if self._items.pop(number, None) is None:
+            return
+        if len(self._heap) > 2 * len(self._items) + _MIN_STALE:
+            self._heap = [(order, number) for number, (order, _) in self._items.items()]
+            heapq.heapify(self._heap)
+
+    def get(self, number: int) -> T | None:
+        """The item with this number, if it is there."""
+        found = self._items.get(number)
+        return None if found is None else found[1]
+
+    def peek(self) -> tuple[float, T] | None:
+        """Order and item at the top; None when empty."""
+        while self._heap:
+            order, number = self._heap[0]
+            found = self._items.get(number)
+            if found is not None and found[0] == order:
+                return found
+            heapq.heappop(self._heap)
+        return None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._items
+
+    def __iter__(self) -> Iterator[T]:
+        """
+        Items in order; the one yielded last may be removed meanwhile, and others may come, which
+        then may be left out. While each is removed in turn the next takes O(log n).
+        """
+        while self.peek() is not None:
+            entry = self._heap[0]
+            yield self._items[entry[1]][1]
+            if not self._is_live(entry):
+                continue
+            last = entry
+            for entry in sorted(self._heap):
+                # An item that left and came back with the same order has two entries.
+                if entry != last and self._is_live(entry):
+                    yield self._items[entry[1]][1]
+                last = entry
+            return
+
+    def _is_live(self, entry: tuple[float, int]) -> bool:
+        found = self._items.get(entry[1])
+        return found is not None and found[0] == entry[0]
