@@ -20,12 +20,17 @@ ROW_SAMPLES = np.uint8(1)
 """Row flag: sample the token that follows the row's last computed position."""
 
 
+_NO_INT32: Int32Column = np.empty(0, np.int32)
+_NO_UINT8: UInt8Column = np.empty(0, np.uint8)
+_NO_INT32.flags.writeable = _NO_UINT8.flags.writeable = False
+
+
 def _no_int32() -> Int32Column:
-    return np.empty(0, np.int32)
+    return _NO_INT32
 
 
 def _no_uint8() -> UInt8Column:
-    return np.empty(0, np.uint8)
+    return _NO_UINT8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,7 @@ class Admission:
     sampling: RowSampling
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
 class Batch:
     """
     One step's delta against the slot state both ends hold; columns of a group have equal lengths.
@@ -118,7 +123,7 @@ class Resume:
 Command: TypeAlias = Batch | Suspend | Resume
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
 class Step:
     """One command with its place in the session; `step_id` counts 1, 2, 3, ... without a gap."""
 
@@ -156,7 +161,7 @@ class StepTimings:
     total_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
 class StepResult:
     """
     What one step produced: per row that sampled, in batch order, `(slot, generation, position,

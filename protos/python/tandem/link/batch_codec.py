@@ -14,24 +14,32 @@ MAX_ADMITTED_ROWS = 65_536
 _MAX_INT32 = 2**31 - 1
 
 
-def batch_message(batch: Batch) -> batch_pb2.ExecutionBatch:
-    """Build the message of a batch."""
-    return batch_pb2.ExecutionBatch(
-        admit=[_admission_message(admission) for admission in batch.admits],
-        row_slot=raw_column(batch.row_slot, INT32),
-        row_num_tokens=raw_column(batch.row_num_tokens, INT32),
-        row_start=raw_column(batch.row_start, INT32),
-        row_flags=raw_column(batch.row_flags, UINT8),
-        append_slot=raw_column(batch.append_slot, INT32),
-        append_block=raw_column(batch.append_block, INT32),
-        release_slot=raw_column(batch.release_slot, INT32),
-        copy_source=raw_column(batch.copy_source, INT32),
-        copy_destination=raw_column(batch.copy_destination, INT32),
-        swap_out_block=raw_column(batch.swap_out_block, INT32),
-        swap_out_host=raw_column(batch.swap_out_host, INT32),
-        swap_in_host=raw_column(batch.swap_in_host, INT32),
-        swap_in_block=raw_column(batch.swap_in_block, INT32),
-    )
+_COLUMNS = (
+    ("row_slot", INT32),
+    ("row_num_tokens", INT32),
+    ("row_start", INT32),
+    ("row_flags", UINT8),
+    ("append_slot", INT32),
+    ("append_block", INT32),
+    ("release_slot", INT32),
+    ("copy_source", INT32),
+    ("copy_destination", INT32),
+    ("swap_out_block", INT32),
+    ("swap_out_host", INT32),
+    ("swap_in_host", INT32),
+    ("swap_in_block", INT32),
+)
+
+
+def write_batch(batch: Batch, message: batch_pb2.ExecutionBatch) -> None:
+    """Fill in the message of a batch, which is part of a larger one: a copy would cost as much."""
+    message.SetInParent()
+    for admission in batch.admits:
+        message.admit.append(_admission_message(admission))
+    for name, dtype in _COLUMNS:
+        column = getattr(batch, name)
+        if len(column):
+            setattr(message, name, raw_column(column, dtype))
 
 
 def read_batch(message: batch_pb2.ExecutionBatch) -> Batch:

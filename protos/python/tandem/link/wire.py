@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tandem.executor.v1 import batch_pb2, result_pb2, session_pb2
 from tandem.link.batch import Batch, Command, KvMode, Resume, Step, StepFailed, StepResult, Suspend
-from tandem.link.batch_codec import batch_message, read_batch
+from tandem.link.batch_codec import read_batch, write_batch
 from tandem.link.fields import MAX_MESSAGE_BYTES, known_kind, malformed, parsed
 from tandem.link.result_codec import read_result, result_message
 from tandem.link.session import Attach, Attached, Heartbeat
@@ -45,20 +45,20 @@ def encode_step(step: Step) -> bytes:
     Raises:
         TypeError: A column's type is not the documented one and cannot be widened to it.
     """
-    message = batch_pb2.Step(
-        session_epoch=step.session_epoch,
-        step_id=step.step_id,
-        acked_step_id=step.acked_step_id,
-        state_hash=step.state_hash,
-    )
+    request = batch_pb2.ExecuteRequest()
+    message = request.step
+    message.session_epoch = step.session_epoch
+    message.step_id = step.step_id
+    message.acked_step_id = step.acked_step_id
+    message.state_hash = step.state_hash
     match step.command:
         case Batch() as batch:
-            message.batch.CopyFrom(batch_message(batch))
+            write_batch(batch, message.batch)
         case Suspend(kv_mode=kv_mode):
             message.suspend.kv_mode = kv_mode.value  # type: ignore[assignment]  # generated enums are ints
         case Resume():
             message.resume.SetInParent()
-    return batch_pb2.ExecuteRequest(step=message).SerializeToString()
+    return request.SerializeToString()
 
 
 def decode_request(raw: bytes) -> Attach | Step:
