@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,15 +65,19 @@ class Sender(Protocol):
         """Send without waiting; False when the pipe is full. Raises FrontendGone."""
 
 
+_Split: TypeAlias = list[tuple[int, NDArray[np.bool_] | None, bytes]]
+"""Per frontend: its number, which entries of a column are its own (None: all), their streams."""
+
+
 class _Outbox:
     """What one frontend has not been sent yet."""
 
     def __init__(self) -> None:
         self.answers: deque[CoreMessage] = deque()
         """Everything but Updates, oldest first."""
-        self.streams: list[NDArray[np.uint32]] = []
-        self.offsets: list[NDArray[np.int32]] = []
-        self.tokens: list[NDArray[np.int32]] = []
+        self.streams: list[bytes] = []
+        self.offsets: list[bytes] = []
+        self.tokens: list[bytes] = []
         self.ended: list[StreamEnd] = []
         self.failed: list[Refused] = []
         self.progress: dict[tuple[int, int], StreamProgress] = {}
@@ -84,9 +88,9 @@ class _Outbox:
 
     def take_update(self) -> Update:
         return Update(
-            token_stream=b"".join(column.tobytes() for column in self.streams),
-            token_offset=b"".join(column.tobytes() for column in self.offsets),
-            token=b"".join(column.tobytes() for column in self.tokens),
+            token_stream=b"".join(self.streams),
+            token_offset=b"".join(self.offsets),
+            token=b"".join(self.tokens),
             ended=tuple(self.ended),
             failed=tuple(self.failed),
             progress=tuple(self.progress.values()),
@@ -118,6 +122,8 @@ class Publisher:
         self._outboxes: dict[int, _Outbox] = {}
         self._retry_s: dict[int, float] = {}
         """When to try a full pipe again."""
+        self._last_handle: NDArray[np.int64] | None = None
+        self._last_split: _Split = []
         self.num_merged = 0
 
     @property
@@ -198,29 +204,34 @@ class Publisher:
         return True
 
     def _add_tokens(self, events: CoreEvents) -> None:
-        handle = events.token_handle
+        offset, token = events.token_offset, events.token
+        for frontend, mine, streams in self._split(events.token_handle):
+            outbox = self._outboxes.get(frontend)
+            if outbox is None:
+                continue
+            self.num_merged += bool(outbox.tokens)
+            outbox.streams.append(streams)
+            outbox.offsets.append((offset if mine is None else offset[mine]).tobytes())
+            outbox.tokens.append((token if mine is None else token[mine]).tobytes())
+
+    def _split(self, handle: NDArray[np.int64]) -> _Split:
+        """
+        Which entries go where. Most steps give tokens to the same requests as the one before, and
+        the core then says so with the very same read-only column.
+        """
+        if handle is self._last_handle:
+            return self._last_split
         stream = handle.astype(np.uint32)  # the low 32 bits
         owner = handle >> STREAM_BITS
         first = int(owner[0])
         if (owner == first).all():
-            self._add_columns(first, stream, events.token_offset, events.token)
-            return
-        for frontend in np.unique(owner).tolist():
-            mine = owner == frontend
-            self._add_columns(frontend, stream[mine], events.token_offset[mine], events.token[mine])
-
-    def _add_columns(
-        self,
-        frontend: int,
-        stream: NDArray[np.uint32],
-        offset: NDArray[np.int32],
-        token: NDArray[np.int32],
-    ) -> None:
-        if outbox := self._outboxes.get(frontend):
-            self.num_merged += bool(outbox.tokens)
-            outbox.streams.append(stream)
-            outbox.offsets.append(offset)
-            outbox.tokens.append(token)
+            split: _Split = [(first, None, stream.tobytes())]
+        else:
+            owners = [(frontend, owner == frontend) for frontend in np.unique(owner).tolist()]
+            split = [(frontend, mine, stream[mine].tobytes()) for frontend, mine in owners]
+        if not handle.flags.writeable:
+            self._last_handle, self._last_split = handle, split
+        return split
 
 
 def _stream_end(end: Ended) -> StreamEnd:

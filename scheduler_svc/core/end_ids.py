@@ -16,27 +16,35 @@ MAX_END_ID = (1 << 24) - 1
 class EndIds:
     """How many running requests end at each token id."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_is_end")
 
     def __init__(self) -> None:
-        # The last entry stays 0: ids past the table are looked up there.
-        self._counts = np.zeros(1, np.int32)
+        self._counts: dict[int, int] = {}
+        # The last entry stays False: ids past the table are looked up there.
+        self._is_end = np.zeros(1, np.bool_)
 
     def add(self, ids: Iterable[int]) -> None:
         """Count a request's end ids, each in 0 to MAX_END_ID."""
         for token in ids:
-            if token >= len(self._counts) - 1:
-                grown = np.zeros(2 * token + 2, np.int32)
-                grown[: len(self._counts)] = self._counts
-                self._counts = grown
-            self._counts[token] += 1
+            if token >= len(self._is_end) - 1:
+                grown = np.zeros(2 * token + 2, np.bool_)
+                grown[: len(self._is_end)] = self._is_end
+                self._is_end = grown
+            count = self._counts.get(token, 0)
+            self._counts[token] = count + 1
+            if not count:
+                self._is_end[token] = True
 
     def remove(self, ids: Iterable[int]) -> None:
         """Stop counting a request's end ids."""
         for token in ids:
-            self._counts[token] -= 1
+            count = self._counts[token] - 1
+            if count:
+                self._counts[token] = count
+            else:
+                del self._counts[token]
+                self._is_end[token] = False
 
     def may_end(self, tokens: Int32Column) -> NDArray[np.bool_]:
         """Whether each token ends somebody, not necessarily its own request; shape of `tokens`."""
-        ends: NDArray[np.bool_] = self._counts.take(tokens, mode="clip") > 0
-        return ends
+        return self._is_end.take(tokens, mode="clip")

@@ -75,6 +75,33 @@ class TestHandles:
 
 
 class TestPublisher:
+    @pytest.mark.parametrize("frontends", [(0, 0, 0), (0, 1, 0)])
+    def test_same_requests_step_after_step(self, publisher, sender, frontends):
+        """Tokens of the same read-only column of handles are split alike at every step."""
+        handles = np.array([handle_of(f, s) for s, f in enumerate(frontends)], np.int64)
+        handles.flags.writeable = False
+        for offset in (3, 4):
+            events = _tokens(*((f, s, offset, 10 * offset + s) for s, f in enumerate(frontends)))
+            events.token_handle = handles
+            publisher.add(events)
+            publisher.flush(0.0)
+
+        for offset in (3, 4):
+            for frontend in set(frontends):
+                mine = [s for s, f in enumerate(frontends) if f == frontend]
+                index, update = sender.sent.pop(0)
+                assert frontend == index
+                assert [(s, offset, 10 * offset + s) for s in mine] == _rows(update)
+
+    def test_changed_column_of_handles_is_read_again(self, publisher, sender):
+        """A column of handles that may be written to is read anew, even if it is the same one."""
+        events = _tokens((0, 1, 0, 11))
+        publisher.add(events)
+        events.token_handle[0] = handle_of(1, 2)
+        publisher.add(events)
+        publisher.flush(0.0)
+        assert [(0, [(1, 0, 11)]), (1, [(2, 0, 11)])] == [(i, _rows(u)) for i, u in sender.sent]
+
     def test_one_update_per_frontend_and_step(self, publisher, sender):
         """One turn's tokens are split by frontend, in order, into one message each."""
         publisher.add(_tokens((1, 7, 0, 11), (0, 7, 3, 12), (1, 2**32 - 1, 5, 13)))
