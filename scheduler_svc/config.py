@@ -12,16 +12,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
 from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
+from scheduler_svc.scheduling_settings import (
+    SCHEDULING,
+    SCHEDULING_ALIASES,
+    SchedulingSettings,
+)
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor, InvalidConfig
 from tandem.settings.reader import read_settings
 from tandem.settings.schema import (
+    LIMIT_ALIASES,
     LIMITS,
     Address,
     Loaded,
@@ -32,8 +37,8 @@ from tandem.settings.schema import (
 )
 
 
-class SchedulerSettings(ServiceSettings):
-    """Settings of one scheduler service; validated where they are read."""
+class _EngineLimits(ServiceSettings):
+    """What both services are told."""
 
     block_size: int = Field(16, description="tokens per KV block; must equal the executor's")
     max_num_blocks: int = Field(1024, description="most KV blocks to use, at most the executor's")
@@ -48,6 +53,10 @@ class SchedulerSettings(ServiceSettings):
     memory_threshold: float = Field(
         0.9, description="share of KV blocks in use, 0 to 1, at which no prompt is admitted"
     )
+
+
+class SchedulerSettings(SchedulingSettings, _EngineLimits):
+    """Settings of one scheduler service; validated where they are read."""
 
     executor: Address = Field("127.0.0.1:50061", description="the executor's gRPC address")
     listen: Address = Field(
@@ -64,9 +73,6 @@ class SchedulerSettings(ServiceSettings):
         16 * 1024 * 1024, ge=65_536, description="largest request message a client may send, bytes"
     )
 
-    on_pressure: Literal["queue", "refuse"] = Field(
-        "queue", description="what happens to new requests while KV use is over memory_threshold"
-    )
     window: int = Field(
         1, ge=1, le=8, description="steps sent before a result is back, at most the executor's"
     )
@@ -87,6 +93,7 @@ class SchedulerSettings(ServiceSettings):
         30.0, ge=0, description="seconds that requests may go on after SIGTERM"
     )
 
+    dry_run: bool = Field(False, description="print the limits that are known here, and exit")
     ready_file: Path | None = Field(
         None, description="file to write addresses and pid to, as JSON, once clients can connect"
     )
@@ -103,7 +110,11 @@ _PROGRAM = Program(
     exit_codes="0 stopped, 1 failed, 2 wrong configuration",
     env_prefix="TANDEM_",
     foreign_prefixes=("TANDEM_EXECUTOR_", "TANDEM_CLIENT_"),
-    groups={"engine limits (unset ones follow the executor)": LIMITS},
+    aliases={**LIMIT_ALIASES, **SCHEDULING_ALIASES},
+    groups={
+        "engine limits (unset ones follow the executor)": LIMITS,
+        "scheduling": SCHEDULING,
+    },
 )
 
 
@@ -125,7 +136,7 @@ class LoadedSettings(Loaded[SchedulerSettings]):
             ("max_model_len", settings.max_model_len, geometry.max_model_len),
         ):
             fits = ours == theirs if name == "block_size" else ours <= theirs
-            if name in self.sources and not fits:
+            if self.is_set(name) and not fits:
                 raise IncompatibleExecutor(
                     f"{name} is set to {ours} ({self.sources[name]}), but the executor has "
                     f"{theirs}: change one of them"
@@ -179,4 +190,15 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
         SystemExit: After --help.
     """
     read = read_settings(_PROGRAM, argv, environ)
+    _check_scheduling(read)
     return LoadedSettings(settings=read.settings, sources=read.sources, places=read.places)
+
+
+def _check_scheduling(read: Loaded[SchedulerSettings]) -> None:
+    try:
+        read.settings.core_options()
+    except InvalidConfig as error:
+        place = read.places.get(error.field or "")
+        if place is None:
+            raise
+        raise InvalidConfig(f"{error.message} ({place})", field=error.field) from error

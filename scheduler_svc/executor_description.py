@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.options import CoreOptions, Overlength
 from scheduler_svc.ipc.messages import Model
 from tandem.errors import IncompatibleExecutor
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
@@ -41,8 +42,8 @@ class ExecutorDescription:
     default_top_k: int
     default_top_p: float
 
-    def model(self, tokenizer_dir: str, max_model_len: int) -> Model:
-        """What frontends need to know, with the length limit in force."""
+    def model(self, tokenizer_dir: str, max_model_len: int, options: CoreOptions) -> Model:
+        """What frontends need to know, with the length limit and the options in force."""
         return Model(
             name=self.model_name,
             revision=self.fingerprint,
@@ -55,6 +56,8 @@ class ExecutorDescription:
             default_top_k=self.default_top_k,
             default_top_p=self.default_top_p,
             tokenizer_dir=tokenizer_dir,
+            block_size=self.geometry.block_size if options.prefix_caching else 0,
+            truncates=options.overlength is Overlength.TRUNCATE,
         )
 
 

@@ -116,7 +116,8 @@ class Intake:
     def _submit(self, frontend: int, message: Submit, now: float) -> None:
         handle = handle_of(frontend, message.stream_id)
         try:
-            self._core_for(message).submit(_new_request(message, handle), now)
+            core = self._core_for(message)
+            core.submit(_new_request(message, handle, core.limits.block_size), now)
         except TandemError as error:
             self._metrics.refused_by_reason[error.reason] += 1
             _log.info(
@@ -128,7 +129,7 @@ class Intake:
             )
             self._publisher.answer(frontend, refusal(message.stream_id, error))
             return
-        self._state.handles[frontend].add(handle)
+        self._state.handles[frontend].update(range(handle, handle + message.num_choices))
         self.num_accepted += 1
         self._publisher.answer(frontend, Accepted(message.stream_id))
         _log.debug("request_accepted", request_id=message.request_id, frontend=frontend)
@@ -165,7 +166,7 @@ class Intake:
             self._publisher.answer(frontend, reply)
 
 
-def _new_request(message: Submit, handle: int) -> NewRequest:
+def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
     if len(message.prompt) % 4:
         raise InternalError(f"request {message.request_id}: the prompt is not whole int32 tokens")
     return NewRequest(
@@ -184,4 +185,10 @@ def _new_request(message: Submit, handle: int) -> NewRequest:
         stop_token_ids=frozenset(message.stop_token_ids),
         deadline_s=message.deadline_s,
         fills_context=message.fills_context,
+        num_choices=message.num_choices,
+        priority=message.priority,
+        tenant=message.tenant,
+        cache_salt=message.cache_salt,
+        # The core makes its own where an executor with other blocks took over meanwhile.
+        block_digests=message.block_digests if message.digest_block_size == block_size else b"",
     )

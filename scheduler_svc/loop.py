@@ -19,7 +19,6 @@ import zmq
 
 from scheduler_svc.config import LoadedSettings
 from scheduler_svc.core.events import ProgressKind
-from scheduler_svc.core.options import CoreOptions, OnPressure
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_description import ExecutorDescription
 from scheduler_svc.executor_session import ExecutorSession, Link
@@ -79,6 +78,7 @@ class CoreLoop:
         settings = loaded.settings
         self._loaded = loaded
         self._settings = settings
+        self._options = settings.core_options()
         self._socket = socket
         self._link = link
         self._wakeup = wakeup
@@ -152,13 +152,12 @@ class CoreLoop:
         state, geometry = self._state, description.geometry
         limits = self._loaded.limits_on(geometry)
         if state.core is None:
-            options = CoreOptions(on_pressure=OnPressure(self._settings.on_pressure))
-            state.core = Scheduler(limits, geometry, options)
+            state.core = Scheduler(limits, geometry, self._options)
         else:
             self._fail_other_model(state.core, description, now)
             state.core.use_geometry(limits, geometry, now)
         state.description, state.limits = description, limits
-        model = description.model(str(tokenizer_dir), limits.max_model_len)
+        model = description.model(str(tokenizer_dir), limits.max_model_len, self._options)
         if model != state.model:
             state.model = model
             self._publisher.answer_all(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -15,16 +16,22 @@ from scheduler_svc.ipc.messages import Query, Reply
 from scheduler_svc.ipc.snapshot import (
     AbortResult,
     DrainResult,
+    EventList,
+    FlushResult,
     MetricsSnapshot,
+    RequestList,
     Stats,
     decode_abort_argument,
     decode_drain_argument,
+    decode_events_argument,
+    decode_list_argument,
     encode_json,
 )
 from scheduler_svc.metrics import CoreMetrics
 from scheduler_svc.publisher import Publisher, refusal
+from scheduler_svc.request_views import event_list, request_list
 from scheduler_svc.service_state import ServiceState
-from tandem.errors import InternalError, RequestNotFound, TandemError
+from tandem.errors import EventsNotTracked, InternalError, RequestNotFound, TandemError
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -53,6 +60,15 @@ class Queries:
         self._metrics = metrics
         self._publisher = publisher
         self._drains: list[_WaitingDrain] = []
+        self._answers: dict[str, Callable[[bytes, float], msgspec.Struct]] = {
+            "stats": lambda _, now: self._stats(self._core_stats(), now),
+            "metrics": lambda _, now: self._metrics_snapshot(now),
+            "config": lambda _argument, _now: self._loaded.in_force(self._state.limits),
+            "abort": self._abort,
+            "requests": self._requests,
+            "events": self._events,
+            "flush": self._flush,
+        }
 
     @property
     def next_answer_s(self) -> float | None:
@@ -84,26 +100,23 @@ class Queries:
             )
 
     def _result(self, frontend: int, query: Query, now: float) -> msgspec.Struct | None:
-        match query.kind:
-            case "stats":
-                return self._stats(self._core_stats(), now)
-            case "metrics":
-                return self._metrics_snapshot(now)
-            case "config":
-                return self._loaded.in_force(self._state.limits)
-            case "abort":
-                return self._abort(decode_abort_argument(query.argument).request_id, now)
-            case "drain":
-                until_s = now + decode_drain_argument(query.argument).grace_s
-                self._drains.append(_WaitingDrain(frontend, query.query_id, until_s))
-                if not self._state.draining:
-                    _log.info("draining", requests=self._state.num_requests, asked_by="operator")
-                self._state.draining = True
-                return None
-        raise InternalError(f"unknown query {query.kind!r}")
+        if query.kind == "drain":
+            self._drain(frontend, query, now)
+            return None
+        answer = self._answers.get(query.kind)
+        if answer is None:
+            raise InternalError(f"unknown query {query.kind!r}")
+        return answer(query.argument, now)
 
-    def _abort(self, request_id: str, now: float) -> AbortResult:
-        core = self._state.core
+    def _drain(self, frontend: int, query: Query, now: float) -> None:
+        until_s = now + decode_drain_argument(query.argument).grace_s
+        self._drains.append(_WaitingDrain(frontend, query.query_id, until_s))
+        if not self._state.draining:
+            _log.info("draining", requests=self._state.num_requests, asked_by="operator")
+        self._state.draining = True
+
+    def _abort(self, argument: bytes, now: float) -> AbortResult:
+        request_id, core = decode_abort_argument(argument).request_id, self._state.core
         if core is None:
             raise RequestNotFound(
                 f"no live request has the id {request_id!r}: nothing was accepted yet",
@@ -112,6 +125,30 @@ class Queries:
         core.end_request(request_id, FinishReason.CANCELLED, now)
         _log.info("request_aborted", request_id=request_id)
         return AbortResult()
+
+    def _requests(self, argument: bytes, now: float) -> RequestList:
+        wanted, core = decode_list_argument(argument), self._state.core
+        return request_list([] if core is None else core.list_requests(), wanted, now)
+
+    def _events(self, argument: bytes, _now: float) -> EventList:
+        request_id = decode_events_argument(argument).request_id
+        if not self._loaded.settings.core_options().tracks_events:
+            raise EventsNotTracked(
+                "events of requests are not kept: start the scheduler with --track-request-events"
+            )
+        if self._state.core is None:
+            raise RequestNotFound(
+                f"no events of a request with the id {request_id!r} are kept: nothing was accepted "
+                "yet",
+                field="request_id",
+            )
+        return event_list(self._state.core.request_events(request_id))
+
+    def _flush(self, _argument: bytes, _now: float) -> FlushResult:
+        core = self._state.core
+        freed = 0 if core is None else core.flush_prefix_cache()
+        _log.info("prefix_cache_flushed", freed_blocks=freed)
+        return FlushResult(freed_blocks=freed)
 
     def _core_stats(self) -> CoreStats | None:
         return None if self._state.core is None else self._state.core.stats()

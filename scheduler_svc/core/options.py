@@ -130,6 +130,11 @@ class CoreOptions:
     track_token_events: bool = False
     track_paused_events: bool = False
 
+    @property
+    def tracks_events(self) -> bool:
+        """True where any event of requests is kept."""
+        return self.track_request_events or self.track_token_events or self.track_paused_events
+
     def validate(self) -> None:
         """
         Check every range.

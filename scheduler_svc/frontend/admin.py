@@ -9,18 +9,29 @@ import grpc
 import msgspec
 
 from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.validation import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS
 from scheduler_svc.ipc.snapshot import (
     DrainArgument,
+    EventEntry,
+    EventsArgument,
+    ListArgument,
     decode_config,
     decode_drain_result,
+    decode_event_list,
+    decode_flush_result,
+    decode_request_list,
     decode_stats,
     encode_json,
 )
 from tandem.admin.v1 import admin_service_pb2 as pb
-from tandem.admin.v1 import admin_service_pb2_grpc
+from tandem.admin.v1 import admin_service_pb2_grpc, requests_pb2, stats_pb2
 from tandem.errors import InvalidParameter
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+DEFAULT_RESULTS = 100
+MAX_RESULTS = 10_000
+_STATE_PREFIX = "REQUEST_STATE_"
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
@@ -30,11 +41,13 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         self._core = core
         self._drain_grace_s = drain_grace_s
 
-    async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:  # noqa: N802  # named by the proto
+    async def GetStats(  # noqa: N802  # named by the proto
+        self, request: pb.GetStatsRequest, context: Context
+    ) -> stats_pb2.GetStatsResponse:
         """One snapshot of the core."""
         del request, context
         stats = decode_stats(await self._core.query("stats"))
-        return pb.GetStatsResponse(**msgspec.structs.asdict(stats))
+        return stats_pb2.GetStatsResponse(**msgspec.structs.asdict(stats))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802  # named by the proto
         """Stop admission and wait for what is running."""
@@ -63,3 +76,80 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
                 for entry in config.entries
             ]
         )
+
+    async def ListRequests(  # noqa: N802  # named by the proto
+        self, request: requests_pb2.ListRequestsRequest, context: Context
+    ) -> requests_pb2.ListRequestsResponse:
+        """Who is in the system."""
+        del context
+        answer = await self._core.query("requests", encode_json(_list_argument(request)))
+        found = decode_request_list(answer)
+        return requests_pb2.ListRequestsResponse(
+            requests=[
+                requests_pb2.RequestSummary(
+                    **(msgspec.structs.asdict(one) | {"state": _state_number(one.state)})
+                )
+                for one in found.requests
+            ],
+            total=found.total,
+        )
+
+    async def GetRequestEvents(  # noqa: N802  # named by the proto
+        self, request: requests_pb2.GetRequestEventsRequest, context: Context
+    ) -> requests_pb2.GetRequestEventsResponse:
+        """What happened to one request."""
+        del context
+        num_chars = len(request.request_id)
+        if not 1 <= num_chars <= MAX_REQUEST_ID_CHARS:
+            raise InvalidParameter(
+                f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} characters, got {num_chars}.",
+                field="request_id",
+            )
+        argument = encode_json(EventsArgument(request.request_id))
+        events = decode_event_list(await self._core.query("events", argument)).events
+        return requests_pb2.GetRequestEventsResponse(events=[_event(event) for event in events])
+
+    async def FlushPrefixCache(  # noqa: N802  # named by the proto
+        self, request: pb.FlushPrefixCacheRequest, context: Context
+    ) -> pb.FlushPrefixCacheResponse:
+        """Forget everything cached."""
+        del request, context
+        result = decode_flush_result(await self._core.query("flush"))
+        return pb.FlushPrefixCacheResponse(freed_blocks=result.freed_blocks)
+
+
+def _list_argument(request: requests_pb2.ListRequestsRequest) -> ListArgument:
+    max_results = request.max_results if request.HasField("max_results") else DEFAULT_RESULTS
+    if not 1 <= max_results <= MAX_RESULTS:
+        raise InvalidParameter(
+            f"max_results must be in [1, {MAX_RESULTS}], got {max_results}.", field="max_results"
+        )
+    if len(request.tenant) > MAX_TENANT_CHARS:
+        raise InvalidParameter(
+            f"tenant must have at most {MAX_TENANT_CHARS} characters, got {len(request.tenant)}.",
+            field="tenant",
+        )
+    known = requests_pb2.RequestState.values()
+    for at, state in enumerate(request.states):
+        if state == 0 or state not in known:
+            raise InvalidParameter(f"there is no request state {state}.", field=f"states[{at}]")
+    return ListArgument(
+        max_results=max_results,
+        tenant=request.tenant if request.HasField("tenant") else None,
+        states=tuple(
+            requests_pb2.RequestState.Name(state).removeprefix(_STATE_PREFIX).lower()
+            for state in request.states
+        ),
+    )
+
+
+def _state_number(state: str) -> int:
+    name = f"{_STATE_PREFIX}{state.upper()}"
+    return requests_pb2.RequestState.Value(name) if name in requests_pb2.RequestState.keys() else 0  # noqa: SIM118  # no dict
+
+
+def _event(event: EventEntry) -> requests_pb2.RequestEvent:
+    values = msgspec.structs.asdict(event)
+    if event.blocks is not None:
+        values["blocks"] = requests_pb2.BlockStats(**msgspec.structs.asdict(event.blocks))
+    return requests_pb2.RequestEvent(**values)

@@ -11,7 +11,7 @@ from typing import Protocol
 import structlog
 
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.frontend.inbox import StreamInbox
+from scheduler_svc.frontend.inbox import ChoiceInbox, StreamInbox
 from scheduler_svc.frontend.served_model import ServedModel
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.ipc.messages import (
@@ -66,7 +66,10 @@ class CoreClient:
         self._socket = socket
         self._clock = clock
         self._inboxes: dict[int, StreamInbox] = {}
-        self._stream_ids = itertools.count(1)
+        """By the number of choice 0."""
+        self._choices: dict[int, ChoiceInbox] = {}
+        """By stream number."""
+        self._next_stream_id = 1
         self._query_ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._sends: set[asyncio.Future[object]] = set()
@@ -102,12 +105,16 @@ class CoreClient:
             tasks.create_task(self._sweep())
 
     @contextmanager
-    def submit(self, make_submit: Callable[[int], Submit]) -> Iterator[StreamInbox]:
+    def submit(
+        self, make_submit: Callable[[int], Submit], *, num_choices: int = 1
+    ) -> Iterator[StreamInbox]:
         """
         Hand a request to the core; leaving the block before its end cancels it there.
 
         Args:
-            make_submit: The request, given the number it will have.
+            make_submit: The request, given the number that its choice 0 will have; the others have
+                the numbers that follow.
+            num_choices: Of the request.
 
         Raises:
             HandedOver: The core is gone.
@@ -117,25 +124,32 @@ class CoreClient:
             raise self._gone
         if self.availability.draining:
             raise Draining("the service is draining and takes no new request: try another replica")
-        stream_id = next(self._stream_ids)
-        if stream_id > MAX_STREAM_ID:
+        stream_id = self._next_stream_id
+        self._next_stream_id += num_choices
+        if self._next_stream_id > MAX_STREAM_ID:
             raise InternalError("this frontend ran out of stream numbers: restart it")
         inbox = StreamInbox(
             stream_id,
+            num_choices=num_choices,
             max_pending_bytes=self._settings.max_pending_bytes,
             now_s=self._clock(),
         )
         self._inboxes[stream_id] = inbox
+        self._choices.update({choice.stream_id: choice for choice in inbox.choices})
         try:
             self._send(make_submit(stream_id))
             yield inbox
         finally:
             del self._inboxes[stream_id]
-            if not inbox.is_over:
-                self.end(stream_id, reason=FinishReason.CANCELLED, num_output_tokens=None)
+            for choice in inbox.choices:
+                del self._choices[choice.stream_id]
+                if not choice.is_over:
+                    self.end(
+                        choice.stream_id, reason=FinishReason.CANCELLED, num_output_tokens=None
+                    )
 
     def end(self, stream_id: int, *, reason: int, num_output_tokens: int | None) -> None:
-        """Ask the core to end an own request; a FinishReason number."""
+        """Ask the core to end a choice of an own request; `reason` is a FinishReason number."""
         self._send(
             EndStream(stream_id=stream_id, reason=reason, num_output_tokens=num_output_tokens)
         )
@@ -177,8 +191,7 @@ class CoreClient:
         """The core is gone: end every stream and query with `error`, and take no more."""
         self._gone = error
         for inbox in self._inboxes.values():
-            inbox.is_over = True
-            inbox.put_failure(error)
+            inbox.refuse(error)
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(error)
@@ -204,7 +217,8 @@ class CoreClient:
                 if inbox := self._inboxes.get(message.stream_id):
                     inbox.accept()
             case Refused():
-                self._fail(message)
+                if inbox := self._inboxes.get(message.stream_id):
+                    inbox.refuse(_error(message))
             case Reply():
                 reply = self._replies.get(message.query_id)
                 if reply is not None and not reply.done():
@@ -218,28 +232,24 @@ class CoreClient:
                 self._notify()
 
     def _apply(self, update: Update) -> None:
-        inboxes = self._inboxes
+        choices = self._choices
         columns = (
             memoryview(update.token_stream).cast("I"),
             memoryview(update.token_offset).cast("i"),
             memoryview(update.token).cast("i"),
         )
         for stream_id, offset, token_id in zip(*columns, strict=True):
-            if inbox := inboxes.get(stream_id):
-                inbox.put_token(offset, token_id)
+            if choice := choices.get(stream_id):
+                choice.put_token(offset, token_id)
         for progress in update.progress:
-            if inbox := inboxes.get(progress.stream_id):
-                inbox.put_progress(progress)
+            if choice := choices.get(progress.stream_id):
+                choice.put_progress(progress)
         for end in update.ended:
-            if inbox := inboxes.get(end.stream_id):
-                inbox.put_end(end)
-        for refused in update.failed:
-            self._fail(refused)
-
-    def _fail(self, refused: Refused) -> None:
-        if inbox := self._inboxes.get(refused.stream_id):
-            inbox.is_over = True
-            inbox.put_failure(_error(refused))
+            if choice := choices.get(end.stream_id):
+                choice.put_end(end)
+        for failed in update.failed:
+            if choice := choices.get(failed.stream_id):
+                choice.put_failure(_error(failed))
 
     async def _sweep(self) -> None:
         next_ping_s, was_alive = 0.0, True

@@ -11,16 +11,90 @@ from tandem.errors import InternalError, SlowConsumer, TandemError
 BYTES_PER_TOKEN = 4
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
+class ChoiceNews:
+    """New output of one choice, and its end once that came."""
+
+    choice: int
+    token_ids: list[int] = field(default_factory=list)
+    end: StreamEnd | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class News:
     """What arrived since the last look; everything that arrived meanwhile is merged into one."""
 
-    token_ids: list[int] = field(default_factory=list)
+    choices: list[ChoiceNews] = field(default_factory=list)
+    """Choices with something new."""
     progress: StreamProgress | None = None
     is_silent: bool = False
     """The client should get a sign of life."""
-    end: StreamEnd | None = None
     failure: TandemError | None = None
+
+
+class ChoiceInbox:
+    """
+    What the core says of one choice; it has a stream number of its own there.
+
+    Attributes:
+        stream_id: That number.
+        choice: From 0.
+        is_over: True once the core has nothing more to say of it.
+        num_received: Output tokens that came so far.
+        progress: The newest.
+    """
+
+    __slots__ = ("_inbox", "_news", "choice", "is_over", "num_received", "progress", "stream_id")
+
+    def __init__(self, inbox: StreamInbox, stream_id: int, choice: int) -> None:
+        self._inbox = inbox
+        self._news: ChoiceNews | None = None
+        self.stream_id = stream_id
+        self.choice = choice
+        self.is_over = False
+        self.num_received = 0
+        self.progress: StreamProgress | None = None
+
+    def put_token(self, offset: int, token_id: int) -> None:
+        """Add the token at this output offset; one seen before is ignored."""
+        if offset < self.num_received or self._inbox.is_closed:
+            return
+        if offset > self.num_received:
+            self._inbox.put_failure(
+                InternalError(
+                    f"output token {self.num_received} was lost between core and frontend"
+                )
+            )
+            return
+        self.num_received += 1
+        news = self._news or self._begin_news()
+        news.token_ids.append(token_id)
+        self._inbox.note_token()
+
+    def put_progress(self, progress: StreamProgress) -> None:
+        """Replace the last progress."""
+        self.progress = progress
+        self._inbox.note_progress(self)
+
+    def put_end(self, end: StreamEnd) -> None:
+        """The choice ended well."""
+        self.is_over = True
+        (self._news or self._begin_news()).end = end
+        self._inbox.wake()
+
+    def put_failure(self, error: TandemError) -> None:
+        """The choice failed, and with it the request."""
+        self.is_over = True
+        self._inbox.put_failure(error)
+
+    def forget_news(self) -> None:
+        """It was taken."""
+        self._news = None
+
+    def _begin_news(self) -> ChoiceNews:
+        self._news = ChoiceNews(choice=self.choice)
+        self._inbox.add_news(self._news)
+        return self._news
 
 
 class StreamInbox:
@@ -28,60 +102,58 @@ class StreamInbox:
     Owned by the event loop: the reader of the core's socket puts, the request's task takes.
 
     Putting never waits. What the task has not taken yet is merged, so a slow client costs the ids
-    it has not read and no more than `max_pending_bytes` of them; past that, or when one message
-    waits too long for the client, the request alone ends with `SlowConsumer`.
+    it has not read and no more than `max_pending_bytes` of them over all choices; past that, or
+    when one message waits too long for the client, the request alone ends with `SlowConsumer`.
+
+    Attributes:
+        choices: One per choice, with consecutive stream numbers.
+        accepted: The core took the request.
+        last_sent_s: When the client last got a message; see `sweep`.
+        num_pending: Tokens of all choices that were not taken yet.
     """
 
-    def __init__(self, stream_id: int, *, max_pending_bytes: int, now_s: float) -> None:
-        self.stream_id = stream_id
+    def __init__(
+        self, first_stream_id: int, *, num_choices: int = 1, max_pending_bytes: int, now_s: float
+    ) -> None:
+        self.choices = [
+            ChoiceInbox(self, first_stream_id + choice, choice) for choice in range(num_choices)
+        ]
         self.accepted = False
-        self.is_over = False
-        """True once the core has nothing more to say about this stream."""
         self.last_sent_s = now_s
-        """When the client last got a message; see `sweep`."""
         self._max_pending_tokens = max(1, max_pending_bytes // BYTES_PER_TOKEN)
-        self._next_offset = 0
+        self.num_pending = 0
         self._news = News()
         self._something = asyncio.Event()
         self._write_began_s: float | None = None
         self._writer: asyncio.Task[object] | None = None
         self._slow: SlowConsumer | None = None
+        self._failed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """True when further output is of no use."""
+        return self._failed or self._slow is not None
+
+    @property
+    def progress(self) -> StreamProgress | None:
+        """Newest progress of the lowest-numbered choice that is not over."""
+        leader = self._leader()
+        return None if leader is None else leader.progress
 
     def accept(self) -> None:
         """The core took the request."""
         self.accepted = True
         self._something.set()
 
-    def put_token(self, offset: int, token_id: int) -> None:
-        """Add the token at this output offset; one seen before is ignored."""
-        if offset < self._next_offset or self._slow or self._news.failure is not None:
-            return
-        if offset > self._next_offset:
-            self.put_failure(
-                InternalError(
-                    f"output token {self._next_offset} was lost between core and frontend"
-                )
-            )
-            return
-        self._next_offset += 1
-        self._news.token_ids.append(token_id)
-        if len(self._news.token_ids) > self._max_pending_tokens and self._write_began_s is not None:
-            self._give_up(f"{self._max_pending_tokens} tokens wait for the client")
-        self._something.set()
-
-    def put_progress(self, progress: StreamProgress) -> None:
-        """Replace the last progress that was not taken."""
-        self._news.progress = progress
-        self._something.set()
-
-    def put_end(self, end: StreamEnd) -> None:
-        """The request ended well."""
-        self.is_over = True
-        self._news.end = end
-        self._something.set()
+    def refuse(self, error: TandemError) -> None:
+        """The core took none of its choices, or cannot be asked any more."""
+        for choice in self.choices:
+            choice.is_over = True
+        self.put_failure(error)
 
     def put_failure(self, error: TandemError) -> None:
         """The request failed; the first failure stays."""
+        self._failed = True
         if self._news.failure is None:
             self._news.failure = error
         self._something.set()
@@ -94,6 +166,9 @@ class StreamInbox:
     def take(self) -> News:
         """All news since the last call."""
         news, self._news = self._news, News()
+        for one in news.choices:
+            self.choices[one.choice].forget_news()
+        self.num_pending = 0
         return news
 
     def begin_write(self, now_s: float) -> None:
@@ -119,6 +194,32 @@ class StreamInbox:
                 self._something.set()
         elif now_s - self._write_began_s >= stall_deadline_s:
             self._give_up(f"a message waited {stall_deadline_s:g} s for the client")
+
+    # For its choices
+
+    def add_news(self, news: ChoiceNews) -> None:
+        """A choice has something new."""
+        self._news.choices.append(news)
+
+    def note_token(self) -> None:
+        """A choice got a token."""
+        self.num_pending += 1
+        if self.num_pending > self._max_pending_tokens and self._write_began_s is not None:
+            self._give_up(f"{self._max_pending_tokens} tokens wait for the client")
+        self._something.set()
+
+    def note_progress(self, choice: ChoiceInbox) -> None:
+        """A choice changed place; the client hears of it if this is the one it hears of."""
+        if choice is self._leader():
+            self._news.progress = choice.progress
+            self._something.set()
+
+    def wake(self) -> None:
+        """Something arrived."""
+        self._something.set()
+
+    def _leader(self) -> ChoiceInbox | None:
+        return next((choice for choice in self.choices if not choice.is_over), None)
 
     def _give_up(self, why: str) -> None:
         if self._slow is not None or self._writer is None:

@@ -35,13 +35,13 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         self._clock = clock
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802  # named by the proto
-        """Stream one completion."""
+        """Stream the completions of one prompt."""
         async with self._serve(request) as (inbox, messages):
             async for message in messages:
                 await self._write(inbox, message, context)
 
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> pb.CompleteResponse:  # noqa: N802  # named by the proto
-        """Collect one completion."""
+        """Collect the completions of one prompt."""
         del context
         try:
             async with self._serve(request.request) as (_, messages):
@@ -88,18 +88,18 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         loaded = await self._core.served.get()
         prepared = await prepare_request(request, loaded, self._threads, now_s=arrival_s)
         structlog.contextvars.bind_contextvars(request_id=prepared.request_id)
-        with self._core.submit(prepared.make_submit) as inbox:
+        with self._core.submit(prepared.make_submit, num_choices=len(prepared.outputs)) as inbox:
 
-            def end_at_stop_string(num_output_tokens: int) -> None:
+            def end_at_stop_string(choice: int, num_output_tokens: int) -> None:
                 self._core.end(
-                    inbox.stream_id,
+                    inbox.choices[choice].stream_id,
                     reason=FinishReason.STOP_STRING,
                     num_output_tokens=num_output_tokens,
                 )
 
             messages = stream_messages(
                 inbox,
-                prepared.output,
+                prepared.outputs,
                 started=prepared.started,
                 end_at_stop_string=end_at_stop_string,
             )
@@ -122,24 +122,29 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
 
 async def _collect(messages: AsyncIterator[pb.GenerateResponse]) -> pb.CompleteResponse:
-    completion = pb.Completion()
     response = pb.CompleteResponse()
-    texts: list[str] = []
+    completions: dict[int, pb.Completion] = {}
+    texts: dict[int, list[str]] = {}
     async for message in messages:
         match message.WhichOneof("event"):
             case "started":
                 response.started.CopyFrom(message.started)
             case "delta":
-                completion.token_ids.extend(message.delta.token_ids)
-                texts.append(message.delta.text)
+                delta = message.delta
+                completion = completions.setdefault(delta.choice, pb.Completion())
+                completion.token_ids.extend(delta.token_ids)
+                texts.setdefault(delta.choice, []).append(delta.text)
             case "finished":
-                completion.reason = message.finished.reason
-                if message.finished.HasField("stop_string"):
-                    completion.stop_string = message.finished.stop_string
-                elif message.finished.HasField("token_id"):
-                    completion.token_id = message.finished.token_id
+                finished = message.finished
+                completion = completions.setdefault(finished.choice, pb.Completion())
+                completion.choice = finished.choice
+                completion.reason = finished.reason
+                completion.text = "".join(texts.get(finished.choice, ()))
+                if finished.HasField("stop_string"):
+                    completion.stop_string = finished.stop_string
+                elif finished.HasField("token_id"):
+                    completion.token_id = finished.token_id
             case "done":
                 response.done.CopyFrom(message.done)
-    completion.text = "".join(texts)
-    response.completions.append(completion)
+    response.completions.extend(completions[choice] for choice in sorted(completions))
     return response

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler_svc.block_hashes import block_digests
+from scheduler_svc.frontend.lengths import (
+    DEFAULT_MAX_TOKENS,
+    check_prompt_len,
+    fit_lengths,
+    longest_prompt,
+)
 from scheduler_svc.frontend.output import OutputText
 from scheduler_svc.frontend.served_model import LoadedModel
 from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
 from scheduler_svc.frontend.validation import (
-    DEFAULT_MAX_TOKENS,
     CheckedParams,
-    check_lengths,
     check_params,
-    check_prompt_len,
     check_prompt_shape,
     check_token_ids,
 )
@@ -24,9 +28,12 @@ from scheduler_svc.ipc.messages import Model, Submit
 from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tandem.inference.v1.request_pb2 import ResolvedParams
+from tandem.link.batch import Int32Column
 
 INLINE_TEXT_CHARS = 2000
 """Shorter texts are tokenized at once: that takes less time than handing them to a thread."""
+INLINE_DIGEST_TOKENS = 4096
+"""Shorter prompts are hashed at once, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,8 @@ class PreparedRequest:
     request_id: str
     make_submit: Callable[[int], Submit]
     started: stream_pb2.Started
-    output: OutputText
+    outputs: list[OutputText]
+    """One per choice."""
 
 
 async def prepare_request(
@@ -48,7 +56,7 @@ async def prepare_request(
     Args:
         request: What the client sent.
         loaded: What is served.
-        threads: For long prompts and chat templates.
+        threads: For long prompts, their digests, and chat templates.
         now_s: When it arrived.
 
     Raises:
@@ -58,9 +66,10 @@ async def prepare_request(
     params = check_params(request, model, choose_seed=lambda: secrets.randbits(64))
     prompt_field = check_prompt_shape(request)
     prompt = await _encode_prompt(request, loaded, threads, prompt_field)
-    max_tokens = check_lengths(
-        len(prompt), params.max_tokens, model.max_model_len, prompt_field=prompt_field
-    )
+    fit = fit_lengths(len(prompt), params.max_tokens, model, prompt_field=prompt_field)
+    prompt = prompt[fit.num_dropped :]
+    column = np.asarray(prompt, np.int32)
+    digests = await _digests(column, params.cache_salt, model, threads)
     request_id = request.request_id or secrets.token_hex(12)
     deadline_s = None if params.time_limit_ms is None else now_s + params.time_limit_ms / 1000
 
@@ -68,18 +77,24 @@ async def prepare_request(
         return Submit(
             stream_id=stream_id,
             request_id=request_id,
-            prompt=np.asarray(prompt, "<i4").tobytes(),
+            prompt=column.astype("<i4", copy=False).tobytes(),
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
             seed=params.seed,
-            max_tokens=max_tokens,
+            max_tokens=fit.max_tokens,
             eos_token_ids=params.eos_token_ids,
             stop_token_ids=params.stop_token_ids,
             arrival_s=now_s,
             deadline_s=deadline_s,
             model_revision=model.revision,
-            fills_context=params.max_tokens is None and max_tokens < DEFAULT_MAX_TOKENS,
+            fills_context=fit.fills_context,
+            num_choices=params.num_choices,
+            priority=params.priority,
+            tenant=params.tenant,
+            cache_salt=params.cache_salt,
+            block_digests=digests,
+            digest_block_size=model.block_size,
         )
 
     return PreparedRequest(
@@ -87,15 +102,19 @@ async def prepare_request(
         make_submit=make_submit,
         started=stream_pb2.Started(
             request_id=request_id,
-            resolved_params=_resolved(params, max_tokens),
+            resolved_params=_resolved(params, fit.max_tokens),
             prompt_tokens=len(prompt),
             model_revision=model.revision,
+            truncated_prompt_tokens=fit.num_dropped,
         ),
-        output=OutputText(
-            loaded.text.detokenizer(prompt),
-            stops=params.stop,
-            end_token_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
-        ),
+        outputs=[
+            OutputText(
+                loaded.text.detokenizer(prompt),
+                stops=params.stop,
+                end_token_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
+            )
+            for _ in range(params.num_choices)
+        ],
     )
 
 
@@ -106,6 +125,7 @@ def default_params(model: Model) -> ResolvedParams:
         top_k=max(model.default_top_k, 0),
         top_p=model.default_top_p,
         max_tokens=min(DEFAULT_MAX_TOKENS, model.max_model_len - 1),
+        n=1,
     )
 
 
@@ -114,8 +134,9 @@ async def _encode_prompt(
 ) -> list[int]:
     model, text = loaded.model, loaded.text
     if request.HasField("token_ids"):
-        num_ids = len(request.token_ids.ids)
-        check_prompt_len(num_ids, model.max_model_len, prompt_field=prompt_field)
+        if not model.truncates:
+            num_ids = len(request.token_ids.ids)
+            check_prompt_len(num_ids, model.max_model_len, prompt_field=prompt_field)
         ids = list(request.token_ids.ids)
         check_token_ids(ids, model.vocab_size, field=prompt_field)
         return ids
@@ -126,7 +147,7 @@ async def _encode_prompt(
         at_least = max(text.min_tokens(message["content"]) for message in messages)
         _check_at_least(at_least, model, prompt_field)
         return await threads.run(
-            lambda: text.encode_chat(messages, max_prompt_len=model.max_model_len)
+            lambda: text.encode_chat(messages, max_prompt_len=longest_prompt(model))
         )
     _check_at_least(text.min_tokens(request.text), model, prompt_field)
     if len(request.text) <= INLINE_TEXT_CHARS:
@@ -135,7 +156,18 @@ async def _encode_prompt(
 
 
 def _check_at_least(num_tokens: int, model: Model, prompt_field: str) -> None:
-    check_prompt_len(num_tokens, model.max_model_len, prompt_field=prompt_field, is_bound=True)
+    check_prompt_len(num_tokens, longest_prompt(model), prompt_field=prompt_field, is_bound=True)
+
+
+async def _digests(
+    prompt: Int32Column, cache_salt: bytes, model: Model, threads: TokenizerThreads
+) -> bytes:
+    """Digests of the prompt's full blocks; none where the core needs none."""
+    if model.block_size == 0 or len(prompt) < model.block_size:
+        return b""
+    if len(prompt) <= INLINE_DIGEST_TOKENS:
+        return block_digests(prompt, model.block_size, cache_salt)
+    return await threads.run(lambda: block_digests(prompt, model.block_size, cache_salt))
 
 
 def _resolved(params: CheckedParams, max_tokens: int) -> ResolvedParams:
@@ -148,4 +180,6 @@ def _resolved(params: CheckedParams, max_tokens: int) -> ResolvedParams:
         stop=params.stop,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        n=params.num_choices,
+        priority=params.priority,
     )

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.frontend.inbox import StreamInbox
+from scheduler_svc.frontend.inbox import ChoiceNews, News, StreamInbox
 from scheduler_svc.frontend.output import OutputChunk, OutputText
 from scheduler_svc.ipc.messages import StreamEnd, StreamProgress
 from tandem.errors import InternalError
 from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateResponse
 
+EndAtStopString = Callable[[int, int], None]
+"""Called at most once per choice, with the choice and its number of output tokens up to the one
+that completed a stop string."""
+
 
 async def stream_messages(
     inbox: StreamInbox,
-    output: OutputText,
+    outputs: Sequence[OutputText],
     *,
     started: stream_pb2.Started,
-    end_at_stop_string: Callable[[int], None],
+    end_at_stop_string: EndAtStopString,
 ) -> AsyncGenerator[GenerateResponse, None]:
     """
     Yield the stream of a request that was handed to the core.
 
-    Everything that arrives while the consumer is busy is merged into the next message.
+    Everything that arrives while the consumer is busy is merged into the next messages.
 
     Args:
         inbox: The core's news about it.
-        output: Fresh.
+        outputs: Fresh, one per choice.
         started: The first message.
-        end_at_stop_string: Called once, with the number of output tokens up to the one that
-            completed a stop string.
+        end_at_stop_string: See `EndAtStopString`.
 
     Raises:
         TandemError: The request was refused or failed; what was produced before was yielded.
@@ -43,46 +46,81 @@ async def stream_messages(
             raise refusal
     yield GenerateResponse(started=started)
 
-    progress = StreamProgress(inbox.stream_id, ProgressKind.QUEUED, 0)
-    is_end_asked = False
+    choices = [_Choice(number, output) for number, output in enumerate(outputs)]
     while True:
         news = inbox.take()
-        for token_id in news.token_ids:
-            output.push(token_id)
-        chunk = output.take() if news.end is None else output.finish()
-        if output.stopped is not None and news.end is None and not is_end_asked:
-            is_end_asked = True
-            end_at_stop_string(output.num_tokens)
-        progress = news.progress or progress
+        deltas = [
+            message
+            for one in news.choices
+            for message in choices[one.choice].messages(one, end_at_stop_string)
+        ]
         # What brought the first token with it came before it.
-        if news.progress is not None or (news.is_silent and chunk is None and news.end is None):
-            yield _progress(progress)
-        if chunk is not None:
-            yield _delta(chunk)
+        if news.progress is not None or _needs_sign_of_life(news, deltas):
+            yield _progress(news.progress or inbox.progress)
+        for message in deltas:
+            yield message
         if news.failure is not None:
             raise news.failure
-        if news.end is not None:
-            _check_complete(output, news.end)
-            yield _finished(output, news.end)
-            yield _done(output, news.end)
+        ends = [choice.end for choice in choices if choice.end is not None]
+        if len(ends) == len(choices):
+            yield _done(ends, [choice.output for choice in choices])
             return
         await inbox.wait()
 
 
-def _delta(chunk: OutputChunk) -> GenerateResponse:
+class _Choice:
+    """One choice on its way to the client."""
+
+    __slots__ = ("_is_end_asked", "_number", "end", "output")
+
+    def __init__(self, number: int, output: OutputText) -> None:
+        self._number = number
+        self._is_end_asked = False
+        self.output = output
+        self.end: StreamEnd | None = None
+
+    def messages(
+        self, news: ChoiceNews, end_at_stop_string: EndAtStopString
+    ) -> list[GenerateResponse]:
+        """What the news come to: at most a Delta and a Finished."""
+        output, end = self.output, news.end
+        for token_id in news.token_ids:
+            output.push(token_id)
+        chunk = output.take() if end is None else output.finish()
+        found = [] if chunk is None else [_delta(self._number, chunk)]
+        if end is None:
+            if output.stopped is not None and not self._is_end_asked:
+                self._is_end_asked = True
+                end_at_stop_string(self._number, output.num_tokens)
+            return found
+        if output.stopped is None and output.num_tokens != end.num_output_tokens:
+            raise InternalError(
+                f"choice {self._number} ended after {end.num_output_tokens} output tokens, "
+                f"but {output.num_tokens} arrived"
+            )
+        self.end = end
+        return [*found, _finished(self._number, output, end)]
+
+
+def _needs_sign_of_life(news: News, deltas: list[GenerateResponse]) -> bool:
+    return news.is_silent and not deltas
+
+
+def _delta(choice: int, chunk: OutputChunk) -> GenerateResponse:
     # Filled in place: one of these per token, and nested constructors copy.
     message = GenerateResponse()
     delta = message.delta
+    delta.choice = choice
     delta.first_token_offset = chunk.first_token_offset
     delta.token_ids.extend(chunk.token_ids)
     delta.text = chunk.text
     return message
 
 
-def _progress(progress: StreamProgress) -> GenerateResponse:
+def _progress(progress: StreamProgress | None) -> GenerateResponse:
     message = stream_pb2.Progress()
-    if progress.kind == ProgressKind.QUEUED:
-        message.queued.position = progress.value
+    if progress is None or progress.kind == ProgressKind.QUEUED:
+        message.queued.position = 0 if progress is None else progress.value
     elif progress.kind == ProgressKind.SCHEDULED:
         message.scheduled.cached_tokens = progress.value
     else:
@@ -90,38 +128,38 @@ def _progress(progress: StreamProgress) -> GenerateResponse:
     return GenerateResponse(progress=message)
 
 
-def _check_complete(output: OutputText, end: StreamEnd) -> None:
-    if output.stopped is None and output.num_tokens != end.num_output_tokens:
-        raise InternalError(
-            f"the request ended after {end.num_output_tokens} output tokens, "
-            f"but {output.num_tokens} arrived"
-        )
-
-
-def _finished(output: OutputText, end: StreamEnd) -> GenerateResponse:
+def _finished(choice: int, output: OutputText, end: StreamEnd) -> GenerateResponse:
     if output.stopped is not None:
         finished = stream_pb2.Finished(
+            choice=choice,
             reason=int(FinishReason.STOP_STRING),  # type: ignore[arg-type]  # numbers are the same
             stop_string=output.stopped.stop,
         )
     else:
-        finished = stream_pb2.Finished(reason=end.reason, token_id=end.matched_token)  # type: ignore[arg-type]  # numbers are the same
+        finished = stream_pb2.Finished(
+            choice=choice,
+            reason=end.reason,  # type: ignore[arg-type]  # numbers are the same
+            token_id=end.matched_token,
+        )
     return GenerateResponse(finished=finished)
 
 
-def _done(output: OutputText, end: StreamEnd) -> GenerateResponse:
+def _done(ends: Sequence[StreamEnd], outputs: Sequence[OutputText]) -> GenerateResponse:
+    """Of all choices, in their order; the prompt counts once, and as choice 0 found it."""
+    leader = ends[0]
+    first_token_s = [end.first_token_s for end in ends if end.first_token_s is not None]
     return GenerateResponse(
         done=stream_pb2.Done(
             usage=stream_pb2.Usage(
-                prompt_tokens=end.num_prompt_tokens,
-                output_tokens=output.num_tokens,
-                cached_tokens=end.num_cached_tokens,
+                prompt_tokens=leader.num_prompt_tokens,
+                output_tokens=sum(output.num_tokens for output in outputs),
+                cached_tokens=leader.num_cached_tokens,
             ),
             timings=stream_pb2.Timings(
-                queue_s=end.queue_s,
-                time_to_first_token_s=end.first_token_s or 0.0,
-                total_s=end.total_s,
-                preemptions=end.num_preemptions,
+                queue_s=min(end.queue_s for end in ends),
+                time_to_first_token_s=min(first_token_s, default=0.0),
+                total_s=max(end.total_s for end in ends),
+                preemptions=sum(end.num_preemptions for end in ends),
             ),
         )
     )

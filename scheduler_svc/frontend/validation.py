@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.ipc.messages import Model
-from tandem.errors import EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong
+from tandem.errors import EmptyPrompt, InvalidParameter
 from tandem.inference.v1 import inference_service_pb2, request_pb2
 
-DEFAULT_MAX_TOKENS = 100
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 2.0
 MAX_REQUEST_ID_CHARS = 128
@@ -24,6 +23,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
+MAX_CHOICES = 16
+MAX_TENANT_CHARS = 128
+MAX_CACHE_SALT_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,10 @@ class CheckedParams:
     ignore_eos: bool
     eos_token_ids: tuple[int, ...]
     time_limit_ms: int | None
+    num_choices: int
+    priority: int
+    tenant: str
+    cache_salt: bytes
 
 
 def check_params(
@@ -64,6 +70,7 @@ def check_params(
         InvalidParameter: With the field's path.
     """
     _check_request_id(request)
+    _check_sharing(request)
     if request.HasField("time_limit_ms") and request.time_limit_ms < 1:
         raise InvalidParameter(
             f"time_limit_ms must be at least 1, got {request.time_limit_ms}.",
@@ -75,6 +82,8 @@ def check_params(
     temperature = (
         sampling.temperature if sampling.HasField("temperature") else model.default_temperature
     )
+    num_choices = request.n if request.HasField("n") else 1
+    _check_choices(num_choices, temperature)
     top_k = sampling.top_k if sampling.HasField("top_k") else model.default_top_k
     return CheckedParams(
         temperature=max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0,
@@ -87,6 +96,10 @@ def check_params(
         ignore_eos=stopping.ignore_eos,
         eos_token_ids=() if stopping.ignore_eos else model.eos_token_ids,
         time_limit_ms=request.time_limit_ms if request.HasField("time_limit_ms") else None,
+        num_choices=num_choices,
+        priority=request.priority,
+        tenant=request.tenant,
+        cache_salt=request.cache_salt.encode(),
     )
 
 
@@ -130,61 +143,36 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, *, field: str) -> None:
         )
 
 
-def check_lengths(
-    prompt_len: int, max_tokens: int | None, max_model_len: int, *, prompt_field: str
-) -> int:
-    """
-    Check prompt and output against `max_model_len`; returns `max_tokens` with its default applied.
-
-    Raises:
-        EmptyPrompt: No token.
-        PromptTooLong: The prompt alone is longer than `max_model_len`.
-        TotalTooLong: Prompt plus output is.
-    """
-    if prompt_len == 0:
-        raise EmptyPrompt("the prompt has no token.", field=prompt_field)
-    check_prompt_len(prompt_len, max_model_len, prompt_field=prompt_field)
-    room = max_model_len - prompt_len
-    if max_tokens is None:
-        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, room))
-    if max_tokens > room:
-        raise TotalTooLong(
-            f"the prompt has {prompt_len} tokens and max_tokens is {max_tokens}, together "
-            f"{prompt_len + max_tokens}, but max_model_len is {max_model_len}.",
-            field="stopping.max_tokens",
-            metadata={
-                "prompt_tokens": str(prompt_len),
-                "max_tokens": str(max_tokens),
-                "max_model_len": str(max_model_len),
-            },
-        )
-    return max_tokens
-
-
-def check_prompt_len(
-    prompt_len: int, max_model_len: int, *, prompt_field: str, is_bound: bool = False
-) -> None:
-    """
-    Check the prompt alone; `is_bound` says that `prompt_len` is only what it has at least.
-
-    Raises:
-        PromptTooLong: Longer than `max_model_len`.
-    """
-    if prompt_len > max_model_len:
-        count = f"at least {prompt_len}" if is_bound else f"{prompt_len}"
-        raise PromptTooLong(
-            f"the prompt has {count} tokens, but max_model_len is {max_model_len}.",
-            field=prompt_field,
-            metadata={"prompt_tokens": str(prompt_len), "max_model_len": str(max_model_len)},
-        )
-
-
 def _check_request_id(request: inference_service_pb2.GenerateRequest) -> None:
     num_chars = len(request.request_id)
     if request.HasField("request_id") and not 1 <= num_chars <= MAX_REQUEST_ID_CHARS:
         raise InvalidParameter(
             f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} characters, got {num_chars}.",
             field="request_id",
+        )
+
+
+def _check_sharing(request: inference_service_pb2.GenerateRequest) -> None:
+    num_chars = len(request.tenant)
+    if num_chars > MAX_TENANT_CHARS:
+        raise InvalidParameter(
+            f"tenant must have at most {MAX_TENANT_CHARS} characters, got {num_chars}.",
+            field="tenant",
+        )
+    num_bytes = len(request.cache_salt.encode())
+    if num_bytes > MAX_CACHE_SALT_BYTES:
+        raise InvalidParameter(
+            f"cache_salt must have at most {MAX_CACHE_SALT_BYTES} bytes, got {num_bytes}.",
+            field="cache_salt",
+        )
+
+
+def _check_choices(num_choices: int, temperature: float) -> None:
+    if not 1 <= num_choices <= MAX_CHOICES:
+        raise InvalidParameter(f"n must be in [1, {MAX_CHOICES}], got {num_choices}.", field="n")
+    if num_choices > 1 and temperature == 0:
+        raise InvalidParameter(
+            f"n must be 1 when using greedy sampling, got {num_choices}.", field="n"
         )
 
 

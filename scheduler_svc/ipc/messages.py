@@ -2,8 +2,9 @@
 What frontends and core say to each other: typed msgpack structs, token columns as little-endian
 bytes.
 
-A frontend numbers its requests with `stream_id` (uint32, never reused while live); the core answers
-with the same number. Times are CLOCK_MONOTONIC seconds, comparable between processes of one host.
+A frontend numbers the choices of its requests with `stream_id` (uint32, never reused while live),
+those of one request consecutively; the core answers with the same numbers. Times are
+CLOCK_MONOTONIC seconds, comparable between processes of one host.
 """
 
 from __future__ import annotations
@@ -42,12 +43,21 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     """`Model.revision` it was tokenized for; another one by now refuses it. Empty: any."""
     fills_context: bool = False
     """See scheduler_svc.core.request.NewRequest."""
+    num_choices: int = 1
+    """Choice i has the stream number `stream_id` + i."""
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: bytes = b""
+    block_digests: bytes = b""
+    """See scheduler_svc.block_hashes; empty where the prompt was not hashed."""
+    digest_block_size: int = 0
+    """Block size they were made for; digests made for another one are of no use."""
 
 
 class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):
     """
-    End an own request: client gone (`CANCELLED`) or stop string found (`STOP_STRING`, counted to a
-    token).
+    End a choice of an own request: client gone (`CANCELLED`) or stop string found (`STOP_STRING`,
+    counted to a token). Other choices of the request go on.
     """
 
     stream_id: int
@@ -64,7 +74,7 @@ class Query(msgspec.Struct, array_like=True, tag=4, frozen=True, kw_only=True):
 
     query_id: int
     kind: str
-    """"abort" {request_id}, "stats" {}, "drain" {grace_s}, "config" {}, "metrics" {}."""
+    """See scheduler_svc.ipc.snapshot."""
     argument: bytes
 
 
@@ -86,6 +96,10 @@ class Model(msgspec.Struct, array_like=True, tag=10, frozen=True, kw_only=True):
     default_top_p: float
     tokenizer_dir: str
     """Directory with tokenizer.json and its companions, readable by frontends."""
+    block_size: int = 0
+    """Tokens per block for the digests of prompts; 0 where prompts need none."""
+    truncates: bool = False
+    """Too long requests are made to fit instead of refused."""
 
 
 class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only=True):

@@ -7,6 +7,9 @@ Arguments and answers of a `Query`, by its kind; each travels as JSON inside the
     "drain"    DrainArgument     DrainResult      answered when drained or when grace_s passed
     "config"   none (b"{}")      ConfigSnapshot
     "metrics"  none (b"{}")      MetricsSnapshot
+    "requests" ListArgument      RequestList
+    "events"   EventsArgument    EventList        errors EventsNotTracked, RequestNotFound
+    "flush"    none (b"{}")      FlushResult
 
 Unknown keys are ignored, so that a newer core can add some. Counters count since the core started.
 """
@@ -38,6 +41,82 @@ class DrainResult(msgspec.Struct, frozen=True):
     """How far draining came; 0 = drained."""
 
     remaining_requests: int
+
+
+class ListArgument(msgspec.Struct, frozen=True, kw_only=True):
+    """Which requests to list; see tandem.admin.v1.ListRequestsRequest."""
+
+    max_results: int
+    tenant: str | None = None
+    states: tuple[str, ...] = ()
+    """Names as in `RequestSummary.state`; empty for all."""
+
+
+class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One choice of a live request; the fields of `tandem.admin.v1.RequestSummary`.
+
+    Attributes:
+        state: Value of a scheduler_svc.core.request.RequestState.
+    """
+
+    request_id: str
+    choice: int
+    state: str
+    tenant: str
+    priority: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    age_s: float
+    preemptions: int
+    time_to_first_token_s: float | None
+
+
+class RequestList(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests, oldest first, and how many there are besides those cut off."""
+
+    requests: tuple[RequestSummary, ...]
+    total: int
+
+
+class EventsArgument(msgspec.Struct, frozen=True):
+    """Whose events."""
+
+    request_id: str
+
+
+class BlockCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `tandem.admin.v1.BlockStats`."""
+
+    used_blocks: int
+    cached_blocks: int
+    free_blocks: int
+
+
+class EventEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `tandem.admin.v1.RequestEvent`; `kind` is its number."""
+
+    kind: int
+    choice: int
+    at_s: float
+    token_id: int | None
+    blocks: BlockCounts | None
+    detail: str
+    time_to_first_token_s: float | None
+    dropped_events: int
+
+
+class EventList(msgspec.Struct, frozen=True):
+    """In order of time."""
+
+    events: tuple[EventEntry, ...]
+
+
+class FlushResult(msgspec.Struct, frozen=True):
+    """Cached blocks that nobody used, free now."""
+
+    freed_blocks: int
 
 
 class ConfigEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +154,20 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     executor_attached: bool = False
     draining: bool = False
     uptime_s: float = 0.0
+    cached_blocks: int = 0
+    token_usage: float = 0.0
+    prefix_cache_lookup_tokens: int = 0
+    prefix_cache_hit_tokens: int = 0
+    retractions: int = 0
+    paused_requests: int = 0
+    swapped_requests: int = 0
+    new_token_ratio: float = 0.0
+    host_blocks: int = 0
+    used_host_blocks: int = 0
+    refused_by_limit: dict[str, int] = {}
+    queued_tokens: int = 0
+    schedule_s: float = 0.0
+    schedule_policy: str = ""
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,4 +230,9 @@ decode_drain_argument = msgspec.json.Decoder(DrainArgument).decode
 decode_drain_result = msgspec.json.Decoder(DrainResult).decode
 decode_config = msgspec.json.Decoder(ConfigSnapshot).decode
 decode_stats = msgspec.json.Decoder(Stats).decode
+decode_list_argument = msgspec.json.Decoder(ListArgument).decode
+decode_request_list = msgspec.json.Decoder(RequestList).decode
+decode_events_argument = msgspec.json.Decoder(EventsArgument).decode
+decode_event_list = msgspec.json.Decoder(EventList).decode
+decode_flush_result = msgspec.json.Decoder(FlushResult).decode
 decode_metrics = msgspec.json.Decoder(MetricsSnapshot).decode

@@ -21,6 +21,7 @@ from scheduler_svc.ipc.snapshot import (
     encode_json,
 )
 from tandem.admin.v1 import admin_service_pb2 as pb
+from tandem.admin.v1 import requests_pb2, stats_pb2
 from tandem.admin.v1.admin_service_pb2_grpc import AdminServiceStub
 from tandem.errors import HandedOver, InvalidModel
 from tests.scheduler_svc.frontend.calls import error_of
@@ -28,8 +29,8 @@ from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serv
 
 STATS = {
     field.name: at + 1 if field.type != field.TYPE_BOOL else True
-    for at, field in enumerate(pb.GetStatsResponse.DESCRIPTOR.fields)
-}
+    for at, field in enumerate(stats_pb2.GetStatsResponse.DESCRIPTOR.fields)
+} | {"refused_by_limit": {"max_num_seqs": 3}, "schedule_policy": "lpm"}
 SERVING, NOT_SERVING = (
     health_pb2.HealthCheckResponse.SERVING,
     health_pb2.HealthCheckResponse.NOT_SERVING,
@@ -49,7 +50,7 @@ class TestAdmin:
         """
         frontend.core.answers["stats"] = lambda _: encode_json(Stats(**STATS))
         answer = await within(admin.GetStats(pb.GetStatsRequest()))
-        assert pb.GetStatsResponse(**STATS) == answer
+        assert stats_pb2.GetStatsResponse(**STATS) == answer
 
     @pytest.mark.parametrize(("sent", "asked"), [({}, 30.0), ({"grace_s": 0.0}, 0.0)])
     async def test_drain_waits_as_long_as_asked(self, frontend, admin, sent, asked):

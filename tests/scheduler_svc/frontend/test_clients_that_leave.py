@@ -85,7 +85,7 @@ NUM_FLOOD_TOKENS = 400_000
 
 
 def arrived(inbox: StreamInbox, num_tokens: int) -> Callable[[], bool]:
-    return lambda: inbox._next_offset >= num_tokens or inbox.slow is not None
+    return lambda: inbox.choices[0].num_received >= num_tokens or inbox.slow is not None
 
 
 class TestSlowClient:
@@ -121,7 +121,7 @@ class TestSlowClient:
                 for sent in range(0, NUM_FLOOD_TOKENS, 4000):
                     await frontend.core.tokens(stream_id, sent, [270] * 4000)
                     await until(arrived(inbox, sent + 4000))
-                    most_pending = max(most_pending, len(inbox._news.token_ids))
+                    most_pending = max(most_pending, inbox.num_pending)
                 assert stream_id == (await within(frontend.core.ends.get())).stream_id
                 assert most_pending <= limits["max_pending_bytes"] // 4 + 4000
                 await until(lambda: frontend.client.num_streams == 0)

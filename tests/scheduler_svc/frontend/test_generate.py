@@ -226,7 +226,7 @@ class TestStopString:
         assert "the end" not in TOKENIZER.decode(ids[: told.num_output_tokens - 1])
         inbox = frontend.client._inboxes[stream_id]
         await frontend.core.tokens(stream_id, len(ids), ids_of("x"))
-        await until(lambda: inbox._next_offset > len(ids) and not inbox._something.is_set())
+        await until(lambda: inbox.choices[0].num_received > len(ids) and not inbox._something.is_set())
         end = ended(stream_id, FinishReason.STOP_STRING, told.num_output_tokens)
         await frontend.core.tokens(stream_id, 0, [], end=end)
         messages = await rest_of(call)
@@ -341,7 +341,7 @@ class TestFailure:
         )
         error = await error_of(call)
         assert "INTERNAL" == error.reason
-        assert "the request ended after 3 output tokens, but 2 arrived" == error.message
+        assert "choice 0 ended after 3 output tokens, but 2 arrived" == error.message
 
     async def test_repeated_tokens_are_sent_once(self, frontend, stub):
         """

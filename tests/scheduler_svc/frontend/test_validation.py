@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.frontend.validation import (
-    check_lengths,
     check_params,
     check_prompt_shape,
     check_token_ids,
 )
-from tandem.errors import EmptyPrompt, InvalidParameter, PromptTooLong, TandemError, TotalTooLong
+from tandem.errors import EmptyPrompt, InvalidParameter
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tests.scheduler_svc.frontend.fake_core import model
 
@@ -21,6 +20,15 @@ BAD_PARAMS = [
     ({"request_id": ""}, "request_id", "request_id must have 1 to 128 characters, got 0."),
     ({"request_id": "x" * 129}, "request_id", "request_id must have 1 to 128 characters, got 129."),
     ({"time_limit_ms": 0}, "time_limit_ms", "time_limit_ms must be at least 1, got 0."),
+    ({"n": 0}, "n", "n must be in [1, 16], got 0."),
+    ({"n": 17}, "n", "n must be in [1, 16], got 17."),
+    (
+        {"n": 2, "sampling": {"temperature": 0.0}},
+        "n",
+        "n must be 1 when using greedy sampling, got 2.",
+    ),
+    ({"tenant": "x" * 129}, "tenant", "tenant must have at most 128 characters, got 129."),
+    ({"cache_salt": "é" * 129}, "cache_salt", "cache_salt must have at most 256 bytes, got 258."),
     (
         {"sampling": {"temperature": math.nan}},
         "sampling.temperature",
@@ -209,59 +217,3 @@ class TestCheckPrompt:
         ) as caught:
             check_token_ids([0, 511, 600, -5], 512, field="token_ids.ids")
         assert "token_ids.ids[2]" == caught.value.field
-
-
-class TestCheckLengths:
-    @pytest.mark.parametrize(
-        ("prompt_len", "max_tokens", "resolved"),
-        [(10, None, 100), (200, None, 56), (255, None, 1), (255, 1, 1), (1, 255, 255)],
-    )
-    def test_request_that_fits_gets_its_max_tokens(self, prompt_len, max_tokens, resolved):
-        """
-        Unset max_tokens is 100 or what is left of max_model_len.
-        """
-        found = check_lengths(prompt_len, max_tokens, 256, prompt_field="text")
-        assert resolved == found
-
-    @pytest.mark.parametrize(
-        ("prompt_len", "max_tokens", "error", "path", "sentence"),
-        [
-            (0, None, EmptyPrompt, "text", "the prompt has no token."),
-            (
-                257,
-                None,
-                PromptTooLong,
-                "text",
-                "the prompt has 257 tokens, but max_model_len is 256.",
-            ),
-            (
-                256,
-                None,
-                TotalTooLong,
-                "stopping.max_tokens",
-                (
-                    "the prompt has 256 tokens and max_tokens is 1, together 257, "
-                    "but max_model_len is 256."
-                ),
-            ),
-            (
-                100,
-                157,
-                TotalTooLong,
-                "stopping.max_tokens",
-                (
-                    "the prompt has 100 tokens and max_tokens is 157, together 257, "
-                    "but max_model_len is 256."
-                ),
-            ),
-        ],
-    )
-    def test_request_that_cannot_fit_is_refused(
-        self, prompt_len, max_tokens, error: type[TandemError], path, sentence
-    ):
-        """
-        One token past max_model_len is an error that names both lengths.
-        """
-        with pytest.raises(error) as caught:
-            check_lengths(prompt_len, max_tokens, 256, prompt_field="text")
-        assert (path, sentence) == (caught.value.field, caught.value.message)

@@ -47,7 +47,7 @@ def _parser(program: Program[S]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=program.command,
         description=program.description,
-        epilog=f"Sources in rising order: defaults, --config file, environment ({prefix} and the "
+        epilog=f"Sources in rising order: defaults, --preset, --config file, environment ({prefix} and the "
         f"flag's name in capitals, for example {prefix}MAX_BATCH_SIZE), flags. Keys in a file are "
         f"the flags' names with underscores. Exit codes: {program.exit_codes}.",
         allow_abbrev=False,
@@ -69,6 +69,10 @@ def _parser(program: Program[S]) -> argparse.ArgumentParser:
 def _add(group: argparse._ArgumentGroup, name: str, field: FieldInfo, text: str) -> None:
     if field.annotation is bool:
         group.add_argument(flag_of(name), action="store_const", const="true", help=text)
+        off = f"switches {flag_of(name)} off" if field.default is True else argparse.SUPPRESS
+        group.add_argument(
+            f"--no-{flag_of(name)[2:]}", action="store_const", const="false", dest=name, help=off
+        )
     else:
         group.add_argument(flag_of(name), metavar=metavar_of(field), help=text)
 

@@ -6,15 +6,35 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tandem.engine_config import EngineConfig
+from tandem.settings.presets import PresetName
 
 LIMITS = tuple(EngineConfig().as_dict())
 """Names of the engine limits, in the order of the documentation."""
 
-LIMIT_ALIASES = {"max_num_batched_tokens": "max_total_tokens"}
+KV_SIZE_KNOBS = (
+    "max_num_blocks",
+    "buffer_size_gb",
+    "mem_fraction_static",
+    "gpu_memory_utilization",
+)
+"""Settings that size the KV memory; at most one of them may be set."""
+
+LIMIT_ALIASES = {
+    "max_num_batched_tokens": "max_total_tokens",  # vLLM
+    "max_running_requests": "max_batch_size",  # SGLang
+    "max_requests": "max_batch_size",  # Megatron Core, as are the next two
+    "block_size_tokens": "block_size",
+    "max_sequence_length": "max_model_len",
+}
 """Other accepted spellings, in every source."""
+
+
+PRESET = "preset"
+"""The source of what a preset sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +59,23 @@ LogFormat = Literal["json", "console"]
 
 class ServiceSettings(BaseModel):
     """
-    Settings of one service, the seven engine limits among them; every field is a flag, a variable
-    and a key of a file.
+    Settings of one service, the seven engine limits and all of `KV_SIZE_KNOBS` among them; every
+    field is a flag, a variable and a key of a file.
 
     A field with `exclude=True` is a key of a file only and not shown: the other service obeys it,
     and one file serves both.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    preset: PresetName | None = Field(
+        None, description="named starting point; whatever is set elsewhere wins over it"
+    )
+    # The executor's alone; it says what they mean. A file that serves both services may have them.
+    buffer_size_gb: Annotated[float | None, Gt(0)] = Field(None, exclude=True)
+    mem_fraction_static: Annotated[float | None, Gt(0), Lt(1)] = Field(None, exclude=True)
+    gpu_memory_utilization: Annotated[float | None, Gt(0), Le(1)] = Field(None, exclude=True)
+    swap_space_gb: Annotated[float, Ge(0)] = Field(0.0, exclude=True)
 
     def engine_config(self) -> EngineConfig:
         """The engine limits as set here."""
@@ -89,13 +118,25 @@ class Loaded(Generic[S]):
 
     Attributes:
         settings: All settings.
-        sources: "file", "environment" or "flag" by name.
-        places: The flag, variable or file and key by name, as a person would look for it.
+        sources: "preset", "file", "environment" or "flag" by name.
+        places: The preset, flag, variable or file and key by name, as a person would look for it.
     """
 
     settings: S
     sources: dict[str, str]
     places: dict[str, str] = field(default_factory=dict)
+
+    def is_set(self, name: str) -> bool:
+        """Somebody chose this very value; what a preset brings gives way like a default."""
+        return self.sources.get(name, PRESET) != PRESET
+
+    @property
+    def kv_size_knob(self) -> str:
+        """Which of `KV_SIZE_KNOBS` sizes the KV memory."""
+        for knob in KV_SIZE_KNOBS:
+            if knob in self.sources and getattr(self.settings, knob) is not None:
+                return knob
+        return KV_SIZE_KNOBS[0]
 
     def shown(self) -> list[dict[str, Any]]:
         """Name, JSON value and source of every setting; the source of a default is "default"."""

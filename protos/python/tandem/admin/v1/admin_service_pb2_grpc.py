@@ -98,9 +98,9 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """ListRequests returns the requests in the system, running ones first, then those that wait in the order in which
-        they will be admitted as things stand; one entry per choice. Cheap for hundreds, noticeable for tens of thousands:
-        bound it with max_results. Errors: INVALID_ARGUMENT, UNAVAILABLE while the core does not answer.
+        """ListRequests returns the requests in the system in order of arrival, one entry per choice. Cheap for hundreds; for
+        tens of thousands it takes the core some milliseconds, so do not poll it then. Errors: INVALID_ARGUMENT,
+        UNAVAILABLE while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

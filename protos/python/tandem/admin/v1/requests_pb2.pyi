@@ -62,7 +62,7 @@ class ListRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class RequestSummary(_message.Message):
-    __slots__ = ("request_id", "choice", "state", "tenant", "priority", "prompt_tokens", "output_tokens", "cached_tokens", "age_s", "preemptions")
+    __slots__ = ("request_id", "choice", "state", "tenant", "priority", "prompt_tokens", "output_tokens", "cached_tokens", "age_s", "preemptions", "time_to_first_token_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class RequestSummary(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     state: RequestState
@@ -83,7 +84,8 @@ class RequestSummary(_message.Message):
     cached_tokens: int
     age_s: float
     preemptions: int
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    time_to_first_token_s: float
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., state: _Optional[_Union[RequestState, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., preemptions: _Optional[int] = ..., time_to_first_token_s: _Optional[float] = ...) -> None: ...
 
 class GetRequestEventsRequest(_message.Message):
     __slots__ = ("request_id",)

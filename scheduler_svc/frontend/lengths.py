@@ -1,0 +1,101 @@
+"""
+How long prompt and output may be together, and what happens where they would be longer.
+
+Field paths start at GenerateRequest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler_svc.ipc.messages import Model
+from tandem.errors import EmptyPrompt, PromptTooLong, TotalTooLong
+
+DEFAULT_MAX_TOKENS = 100
+LONGEST_TRUNCATED = 16
+"""Most of max_model_len that a prompt to be cut may be: tokenizing a longer one costs too much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """
+    How a request fits into max_model_len.
+
+    Attributes:
+        max_tokens: Most output tokens, with the default applied.
+        num_dropped: Oldest prompt tokens to drop.
+        fills_context: It is the context's end that bounds the output, not a number asked for.
+    """
+
+    max_tokens: int
+    num_dropped: int = 0
+    fills_context: bool = False
+
+
+def fit_lengths(prompt_len: int, max_tokens: int | None, model: Model, *, prompt_field: str) -> Fit:
+    """
+    Check prompt and output against `max_model_len`, or cut them to it where the model's server
+    truncates.
+
+    Output is cut first, down to one token. A prompt that leaves no room even for that loses its
+    oldest tokens, so many that what was asked for has room, up to half of `max_model_len`.
+
+    Args:
+        prompt_len: Tokens of the prompt.
+        max_tokens: Output tokens asked for; None for the default.
+        model: What is served.
+        prompt_field: Path of the prompt's field.
+
+    Raises:
+        EmptyPrompt: No token.
+        PromptTooLong: The prompt alone is longer than `max_model_len`.
+        TotalTooLong: Prompt plus output is.
+    """
+    longest = model.max_model_len
+    if prompt_len == 0:
+        raise EmptyPrompt("the prompt has no token.", field=prompt_field)
+    wanted = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+    num_dropped = 0
+    if model.truncates and prompt_len >= longest:
+        room = min(wanted, max(1, longest // 2))
+        num_dropped = prompt_len - max(1, longest - room)
+        prompt_len -= num_dropped
+    check_prompt_len(prompt_len, longest, prompt_field=prompt_field)
+    room = longest - prompt_len
+    may_cut = max_tokens is None or model.truncates
+    fitting = max(1, min(wanted, room)) if may_cut else wanted
+    if fitting > room:
+        raise TotalTooLong(
+            f"the prompt has {prompt_len} tokens and max_tokens is {fitting}, together "
+            f"{prompt_len + fitting}, but max_model_len is {longest}.",
+            field="stopping.max_tokens",
+            metadata={
+                "prompt_tokens": str(prompt_len),
+                "max_tokens": str(fitting),
+                "max_model_len": str(longest),
+            },
+        )
+    return Fit(max_tokens=fitting, num_dropped=num_dropped, fills_context=fitting < wanted)
+
+
+def longest_prompt(model: Model) -> int:
+    """Most tokens of a prompt that is worth tokenizing."""
+    return model.max_model_len * (LONGEST_TRUNCATED if model.truncates else 1)
+
+
+def check_prompt_len(
+    prompt_len: int, max_model_len: int, *, prompt_field: str, is_bound: bool = False
+) -> None:
+    """
+    Check the prompt alone; `is_bound` says that `prompt_len` is only what it has at least.
+
+    Raises:
+        PromptTooLong: Longer than `max_model_len`.
+    """
+    if prompt_len > max_model_len:
+        count = f"at least {prompt_len}" if is_bound else f"{prompt_len}"
+        raise PromptTooLong(
+            f"the prompt has {count} tokens, but max_model_len is {max_model_len}.",
+            field=prompt_field,
+            metadata={"prompt_tokens": str(prompt_len), "max_model_len": str(max_model_len)},
+        )

@@ -1,0 +1,184 @@
+"""
+The settings that say how the core schedules, under the names of the systems they come from:
+`core.options.CoreOptions` has their meanings.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+
+from scheduler_svc.core.options import (
+    CoreOptions,
+    Eviction,
+    OnPressure,
+    Overlength,
+    PreemptionMode,
+    SchedulePolicy,
+    StepPriority,
+    VictimRule,
+)
+from tandem.errors import InvalidConfig
+from tandem.settings.schema import Metavar, ServiceSettings
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def _choices(kind: type[StrEnum]) -> Metavar:
+    return Metavar("{" + ",".join(kind) + "}")
+
+
+class SchedulingSettings(ServiceSettings):
+    """Fields that become `CoreOptions`; their defaults are those of that class."""
+
+    schedule_policy: Annotated[str, _choices(SchedulePolicy)] = Field(
+        "lpm",
+        description="who is admitted next: first come (fcfs), longest cached prefix (lpm; fcfs "
+        "without prefix caching or while more than 128 wait), dfs-weight, longest output (lof)",
+    )
+    schedule_conservativeness: float = Field(
+        1.0,
+        description="scales the share of max_tokens that running requests are expected to use: "
+        "lower admits more, higher retracts less; at least 0",
+    )
+    ageing_s: float = Field(
+        5.0, description="seconds of waiting that raise a request by one level of priority"
+    )
+    priority_preemption: bool = Field(
+        False, description="a waiting request may take the place of a running one it goes before"
+    )
+    enable_prefix_caching: bool = Field(True, description="share and keep the KV of equal prefixes")
+    prefix_caching_eviction_policy: Annotated[str, _choices(Eviction)] = Field(
+        "lru",
+        description="full blocks that nobody uses stay findable until needed (lru), or are free "
+        "at once (ref_zero)",
+    )
+    on_pressure: Annotated[str, _choices(OnPressure)] = Field(
+        "queue", description="what happens to new requests while KV use is over memory_threshold"
+    )
+    overlength_policy: Annotated[str, _choices(Overlength)] = Field(
+        "reject",
+        description="what happens to requests longer than max_model_len; truncate lowers "
+        "max_tokens, and drops the oldest tokens of a prompt that leaves no room",
+    )
+    max_queued_requests: int | None = Field(
+        None, description="most requests that wait, more are refused; default: no limit"
+    )
+    max_queued_tokens: int | None = Field(
+        None,
+        description="most uncached prompt tokens that wait, more are refused; default: no limit",
+    )
+    max_tenant_requests: int | None = Field(
+        None, description="most requests of one tenant in the system; default: no limit"
+    )
+    victim_rule: Annotated[str, _choices(VictimRule)] = Field(
+        "fewest_generated", description="who gives up its blocks when there are not enough"
+    )
+    paused_budget_blocks: int = Field(
+        0, description="blocks that paused requests may keep, under victim_rule paused_budget"
+    )
+    preemption_mode: Annotated[str, _choices(PreemptionMode)] = Field(
+        "recompute",
+        description="how a preempted request gets its KV back; swap needs host blocks on the "
+        "executor and recomputes where they run out",
+    )
+    step_priority: Annotated[str, _choices(StepPriority)] = Field(
+        "decode-first", description="whose tokens a step computes first"
+    )
+    chunked_prefill_size: int = Field(
+        -1,
+        description="most prompt tokens of one request in one step; 0 or -1: no limit but "
+        "max_total_tokens",
+    )
+    long_prefill_threshold: int = Field(
+        0,
+        description="prompts with more tokens left than this leave the rest of a step to shorter "
+        "ones; 0: off",
+    )
+    max_prefill_share: float = Field(
+        1.0,
+        description="largest share of max_total_tokens that goes to prompts while others decode, "
+        "over 0 to 1",
+    )
+    track_request_events: bool = Field(
+        False, description="keep what happened to each request, for GetRequestEvents"
+    )
+    track_generated_token_events: bool = Field(False, description="also one event per token")
+    track_paused_request_events: bool = Field(
+        False, description="also one event per step that a request stays paused"
+    )
+
+    def core_options(self) -> CoreOptions:
+        """
+        What they come to.
+
+        Raises:
+            InvalidConfig: The first value out of range.
+        """
+        options = CoreOptions(
+            schedule_policy=_policy(self.schedule_policy),
+            ageing_s=self.ageing_s,
+            priority_preemption=self.priority_preemption,
+            prefix_caching=self.enable_prefix_caching,
+            eviction=_one_of(
+                Eviction, "prefix_caching_eviction_policy", self.prefix_caching_eviction_policy
+            ),
+            on_pressure=_one_of(OnPressure, "on_pressure", self.on_pressure),
+            overlength=_one_of(Overlength, "overlength_policy", self.overlength_policy),
+            max_queued_requests=self.max_queued_requests,
+            max_queued_tokens=self.max_queued_tokens,
+            max_tenant_requests=self.max_tenant_requests,
+            schedule_conservativeness=self.schedule_conservativeness,
+            victim_rule=_one_of(VictimRule, "victim_rule", self.victim_rule),
+            paused_budget_blocks=self.paused_budget_blocks,
+            preemption_mode=_one_of(PreemptionMode, "preemption_mode", self.preemption_mode),
+            step_priority=_one_of(StepPriority, "step_priority", self.step_priority),
+            chunked_prefill_size=_or_off("chunked_prefill_size", self.chunked_prefill_size),
+            long_prefill_threshold=_or_off("long_prefill_threshold", self.long_prefill_threshold),
+            max_prefill_share=self.max_prefill_share,
+            track_request_events=self.track_request_events,
+            track_token_events=self.track_generated_token_events,
+            track_paused_events=self.track_paused_request_events,
+        )
+        options.validate()
+        return options
+
+
+SCHEDULING = tuple(
+    name for name in SchedulingSettings.model_fields if name not in ServiceSettings.model_fields
+)
+"""Names of these settings, in the order of the documentation."""
+
+SCHEDULING_ALIASES = {
+    "prefix_caching": "enable_prefix_caching",
+    "eviction": "prefix_caching_eviction_policy",
+    "overlength": "overlength_policy",
+    "long_prefill_token_threshold": "long_prefill_threshold",
+    "track_token_events": "track_generated_token_events",
+    "track_paused_events": "track_paused_request_events",
+}
+"""Other accepted spellings, in every source."""
+
+
+def _policy(text: str) -> SchedulePolicy:
+    if text not in set(SchedulePolicy):
+        known = ", ".join(SchedulePolicy)
+        message = f"Unknown schedule_policy: policy={text!r}; choose one of {known}"
+        raise InvalidConfig(message, field="schedule_policy")
+    return SchedulePolicy(text)
+
+
+def _one_of(kind: type[_Choice], name: str, text: str) -> _Choice:
+    if text not in set(kind):
+        message = f"{name} is {text!r}: choose one of {', '.join(kind)}"
+        raise InvalidConfig(message, field=name)
+    return kind(text)
+
+
+def _or_off(name: str, value: int) -> int | None:
+    if value < -1:
+        message = f"{name} is {value}: it must be at least 1, or 0 or -1 for no limit"
+        raise InvalidConfig(message, field=name)
+    return value if value > 0 else None
