@@ -339,13 +339,13 @@ class TestListing:
         Each live request has a row, in order of arrival, with its counts as they are now.
         """
         rig = Rig(small_config(max_batch_size=1))
-        rig.submit(prompt_len=6, max_tokens=8, tenant="blue", priority=2)
+        rig.submit(prompt_len=6, max_tokens=8, tenant="blue", priority=-2)
         rig.now = 0.5
         rig.submit(prompt_len=4)
         for _ in range(3):
             rig.step()
         first, second = rig.core.list_requests()
-        assert ("r0", 0, 0, RequestState.DECODE, "blue", 2) == (
+        assert ("r0", 0, 0, RequestState.DECODE, "blue", -2) == (
             first.request_id, first.handle, first.choice, first.state, first.tenant, first.priority,
         )  # fmt: skip
         assert (6, 3, 0.0, 1.5, 0) == (
