@@ -12,6 +12,7 @@ from pydantic import Field
 from tandem.engine_config import EngineConfig
 from tandem.settings.reader import read_settings
 from tandem.settings.schema import (
+    KV_SIZE_KNOBS,
     LIMITS,
     Address,
     Loaded,
@@ -48,7 +49,26 @@ class ExecutorSettings(ServiceSettings):
         description="CPU threads of one operation; default: PyTorch's choice, within the CPU quota",
     )
     block_size: int = Field(_DEFAULTS.block_size, description="tokens per KV block")
-    max_num_blocks: int = Field(_DEFAULTS.max_num_blocks, description="KV blocks to allocate")
+    max_num_blocks: int = Field(
+        _DEFAULTS.max_num_blocks,
+        description="KV blocks to allocate, unless another setting sizes the KV memory",
+    )
+    buffer_size_gb: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="GiB of KV memory; sizes it"
+    )
+    mem_fraction_static: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the device's memory for weights and KV together; sizes the KV memory",
+    )
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the device's memory for weights, activations (measured at start) "
+        "and KV together; sizes the KV memory",
+    )
     swap_space_gb: float = Field(
         0.0,
         ge=0,
@@ -69,6 +89,9 @@ class ExecutorSettings(ServiceSettings):
     collect_margins: bool = Field(
         False, description="report by how much each token won, for equality tests; slower"
     )
+    dry_run: bool = Field(
+        False, description="print what would take how much memory, and exit; loads no weights"
+    )
     ready_file: Path | None = Field(
         None, description="file to write address and pid to, as JSON, once the port listens"
     )
@@ -84,7 +107,10 @@ _PROGRAM = Program(
     description="Tandem's executor service: computes the steps that a scheduler plans.",
     exit_codes="0 stopped, 1 failed, 2 wrong configuration or model",
     env_prefix="TANDEM_EXECUTOR_",
-    groups={"engine limits": LIMITS},
+    groups={
+        "engine limits": LIMITS,
+        "KV memory instead of max_num_blocks": (*KV_SIZE_KNOBS[1:], "swap_space_gb"),
+    },
 )
 
 

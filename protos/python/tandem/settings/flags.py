@@ -47,9 +47,10 @@ def _parser(program: Program[S]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=program.command,
         description=program.description,
-        epilog=f"Sources in rising order: defaults, --preset, --config file, environment ({prefix} and the "
-        f"flag's name in capitals, for example {prefix}MAX_BATCH_SIZE), flags. Keys in a file are "
-        f"the flags' names with underscores. Exit codes: {program.exit_codes}.",
+        epilog="Sources in rising order: defaults, --preset, --config file, environment "
+        f"({prefix} and the flag's name in capitals, for example {prefix}MAX_BATCH_SIZE), flags. "
+        "Keys in a file are the flags' names with underscores. Exit codes: "
+        f"{program.exit_codes}.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

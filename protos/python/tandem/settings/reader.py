@@ -1,5 +1,5 @@
 """
-Where settings come from, in rising order: defaults, file, environment, flags.
+Where settings come from, in rising order: defaults, preset, file, environment, flags.
 
 Every key must be known. Variables that Kubernetes injects for a Service whose name begins like ours
 are left alone.
@@ -21,7 +21,8 @@ from pydantic.fields import FieldInfo
 
 from tandem.errors import InvalidConfig
 from tandem.settings.flags import flag_of, metavar_of, parse_flags
-from tandem.settings.schema import Loaded, Program, S
+from tandem.settings.presets import PRESET_SETTINGS
+from tandem.settings.schema import KV_SIZE_KNOBS, PRESET, Loaded, Program, S
 
 _SET_BY_KUBERNETES = re.compile(
     r"(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
@@ -66,10 +67,33 @@ def read_settings(
             values[name] = _convert(program.schema.model_fields[name], given, source)
             sources[name] = source
             places[name] = given.place
+    if values.get("preset") is not None:
+        _fill_from_preset(program, values, sources, places)
     _check_complete(program, values)
     settings = program.schema(**values)
     settings.engine_config().validate()
+    _check_one_kv_size(values, places)
     return Loaded(settings=settings, sources=sources, places=places)
+
+
+def _fill_from_preset(
+    program: Program[S], values: dict[str, Any], sources: dict[str, str], places: dict[str, str]
+) -> None:
+    """Set what nobody set; a KV size set by any knob replaces the preset's, whatever its knob."""
+    place = f"preset {values['preset']} ({places['preset']})"
+    has_kv_size = any(values.get(knob) is not None for knob in KV_SIZE_KNOBS)
+    for name, value in PRESET_SETTINGS[values["preset"]].items():
+        is_taken = name in values or (has_kv_size and name in KV_SIZE_KNOBS)
+        if name in program.schema.model_fields and not is_taken:
+            values[name], sources[name], places[name] = value, PRESET, place
+
+
+def _check_one_kv_size(values: Mapping[str, Any], places: Mapping[str, str]) -> None:
+    given = [f"{knob} ({places[knob]})" for knob in KV_SIZE_KNOBS if values.get(knob) is not None]
+    if len(given) > 1:
+        raise InvalidConfig(
+            f"the KV memory is sized more than once, by {' and by '.join(given)}: keep one of them"
+        )
 
 
 def _from_file(path: Path) -> list[_Given]:
