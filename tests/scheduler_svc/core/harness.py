@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from dataclasses import replace
 
 import numpy as np
 
 from scheduler_svc.core.events import Ended, Failed, Progress
 from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.core.options import CoreOptions
-from scheduler_svc.core.request import NewRequest
+from scheduler_svc.core.request import NewRequest, RequestState
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import Batch, RowSampling, StepResult
+from tests.scheduler_svc.core.batch_rules import BatchRules
 from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
@@ -70,9 +72,11 @@ class Rig:
         self.progress: list[Progress] = []
         self.sampled: set[tuple[int, int]] = set()
         """(handle, position) of every token the present executor has sampled."""
+        self.waited: dict[int, float] = defaultdict(float)
+        """Seconds each handle has spent in the queue."""
 
     def submit(self, prompt_len: int = 5, max_tokens: int = 8, **changes) -> int:
-        """Submit a request with a prompt of its own; returns its handle."""
+        """Submit a request with a prompt of its own; returns the handle of its first choice."""
         handle = len(self.submitted)
         new = NewRequest(
             **{
@@ -86,13 +90,17 @@ class Rig:
             | changes
         )
         self.core.submit(new, self.now)
-        self.submitted[handle] = new
+        for choice in range(new.num_choices):
+            own = {"handle": handle + choice, "sampling": replace(new.sampling, choice=choice)}
+            self.submitted[handle + choice] = replace(new, **own) if choice else new
         return handle
 
     def plan(self) -> Batch | None:
         """Plan and run one batch; its result stays under way."""
+        rules = BatchRules(self.core, self.waited)
         batch = self.core.schedule(self.now)
         if batch is not None:
+            rules.check(batch)
             self.batches.append(batch)
             salts = {
                 admission.slot: self.core._state.slots.request_of(admission.slot).new.cache_salt
@@ -102,19 +110,23 @@ class Rig:
             self.pending.append(result)
             self._note_sampled(result)
         self.collect()
-        self._check()
+        self.check()
         return batch
 
     def deliver(self) -> None:
         """Apply the oldest result."""
         self.core.apply(self.pending.popleft(), self.now)
         self.collect()
-        self._check()
+        self.check()
 
     def step(self) -> Batch | None:
         """One turn: plan, and apply what is due; None when there was nothing to plan."""
+        for handle, request in self.core._state.by_handle.items():
+            self.waited[handle] += request.state is RequestState.WAITING
         self.now += 1.0
         batch = self.plan()
+        is_stuck = batch is None and not self.pending and self.core.num_requests
+        assert not is_stuck, "requests are in the system and nothing is done for them"
         while len(self.pending) >= self.delay or (batch is None and self.pending):
             self.deliver()
             if batch is None:
@@ -129,7 +141,9 @@ class Rig:
             self.step()
         assert not self.core.has_pending_work(), "work is left: something starves"
         self.core.check_integrity()
-        assert self.core.stats().used_blocks == 0
+        pool = self.core._state.pool
+        assert pool.num_used == 0, "blocks are lost"
+        assert pool.num_available == pool.num_blocks
 
     def lose_executor(self) -> None:
         """The executor dies and an empty one takes its place."""
@@ -138,7 +152,17 @@ class Rig:
         self.core.executor_lost(self.now)
         self.executor = FakeExecutor(self.geometry)
         self.collect()
-        self._check()
+        self.check()
+
+    def use_geometry(self, geometry: ExecutorGeometry) -> None:
+        """The executor dies and one of another size takes its place."""
+        self.pending.clear()
+        self.sampled.clear()
+        self.geometry = geometry
+        self.core.use_geometry(self.config, geometry, self.now)
+        self.executor = FakeExecutor(geometry)
+        self.collect()
+        self.check()
 
     def expected(self, handle: int) -> list[int]:
         """What a request must have produced."""
@@ -168,6 +192,7 @@ class Rig:
             assert key not in self.sampled, "a token is sampled again that is under way or known"
             self.sampled.add(key)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Everything the core keeps is consistent."""
         if self.checked:
             self.core.check_integrity()

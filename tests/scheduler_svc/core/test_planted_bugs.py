@@ -8,7 +8,7 @@ import pytest
 from scheduler_svc.core import admitting, applier, planner, prefills, request, slots, state
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.queue import WaitingQueue
-from tests.scheduler_svc.core.random_walk import walk
+from tests.scheduler_svc.core.random_walk import walk_all
 
 
 def leak_a_block(monkeypatch):
@@ -100,7 +100,7 @@ def forget_the_budget(monkeypatch):
         table = draft.state.slots
         left = int(table.admitted[slot] - table.planned[slot])
         draft.prefills.append((slot, left, 1))
-        table.decoding[slot] = True
+        table.set_decoding(slot, True)
         table.request_of(slot).move(request.RequestState.DECODE)
 
     monkeypatch.setattr(prefills, "add_chunk", add_chunk)
@@ -129,6 +129,5 @@ class TestPlantedBugs:
         """
         plant(monkeypatch)
         with pytest.raises(Exception) as caught:
-            for seed in range(150):
-                walk(seed, num_events=40)
+            walk_all(range(150), num_events=40)
         assert not isinstance(caught.value, (AttributeError, NameError, TypeError))

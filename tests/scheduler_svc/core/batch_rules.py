@@ -1,0 +1,76 @@
+"""What every batch must keep to, said of the slots before and after it, apart from the planner."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_svc.core.options import StepPriority
+from scheduler_svc.core.queue import AGED_AFTER
+from scheduler_svc.core.request import RequestState
+from tandem.link.batch import Batch
+
+
+class BatchRules:
+    """
+    Limits of one core, checked batch by batch.
+
+    Made before the batch is planned. `waited` says how long each handle has waited in all, as the
+    rig has seen it.
+    """
+
+    def __init__(self, core, waited: dict[int, float]) -> None:
+        self.state = core._state
+        self.options, self.limits = self.state.options, self.state.limits
+        aged_s = AGED_AFTER * self.options.ageing_s
+        self.aged = [
+            request
+            for handle, request in self.state.by_handle.items()
+            if request.state is RequestState.WAITING and waited.get(handle, 0.0) >= aged_s
+        ]
+
+    def check(self, batch: Batch) -> None:
+        """Check a batch that was just planned."""
+        slots, slot = self.state.slots, batch.row_slot
+        is_prefill = batch.row_start < slots.admitted[slot]
+        prefill_tokens = batch.row_num_tokens[is_prefill]
+        num_decodes = int((~is_prefill).sum())
+        assert len(slot) <= self.limits.max_running, "more rows than max_batch_size"
+        assert batch.num_tokens <= self.limits.max_total_tokens, "over max_total_tokens"
+        assert len(self.state.by_handle) <= self.limits.max_num_seqs, "over max_num_seqs"
+        assert (batch.row_num_tokens[~is_prefill] == 1).all(), "a decode of several tokens"
+        if self.options.chunked_prefill_size is not None:
+            longest = max(prefill_tokens, default=0)
+            assert longest <= self.options.chunked_prefill_size, "a chunk is too long"
+        if num_decodes:
+            share = max(1, int(self.options.max_prefill_share * self.limits.max_total_tokens))
+            assert prefill_tokens.sum() <= share, "prompts got more than their share"
+        if self.options.step_priority is StepPriority.DECODE_FIRST and len(prefill_tokens):
+            assert not self._left_out(batch).size, "a prefill ran before a decode"
+        self._check_threshold(batch)
+        self._check_nobody_passes_the_aged(batch)
+
+    def _left_out(self, batch: Batch):
+        """Running decodes that have something to compute and no row, shape ``[N]``."""
+        slots = self.state.slots
+        ready = slots.running & slots.decoding & (slots.planned < slots.stop_len - 1)
+        ready[batch.row_slot] = False
+        return np.flatnonzero(ready)
+
+    def _check_nobody_passes_the_aged(self, batch: Batch) -> None:
+        """Who has waited long is passed only by those that arrived before."""
+        passed = [r.number for r in self.aged if r.state is RequestState.WAITING]
+        for admission in batch.admits:
+            number = self.state.slots.number[admission.slot]
+            assert number < min(passed, default=number + 1), "an aged request is passed"
+
+    def _check_threshold(self, batch: Batch) -> None:
+        """Nobody is admitted while those who run hold the memory that the threshold allows."""
+        if not batch.admits:
+            return
+        admitted = {admission.slot for admission in batch.admits}
+        slots, held = self.state.slots, set()
+        for slot in np.flatnonzero(slots.live).tolist():
+            if slot not in admitted:
+                held.update(slots.block_table[slot, : slots.num_blocks[slot]].tolist())
+        usage = len(held) / self.limits.num_blocks
+        assert usage < self.limits.memory_threshold, "admission over memory_threshold"

@@ -1,0 +1,253 @@
+"""
+Everything that can happen to a core, as methods that draw what they need.
+
+Whoever drives a world gives it a `choose` that takes one of several values: hypothesis, so that
+failures shrink, or a seeded generator, so that long histories are cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scheduler_svc.core.options import (
+    CoreOptions,
+    Eviction,
+    OnPressure,
+    Overlength,
+    PreemptionMode,
+    SchedulePolicy,
+    StepPriority,
+    VictimRule,
+)
+from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request_events import EventKind
+from tandem.errors import InvalidLogits, TandemError
+from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
+
+Choose = Callable[[list], Any]
+
+ENDS = [frozenset(), frozenset(), frozenset({3}), frozenset(range(10))]
+ALL_EVENTS = {
+    "track_request_events": True, "track_token_events": True, "track_paused_events": True
+}  # fmt: skip
+
+
+def draw_options(choose: Choose) -> CoreOptions:
+    """Any combination of what an operator can choose, the defaults more often."""
+    return CoreOptions(
+        schedule_policy=choose(list(SchedulePolicy)),
+        ageing_s=choose([5.0, 1.0, 50.0]),
+        priority_preemption=choose([False, True]),
+        prefix_caching=choose([True, True, False]),
+        eviction=choose(list(Eviction)),
+        on_pressure=choose([OnPressure.QUEUE, OnPressure.QUEUE, OnPressure.REFUSE]),
+        overlength=Overlength.REJECT,
+        max_queued_requests=choose([None, None, 5]),
+        max_queued_tokens=choose([None, None, 60]),
+        max_tenant_requests=choose([None, None, 4]),
+        schedule_conservativeness=choose([1.0, 0.0, 0.3, 1.3]),
+        victim_rule=choose(list(VictimRule)),
+        paused_budget_blocks=choose([0, 2, 6]),
+        preemption_mode=choose(list(PreemptionMode)),
+        step_priority=StepPriority.DECODE_FIRST,
+        chunked_prefill_size=choose([None]),
+        long_prefill_threshold=choose([None]),
+        max_prefill_share=choose([1.0]),
+        **choose([{}, ALL_EVENTS, {"track_request_events": True}]),
+    )
+
+
+class CoreWorld:
+    """One core, its executor and those who use it; see the module."""
+
+    def __init__(self, choose: Choose, options: CoreOptions | None = None) -> None:
+        num_blocks, block_size = choose([8, 12, 24]), choose([4, 1, 7])
+        self.config = small_config(
+            block_size=block_size,
+            max_num_blocks=num_blocks,
+            max_batch_size=choose([4, 2]),
+            max_total_tokens=choose([7, 4, 32]),
+            max_model_len=max(block_size, min(48, num_blocks * block_size)),
+            memory_threshold=choose([1.0, 0.6]),
+            max_num_seqs=12,
+        )
+        options = draw_options(choose) if options is None else options
+        num_slots = self.config.max_batch_size + choose([0, 3])
+        num_host_blocks = choose([0, 4, 32])
+        self.geometry = geometry_of(self.config, num_slots, num_host_blocks)
+        self.delay = choose([4, 2, 1])
+        self.rig = Rig(self.config, delay=self.delay, options=options, geometry=self.geometry)
+        self.options = options
+        self.cut: set[int] = set()
+        """Handles that somebody ended, or whose rows went bad."""
+        self.may_fail: set[int] = set()
+        """Handles that a smaller executor may not hold."""
+
+    def submit(self, choose: Choose) -> None:
+        """Requests arrive together; a refused one is typed and leaves no trace."""
+        max_tokens = choose([12, 1, 4, 20, 20, 28])
+        lives_s = choose([None, None, None, 3, 20])
+        fields = {
+            "prompt": self._draw_prompt(choose),
+            "eos_token_ids": choose(ENDS),
+            "stop_token_ids": choose(ENDS),
+            "deadline_s": None if lives_s is None else self.rig.now + lives_s,
+            "num_choices": choose([1]),
+            "priority": choose([0, 0, 0, 1, -3]),
+            "tenant": choose(["", "blue", "red"]),
+            "cache_salt": choose([b"", b"", b"", b"salt"]),
+        }
+        for _ in range(choose([1, 2, 4])):
+            before = len(self.rig.submitted)
+            with suppress(TandemError):
+                self.rig.submit(max_tokens=max_tokens, **fields)
+                if lives_s is not None:
+                    self.cut.update(range(before, len(self.rig.submitted)))
+
+    def _draw_prompt(self, choose: Choose):
+        """A prompt of its own, one of a family, or a conversation that goes on."""
+        length, kind = choose([13, 1, 2, 3, 4, 5, 8, 16, 30]), choose([0, 1, 2, 3])
+        if kind == 0 and self.rig.outputs:
+            handle = choose(sorted(self.rig.outputs))
+            past = [*self.rig.submitted[handle].prompt.tolist(), *self.rig.outputs[handle]]
+            return np.array([*past, choose([1, 2])], np.int32)
+        family = len(self.rig.submitted) if kind == 1 else choose([1000, 1001])
+        prompt = (np.arange(length, dtype=np.int32) * 7 + family * 13) % 50
+        if kind == 2:
+            prompt[-1] = len(self.rig.submitted) % 50
+        return prompt
+
+    def step(self, choose: Choose) -> None:
+        """Time passes."""
+        for _ in range(choose([1, 2, 5, 12])):
+            self.rig.step()
+
+    def plan_ahead(self, _choose: Choose) -> None:
+        """A batch goes out without a result coming in."""
+        if len(self.rig.pending) < 4:
+            self.rig.plan()
+
+    def end_request(self, choose: Choose) -> None:
+        """Somebody goes away with all the choices of a request."""
+        if live := self.live_handles():
+            request_id = self.rig.submitted[choose(live)].request_id
+            for handle, new in self.rig.submitted.items():
+                if new.request_id == request_id and handle in live:
+                    self.cut.add(handle)
+            self.rig.core.end_request(request_id, FinishReason.CANCELLED, self.rig.now)
+            self.rig.collect()
+
+    def end_handle(self, choose: Choose) -> None:
+        """One choice ends by a stop string found in its text."""
+        if live := self.live_handles():
+            handle = choose(live)
+            self.cut.add(handle)
+            num_outputs = len(self.rig.outputs.get(handle, ()))
+            self.rig.core.end_handle(handle, FinishReason.STOP_STRING, self.rig.now, num_outputs)
+            self.rig.collect()
+            assert num_outputs == self.rig.ended[handle].num_output_tokens
+
+    def poison(self, choose: Choose) -> None:
+        """The model produces NaN for one row from now on."""
+        slots = self.rig.core._state.slots
+        if slots.running.any():
+            slot = choose(slots.running.nonzero()[0].tolist())
+            self.cut.add(int(slots.handle[slot]))
+            self.rig.executor.poisoned.add((slot, int(slots.generation[slot])))
+
+    def preempt(self, choose: Choose) -> None:
+        """Somebody who runs loses the slot, and nothing else."""
+        if live := self.live_handles():
+            self.rig.core.preempt(self.rig.submitted[choose(live)].request_id)
+            self.rig.check()
+
+    def lose_executor(self, _choose: Choose) -> None:
+        """The executor dies, or a step of it fails as a whole."""
+        self.rig.lose_executor()
+
+    def change_executor(self, choose: Choose) -> None:
+        """Another executor takes over, with more memory or less."""
+        geometry = replace(
+            self.geometry,
+            num_blocks=choose([self.geometry.num_blocks, 6, 16]),
+            max_model_len=choose([self.geometry.max_model_len, 20]),
+        )
+        self.may_fail.update(self.live_handles())
+        self.rig.use_geometry(geometry)
+
+    def fail_all(self, choose: Choose) -> None:
+        """Once in a while all is given up."""
+        if choose([False, False, True]):
+            self.cut.update(self.live_handles())
+            self.rig.core.fail_all(InvalidLogits("NaN"), self.rig.now)
+            self.rig.collect()
+
+    def live_handles(self) -> list[int]:
+        """Who is in the system."""
+        return sorted(self.rig.core._state.by_handle)
+
+    def check_outputs(self) -> None:
+        """What has come out is a prefix of what unlimited memory would give."""
+        for handle, outputs in self.rig.outputs.items():
+            assert self.rig.expected(handle)[: len(outputs)] == outputs, "a wrong token"
+
+    def finish(self) -> None:
+        """In the end all is finished, all tokens are there and all blocks are back."""
+        self.rig.run()
+        self.check_outputs()
+        for handle in self.rig.submitted:
+            assert (handle in self.rig.ended) != (handle in self.rig.failed)
+            if handle not in self.cut | self.may_fail:
+                self._check_end(handle)
+        if self.rig.core._state.recorder is not None:
+            self._check_events()
+
+    def _check_end(self, handle: int) -> None:
+        new, ended = self.rig.submitted[handle], self.rig.ended[handle]
+        expected = self.rig.expected(handle)
+        assert expected == self.rig.outputs[handle], "tokens are missing"
+        assert len(expected) == ended.num_output_tokens
+        assert len(new.prompt) == ended.num_prompt_tokens
+        assert 0 <= ended.num_cached_tokens < len(new.prompt)
+        assert 0 <= ended.queue_s <= ended.first_token_s <= ended.total_s
+        reasons = {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LIMIT}
+        if expected[-1] in new.eos_token_ids:
+            reasons = {FinishReason.EOS}
+        elif expected[-1] in new.stop_token_ids:
+            reasons = {FinishReason.STOP_TOKEN}
+        assert ended.reason in reasons
+
+    def _check_events(self) -> None:
+        """Each request's events tell its life: in time, a token each, and how it ended."""
+        for request_id in {new.request_id for new in self.rig.submitted.values()}:
+            events = self.rig.core.request_events(request_id)
+            times = [event.time_s for event in events]
+            assert times == sorted(times)
+            for handle, new in self.rig.submitted.items():
+                if new.request_id == request_id:
+                    own = [e for e in events if e.choice == new.sampling.choice]
+                    self._check_events_of(handle, own)
+
+    def _check_events_of(self, handle: int, events) -> None:
+        end = self.rig.ended.get(handle)
+        kinds = [event.kind for event in events]
+        assert EventKind.ADD is kinds[0]
+        assert (EventKind.FAIL if end is None else EventKind.FINISH) is kinds[-1]
+        tokens = [event.token_id for event in events if event.token_id is not None]
+        assert tokens == (self.rig.outputs[handle] if self.options.track_token_events else [])
+        if end is not None:
+            assert end.first_token_s == events[-1].ttft_s
+            lost = kinds.count(EventKind.RETRACT) + kinds.count(EventKind.EVICT)
+            assert end.num_preemptions <= lost
+
+
+EVERYTHING: dict[str, int] = {
+    "submit": 6, "step": 8, "plan_ahead": 4, "end_request": 1, "poison": 1,
+    "preempt": 1, "lose_executor": 1, "change_executor": 1, "fail_all": 1,
+}  # fmt: skip
+"""What can happen, and how often in a random walk, relative to each other."""

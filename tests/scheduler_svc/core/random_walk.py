@@ -1,0 +1,24 @@
+"""Random histories of a core, each fixed by its seed: cheaper than hypothesis, without shrinking."""
+
+from __future__ import annotations
+
+import random
+
+from tests.scheduler_svc.core.core_world import EVERYTHING, CoreWorld
+
+
+def walk(seed: int, num_events: int, options=None) -> CoreWorld:
+    """A history of so many events and what follows from it; the world at its end."""
+    generator = random.Random(seed)
+    world = CoreWorld(generator.choice, options)
+    names, weights = list(EVERYTHING), list(EVERYTHING.values())
+    for name in generator.choices(names, weights, k=num_events):
+        getattr(world, name)(generator.choice)
+    world.finish()
+    return world
+
+
+def walk_all(seeds, num_events: int) -> None:
+    """One history per seed."""
+    for seed in seeds:
+        walk(seed, num_events)
