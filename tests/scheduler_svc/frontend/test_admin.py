@@ -21,7 +21,7 @@ from scheduler_svc.ipc.snapshot import (
     encode_json,
 )
 from tandem.admin.v1 import admin_service_pb2 as pb
-from tandem.admin.v1 import requests_pb2, stats_pb2
+from tandem.admin.v1 import stats_pb2
 from tandem.admin.v1.admin_service_pb2_grpc import AdminServiceStub
 from tandem.errors import HandedOver, InvalidModel
 from tests.scheduler_svc.frontend.calls import error_of

@@ -226,7 +226,9 @@ class TestStopString:
         assert "the end" not in TOKENIZER.decode(ids[: told.num_output_tokens - 1])
         inbox = frontend.client._inboxes[stream_id]
         await frontend.core.tokens(stream_id, len(ids), ids_of("x"))
-        await until(lambda: inbox.choices[0].num_received > len(ids) and not inbox._something.is_set())
+        await until(
+            lambda: inbox.choices[0].num_received > len(ids) and not inbox._something.is_set()
+        )
         end = ended(stream_id, FinishReason.STOP_STRING, told.num_output_tokens)
         await frontend.core.tokens(stream_id, 0, [], end=end)
         messages = await rest_of(call)
