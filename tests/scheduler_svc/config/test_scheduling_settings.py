@@ -1,0 +1,166 @@
+"""How the core schedules, as settings: names, spellings of other systems, ranges and sentences."""
+
+import dataclasses
+import json
+
+import pytest
+
+from scheduler_svc.config import SchedulerSettings, load_settings
+from scheduler_svc.core.options import (
+    CoreOptions,
+    Eviction,
+    OnPressure,
+    Overlength,
+    PreemptionMode,
+    SchedulePolicy,
+    StepPriority,
+    VictimRule,
+)
+from scheduler_svc.scheduling_settings import SCHEDULING
+from tandem.errors import InvalidConfig
+
+SET = {
+    "schedule_policy": ("lof", "schedule_policy", SchedulePolicy.LOF),
+    "schedule_conservativeness": ("0.3", "schedule_conservativeness", 0.3),
+    "ageing_s": ("2.5", "ageing_s", 2.5),
+    "priority_preemption": ("true", "priority_preemption", True),
+    "enable_prefix_caching": ("false", "prefix_caching", False),
+    "prefix_caching_eviction_policy": ("ref_zero", "eviction", Eviction.REF_ZERO),
+    "on_pressure": ("refuse", "on_pressure", OnPressure.REFUSE),
+    "overlength_policy": ("truncate", "overlength", Overlength.TRUNCATE),
+    "max_queued_requests": ("7", "max_queued_requests", 7),
+    "max_queued_tokens": ("700", "max_queued_tokens", 700),
+    "max_tenant_requests": ("3", "max_tenant_requests", 3),
+    "victim_rule": ("last_admitted", "victim_rule", VictimRule.LAST_ADMITTED),
+    "paused_budget_blocks": ("8", "paused_budget_blocks", 8),
+    "preemption_mode": ("swap", "preemption_mode", PreemptionMode.SWAP),
+    "step_priority": ("prefill-first", "step_priority", StepPriority.PREFILL_FIRST),
+    "chunked_prefill_size": ("2048", "chunked_prefill_size", 2048),
+    "long_prefill_threshold": ("512", "long_prefill_threshold", 512),
+    "max_prefill_share": ("0.5", "max_prefill_share", 0.5),
+    "track_request_events": ("true", "track_request_events", True),
+    "track_generated_token_events": ("true", "track_token_events", True),
+    "track_paused_request_events": ("true", "track_paused_events", True),
+}
+"""Text of each setting, and the option it becomes."""
+
+
+def options(*argv: str, **environ: str) -> CoreOptions:
+    return load_settings(argv, environ).settings.core_options()
+
+
+class TestSchedulingSettings:
+    def test_every_option_is_a_setting(self):
+        """
+        Each field of CoreOptions can be set, each by one setting, and nothing else is asked for.
+        """
+        assert set(SET) == set(SCHEDULING)
+        fields = {field.name for field in dataclasses.fields(CoreOptions)}
+        assert fields == {option for _, option, _ in SET.values()}
+
+    def test_defaults_are_those_of_the_options(self):
+        """
+        Without settings the core runs with the defaults of CoreOptions.
+        """
+        assert CoreOptions() == SchedulerSettings().core_options()
+
+    @pytest.mark.parametrize("name", SET)
+    def test_setting_reaches_the_core(self, name, tmp_path):
+        """
+        Flag, variable and file key set the same option.
+        """
+        text, option, value = SET[name]
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            by_flag = options(flag)
+        elif value is False:
+            by_flag = options(f"--no-{flag[2:]}")
+        else:
+            by_flag = options(flag, text)
+        by_variable = options(**{f"TANDEM_{name.upper()}": text})
+        file = tmp_path / "scheduler.json"
+        raw = value if isinstance(value, bool | int | float) else text
+        file.write_text(json.dumps({name: raw}))
+        by_file = options("--config", str(file))
+        expected = dataclasses.replace(CoreOptions(), **{option: value})
+        assert [expected] * 3 == [by_flag, by_variable, by_file]
+
+    @pytest.mark.parametrize(
+        ("argv", "option", "value"),
+        [
+            (("--prefix-caching-eviction-policy=ref_zero",), "eviction", Eviction.REF_ZERO),
+            (("--eviction=ref_zero",), "eviction", Eviction.REF_ZERO),
+            (("--no-prefix-caching",), "prefix_caching", False),
+            (("--overlength=truncate",), "overlength", Overlength.TRUNCATE),
+            (("--long-prefill-token-threshold=9",), "long_prefill_threshold", 9),
+            (("--chunked-prefill-size=-1",), "chunked_prefill_size", None),
+            (("--chunked-prefill-size=0",), "chunked_prefill_size", None),
+            (("--long-prefill-threshold=0",), "long_prefill_threshold", None),
+            (("--max-queued-requests=",), "max_queued_requests", None),
+        ],
+    )
+    def test_other_spellings_and_off_values(self, argv, option, value):
+        """
+        Names of other systems are accepted, and what switches a limit off there does so here.
+        """
+        assert value == getattr(options(*argv), option)
+
+    @pytest.mark.parametrize("alias", ["max_running_requests", "max_requests"])
+    def test_other_names_of_the_batch_limit(self, alias):
+        """
+        What other systems call the most sequences of a step is max_batch_size.
+        """
+        settings = load_settings(["--" + alias.replace("_", "-"), "9"], {}).settings
+        assert 9 == settings.max_batch_size
+
+    @pytest.mark.parametrize(
+        ("argv", "field", "sentence"),
+        [
+            (
+                ("--schedule-policy=x",),
+                "schedule_policy",
+                (
+                    "Unknown schedule_policy: policy='x'; choose one of fcfs, lpm, dfs-weight, lof, "
+                    "random (--schedule-policy)"
+                ),
+            ),
+            (
+                ("--schedule-conservativeness=-1",),
+                "schedule_conservativeness",
+                (
+                    "Invalid schedule_conservativeness: -1.0 is not 0 or more "
+                    "(--schedule-conservativeness)"
+                ),
+            ),
+            (
+                ("--eviction=fifo",),
+                "prefix_caching_eviction_policy",
+                "prefix_caching_eviction_policy is 'fifo': choose one of lru, ref_zero (--eviction)",
+            ),
+            (
+                ("--chunked-prefill-size=-5",),
+                "chunked_prefill_size",
+                (
+                    "chunked_prefill_size is -5: it must be at least 1, or 0 or -1 for no limit "
+                    "(--chunked-prefill-size)"
+                ),
+            ),
+            (
+                ("--max-tenant-requests=0",),
+                "max_tenant_requests",
+                "max_tenant_requests is 0: it must be at least 1 (--max-tenant-requests)",
+            ),
+            (
+                ("--max-prefill-share=1.5",),
+                "max_prefill_share",
+                "max_prefill_share is 1.5: it must be over 0, at most 1 (--max-prefill-share)",
+            ),
+        ],
+    )
+    def test_senseless_value_is_refused(self, argv, field, sentence):
+        """
+        The first setting that cannot be is named, with where it was set and what to do.
+        """
+        with pytest.raises(InvalidConfig) as caught:
+            load_settings(argv, {})
+        assert (field, sentence) == (caught.value.field, caught.value.message)
