@@ -1,10 +1,12 @@
-"""Which requests the core takes at all; a refused one leaves no trace."""
+"""Which requests the core takes, and as what; a refused one leaves no trace."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from scheduler_svc.core.end_ids import MAX_END_ID
 from scheduler_svc.core.geometry import Limits
-from scheduler_svc.core.options import OnPressure
+from scheduler_svc.core.options import OnPressure, Overlength
 from scheduler_svc.core.request import NewRequest, Request
 from scheduler_svc.core.state import CoreState
 from tandem.errors import (
@@ -18,10 +20,27 @@ from tandem.errors import (
     TotalTooLong,
 )
 
+MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 
-def check(state: CoreState, new: NewRequest) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
     """
-    Say whether a request can be taken now.
+    What a request was taken as.
+
+    Attributes:
+        num_truncated_tokens: Oldest prompt tokens that were cut; 0 but under overlength=truncate.
+        max_tokens: Most output tokens of each choice, lowered where overlength=truncate says so.
+    """
+
+    num_truncated_tokens: int
+    max_tokens: int
+
+
+def check(state: CoreState, new: NewRequest) -> Request:
+    """
+    Say whether a request can be taken now; returns its first choice, cut to what fits under
+    overlength=truncate.
 
     Raises:
         DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong, NeverFits,
@@ -33,43 +52,24 @@ def check(state: CoreState, new: NewRequest) -> None:
             "has ended"
         )
         raise DuplicateRequestId(message, field="request_id")
-    _check_lengths(state.limits, new)
-    _check_capacity(state)
-
-
-def _check_lengths(limits: Limits, new: NewRequest) -> None:
-    """
-    Say whether a request could ever run to its end.
-
-    Raises:
-        EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong or NeverFits.
-    """
-    prompt_len, total_len, longest = (
-        len(new.prompt), len(new.prompt) + new.max_tokens, limits.max_model_len
-    )  # fmt: skip
-    if prompt_len == 0:
-        raise EmptyPrompt("the prompt has no token: send at least one", field="prompt")
-    if new.max_tokens < 1:
-        message = f"max_tokens is {new.max_tokens}: ask for at least 1"
-        raise InvalidParameter(message, field="stopping.max_tokens")
-    if any(not 0 <= token <= MAX_END_ID for token in new.eos_token_ids | new.stop_token_ids):
-        message = f"a stop token id is outside 0 to {MAX_END_ID}: use ids of the model's vocabulary"
-        raise InvalidParameter(message, field="stopping.stop_token_ids")
-    if prompt_len > longest:
-        message = (
-            f"the prompt has {prompt_len} tokens and max_model_len is {longest}: shorten the prompt"
-        )
-        raise PromptTooLong(message, field="prompt", metadata={"limit": "max_model_len"})
-    if total_len > longest:
-        message = (
-            f"prompt ({prompt_len}) plus max_tokens ({new.max_tokens}) is {total_len} tokens and "
-            f"max_model_len is {longest}: ask for at most {longest - prompt_len} tokens or shorten "
-            "the prompt"
-        )
-        raise TotalTooLong(
-            message, field="stopping.max_tokens", metadata={"limit": "max_model_len"}
-        )
-    _check_blocks(limits, prompt_len, total_len)
+    _check_parameters(new)
+    limits, whole_len = state.limits, len(new.prompt)
+    if state.options.overlength is Overlength.TRUNCATE:
+        new = _truncated(limits, new)
+        total_len = min(len(new.prompt) + new.max_tokens, _longest(limits))
+    else:
+        total_len = len(new.prompt) + new.max_tokens
+        _check_lengths(limits, len(new.prompt), new.max_tokens)
+    _check_blocks(limits, len(new.prompt), total_len)
+    _check_family(state, new)
+    first = Request(
+        new=new,
+        number=state.counters.accepted,
+        stop_len=total_len,
+        num_truncated_tokens=whole_len - len(new.prompt),
+    )
+    _check_capacity(state, first)
+    return first
 
 
 def check_still_fits(limits: Limits, request: Request) -> None:
@@ -85,8 +85,63 @@ def check_still_fits(limits: Limits, request: Request) -> None:
             f"that took over has max_model_len {limits.max_model_len}: send it again with a "
             "shorter prompt"
         )
-        raise PromptTooLong(message, metadata={"limit": "max_model_len"})
+        raise PromptTooLong(message, metadata=_of("max_model_len", limits.max_model_len))
     _check_blocks(limits, request.prompt_len, request.stop_len)
+
+
+def _check_parameters(new: NewRequest) -> None:
+    if len(new.prompt) == 0:
+        raise EmptyPrompt("the prompt has no token: send at least one", field="prompt")
+    if new.max_tokens < 1:
+        message = f"max_tokens is {new.max_tokens}: ask for at least 1"
+        raise InvalidParameter(message, field="stopping.max_tokens")
+    if any(not 0 <= token <= MAX_END_ID for token in new.eos_token_ids | new.stop_token_ids):
+        message = f"a stop token id is outside 0 to {MAX_END_ID}: use ids of the model's vocabulary"
+        raise InvalidParameter(message, field="stopping.stop_token_ids")
+    if new.num_choices < 1:
+        message = f"n is {new.num_choices}: ask for at least 1 choice"
+        raise InvalidParameter(message, field="n")
+    if not MIN_PRIORITY <= new.priority <= MAX_PRIORITY:
+        message = f"priority is {new.priority}: it must be from {MIN_PRIORITY} to {MAX_PRIORITY}"
+        raise InvalidParameter(message, field="priority")
+
+
+def _check_lengths(limits: Limits, prompt_len: int, max_tokens: int) -> None:
+    total_len, longest = prompt_len + max_tokens, limits.max_model_len
+    metadata = _of("max_model_len", longest)
+    if prompt_len > longest:
+        message = (
+            f"the prompt has {prompt_len} tokens and max_model_len is {longest}: shorten the prompt"
+        )
+        raise PromptTooLong(message, field="prompt", metadata=metadata)
+    if total_len > longest:
+        message = (
+            f"prompt ({prompt_len}) plus max_tokens ({max_tokens}) is {total_len} tokens and "
+            f"max_model_len is {longest}: ask for at most {longest - prompt_len} tokens or shorten "
+            "the prompt"
+        )
+        raise TotalTooLong(message, field="stopping.max_tokens", metadata=metadata)
+
+
+def _longest(limits: Limits) -> int:
+    """Most tokens of prompt and output that one request may have."""
+    return min(limits.max_model_len, limits.num_blocks * limits.block_size)
+
+
+def _truncated(limits: Limits, new: NewRequest) -> NewRequest:
+    """The request without the oldest tokens of a prompt that leaves no room for one output."""
+    room = min(_longest(limits) - 1, _max_prompt_blocks(limits) * limits.block_size)
+    if len(new.prompt) <= room or room < 1:
+        return new
+    # Other tokens stand in its blocks now, so the digests that came with it are of no use.
+    return replace(new, prompt=new.prompt[-room:], block_digests=b"")
+
+
+def _max_prompt_blocks(limits: Limits) -> int:
+    """Most blocks a prompt may have: their share of all is at most memory_threshold."""
+    count = int(limits.memory_threshold * limits.num_blocks)
+    # 0.29 * 100 is a little less than 29.
+    return count + 1 if (count + 1) / limits.num_blocks <= limits.memory_threshold else count
 
 
 def _check_blocks(limits: Limits, prompt_len: int, total_len: int) -> None:
@@ -97,25 +152,110 @@ def _check_blocks(limits: Limits, prompt_len: int, total_len: int) -> None:
             f"blocks of {limits.block_size} tokens and there are {limits.num_blocks}: ask for "
             "fewer tokens or raise max_num_blocks"
         )
-        raise NeverFits(message, metadata={"limit": "max_num_blocks"})
+        raise NeverFits(message, metadata=_of("max_num_blocks", limits.num_blocks))
+    metadata = _of("memory_threshold", limits.memory_threshold)
     if limits.memory_threshold <= 0.0:
         message = "memory_threshold is 0.0, so no prompt is ever admitted: raise it"
-        raise NeverFits(message, metadata={"limit": "memory_threshold"})
+        raise NeverFits(message, metadata=metadata)
+    num_blocks, allowed = limits.blocks_for(prompt_len), _max_prompt_blocks(limits)
+    if num_blocks > allowed:
+        message = (
+            f"the prompt ({prompt_len}) needs {num_blocks} KV blocks of {limits.block_size} tokens "
+            f"and prompts get at most {allowed} of {limits.num_blocks}, since memory_threshold is "
+            f"{limits.memory_threshold}: shorten the prompt, or raise memory_threshold or "
+            "max_num_blocks"
+        )
+        raise NeverFits(message, field="prompt", metadata=metadata)
 
 
-def _check_capacity(state: CoreState) -> None:
-    limits, pool = state.limits, state.pool
-    if len(state.by_id) >= limits.max_num_seqs:
+def _check_family(state: CoreState, new: NewRequest) -> None:
+    """Say whether all choices together could ever be in the system."""
+    options = state.options
+    bounds = {
+        "max_num_seqs": state.limits.max_num_seqs,
+        "max_queued_requests": options.max_queued_requests,
+        "max_tenant_requests": options.max_tenant_requests if new.tenant else None,
+    }
+    for name, bound in bounds.items():
+        if bound is not None and new.num_choices > bound:
+            message = f"n is {new.num_choices} and {name} is {bound}: ask for fewer choices"
+            raise NeverFits(message, field="n", metadata=_of(name, bound))
+
+
+def _check_capacity(state: CoreState, first: Request) -> None:
+    """
+    Say whether there is room for all choices now.
+
+    The limits of the queue hold for every arrival, also where a slot is free: who arrives waits
+    until the next plan.
+    """
+    limits, options, new = state.limits, state.options, first.new
+    num_live, num_waiting = len(state.by_handle), len(state.queue)
+    if (excess := num_live + new.num_choices - limits.max_num_seqs) > 0:
         message = (
-            f"{len(state.by_id)} requests are in the system and max_num_seqs is "
-            f"{limits.max_num_seqs}: try again when one has ended"
+            f"{num_live} requests are in the system and max_num_seqs is {limits.max_num_seqs}: try "
+            "again when one has ended"
         )
-        metadata = {"limit": "max_num_seqs", "value": str(limits.max_num_seqs)}
-        raise QueueFull(message, metadata=metadata)
-    if state.options.on_pressure is OnPressure.REFUSE and state.under_pressure():
+        raise _full(state, message, "max_num_seqs", limits.max_num_seqs, excess)
+    bound = options.max_tenant_requests
+    if bound is not None and new.tenant:
+        num_own = state.tenants.count(new.tenant)
+        if (excess := num_own + new.num_choices - bound) > 0:
+            message = (
+                f"tenant {new.tenant!r} has {num_own} requests in the system and "
+                f"max_tenant_requests is {bound}: try again when one of them has ended"
+            )
+            # Of all that end, its own share counts.
+            ends = -(-excess * num_live // num_own)
+            raise _full(state, message, "max_tenant_requests", bound, ends)
+    bound = options.max_queued_requests
+    if bound is not None and (excess := num_waiting + new.num_choices - bound) > 0:
         message = (
-            f"{pool.num_used} of {pool.num_blocks} KV blocks are in use and memory_threshold is "
-            f"{limits.memory_threshold}: try again when a request has ended"
+            f"{num_waiting} requests wait and max_queued_requests is {bound}: try again when some "
+            "have been admitted"
         )
-        metadata = {"limit": "memory_threshold", "value": str(limits.memory_threshold)}
-        raise MemoryPressure(message, metadata=metadata)
+        raise _full(state, message, "max_queued_requests", bound, excess)
+    if options.max_queued_tokens is not None:
+        _check_queued_tokens(state, first, options.max_queued_tokens)
+    if options.on_pressure is OnPressure.REFUSE and state.under_pressure():
+        message = (
+            f"{state.pool.num_used} of {state.pool.num_blocks} KV blocks are in use and "
+            f"memory_threshold is {limits.memory_threshold}: try again when a request has ended"
+        )
+        raise MemoryPressure(
+            message,
+            metadata=_of("memory_threshold", limits.memory_threshold),
+            retry_after_s=state.retry_advice.after_ends(1, state.now_s),
+        )
+
+
+def _check_queued_tokens(state: CoreState, first: Request, bound: int) -> None:
+    """Count what is to be computed of its prompt: once, and one token for each further choice."""
+    cached_len = 0 if state.prefixes is None else state.prefixes.match_len(first)
+    first.queued_tokens = max(first.prompt_len - cached_len, 1)
+    own = first.queued_tokens + first.new.num_choices - 1
+    queued = state.queue.num_fresh_tokens
+    if own > bound:
+        message = (
+            f"{own} tokens of the prompt are to be computed and max_queued_tokens is {bound}: "
+            "shorten the prompt or raise max_queued_tokens"
+        )
+        raise NeverFits(message, field="prompt", metadata=_of("max_queued_tokens", bound))
+    if queued + own > bound:
+        message = (
+            f"{queued} prompt tokens wait to be computed, this request has {own} more and "
+            f"max_queued_tokens is {bound}: try again when some have been admitted"
+        )
+        mean = queued / state.queue.num_fresh
+        ends = int((queued + own - bound) / mean) + 1
+        raise _full(state, message, "max_queued_tokens", bound, ends)
+
+
+def _full(state: CoreState, message: str, limit: str, value: int, num_ends: int) -> QueueFull:
+    """A refusal that ends once this many requests have ended."""
+    retry_after_s = state.retry_advice.after_ends(num_ends, state.now_s)
+    return QueueFull(message, metadata=_of(limit, value), retry_after_s=retry_after_s)
+
+
+def _of(limit: str, value: float) -> dict[str, str]:
+    return {"limit": limit, "value": str(value)}

@@ -7,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.decode_rows import DecodeRows
 from scheduler_svc.core.events import Progress, ProgressKind
+from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.request import FinishReason, Request, RequestState
-from scheduler_svc.core.state import CoreState, PlannedRows
+from scheduler_svc.core.slots import SlotColumn, SlotTable
+from scheduler_svc.core.state import CoreState
 from tandem.errors import InvalidLogits, InvalidParameter, SessionLost, TandemError
 from tandem.link.batch import Int32Column, RowError, RowErrorKind, StepResult
 
@@ -24,18 +27,85 @@ def apply_result(state: CoreState, result: StepResult, now: float) -> None:
     if not state.in_flight:
         raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
     rows = state.in_flight[0]
+    if _is_as_planned(state.slots, rows, result):
+        _apply_as_planned(state, rows, result, now)
+    else:
+        _apply_any(state, rows, result, now)
+
+
+def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> bool:
+    """
+    True when all rows still run and the result has exactly their tokens; it is cheap to tell, and
+    nearly always so.
+    """
+    return (
+        rows.num_departures == slots.num_departures
+        and not result.row_errors
+        and len(result.token) == len(rows.sampling_slot)
+        and result.slot.tobytes() == rows.sampling_slot.tobytes()
+        and result.generation.tobytes() == rows.sampling_generation.tobytes()
+        and result.position.tobytes() == rows.sampling_end.tobytes()
+    )
+
+
+def _apply_as_planned(state: CoreState, rows: PlannedRows, result: StepResult, now: float) -> None:
+    state.in_flight.popleft()
+    state.counters.steps += 1
+    decodes, count = rows.decodes, rows.num_decodes
+    if len(rows.slot) == count:
+        if decodes is not None:
+            _append_decodes(state, rows, decodes, result.token, now)
+        return
+    slots = state.slots
+    slots.applied[rows.slot[count:]] += rows.num_tokens[count:]
+    _note_prefills(state, rows)
+    if decodes is not None:
+        _append_decodes(state, rows, decodes, result.token[:count], now)
+    if len(result.token) > count:
+        _append_tokens(
+            state, result.slot[count:], result.position[count:], result.token[count:], now
+        )
+
+
+def _append_decodes(
+    state: CoreState, rows: PlannedRows, decodes: DecodeRows, token: Int32Column, now: float
+) -> None:
+    """Count one computed token and append one sampled token for each decode, all of which run."""
+    slots, slot, position = state.slots, decodes.slot, rows.sampling_end[: len(decodes)]
+    slots.applied[slot] = position
+    slots.push_tokens(slot, token, position + np.int32(1))
+    if decodes.tokens_seen_s is None:
+        state.inter_token_s.observe(now - slots.last_token_s[slot])
+    else:
+        state.inter_token_s.observe_equal(now - decodes.tokens_seen_s, len(token))
+    slots.last_token_s[slot] = decodes.tokens_seen_s = now
+    state.events.add_tokens(decodes.handle, position - decodes.prompt_len, token)
+    state.counters.output_tokens += len(token)
+    if state.recorder is not None:
+        _record_tokens(state, slot, token, now)
+    ends = slots.end_ids.may_end(token)
+    if rows.is_someones_last:
+        ends |= position + 1 == slots.stop_len[slot]
+    elif not np.count_nonzero(ends):
+        return
+    _finish_those_over(state, slot, token, ends, now)
+
+
+def _apply_any(state: CoreState, rows: PlannedRows, result: StepResult, now: float) -> None:
     late = _check(state, rows, result)
     state.in_flight.popleft()
     state.counters.steps += 1
     for error in result.row_errors:
         _fail_row(state, error)
+    if result.row_errors:  # which may also have stopped rows that shared KV with these
+        late = _late_rows(state, result)
     drained = _count_rows(state, rows)
     if len(late):
         for row in late.tolist():
             _append_late_token(state, result, row, now)
         result = _without(result, late)
     if len(result.slot):
-        _append_tokens(state, result, now)
+        _append_tokens(state, result.slot, result.position, result.token, now)
     for request in drained:
         if request.state is RequestState.DRAINING:
             state.wait_again(request)
@@ -65,9 +135,7 @@ def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[n
         raise SessionLost(message)
     slots = state.slots
     expected = slots.known[slot]
-    late: NDArray[np.intp] = np.flatnonzero(
-        (slots.generation[slot] != generation) | ~slots.running[slot]
-    )
+    late = _late_rows(state, result)
     for row in late.tolist():
         request = state.draining.get((int(slot[row]), int(generation[row])))
         # Tokens of requests that ended are dropped, wherever they are.
@@ -79,6 +147,14 @@ def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[n
             f"slot {slot[row]}, expected position {expected[row]}"
         )
         raise SessionLost(message)
+    return late
+
+
+def _late_rows(state: CoreState, result: StepResult) -> NDArray[np.intp]:
+    """Rows of a result whose request no longer runs in that slot, shape ``[L]``."""
+    slots, slot = state.slots, result.slot
+    is_late = (slots.generation[slot] != result.generation) | ~slots.running[slot]
+    late: NDArray[np.intp] = is_late.nonzero()[0]
     return late
 
 
@@ -120,6 +196,13 @@ def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
             request.applied += int(rows.num_tokens[row])
             if request.applied == request.planned:
                 drained.append(request)
+    _note_prefills(state, rows)
+    return drained
+
+
+def _note_prefills(state: CoreState, rows: PlannedRows) -> None:
+    """Count prompt tokens and tell how far each prompt of a batch is."""
+    slots = state.slots
     for row in range(rows.num_decodes, len(rows.slot)):
         state.counters.prefill_tokens += int(rows.num_tokens[row])
         slot = int(rows.slot[row])
@@ -127,29 +210,40 @@ def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
             done = int(min(slots.applied[slot], slots.prompt_len[slot]))
             handle = int(slots.handle[slot])
             state.events.add(Progress(handle=handle, kind=ProgressKind.PREFILLED, value=done))
-    return drained
 
 
-def _append_tokens(state: CoreState, result: StepResult, now: float) -> None:
-    """Append one token to each of these slots, all of which run."""
-    slots, token = state.slots, result.token
-    slot = result.slot.astype(np.intp)
-    known = result.position + 1
-    offset = result.position - slots.prompt_len[slot]
+def _append_tokens(
+    state: CoreState, slot: Int32Column, position: Int32Column, token: Int32Column, now: float
+) -> None:
+    """Append one token to each of these slots, all of which run; columns of shape ``[S]``."""
+    slots = state.slots
+    known = position + 1
+    offset = position - slots.prompt_len[slot]
     slots.push_tokens(slot, token, known)
     _note_times(state, slot, offset, now)
     state.events.add_tokens(slots.handle[slot], offset, token)
     state.counters.output_tokens += len(slot)
     if state.recorder is not None:
-        requests = [slots.request_of(int(s)) for s in slot]
-        tokens = zip(requests, token.tolist(), strict=True)
-        state.recorder.note_tokens(tokens, state.pool, now)
+        _record_tokens(state, slot, token, now)
     ends = slots.end_ids.may_end(token) | (known == slots.stop_len[slot])
+    _finish_those_over(state, slot, token, ends, now)
+
+
+def _record_tokens(state: CoreState, slot: SlotColumn, token: Int32Column, now: float) -> None:
+    assert state.recorder is not None
+    requests = [state.slots.request_of(int(s)) for s in slot]
+    state.recorder.note_tokens(zip(requests, token.tolist(), strict=True), state.pool, now)
+
+
+def _finish_those_over(
+    state: CoreState, slot: SlotColumn, token: Int32Column, ends: NDArray[np.bool_], now: float
+) -> None:
+    """End those, among the rows that may be at their end, whose latest token ends them."""
     for row in ends.nonzero()[0].tolist():
-        _finish_if_over(state, slots.request_of(int(slot[row])), int(token[row]), now)
+        _finish_if_over(state, state.slots.request_of(int(slot[row])), int(token[row]), now)
 
 
-def _note_times(state: CoreState, slot: NDArray[np.intp], offset: Int32Column, now: float) -> None:
+def _note_times(state: CoreState, slot: Int32Column, offset: Int32Column, now: float) -> None:
     slots = state.slots
     gaps = now - slots.last_token_s[slot]
     slots.last_token_s[slot] = now
@@ -203,7 +297,12 @@ def _fail_row(state: CoreState, error: RowError) -> None:
     if request is None and slots.running[error.slot]:
         holder = slots.request_of(error.slot)
         request = holder if holder.slot_key == key else None
-    if request is not None:
+    if request is None:
+        return
+    if request.kv_writers and error.kind is RowErrorKind.INVALID_LOGITS:
+        state.retry_alone(request)
+    else:
+        state.distrust(request)
         state.fail(request, _row_error(request, error))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,10 +134,10 @@ class BlockPool:
         """Make nothing matchable any more; returns how many blocks that nobody held are free."""
         return 0 if self.index is None else self._free_unindexed(self.index.clear())
 
-    def distrust(self, writer: int) -> None:
-        """Make what `writer` computed, and what continues it, matchable no more."""
+    def distrust(self, writers: AbstractSet[int]) -> None:
+        """Make what `writers` computed, and what continues it, matchable no more."""
         if self.index is not None:
-            self._free_unindexed(self.index.remove_written_by(writer))
+            self._free_unindexed(self.index.remove_written_by(writers))
 
     def check_integrity(self, owned: Int32Column) -> None:
         """

@@ -5,81 +5,137 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.state import CoreState, PlannedRows
-from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column, UInt8Column
+from scheduler_svc.core.decode_rows import DecodeRows
+from scheduler_svc.core.headroom import Headroom
+from scheduler_svc.core.planned_rows import PlannedRows
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.swapping import Swaps
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
 
 _NO_INT32 = np.empty(0, np.int32)
-_NO_SLOT = np.empty(0, np.intp)
 
 
 class Draft:
     """The batch being planned; state is changed as rows are added."""
 
     __slots__ = (
+        "_headroom",
         "admits",
         "append_block",
         "append_slot",
         "budget",
+        "copies",
         "decodes",
+        "long_room",
         "num_preempted",
         "prefills",
         "released",
         "state",
+        "swaps",
     )
 
     def __init__(self, state: CoreState) -> None:
         self.state = state
+        self._headroom: Headroom | None = None
         self.budget = state.limits.max_total_tokens
+        self.long_room = 0
+        """Tokens that prompts over long_prefill_threshold may still take before all others."""
         self.released: list[int] = []
-        self.decodes: NDArray[np.intp] = _NO_SLOT
+        self.decodes: DecodeRows | None = None
         self.append_slot: Int32Column = _NO_INT32
         self.append_block: Int32Column = _NO_INT32
         self.prefills: list[tuple[int, int, int]] = []
         """(slot, tokens, flags) per prefill row."""
         self.admits: list[Admission] = []
+        self.copies: list[tuple[int, int]] = []
+        """(source, destination) per block to copy; the sources are held until the batch is made."""
         self.num_preempted = 0
+        self.swaps: Swaps | None = None
+        """Copies to and from host memory; None without any."""
 
     def release_ended(self) -> None:
         """Free every slot whose request went."""
         for slot in self.state.slots.ended:
+            if self.state.swapping:
+                self.swapping().copy_out(slot)
             self.state.release(slot)
             self.released.append(slot)
         self.state.slots.ended.clear()
 
+    def swapping(self) -> Swaps:
+        """The copies to and from host memory, to add to."""
+        if self.swaps is None:
+            self.swaps = Swaps(self.state)
+        return self.swaps
+
+    def headroom(self) -> Headroom:
+        """The blocks there are for new requests."""
+        if self._headroom is None:
+            self._headroom = Headroom(self.state)
+        return self._headroom
+
+    def append_blocks(self, slots: NDArray[np.intp], blocks: Int32Column) -> None:
+        """Give each of these slots, none twice in one batch, one more block."""
+        self.state.slots.append_blocks(slots, blocks)
+        if len(self.append_slot):
+            self.append_slot = np.concatenate([self.append_slot, slots.astype(np.int32)])
+            self.append_block = np.concatenate([self.append_block, blocks])
+        else:
+            self.append_slot, self.append_block = slots.astype(np.int32), blocks
+
+    def copy(self, source: int, destination: int) -> None:
+        """
+        Let a block begin as a copy of one that is held for this; nobody may take the source before
+        the batch is planned, or it could be another copy's destination.
+        """
+        self.copies.append((source, destination))
+
     def batch(self) -> Batch | None:
         """The finished batch, noted as in flight; None when there is nothing to send."""
-        num_decodes = len(self.decodes)
-        if not num_decodes and not self.prefills and not self.released:
-            return None
-        slots = self.state.slots
-        slot = self.decodes
-        num_tokens: Int32Column = np.ones(num_decodes, np.int32)
-        flags: UInt8Column = np.full(num_decodes, ROW_SAMPLES, np.uint8)
-        if self.prefills:
-            columns = np.array(self.prefills, np.int32)
-            slot = np.concatenate([slot, columns[:, 0]])
-            num_tokens = np.concatenate([num_tokens, columns[:, 1]])
-            flags = np.concatenate([flags, columns[:, 2].astype(np.uint8)])
-        start = slots.planned[slot]
-        if len(slot):
-            slots.advance(slot, start + num_tokens)
-        self._note_in_flight(slot, num_tokens, flags)
+        rows, slots = self.decodes, self.state.slots
+        if self.prefills or self.released or rows is None:
+            return self._any_batch()
+        start = rows.start
+        end = slots.advance_rows(rows)
+        self.state.in_flight.append(
+            PlannedRows(
+                slot=rows.row_slot,
+                generation=rows.generation,
+                num_tokens=rows.num_tokens,
+                sampling_slot=rows.row_slot,
+                sampling_generation=rows.generation,
+                sampling_end=end,
+                num_decodes=len(end),
+                decodes=rows,
+                num_departures=slots.num_departures,
+                is_someones_last=not rows.num_left,
+            )
+        )
         return Batch(
-            admits=tuple(self.admits),
-            row_slot=slot.astype(np.int32),
-            row_num_tokens=num_tokens,
+            row_slot=rows.row_slot,
+            row_num_tokens=rows.num_tokens,
             row_start=start,
-            row_flags=flags,
+            row_flags=rows.flags,
             append_slot=self.append_slot,
             append_block=self.append_block,
-            release_slot=np.array(self.released, np.int32) if self.released else _NO_INT32,
         )
 
-    def _note_in_flight(
-        self, slot: NDArray[np.intp], num_tokens: Int32Column, flags: UInt8Column
-    ) -> None:
-        generation = self.state.slots.generation[slot]
-        samples = slice(None) if not self.prefills else flags == ROW_SAMPLES
+    def _any_batch(self) -> Batch | None:
+        rows, slots = self.decodes, self.state.slots
+        if rows is None and not self.prefills and not self.released:
+            return None
+        columns = np.array(self.prefills, np.int32).reshape(-1, 3)
+        slot, num_tokens = columns[:, 0], columns[:, 1]
+        flags, start = columns[:, 2].astype(np.uint8), slots.planned[slot]
+        end = start + num_tokens
+        slots.advance(slot, end)
+        if rows is not None:
+            slot = np.concatenate([rows.row_slot, slot])
+            num_tokens = np.concatenate([rows.num_tokens, num_tokens])
+            flags = np.concatenate([rows.flags, flags])
+            start = np.concatenate([rows.start, start])
+            end = np.concatenate([slots.advance_rows(rows), end])
+        generation, samples = slots.generation[slot], flags == ROW_SAMPLES
         self.state.in_flight.append(
             PlannedRows(
                 slot=slot,
@@ -87,6 +143,33 @@ class Draft:
                 num_tokens=num_tokens,
                 sampling_slot=slot[samples],
                 sampling_generation=generation[samples],
-                num_decodes=len(self.decodes),
+                sampling_end=end[samples],
+                num_decodes=0 if rows is None else len(rows),
+                decodes=rows,
+                num_departures=slots.num_departures,
+                is_someones_last=rows is not None and not rows.num_left,
             )
         )
+        if self.prefills:
+            self._settle_prompts()
+        copies = np.array(self.copies, np.int32).reshape(-1, 2)
+        return Batch(
+            admits=tuple(self.admits),
+            row_slot=slot,
+            row_num_tokens=num_tokens,
+            row_start=start,
+            row_flags=flags,
+            append_slot=self.append_slot,
+            append_block=self.append_block,
+            release_slot=np.array(self.released, np.int32) if self.released else _NO_INT32,
+            copy_source=copies[:, 0],
+            copy_destination=copies[:, 1],
+            **({} if self.swaps is None else self.swaps.columns()),
+        )
+
+    def _settle_prompts(self) -> None:
+        """Let the next batch match what this one computes, and let go of the copies' sources."""
+        for slot, _, _ in self.prefills:
+            self.state.prefix_cache.index_sent(slot)
+        if self.copies:
+            self.state.pool.give_back(np.array([source for source, _ in self.copies], np.int32))

@@ -52,7 +52,7 @@ def _check_slots(state: CoreState) -> None:
 def _check_holder(state: CoreState, slot: int, request: Request) -> None:
     slots, name = state.slots, request.new.request_id
     expected = RequestState.DECODE if slots.decoding[slot] else RequestState.PREFILL
-    num_outputs = len(request.outputs) + int(slots.tail_len[slot])
+    num_outputs = len(request.outputs) + slots.tail_len(slot)
     _require(request.slot == slot, f"{name} does not know its slot")
     _require(request.slot_key == (slot, slots.generation[slot]), f"{name} has a wrong slot key")
     _require(
@@ -80,10 +80,15 @@ def _check_places(state: CoreState) -> None:
     for running in state.slots.requests:
         if running is not None:
             places[running.number] += 1
-    expected = Counter(request.number for request in state.by_id.values())
+    expected = Counter(request.number for request in state.by_handle.values())
     _require(places == expected, "a request is in no place or in two")
     state.queue.check_integrity()
-    _require(len(state.by_id) == len(state.by_handle), "request ids and handles differ in number")
+    state.tenants.check_integrity(request.new.tenant for request in state.by_handle.values())
+    by_id = [request for choices in state.by_id.values() for request in choices]
+    _require(len(by_id) == len(state.by_handle), "request ids and handles differ in number")
+    for request in by_id:
+        siblings = state.by_id[request.new.request_id]
+        _require(request.siblings is siblings, "a request does not know its siblings")
 
 
 def _check_counters(state: CoreState) -> None:
@@ -106,7 +111,7 @@ def _check_counters(state: CoreState) -> None:
         _require(in_flight[key] == expected, "a draining request waits for what is not in flight")
     counters = state.counters
     in_system = counters.accepted - counters.finished - counters.failed
-    _require(in_system == len(state.by_id), "accepted requests were lost or ended twice")
+    _require(in_system == len(state.by_handle), "accepted requests were lost or ended twice")
 
 
 def _check_events(state: CoreState) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.errors import InternalError
+from tandem.link.batch import Int32Column
 
 NO_BLOCK = 0
 """Parent of first blocks; block ids count from 1."""
@@ -97,22 +99,28 @@ class PrefixIndex:
         """The block under a digest."""
         return self._block_of.get(digest)
 
-    def add(self, block: int, digest: bytes, parent: int, writer: int) -> None:
+    def add_chain(
+        self, blocks: Int32Column, digests: Sequence[bytes], parent: int, writer: int
+    ) -> None:
         """
-        Index a held block under a new digest; `parent` is the block before it or NO_BLOCK.
+        Index held blocks, each of which continues the one before it, under new digests; `parent` is
+        the block before the first or NO_BLOCK.
 
         Raises:
-            InternalError: Block or digest is indexed already, or the parent is not.
+            InternalError: A block or digest is indexed already, or the parent is not.
         """
-        if digest in self._block_of or self.is_indexed[block]:
-            raise InternalError(f"block {block} or its digest is in the prefix index already")
+        if digests[0] in self._block_of or self.is_indexed[blocks].any():
+            raise InternalError(f"blocks {blocks.tolist()} or their digests are indexed already")
         if parent != NO_BLOCK and not self.is_indexed[parent]:
-            raise InternalError(f"block {block} would continue block {parent}: not in the index")
-        self._block_of[digest] = block
-        self._digest_of[block] = digest
-        self._parent[block] = parent
-        self.is_indexed[block] = True
-        self.writer[block] = writer
+            raise InternalError(f"blocks {blocks.tolist()} would continue {parent}: not indexed")
+        ids = blocks.tolist()
+        self._block_of.update(zip(digests, ids, strict=True))
+        for block, digest in zip(ids, digests, strict=True):
+            self._digest_of[block] = digest
+            self._parent[block] = parent
+            parent = block
+        self.is_indexed[blocks] = True
+        self.writer[blocks] = writer
         self.version += 1
 
     def hold(self, blocks: Iterable[int]) -> None:
@@ -147,21 +155,21 @@ class PrefixIndex:
             self._remove(block)
         return evicted
 
-    def remove_written_by(self, writer: int) -> list[int]:
+    def remove_written_by(self, writers: AbstractSet[int]) -> list[int]:
         """
-        Remove what `writer` computed and all that continues it; returns those nobody holds.
+        Remove what any of `writers` computed and all that continues it; returns those nobody holds.
 
         Takes time proportional to the index: for errors.
         """
         is_wrong: dict[int, bool] = {NO_BLOCK: False}
-        for block in self._block_of.values():
-            chain = []
+        for last in self._block_of.values():
+            chain, block = [], last
             while block not in is_wrong:
                 chain.append(block)
-                block = self._parent[block]  # noqa: PLW2901 the walk starts at the loop's block
+                block = self._parent[block]
             wrong = is_wrong[block]
             for member in reversed(chain):
-                wrong = wrong or int(self.writer[member]) == writer
+                wrong = wrong or int(self.writer[member]) in writers
                 is_wrong[member] = wrong
         return self._remove_all([block for block, wrong in is_wrong.items() if wrong])
 

@@ -28,14 +28,16 @@ class RequestState(enum.Enum):
     """
     Where a request is; it is in exactly one state.
 
-    Legal moves: WAITING to PREFILL, PREFILL to DECODE, PREFILL or DECODE to DRAINING (preempted,
-    results still in flight) or straight to WAITING (preempted, none in flight), DRAINING to
-    WAITING, and any of them to ENDED.
+    Legal moves: WAITING to PREFILL, PREFILL to DECODE, DECODE to PAUSED (keeps slot and blocks, but
+    is in no step) and back, PREFILL, DECODE or PAUSED to DRAINING (preempted, results still in
+    flight) or straight to WAITING (preempted, none in flight), DRAINING to WAITING, and any of them
+    to ENDED.
     """
 
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
+    PAUSED = "paused"
     DRAINING = "draining"
     ENDED = "ended"
 
@@ -90,7 +92,10 @@ LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
         {RequestState.DECODE, RequestState.DRAINING, RequestState.WAITING, RequestState.ENDED}
     ),
     RequestState.DECODE: frozenset(
-        {RequestState.DRAINING, RequestState.WAITING, RequestState.ENDED}
+        {RequestState.PAUSED, RequestState.DRAINING, RequestState.WAITING, RequestState.ENDED}
+    ),
+    RequestState.PAUSED: frozenset(
+        {RequestState.DECODE, RequestState.DRAINING, RequestState.WAITING, RequestState.ENDED}
     ),
     RequestState.DRAINING: frozenset({RequestState.WAITING, RequestState.ENDED}),
     RequestState.ENDED: frozenset(),
@@ -118,7 +123,13 @@ class Request:
         waited_s: Seconds it waited in all before its latest admission.
         was_aged: It had waited so long by then that it went ahead of all that had not.
         gave_way: It lost a slot to a request of better priority; that happens once.
+        digests: Of its leading full blocks, as far as they were needed.
+        kv_writers: Who computed KV that it found cached, as `prefix_cache.writer_key`.
+        num_cached_tokens: Prompt tokens found cached when it was first admitted.
+        is_alone: It computes everything itself, as what it shared may have been wrong.
+        siblings: The live choices of this request, in order; one list for all of them.
         queued_tokens: Uncached tokens of its prompt when it was submitted, for max_queued_tokens.
+        num_truncated_tokens: Oldest tokens of its prompt that were cut when it was submitted.
     """
 
     new: NewRequest
@@ -138,6 +149,12 @@ class Request:
     was_aged: bool = False
     gave_way: bool = False
     queued_tokens: int = 0
+    num_truncated_tokens: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    kv_writers: frozenset[int] = frozenset()
+    num_cached_tokens: int = 0
+    is_alone: bool = False
+    siblings: list[Request] = field(default_factory=list)
 
     @property
     def prompt_len(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from scheduler_svc.core import integrity
-from scheduler_svc.core.admission import check, check_still_fits
+from scheduler_svc.core.admission import Acceptance, check, check_still_fits
 from scheduler_svc.core.applier import apply_result
 from scheduler_svc.core.events import CoreEvents
+from scheduler_svc.core.forks import choice_of
 from scheduler_svc.core.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.listing import RequestRow, list_requests
 from scheduler_svc.core.options import CoreOptions
@@ -58,8 +59,8 @@ class Scheduler:
 
     @property
     def num_requests(self) -> int:
-        """Requests in the system."""
-        return len(self._state.by_id)
+        """Requests in the system; each choice counts."""
+        return len(self._state.by_handle)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -67,9 +68,10 @@ class Scheduler:
         top = self._state.deadlines.peek()
         return None if top is None else top[0]
 
-    def submit(self, new: NewRequest, now: float) -> None:
+    def submit(self, new: NewRequest, now: float) -> Acceptance:
         """
-        Take a request into the queue; its prompt must not change from then on.
+        Take all choices of a request into the queue, or none; its prompt must not change from then
+        on. Returns what it was taken as.
 
         Raises:
             DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong,
@@ -78,18 +80,19 @@ class Scheduler:
         state = self._state
         self.expire(now)
         try:
-            check(state, new)
-        except TandemError:
-            state.counters.refused += 1
+            first = check(state, new)
+        except TandemError as error:
+            state.counters.note_refused(error.metadata.get("limit"))
             raise
-        if new.handle in state.by_handle:
-            raise InternalError(f"handle {new.handle} is in use")
-        state.accept(
-            Request(
-                new=new,
-                number=state.counters.accepted,
-                stop_len=len(new.prompt) + new.max_tokens,
-            )
+        handles = range(new.handle, new.handle + new.num_choices)
+        if taken := [handle for handle in handles if handle in state.by_handle]:
+            raise InternalError(f"handle {taken[0]} is in use")
+        state.accept(first)
+        for choice in range(1, new.num_choices):
+            state.accept(choice_of(first, choice, state.counters.accepted))
+        return Acceptance(
+            num_truncated_tokens=first.num_truncated_tokens,
+            max_tokens=first.stop_len - first.prompt_len,
         )
 
     def end_request(
@@ -100,8 +103,8 @@ class Scheduler:
         num_output_tokens: int | None = None,
     ) -> None:
         """
-        End a request from outside, in whatever state; its slot and blocks are free in the next
-        batch.
+        End all live choices of a request from outside, in whatever state; their slots and blocks
+        are free in the next batch.
 
         Args:
             request_id: Which one.
@@ -113,19 +116,45 @@ class Scheduler:
         Raises:
             RequestNotFound: No live request has this id.
         """
-        request = self._live(request_id)
+        for request in self._live(request_id):
+            self._state.finish(request, reason, now, num_output_tokens=num_output_tokens)
+
+    def end_handle(
+        self,
+        handle: int,
+        reason: FinishReason,
+        now: float,
+        num_output_tokens: int | None = None,
+    ) -> None:
+        """
+        End one choice of a request, as `end_request` ends all.
+
+        Raises:
+            RequestNotFound: No live request has this handle.
+        """
+        request = self._state.by_handle.get(handle)
+        if request is None:
+            raise RequestNotFound(f"no live request has the handle {handle}: it may have ended")
         self._state.finish(request, reason, now, num_output_tokens=num_output_tokens)
 
     def preempt(self, request_id: str) -> None:
         """
-        Take a running request's slot away, as a shortage of blocks would; others are left alone.
+        Take the slots of a request's running choices away, as a shortage of blocks would; others
+        are left alone.
 
         Raises:
             RequestNotFound: No live request has this id.
         """
-        slot = self._live(request_id).slot
-        if slot is not None:
-            self._state.preempt(slot)
+        for request in self._live(request_id):
+            if request.slot is not None:
+                self._state.preempt(request.slot)
+
+    def flush_prefix_cache(self) -> int:
+        """
+        Let nothing that was computed so far be found any more; requests that share KV already go
+        on sharing it. Returns how many blocks are free now that were only kept to be found.
+        """
+        return self._state.prefix_cache.flush()
 
     def find(self, handle: int) -> str | None:
         """Id of the live request with this handle."""
@@ -245,7 +274,7 @@ class Scheduler:
     def fail_all(self, error: TandemError, now: float) -> None:
         """End every request by this error, but those whose deadline has come."""
         self.expire(now)
-        for request in list(self._state.by_id.values()):
+        for request in list(self._state.by_handle.values()):
             self._state.fail(request, error)
 
     def has_pending_work(self) -> bool:
@@ -262,6 +291,7 @@ class Scheduler:
             num_waiting=len(state.queue),
             num_draining=len(state.draining),
             used_blocks=state.pool.num_used,
+            cached_blocks=state.pool.num_cached,
             free_blocks=state.pool.num_free,
             total_blocks=state.pool.num_blocks,
             block_size=state.limits.block_size,
@@ -269,9 +299,18 @@ class Scheduler:
             finished_requests=counters.finished,
             failed_requests=counters.failed,
             refused_requests=counters.refused,
+            refused_by_limit=dict(counters.refused_by_limit),
             prefill_tokens=counters.prefill_tokens,
             output_tokens=counters.output_tokens,
             preemptions=counters.preemptions,
+            retractions=counters.retractions,
+            swapped_out_blocks=counters.swapped_out_blocks,
+            swapped_in_blocks=counters.swapped_in_blocks,
+            swap_fallbacks=counters.swap_fallbacks,
+            prefix_lookup_tokens=counters.prefix_lookup_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            num_paused=len(state.paused),
+            new_token_ratio=state.ratio.at(counters.decode_steps),
             steps=counters.steps,
             steps_in_flight=len(state.in_flight),
             ttft_s=state.ttft_s.snapshot(),
@@ -287,9 +326,10 @@ class Scheduler:
         """
         integrity.check_integrity(self._state)
 
-    def _live(self, request_id: str) -> Request:
-        request = self._state.by_id.get(request_id)
-        if request is None:
+    def _live(self, request_id: str) -> list[Request]:
+        """A request's live choices, in order, as a list of the caller's own."""
+        choices = self._state.by_id.get(request_id)
+        if choices is None:
             message = f"no live request has the id {request_id!r}: it may have ended already"
             raise RequestNotFound(message, field="request_id")
-        return request
+        return list(choices)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.decode_rows import DecodeRows, RowConstants
 from scheduler_svc.core.end_ids import EndIds
 from scheduler_svc.core.geometry import Limits
 from scheduler_svc.core.request import Request
 from tandem.link.batch import Int32Column
 from tandem.link.state_hash import BlockKeys, StateHash, block_terms, length_key, slot_term
 
-TAIL_LEN = 64
-"""Output tokens a slot collects before they move to its request."""
+SlotColumn: TypeAlias = NDArray[np.intp] | Int32Column
+"""Slot numbers, as numpy likes them or as they travel."""
+
+TAIL_LEN = 256
+"""Most output tokens a slot collects before they move to its request."""
+_TAIL_SLACK = 16
+"""Tails this near to full move when one of them is: rows that started together move at once."""
 
 
 class SlotTable:
@@ -35,12 +43,14 @@ class SlotTable:
         max_blocks: Blocks it can come to need.
         handle: The request's handle.
         number: The request's place in arrival order.
+        turn: Grows with every admission.
         served: Its turn when not everyone could get a token: lower ones are next.
         last_token_s: When its latest token was seen.
         tail: Outputs not yet in `Request.outputs`, shape ``[slots, TAIL_LEN]``.
-        tail_len: How many.
+        tail_start: Tokens known that are not in the tail: prompt and `Request.outputs`.
         block_table: Block ids, shape ``[slots, max_blocks_per_seq]``.
         requests: Whose slot it is.
+        num_departures: How often a request lost or left its slot.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -60,20 +70,30 @@ class SlotTable:
         self.max_blocks = np.zeros(n, np.int32)
         self.handle = np.zeros(n, np.int64)
         self.number = np.zeros(n, np.int64)
+        self.turn = np.zeros(n, np.int64)
         self.served = np.zeros(n, np.int64)
         self.last_token_s = np.zeros(n, np.float64)
         self.tail = np.zeros((n, TAIL_LEN), np.int32)
-        self.tail_len = np.zeros(n, np.int32)
+        self.tail_start = np.zeros(n, np.int32)
         self.block_table = np.zeros((n, limits.max_blocks_per_seq), np.int32)
         self.requests: list[Request | None] = [None] * n
         self.ended: list[int] = []
         """Live slots whose request went on elsewhere or ended."""
         self.end_ids = EndIds()
         self.num_running = 0
+        self.num_departures = 0
+        self._num_turns = 0
         self._free = list(range(n - 1, -1, -1))
         self._hash = StateHash()
         self._block_keys = BlockKeys(n, limits.max_blocks_per_seq, limits.num_blocks)
         self._length_key = np.zeros(n, np.uint64)
+        self._constants = RowConstants(n)
+        self._decode_rows: DecodeRows | None = None
+        self._flat_tail = self.tail.reshape(-1)
+        # Index of a slot's token at position p in the flat tail is p plus this.
+        self._tail_base = np.zeros(n, np.int64)
+        self._tail_room = TAIL_LEN
+        """Steps until a tail may be full, at least."""
 
     @property
     def state_hash(self) -> int:
@@ -91,16 +111,18 @@ class SlotTable:
         assert request is not None
         return request
 
-    def occupy(self, request: Request, blocks: Int32Column, max_blocks: int) -> int:
+    def occupy(
+        self, request: Request, blocks: Int32Column, max_blocks: int, num_cached: int = 0
+    ) -> int:
         """
-        Give a request a free slot under a new generation, with nothing computed yet; returns the
-        slot.
+        Give a request a free slot under a new generation, with `num_cached` positions computed
+        already; returns the slot.
         """
         slot = self._free.pop()
         self.live[slot] = self.running[slot] = True
         self.decoding[slot] = False
         self.generation[slot] += 1
-        self.planned[slot] = self.applied[slot] = 0
+        self.planned[slot] = self.applied[slot] = num_cached
         self.known[slot] = self.admitted[slot] = request.num_known
         self.prompt_len[slot] = request.prompt_len
         self.stop_len[slot] = request.stop_len
@@ -108,10 +130,11 @@ class SlotTable:
         self.max_blocks[slot] = max_blocks
         self.handle[slot] = request.new.handle
         self.number[slot] = request.number
+        self.turn[slot] = self._num_turns = self._num_turns + 1
         self.served[slot] = 0
         self.last_token_s[slot] = 0.0 if request.last_token_s is None else request.last_token_s
         self.end_ids.add(request.end_ids)
-        self.tail_len[slot] = 0
+        self._empty_tail(slot)
         self.block_table[slot, : len(blocks)] = blocks
         self.requests[slot] = request
         self.num_running += 1
@@ -137,7 +160,9 @@ class SlotTable:
         self.requests[slot] = None
         self.end_ids.remove(request.end_ids)
         self.running[slot] = self.decoding[slot] = False
+        self._decode_rows = None
         self.num_running -= 1
+        self.num_departures += 1
         self.ended.append(slot)
 
     def forget(self, slot: int) -> Int32Column:
@@ -157,28 +182,94 @@ class SlotTable:
         self.num_blocks[slots] = index + 1
         self._hash.add(self._block_keys.sum_of_entries(slots, index, blocks))
 
-    def advance(self, slots: NDArray[np.intp], planned: Int32Column) -> None:
+    def advance(self, slots: SlotColumn, planned: Int32Column) -> None:
         """Set the planned length of these slots, no one twice; both shape ``[N]``."""
         num_tokens = (planned - self.planned[slots]).astype(np.uint64)
         self._hash.add(int(np.dot(self._length_key[slots], num_tokens)))
         self.planned[slots] = planned
+        self._decode_rows = None
 
-    def push_tokens(self, slots: NDArray[np.intp], tokens: Int32Column, known: Int32Column) -> None:
-        """Append one output token to each of these slots, no one twice, giving it a new length."""
-        fill = self.tail_len[slots]
-        self.tail[slots, fill] = tokens
-        fill += 1
-        self.tail_len[slots] = fill
+    def set_decoding(self, slot: int, is_decoding: bool) -> None:
+        """Let a running slot take part in decode steps from now on, or not."""
+        self.decoding[slot] = is_decoding
+        self._decode_rows = None
+
+    def decode_rows(self) -> DecodeRows:
+        """Everyone who decodes and has something left to compute, in the order of slots."""
+        if self._decode_rows is None:
+            is_ready = self.decoding & (self.planned < self.stop_len - 1)
+            self._decode_rows = self.rows_of(is_ready.nonzero()[0])
+        return self._decode_rows
+
+    def rows_of(self, slots: NDArray[np.intp]) -> DecodeRows:
+        """Some of those who decode, shape ``[N]``."""
+        return DecodeRows(
+            slots,
+            constants=self._constants,
+            generation=self.generation[slots],
+            handle=self.handle[slots],
+            prompt_len=self.prompt_len[slots],
+            start=self.planned[slots],
+            capacity=self.num_blocks[slots] * np.int32(self.block_size),
+            stop_len=self.stop_len[slots],
+            key_sum=int(self._length_key[slots].sum()),
+            block_size=self.block_size,
+        )
+
+    def full_slots(self, ready: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Those of some decoding slots whose last block is full, shape ``[F]``, in their order."""
+        rows = self._decode_rows
+        if rows is not None and rows.slot is ready:
+            ready = rows.full()
+            if rows.is_regular:
+                return ready
+        is_full = self.planned[ready] == self.num_blocks[ready] * self.block_size
+        full: NDArray[np.intp] = ready[is_full]
+        return full
+
+    def advance_rows(self, rows: DecodeRows) -> Int32Column:
+        """Note that one token of each row is sent; returns the positions after them."""
+        end = rows.advance()
+        self.planned[rows.slot] = end
+        self._hash.add(rows.key_sum)
+        if rows is not self._decode_rows or not rows.num_left:
+            self._decode_rows = None
+        return end
+
+    def push_tokens(self, slots: SlotColumn, tokens: Int32Column, known: Int32Column) -> None:
+        """
+        Append one output token to each of these slots, no one twice, giving it a new length; all
+        three shape ``[N]``.
+        """
+        if not self._tail_room:
+            self._flush_long_tails()
+        self._tail_room -= 1
+        self._flat_tail[self._tail_base[slots] + known] = tokens
         self.known[slots] = known
-        if fill.max() == TAIL_LEN:
-            for slot in slots[fill == TAIL_LEN].tolist():
-                self.flush_tail(slot)
 
     def flush_tail(self, slot: int) -> None:
         """Move a slot's latest tokens to its request."""
-        tail = self.tail[slot, : self.tail_len[slot]]
+        tail = self.tail[slot, : self.tail_len(slot)]
         self.request_of(slot).outputs.frombytes(tail.tobytes())
-        self.tail_len[slot] = 0
+        self._empty_tail(slot)
+
+    def tail_len(self, slot: int) -> int:
+        """Tokens in a slot's tail."""
+        return int(self.known[slot] - self.tail_start[slot])
+
+    def _flush_long_tails(self) -> None:
+        running = self.running.nonzero()[0]
+        lengths = self.known[running] - self.tail_start[running]
+        is_long = lengths >= TAIL_LEN - _TAIL_SLACK
+        for slot in running[is_long].tolist():
+            self.flush_tail(slot)
+        self._tail_room = TAIL_LEN - int(lengths[~is_long].max(initial=0))
+
+    def _empty_tail(self, slot: int) -> None:
+        known = int(self.known[slot])
+        self.tail_start[slot] = known
+        # `known` counts the token itself, so its position is one less.
+        self._tail_base[slot] = slot * TAIL_LEN - known - 1
 
     def num_outputs(self, slot: int) -> int:
         """Output tokens known of a slot's request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,18 @@ from numpy.typing import NDArray
 from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.events import Ended, EventLog, Failed
 from scheduler_svc.core.geometry import Limits
+from scheduler_svc.core.host_blocks import HostBlocks
 from scheduler_svc.core.keyed_heap import KeyedHeap
-from scheduler_svc.core.options import CoreOptions
+from scheduler_svc.core.new_token_ratio import NewTokenRatio
+from scheduler_svc.core.options import CoreOptions, Eviction, PreemptionMode
+from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.policies import PrefixView
+from scheduler_svc.core.prefix_cache import PrefixCache, writer_key
+from scheduler_svc.core.prefix_index import PrefixIndex
 from scheduler_svc.core.queue import WaitingQueue
 from scheduler_svc.core.request import FinishReason, Request, RequestState
 from scheduler_svc.core.request_events import EventKind, EventRecorder
+from scheduler_svc.core.retry_advice import RetryAdvice
 from scheduler_svc.core.slots import SlotTable
 from scheduler_svc.core.stats import (
     INTER_TOKEN_BOUNDS_S,
@@ -24,24 +30,9 @@ from scheduler_svc.core.stats import (
     Counters,
     Histogram,
 )
+from scheduler_svc.core.step_log import StepLog
+from scheduler_svc.core.tenants import TenantCounts
 from tandem.errors import TandemError
-from tandem.link.batch import Int32Column, UInt32Column
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRows:
-    """
-    The rows of one batch in flight, columns of shape ``[R]``, the first `num_decodes` are decodes.
-
-    `sampling_slot` and `sampling_generation` are of the rows that sample, shape ``[S]``.
-    """
-
-    slot: NDArray[np.intp]
-    generation: UInt32Column
-    num_tokens: Int32Column
-    sampling_slot: NDArray[np.intp]
-    sampling_generation: UInt32Column
-    num_decodes: int
 
 
 class CoreState:
@@ -53,23 +44,40 @@ class CoreState:
     a slot, or `draining`, keyed by the slot and generation its results in flight carry.
 
     Attributes:
+        paused: Slots that hold their blocks and are in no step until there is one more for each,
+            in the order in which they were paused.
+        swapping: Slots to be released whose blocks are copied to host memory then, each with the
+            number of the request that held it.
+        ratio: How much of the output still allowed is expected to come.
+        is_full: A request did not fit beside those that run, so nobody is admitted until one of
+            them, or one that waits, is gone.
         now_s: The time of the call that is served, for moves that are not given it.
         recorder: Keeps what happened to each request; None where nobody asked.
-        prefixes: What the order of the queue asks of the prefix cache; None where there is none.
+        leaving: Whose a slot was that is yet to be released.
+        prefix_cache: What was computed before and can be shared.
     """
 
     def __init__(self, limits: Limits, options: CoreOptions) -> None:
         self.limits = limits
         self.options = options
-        self.pool = BlockPool(limits.num_blocks)
+        self.pool = _pool(limits, options)
         self.slots = SlotTable(limits)
+        self.prefix_cache = PrefixCache(self.slots, self.pool)
+        self.leaving: dict[int, Request] = {}
         self.queue = WaitingQueue(options)
-        self.prefixes: PrefixView | None = None
+        self.tenants = TenantCounts()
+        self.retry_advice = RetryAdvice()
         self.deadlines: KeyedHeap[Request] = KeyedHeap()
-        self.by_id: dict[str, Request] = {}
+        self.by_id: dict[str, list[Request]] = {}
         self.by_handle: dict[int, Request] = {}
         self.draining: dict[tuple[int, int], Request] = {}
         self.in_flight: deque[PlannedRows] = deque()
+        self.paused: dict[int, None] = {}
+        self.host = HostBlocks(limits.num_host_blocks)
+        self.swapping: dict[int, int] = {}
+        self.ratio = NewTokenRatio(options.schedule_conservativeness)
+        self.is_full = False
+        self.step_log = StepLog()
         self.events = EventLog()
         self.now_s = 0.0
         self.recorder = EventRecorder.of(options)
@@ -77,31 +85,64 @@ class CoreState:
         self.ttft_s = Histogram(TTFT_BOUNDS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
 
+    @property
+    def prefixes(self) -> PrefixView | None:
+        """What the order of the queue asks of the prefix cache; None where there is none."""
+        return self.prefix_cache if self.options.prefix_caching else None
+
+    def note_full(self) -> None:
+        """
+        Someone does not fit, so nobody is admitted until a request is gone: nothing else makes
+        room, since those that run only take more blocks.
+        """
+        self.is_full = self.slots.num_running > 0
+
     def under_pressure(self) -> bool:
         """True while no prompt may be admitted."""
         return self.pool.usage >= self.limits.memory_threshold
 
     def accept(self, request: Request) -> None:
-        """Take a checked request in."""
-        self.by_id[request.new.request_id] = request
+        """Take in one choice of a checked request."""
+        if not self.by_id:
+            self.step_log.wake(request.new.arrival_s, self.counters.output_tokens)
+        request.siblings = self.by_id.setdefault(request.new.request_id, request.siblings)
+        request.siblings.append(request)
         self.by_handle[request.new.handle] = request
         self.queue.add(request, self.now_s)
+        if self.options.priority_preemption:
+            self.is_full = False
         if request.new.deadline_s is not None:
             self.deadlines.push(request.new.deadline_s, request.number, request)
         self.counters.accepted += 1
+        self.tenants.add(request.new.tenant)
         if self.recorder is not None:
             self.recorder.note(EventKind.ADD, request, request.new.arrival_s)
 
-    def preempt(self, slot: int) -> None:
+    def pause(self, slot: int) -> None:
+        """Leave a decoding request out of every step until `unpause`."""
+        self.slots.set_decoding(slot, False)
+        self.paused[slot] = None
+        self.slots.request_of(slot).move(RequestState.PAUSED)
+
+    def unpause(self, slot: int) -> None:
+        """Let a paused request go on."""
+        del self.paused[slot]
+        self.slots.set_decoding(slot, True)
+        self.slots.request_of(slot).move(RequestState.DECODE)
+
+    def preempt(self, slot: int, detail: str = "out of memory") -> None:
         """
         Take a running request's slot away; it waits again once all its results in flight were seen.
         """
         request = self.slots.request_of(slot)
-        self.slots.vacate(slot)
+        was_paused = slot in self.paused
+        self._vacate(slot)
+        self._plan_swap(slot, request)
         request.num_preemptions += 1
         self.counters.preemptions += 1
         if self.recorder is not None:
-            self.recorder.note(EventKind.RETRACT, request, self.now_s, "out of memory")
+            kind = EventKind.EVICT if was_paused else EventKind.RETRACT
+            self.recorder.note(kind, request, self.now_s, detail)
         if request.applied == request.planned:
             self.wait_again(request)
         else:
@@ -115,8 +156,49 @@ class CoreState:
         self.queue.put_back(request, self.now_s)
 
     def release(self, slot: int) -> None:
-        """Free a vacated slot and its blocks."""
-        self.pool.give_back(self.slots.forget(slot))
+        """Free a vacated slot and its blocks; what of them is cached can be matched from now on."""
+        self.prefix_cache.release(slot, self.leaving.pop(slot), self.slots.forget(slot))
+
+    def distrust(self, request: Request, also: AbstractSet[int] = frozenset()) -> None:
+        """
+        Forget the KV that a request computed whose result was an error, and what the writers `also`
+        computed; whoever shares the request's KV starts over without that of others.
+        """
+        culprit = writer_key(*request.slot_key)
+        sharers = [other for other in self.by_handle.values() if culprit in other.kv_writers]
+        keys = {writer_key(*sharer.slot_key) for sharer in sharers}
+        self.pool.distrust({culprit, *keys, *also})
+        if request.slot_key[0] in self.leaving or request.slot is not None:
+            self.prefix_cache.distrust(request.slot_key[0])
+        for sharer in sharers:
+            self._start_over(sharer)
+
+    def retry_alone(self, request: Request) -> None:
+        """
+        Let a request start over whose result was an error after it shared KV of others, which may
+        have been what was wrong.
+        """
+        self.distrust(request, request.kv_writers)
+        self._start_over(request)
+
+    def _start_over(self, request: Request) -> None:
+        """
+        Have a request compute all its KV itself; unlike at a preemption, what it has in flight is
+        dropped.
+        """
+        request.kv_writers = frozenset()
+        request.is_alone = True
+        self.host.discard(request.number)
+        if request.state is RequestState.WAITING:
+            return
+        self.prefix_cache.distrust(request.slot_key[0])
+        if request.slot is not None:
+            self._vacate(request.slot)
+            request.num_preemptions += 1
+            self.counters.preemptions += 1
+            if self.recorder is not None:
+                self.recorder.note(EventKind.RETRACT, request, self.now_s, "shared KV was wrong")
+        self.wait_again(request)
 
     def finish(
         self,
@@ -144,7 +226,7 @@ class CoreState:
                 matched_token=matched_token,
                 num_prompt_tokens=request.prompt_len,
                 num_output_tokens=known if num_output_tokens is None else num_output_tokens,
-                num_cached_tokens=0,
+                num_cached_tokens=request.num_cached_tokens,
                 queue_s=(now if request.scheduled_s is None else request.scheduled_s)
                 - request.new.arrival_s,
                 first_token_s=None if first_s is None else first_s - request.new.arrival_s,
@@ -169,15 +251,23 @@ class CoreState:
         ran = [request for request in self.slots.requests if request is not None]
         for request in ran:
             assert request.slot is not None
-            self.slots.vacate(request.slot)
+            self._vacate(request.slot)
             if self.recorder is not None:
                 self.recorder.note(EventKind.RETRACT, request, self.now_s, "executor lost")
         for request in [*ran, *self.draining.values()]:
             self.wait_again(request)
         self.in_flight.clear()
+        self.leaving.clear()
+        for request in self.by_handle.values():
+            request.kv_writers = frozenset()
+            if limits.block_size != self.limits.block_size:
+                request.digests.clear()
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks)
+        self.pool = _pool(limits, self.options)
         self.slots = SlotTable(limits)
+        self.prefix_cache = PrefixCache(self.slots, self.pool)
+        self.host = HostBlocks(limits.num_host_blocks)
+        self.swapping.clear()
 
     def note_first_tokens(self, requests: list[Request], now: float) -> None:
         """Remember when each of these requests produced its first token."""
@@ -187,13 +277,45 @@ class CoreState:
             request.first_token_s = now
 
     def _leave(self, request: Request) -> None:
+        self.is_full = False
+        self.host.discard(request.number)
         if request.slot is not None:
-            self.slots.vacate(request.slot)
+            self._vacate(request.slot)
         elif request.state is RequestState.DRAINING:
             del self.draining[request.slot_key]
         else:
             self.queue.discard(request)
         request.move(RequestState.ENDED)
         self.deadlines.discard(request.number)
-        del self.by_id[request.new.request_id]
+        self.tenants.remove(request.new.tenant)
+        self.retry_advice.note_end(self.now_s)
+        request.siblings.remove(request)
+        if not request.siblings:
+            del self.by_id[request.new.request_id]
         del self.by_handle[request.new.handle]
+        if not self.by_id:
+            self.ratio.reset(self.counters.decode_steps)
+
+    def _vacate(self, slot: int) -> None:
+        self.is_full = False
+        self.paused.pop(slot, None)
+        request = self.slots.request_of(slot)
+        self.prefix_cache.note_vacated(slot, request)
+        self.leaving[slot] = request
+        self.slots.vacate(slot)
+
+    def _plan_swap(self, slot: int, request: Request) -> None:
+        """Set host blocks aside for a request that has lost its slot, if that is asked for."""
+        if self.options.preemption_mode is not PreemptionMode.SWAP or not request.planned:
+            return
+        if self.host.try_reserve(request.number, request.planned, self.limits.block_size):
+            self.swapping[slot] = request.number
+        else:
+            self.counters.swap_fallbacks += 1
+
+
+def _pool(limits: Limits, options: CoreOptions) -> BlockPool:
+    if not options.prefix_caching:
+        return BlockPool(limits.num_blocks)
+    keeps_unheld = options.eviction is Eviction.LRU
+    return BlockPool(limits.num_blocks, PrefixIndex(limits.num_blocks, keeps_unheld=keeps_unheld))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,11 @@ class Histogram:
             self.counts += np.bincount(buckets, minlength=len(self.counts))
         self.total += float(values.sum())
 
+    def observe_equal(self, value: float, count: int) -> None:
+        """Count one value `count` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
     def snapshot(self) -> HistogramSnapshot:
         """A copy that later observations leave alone."""
         return HistogramSnapshot(
@@ -70,10 +76,24 @@ class Counters:
     finished: int = 0
     failed: int = 0
     refused: int = 0
+    refused_by_limit: Counter[str] = field(default_factory=Counter)
     prefill_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    retractions: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    swap_fallbacks: int = 0
+    prefix_lookup_tokens: int = 0
+    prefix_hit_tokens: int = 0
     steps: int = 0
+    decode_steps: int = 0
+
+    def note_refused(self, limit: str | None) -> None:
+        """A request was refused; None where no limit was the reason."""
+        self.refused += 1
+        if limit is not None:
+            self.refused_by_limit[limit] += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +101,20 @@ class CoreStats:
     """
     One snapshot of the core.
 
-    `num_running` counts prefill, decode and draining requests, `num_waiting` the others; the block
-    counts add up to `total_blocks`. Counters count since the core was made. Histograms are in
-    seconds: time from arrival to the first token, and between successive tokens of a request.
+    `num_running` counts prefill, decode, paused and draining requests, `num_waiting` the others;
+    the block counts add up to `total_blocks`. `retractions` are the preemptions for want of blocks,
+    `swap_fallbacks` those that are recomputed for want of host blocks. `prefix_lookup_tokens` counts
+    all tokens of requests when they are admitted, `prefix_hit_tokens` those of them found in the
+    prefix cache or shared with another choice. Counters count since the
+    core was made. Histograms are in seconds: time from arrival to the first token, and between
+    successive tokens of a request.
     """
 
     num_running: int
     num_waiting: int
     num_draining: int
     used_blocks: int
+    cached_blocks: int
     free_blocks: int
     total_blocks: int
     block_size: int
@@ -97,9 +122,18 @@ class CoreStats:
     finished_requests: int
     failed_requests: int
     refused_requests: int
+    refused_by_limit: dict[str, int]
     prefill_tokens: int
     output_tokens: int
     preemptions: int
+    retractions: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    swap_fallbacks: int
+    prefix_lookup_tokens: int
+    prefix_hit_tokens: int
+    num_paused: int
+    new_token_ratio: float
     steps: int
     steps_in_flight: int
     ttft_s: HistogramSnapshot

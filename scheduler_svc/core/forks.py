@@ -1,0 +1,57 @@
+"""
+Several completions of one prompt: its KV is computed once.
+
+The choices of a request are requests of their own that know each other (`Request.siblings`). The
+first to be admitted computes the prompt; the others wait until all of it was sent and then share
+its full blocks, copy the block in which they go on to write, and compute the prompt's last token
+again to draw from it. Whoever holds the whole prompt will do, so nothing hangs on the first: if
+nobody holds it any more, the next one admitted finds what the prefix cache holds and leads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler_svc.core.prefix_cache import Prefix, writer_key
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.slots import SlotTable
+
+
+def choice_of(first: Request, choice: int, number: int) -> Request:
+    """Choice `choice` of a request, at least 1, under a number of its own."""
+    sampling = replace(first.new.sampling, choice=first.new.sampling.choice + choice)
+    return Request(
+        new=replace(first.new, handle=first.new.handle + choice, sampling=sampling),
+        number=number,
+        stop_len=first.stop_len,
+        queued_tokens=min(first.queued_tokens, 1),
+        num_truncated_tokens=first.num_truncated_tokens,
+    )
+
+
+def is_sibling_computing(slots: SlotTable, request: Request) -> bool:
+    """True while another choice computes the prompt, which is worth waiting for."""
+    return any(
+        sibling.slot is not None and slots.planned[sibling.slot] < sibling.prompt_len
+        for sibling in request.siblings
+    )
+
+
+def find_sibling(slots: SlotTable, request: Request) -> int | None:
+    """The slot of another choice whose whole prompt was sent in earlier batches."""
+    for sibling in request.siblings:
+        if sibling.slot is not None and slots.planned[sibling.slot] >= sibling.prompt_len:
+            return sibling.slot
+    return None
+
+
+def prefix_of_sibling(slots: SlotTable, request: Request, slot: int) -> Prefix:
+    """What a request shares with the sibling in `slot`: their prompt, and no output."""
+    table = slots.block_table[slot, : slots.num_blocks[slot]]
+    return Prefix.of(table.copy(), request.prompt_len, request.num_known, slots.block_size)
+
+
+def writers_of_sibling(slots: SlotTable, slot: int) -> frozenset[int]:
+    """Who computed the prompt's KV in the table of `slot`."""
+    own = writer_key(slot, int(slots.generation[slot]))
+    return slots.request_of(slot).kv_writers | {own}
