@@ -1,0 +1,25 @@
+"""`tandem simulate`: the scheduler core against a model of an executor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import typer
+
+from tandem_client.cli.failures import ExitCode, readable_errors
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Every argument, --help too, belongs to the simulator."""
+
+
+@readable_errors
+def simulate(context: typer.Context) -> None:
+    """Compare scheduling policies on a virtual clock; --help lists workloads and all options."""
+    # In a process of its own: clients never import services.
+    command = [sys.executable, "-m", "scheduler_svc.simulator", *context.args]
+    outcome = subprocess.run(command, check=False)  # noqa: S603 -- our own interpreter
+    if outcome.returncode:
+        # A negative number is the signal that ended it.
+        code = outcome.returncode if outcome.returncode > 0 else ExitCode.FAILED
+        raise typer.Exit(code)

@@ -1,0 +1,98 @@
+"""
+The tokens that the modelled executor produces: a pure function of prefix, seed and choice.
+
+A prefix is fingerprinted by a polynomial over its tokens, mod 2^64, so that a chunk of a prompt
+folds in by one vector operation and a decoded token by one multiplication. No cryptography: equal
+fingerprints of different prefixes are possible, and in practice do not happen.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.link.batch import Int32Column
+
+UInt64Column: TypeAlias = NDArray[np.uint64]
+
+EOS_ID = 2
+FIRST_ID = 3
+"""Prompts and answers are made of ids from here to `VOCAB_SIZE`: EOS is never drawn by chance."""
+VOCAB_SIZE = 32_000
+
+_BASE = 0x9E3779B97F4A7C15
+_POSITION_MIX = 0xBF58476D1CE4E5B9
+_CHOICE_MIX = 0x94D049BB133111EB
+_FINAL_MIX = 0xD6E8FEB86659FD93
+_MASK = (1 << 64) - 1
+
+
+def powers_of_base(count: int) -> UInt64Column:
+    """Weight of each position in a fingerprint, shape ``[count]``."""
+    powers = np.full(count, _BASE, np.uint64)
+    powers[:1] = 1
+    return np.cumprod(powers, dtype=np.uint64)
+
+
+def token_terms(tokens: Int32Column, weights: UInt64Column) -> UInt64Column:
+    """What tokens at these positions add to a fingerprint; all shape ``[N]``."""
+    terms: UInt64Column = (tokens.astype(np.uint64) + np.uint64(1)) * weights
+    return terms
+
+
+def next_tokens(
+    fingerprints: UInt64Column,
+    positions: Int32Column,
+    choices: Int32Column,
+    end_positions: Int32Column,
+) -> Int32Column:
+    """
+    The token that each row samples; all shape ``[N]``.
+
+    Args:
+        fingerprints: Of everything before the token.
+        positions: The token's index in its sequence.
+        choices: Which completion of the prompt the row is.
+        end_positions: Where the model ends this sequence, see `end_position`.
+    """
+    mixed = fingerprints + positions.astype(np.uint64) * np.uint64(_POSITION_MIX)
+    mixed += choices.astype(np.uint64) * np.uint64(_CHOICE_MIX)
+    mixed ^= mixed >> np.uint64(31)
+    mixed *= np.uint64(_FINAL_MIX)
+    drawn = FIRST_ID + (mixed >> np.uint64(33)) % np.uint64(VOCAB_SIZE - FIRST_ID)
+    tokens: Int32Column = np.where(positions == end_positions, EOS_ID, drawn).astype(np.int32)
+    return tokens
+
+
+def end_position(num_prompt_tokens: int, seed: int) -> int:
+    """
+    Where the model ends: a modelled request's sampling seed is the number of tokens it produces.
+    """
+    return num_prompt_tokens + seed - 1
+
+
+def unlimited_outputs(
+    prompt: Int32Column, output_len: int, max_tokens: int, choice: int = 0
+) -> Int32Column:
+    """
+    What a request produces when memory never runs out, shape ``[min(output_len, max_tokens)]``: the
+    definition above once more, in whole numbers, one token after the other.
+    """
+    fingerprint, weight = 0, 1
+    for token in prompt.tolist():
+        fingerprint = (fingerprint + (token + 1) * weight) & _MASK
+        weight = weight * _BASE & _MASK
+    outputs: list[int] = []
+    for position in range(len(prompt), len(prompt) + min(output_len, max_tokens)):
+        mixed = fingerprint + position * _POSITION_MIX + choice * _CHOICE_MIX & _MASK
+        mixed ^= mixed >> 31
+        mixed = mixed * _FINAL_MIX & _MASK
+        token = FIRST_ID + (mixed >> 33) % (VOCAB_SIZE - FIRST_ID)
+        if position == end_position(len(prompt), output_len):
+            token = EOS_ID
+        outputs.append(token)
+        fingerprint = (fingerprint + (token + 1) * weight) & _MASK
+        weight = weight * _BASE & _MASK
+    return np.array(outputs, np.int32)
