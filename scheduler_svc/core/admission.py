@@ -68,6 +68,7 @@ def check(state: CoreState, new: NewRequest) -> Request:
         stop_len=total_len,
         num_truncated_tokens=whole_len - len(new.prompt),
     )
+    _count_queued_tokens(state, first)
     _check_capacity(state, first)
     return first
 
@@ -215,8 +216,7 @@ def _check_capacity(state: CoreState, first: Request) -> None:
             "have been admitted"
         )
         raise _full(state, message, "max_queued_requests", bound, excess)
-    if options.max_queued_tokens is not None:
-        _check_queued_tokens(state, first, options.max_queued_tokens)
+    _check_queued_tokens(state, first)
     if options.on_pressure is OnPressure.REFUSE and state.under_pressure():
         message = (
             f"{state.pool.num_used} of {state.pool.num_blocks} KV blocks are in use and "
@@ -229,26 +229,39 @@ def _check_capacity(state: CoreState, first: Request) -> None:
         )
 
 
-def _check_queued_tokens(state: CoreState, first: Request, bound: int) -> None:
-    """Count what is to be computed of its prompt: once, and one token for each further choice."""
+def _count_queued_tokens(state: CoreState, first: Request) -> None:
+    """
+    Count what is to be computed of a prompt: once, and one token for each further choice.
+
+    Raises:
+        NeverFits: It is more than may wait at all.
+    """
+    bound = state.options.max_queued_tokens
+    if bound is None:
+        return
     cached_len = 0 if state.prefixes is None else state.prefixes.match_len(first)
     first.queued_tokens = max(first.prompt_len - cached_len, 1)
     own = first.queued_tokens + first.new.num_choices - 1
-    queued = state.queue.num_fresh_tokens
     if own > bound:
         message = (
             f"{own} tokens of the prompt are to be computed and max_queued_tokens is {bound}: "
             "shorten the prompt or raise max_queued_tokens"
         )
         raise NeverFits(message, field="prompt", metadata=_of("max_queued_tokens", bound))
-    if queued + own > bound:
-        message = (
-            f"{queued} prompt tokens wait to be computed, this request has {own} more and "
-            f"max_queued_tokens is {bound}: try again when some have been admitted"
-        )
-        mean = queued / state.queue.num_fresh
-        ends = int((queued + own - bound) / mean) + 1
-        raise _full(state, message, "max_queued_tokens", bound, ends)
+
+
+def _check_queued_tokens(state: CoreState, first: Request) -> None:
+    bound, queued = state.options.max_queued_tokens, state.queue.num_fresh_tokens
+    own = first.queued_tokens + first.new.num_choices - 1
+    if bound is None or queued + own <= bound:
+        return
+    message = (
+        f"{queued} prompt tokens wait to be computed, this request has {own} more and "
+        f"max_queued_tokens is {bound}: try again when some have been admitted"
+    )
+    mean = queued / state.queue.num_fresh
+    num_ends = int((queued + own - bound) / mean) + 1
+    raise _full(state, message, "max_queued_tokens", bound, num_ends)
 
 
 def _full(state: CoreState, message: str, limit: str, value: int, num_ends: int) -> QueueFull:

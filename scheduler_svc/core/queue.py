@@ -153,6 +153,11 @@ class WaitingQueue:
         yield from self._aged(now)
         yield from self._not_aged(now, view)
 
+    @property
+    def num_fresh(self) -> int:
+        """Those who never ran."""
+        return len(self._fresh)
+
     def best_priority(self) -> int | None:
         """The best priority that anyone who waits has; None when nobody waits."""
         return min((*self._returned, *self._fresh_periods), default=None)
