@@ -1,11 +1,20 @@
 """Python client and command line of Tandem."""
 
 from tandem_client.admin import AdminClient, Setting, Stats, is_serving
+from tandem_client.admin_requests import (
+    BlockStats,
+    RequestEvent,
+    RequestEventKind,
+    RequestList,
+    RequestState,
+    RequestSummary,
+)
 from tandem_client.aio import AsyncClient
 from tandem_client.aio_stream import AsyncGenerationStream
 from tandem_client.channel import ChannelOptions
 from tandem_client.client import Client
 from tandem_client.events import (
+    Choice,
     Completion,
     Delta,
     Done,
@@ -30,7 +39,9 @@ __all__ = [
     "AdminClient",
     "AsyncClient",
     "AsyncGenerationStream",
+    "BlockStats",
     "ChannelOptions",
+    "Choice",
     "Client",
     "Completion",
     "Delta",
@@ -43,6 +54,11 @@ __all__ = [
     "Model",
     "Prefilled",
     "Queued",
+    "RequestEvent",
+    "RequestEventKind",
+    "RequestList",
+    "RequestState",
+    "RequestSummary",
     "ResolvedParams",
     "RetryPolicy",
     "Scheduled",

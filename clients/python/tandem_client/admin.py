@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +13,15 @@ import grpc
 
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
+from tandem.admin.v1 import requests_pb2
 from tandem.status import from_rpc_error
+from tandem_client.admin_requests import (
+    RequestEvent,
+    RequestList,
+    RequestState,
+    events_from_proto,
+    list_from_proto,
+)
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.client import call_with_retry
 from tandem_client.retry import RetryPolicy
@@ -40,6 +49,20 @@ class Stats:
     executor_attached: bool
     draining: bool
     uptime_s: float
+    cached_blocks: int
+    token_usage: float
+    prefix_cache_lookup_tokens: int
+    prefix_cache_hit_tokens: int
+    retractions: int
+    paused_requests: int
+    swapped_requests: int
+    new_token_ratio: float
+    host_blocks: int
+    used_host_blocks: int
+    refused_by_limit: dict[str, int]
+    queued_tokens: int
+    schedule_s: float
+    schedule_policy: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +93,8 @@ class AdminClient:
     def stats(self, *, deadline_s: float | None = None) -> Stats:
         """One consistent snapshot; cheap, safe to poll."""
         answer = self._unary(self._stub.GetStats, admin.GetStatsRequest(), deadline_s)
-        return Stats(**{field.name: getattr(answer, field.name) for field in fields(Stats)})
+        values = {field.name: getattr(answer, field.name) for field in fields(Stats)}
+        return Stats(**(values | {"refused_by_limit": dict(answer.refused_by_limit)}))
 
     def drain(self, grace_s: float | None = None, *, deadline_s: float | None = None) -> int:
         """
@@ -96,6 +120,51 @@ class AdminClient:
             Setting(name=entry.name, value=json.loads(entry.json_value), source=entry.source)
             for entry in answer.entries
         ]
+
+    def list_requests(
+        self,
+        *,
+        max_results: int | None = None,
+        tenant: str | None = None,
+        states: Iterable[RequestState] = (),
+        deadline_s: float | None = None,
+    ) -> RequestList:
+        """
+        Requests in the system, oldest first, one entry per choice.
+
+        Args:
+            max_results: Most entries; None = the server's default, 100.
+            tenant: Only this tenant's; "" = only those without one.
+            states: Only those in one of these; empty = all.
+            deadline_s: Longest wait.
+        """
+        request = requests_pb2.ListRequestsRequest(
+            max_results=max_results,
+            tenant=tenant,
+            states=[int(state) for state in states],  # type: ignore[misc]  # numbers are the same
+        )
+        return list_from_proto(self._unary(self._stub.ListRequests, request, deadline_s))
+
+    def request_events(
+        self, request_id: str, *, deadline_s: float | None = None
+    ) -> list[RequestEvent]:
+        """
+        What happened to a request that is live or ended lately, in order of time.
+
+        Raises:
+            EventsNotTracked: The server does not keep events.
+            RequestNotFound: It keeps none of this request.
+        """
+        request = requests_pb2.GetRequestEventsRequest(request_id=request_id)
+        return events_from_proto(self._unary(self._stub.GetRequestEvents, request, deadline_s))
+
+    def flush_prefix_cache(self, *, deadline_s: float | None = None) -> int:
+        """Make the server forget cached prompts; returns how many blocks that freed at once."""
+        answer = self._unary(
+            self._stub.FlushPrefixCache, admin.FlushPrefixCacheRequest(), deadline_s
+        )
+        freed: int = answer.freed_blocks
+        return freed
 
     def close(self) -> None:
         """Close the connection."""

@@ -26,7 +26,8 @@ class AsyncGenerationStream:
 
     Attributes:
         started: The acceptance, once it came.
-        finished: How the output ended, once it did.
+        finished: How the output of choice 0 ended, once it did.
+        finished_choices: How each choice that ended did, by its number.
         done: Usage and timings, once all is over.
     """
 
@@ -38,7 +39,7 @@ class AsyncGenerationStream:
         deadline_s: float | None,
     ) -> None:
         self.started: Started | None = None
-        self.finished: Finished | None = None
+        self.finished_choices: dict[int, Finished] = {}
         self.done: Done | None = None
         self._start_call = start_call
         self._state = ResumableStream(request, policy, time.monotonic())
@@ -48,10 +49,15 @@ class AsyncGenerationStream:
         self._events = self._run()
 
     @property
+    def finished(self) -> Finished | None:
+        """See the class."""
+        return self.finished_choices.get(0)
+
+    @property
     async def text(self) -> AsyncIterator[str]:
-        """The new text of every delta that has some."""
+        """The new text of every delta of choice 0 that has some."""
         async for event in self:
-            if isinstance(event, Delta) and event.text:
+            if isinstance(event, Delta) and event.choice == 0 and event.text:
                 yield event.text
 
     async def aclose(self) -> None:
@@ -69,7 +75,7 @@ class AsyncGenerationStream:
             case Started():
                 self.started = event
             case Finished():
-                self.finished = event
+                self.finished_choices[event.choice] = event
             case Done():
                 self.done = event
         return event

@@ -40,16 +40,22 @@ class ResolvedParams:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    n: int
+    priority: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The request was accepted."""
+    """
+    The request was accepted; `truncated_prompt_tokens` of the prompt's oldest tokens were dropped
+    before `prompt_tokens` were left.
+    """
 
     request_id: str
     params: ResolvedParams
     prompt_tokens: int
     model_revision: str
+    truncated_prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +100,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of the whole request."""
+    """Token counts of the whole request; the prompt counts once, as choice 0 found it cached."""
 
     prompt_tokens: int
     output_tokens: int
@@ -123,18 +129,48 @@ Event = Started | Queued | Scheduled | Prefilled | Delta | Finished | Done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A whole completion."""
+class Choice:
+    """One whole output; `matched` is the stop string or the token id that ended it."""
 
-    request_id: str
+    choice: int
     text: str
     token_ids: tuple[int, ...]
     reason: FinishReason
     matched: str | int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer: `choices` in their order, at least one; output's names are of the first."""
+
+    request_id: str
+    choices: tuple[Choice, ...]
     params: ResolvedParams
+    prompt_tokens: int
+    truncated_prompt_tokens: int
     model_revision: str
     usage: Usage
     timings: Timings
+
+    @property
+    def text(self) -> str:
+        """Of choice 0."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of choice 0."""
+        return self.choices[0].token_ids
+
+    @property
+    def reason(self) -> FinishReason:
+        """Of choice 0."""
+        return self.choices[0].reason
+
+    @property
+    def matched(self) -> str | int | None:
+        """Of choice 0."""
+        return self.choices[0].matched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,14 +222,27 @@ def completion_from_proto(response: inference.CompleteResponse) -> Completion:
     """
     if not response.completions:
         raise InternalError("the server answered Complete without a completion")
-    started, done, first = _started(response.started), _done(response.done), response.completions[0]
+    choices = tuple(
+        Choice(
+            choice=one.choice,
+            text=one.text,
+            token_ids=tuple(one.token_ids),
+            reason=FinishReason(one.reason),
+            matched=_matched(one),
+        )
+        for one in response.completions
+    )
+    return completion_of(_started(response.started), choices, _done(response.done))
+
+
+def completion_of(started: Started, choices: tuple[Choice, ...], done: Done) -> Completion:
+    """What the parts of a stream come to."""
     return Completion(
         request_id=started.request_id,
-        text=first.text,
-        token_ids=tuple(first.token_ids),
-        reason=FinishReason(first.reason),
-        matched=_matched(first),
+        choices=choices,
         params=started.params,
+        prompt_tokens=started.prompt_tokens,
+        truncated_prompt_tokens=started.truncated_prompt_tokens,
         model_revision=started.model_revision,
         usage=done.usage,
         timings=done.timings,
@@ -225,6 +274,8 @@ def _params(message: request_pb2.ResolvedParams) -> ResolvedParams:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        n=message.n or 1,  # a server that knows no choices has one
+        priority=message.priority,
     )
 
 
@@ -234,6 +285,7 @@ def _started(message: stream_pb2.Started) -> Started:
         params=_params(message.resolved_params),
         prompt_tokens=message.prompt_tokens,
         model_revision=message.model_revision,
+        truncated_prompt_tokens=message.truncated_prompt_tokens,
     )
 
 

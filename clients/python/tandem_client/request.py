@@ -27,6 +27,10 @@ class GenerateOptions(TypedDict, total=False):
         ignore_eos: Go on past end-of-sequence tokens.
         time_limit_s: End with what is there after so many seconds.
         request_id: Own id, unique among live requests.
+        n: Completions of the prompt, 1 to 16; each event says of which `choice` it is.
+        priority: Who goes first among those that wait: lower first.
+        tenant: On whose behalf, for limits per tenant.
+        cache_salt: Only requests with the same salt share cached prompts.
     """
 
     messages: Sequence[Mapping[str, str]] | None
@@ -41,9 +45,14 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool | None
     time_limit_s: float | None
     request_id: str | None
+    n: int | None
+    priority: int | None
+    tenant: str | None
+    cache_salt: str | None
 
 
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_PLAIN = ("request_id", "n", "priority", "tenant", "cache_salt")
 _STOPPING = ("max_tokens", "stop", "stop_token_ids", "ignore_eos")
 
 
@@ -70,8 +79,9 @@ def build_request(prompt: str | None, options: GenerateOptions) -> inference.Gen
     if "time_limit_s" in given:
         limit_ms = round(float(options["time_limit_s"] or 0.0) * 1000)
         _set(request, "time_limit_ms", "time_limit_ms", limit_ms)
-    if "request_id" in given:
-        _set(request, "request_id", "request_id", given["request_id"])
+    for name in _PLAIN:
+        if name in given:
+            _set(request, name, name, given[name])
     return request
 
 

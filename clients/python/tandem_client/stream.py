@@ -46,7 +46,8 @@ class GenerationStream:
 
     Attributes:
         started: The acceptance, once it came.
-        finished: How the output ended, once it did.
+        finished: How the output of choice 0 ended, once it did.
+        finished_choices: How each choice that ended did, by its number.
         done: Usage and timings, once all is over.
     """
 
@@ -58,7 +59,7 @@ class GenerationStream:
         deadline_s: float | None,
     ) -> None:
         self.started: Started | None = None
-        self.finished: Finished | None = None
+        self.finished_choices: dict[int, Finished] = {}
         self.done: Done | None = None
         self._start_call = start_call
         self._state = ResumableStream(request, policy, time.monotonic())
@@ -68,10 +69,15 @@ class GenerationStream:
         self._events = self._run()
 
     @property
+    def finished(self) -> Finished | None:
+        """See the class."""
+        return self.finished_choices.get(0)
+
+    @property
     def text(self) -> Iterator[str]:
-        """The new text of every delta that has some."""
+        """The new text of every delta of choice 0 that has some."""
         for event in self:
-            if isinstance(event, Delta) and event.text:
+            if isinstance(event, Delta) and event.choice == 0 and event.text:
                 yield event.text
 
     def close(self) -> None:
@@ -90,7 +96,7 @@ class GenerationStream:
             case Started():
                 self.started = event
             case Finished():
-                self.finished = event
+                self.finished_choices[event.choice] = event
             case Done():
                 self.done = event
         return event

@@ -14,8 +14,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tandem.admin.v1 import admin_service_pb2 as admin
 from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
+from tandem.admin.v1 import requests_pb2, stats_pb2
 from tandem.common.v1 import finish_reason_pb2
-from tandem.errors import RequestNotFound, TandemError
+from tandem.errors import EventsNotTracked, RequestNotFound, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.inference.v1 import request_pb2, stream_pb2
@@ -24,6 +25,39 @@ from tandem.status import to_grpc_status
 ANSWER = "Tandem rides uphill, two by two."
 """What the fake says; its token i is the code of character i."""
 CHOSEN_SEED = 42
+REQUESTS = (
+    requests_pb2.RequestSummary(
+        request_id="first",
+        state=requests_pb2.REQUEST_STATE_DECODE,
+        tenant="alice",
+        priority=-1,
+        prompt_tokens=30,
+        output_tokens=4,
+        cached_tokens=16,
+        age_s=1.25,
+        preemptions=2,
+        time_to_first_token_s=0.5,
+    ),
+    requests_pb2.RequestSummary(
+        request_id="second", choice=1, state=requests_pb2.REQUEST_STATE_WAITING
+    ),
+)
+EVENTS = (
+    requests_pb2.RequestEvent(kind=requests_pb2.REQUEST_EVENT_KIND_ADD),
+    requests_pb2.RequestEvent(
+        kind=requests_pb2.REQUEST_EVENT_KIND_GENERATED_TOKEN,
+        at_s=0.25,
+        token_id=70,
+        blocks=requests_pb2.BlockStats(used_blocks=1, cached_blocks=2, free_blocks=3),
+        dropped_events=5,
+    ),
+    requests_pb2.RequestEvent(
+        kind=requests_pb2.REQUEST_EVENT_KIND_FINISH,
+        at_s=0.5,
+        detail="EOS",
+        time_to_first_token_s=0.25,
+    ),
+)
 SETTINGS = (("block_size", "16", "default"), ("listen", '"127.0.0.1:1"', "flag"))
 
 
@@ -38,6 +72,7 @@ class Act:
     hang: bool = False
     revision: str = "revision-1"
     accept: bool = True
+    truncated: int = 0
 
 
 @dataclass
@@ -50,6 +85,8 @@ class Seen:
     cancelled: threading.Event = field(default_factory=threading.Event)
     hanging: threading.Event = field(default_factory=threading.Event)
     drain_grace_s: list[float | None] = field(default_factory=list)
+    listed: list[requests_pb2.ListRequestsRequest] = field(default_factory=list)
+    num_flushes: int = 0
 
 
 def resolved(request: inference.GenerateRequest) -> request_pb2.ResolvedParams:
@@ -64,7 +101,14 @@ def resolved(request: inference.GenerateRequest) -> request_pb2.ResolvedParams:
         stop=stopping.stop,
         stop_token_ids=stopping.stop_token_ids,
         ignore_eos=stopping.ignore_eos,
+        n=num_choices(request),
+        priority=request.priority,
     )
+
+
+def num_choices(request: inference.GenerateRequest) -> int:
+    """How many completions are asked for."""
+    return request.n if request.HasField("n") else 1
 
 
 def started(request: inference.GenerateRequest, act: Act) -> stream_pb2.Started:
@@ -74,6 +118,7 @@ def started(request: inference.GenerateRequest, act: Act) -> stream_pb2.Started:
         resolved_params=resolved(request),
         prompt_tokens=3,
         model_revision=act.revision,
+        truncated_prompt_tokens=act.truncated,
     )
 
 
@@ -85,15 +130,29 @@ def done(num_tokens: int) -> stream_pb2.Done:
     )
 
 
-def pieces(act: Act) -> Iterator[stream_pb2.Delta]:
-    """The act's output in deltas."""
-    end = len(act.answer) if act.num_tokens is None else act.num_tokens
-    offset, turn = 0, 0
-    while offset < end:
-        text = act.answer[offset : min(end, offset + act.piece_lens[turn % len(act.piece_lens)])]
-        ids = [ord(character) for character in text]
-        yield stream_pb2.Delta(first_token_offset=offset, token_ids=ids, text=text)
-        offset, turn = offset + len(text), turn + 1
+def answer_of(act: Act, choice: int) -> str:
+    """What one choice says: the act's answer, and after choice 0 in capitals with its number."""
+    return act.answer if choice == 0 else f"{act.answer.upper()}{choice}"
+
+
+def pieces(act: Act, num_choices: int = 1) -> Iterator[stream_pb2.Delta]:
+    """The act's output in deltas, those of several choices interleaved."""
+    answers = [answer_of(act, choice) for choice in range(num_choices)]
+    offsets, turn = [0] * num_choices, 0
+    ends = [len(answer) if act.num_tokens is None else act.num_tokens for answer in answers]
+    while offsets != ends:
+        length = act.piece_lens[turn % len(act.piece_lens)]
+        for choice, answer in enumerate(answers):
+            offset = offsets[choice]
+            text = answer[offset : min(ends[choice], offset + length)]
+            if not text:
+                continue
+            ids = [ord(character) for character in text]
+            yield stream_pb2.Delta(
+                choice=choice, first_token_offset=offset, token_ids=ids, text=text
+            )
+            offsets[choice] += len(text)
+        turn += 1
 
 
 class FakeInference(inference_grpc.InferenceServiceServicer):
@@ -116,15 +175,16 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             yield inference.GenerateResponse(started=started(request, act))
             progress = stream_pb2.Progress(queued=stream_pb2.Queued(position=0))
             yield inference.GenerateResponse(progress=progress)
-            for delta in pieces(act):
+            for delta in pieces(act, num_choices(request)):
                 yield inference.GenerateResponse(delta=delta)
         if act.hang:
             await self._hang()
         if act.error is not None:
             await context.abort_with_status(to_grpc_status(act.error))
         reason = finish_reason_pb2.FINISH_REASON_STOP_STRING
-        finished = stream_pb2.Finished(reason=reason, stop_string="!")
-        yield inference.GenerateResponse(finished=finished)
+        for choice in range(num_choices(request)):
+            finished = stream_pb2.Finished(choice=choice, reason=reason, stop_string="!")
+            yield inference.GenerateResponse(finished=finished)
         yield inference.GenerateResponse(done=done(len(act.answer)))
 
     async def Complete(self, request, context):  # noqa: N802 -- the rpc's name
@@ -134,15 +194,19 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             await self._hang()
         if act.error is not None:
             await context.abort_with_status(to_grpc_status(act.error))
-        completion = inference.Completion(
-            text=act.answer,
-            token_ids=[ord(character) for character in act.answer],
-            reason=finish_reason_pb2.FINISH_REASON_EOS,
-            token_id=2,
-        )
+        completions = [
+            inference.Completion(
+                choice=choice,
+                text=answer_of(act, choice),
+                token_ids=[ord(character) for character in answer_of(act, choice)],
+                reason=finish_reason_pb2.FINISH_REASON_EOS,
+                token_id=2,
+            )
+            for choice in range(num_choices(request.request))
+        ]
         return inference.CompleteResponse(
             started=started(request.request, act),
-            completions=[completion],
+            completions=completions,
             done=done(len(act.answer)),
         )
 
@@ -180,8 +244,19 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
         self._seen = seen
 
     async def GetStats(self, request, context):  # noqa: N802 -- the rpc's name
-        return admin.GetStatsResponse(
-            running_requests=2, used_blocks=5, total_blocks=9, uptime_s=1.5
+        return stats_pb2.GetStatsResponse(
+            running_requests=2,
+            used_blocks=5,
+            cached_blocks=3,
+            free_blocks=1,
+            total_blocks=9,
+            token_usage=5 / 9,
+            uptime_s=1.5,
+            prefix_cache_lookup_tokens=200,
+            prefix_cache_hit_tokens=50,
+            retractions=4,
+            refused_by_limit={"max_num_seqs": 6},
+            schedule_policy="lpm",
         )
 
     async def Drain(self, request, context):  # noqa: N802 -- the rpc's name
@@ -192,6 +267,20 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
     async def GetConfig(self, request, context):  # noqa: N802 -- the rpc's name
         entries = [admin.ConfigEntry(name=n, json_value=v, source=s) for n, v, s in SETTINGS]
         return admin.GetConfigResponse(entries=entries)
+
+    async def ListRequests(self, request, context):  # noqa: N802 -- the rpc's name
+        self._seen.listed.append(request)
+        return requests_pb2.ListRequestsResponse(requests=REQUESTS, total=7)
+
+    async def GetRequestEvents(self, request, context):  # noqa: N802 -- the rpc's name
+        if request.request_id == "untracked":
+            error = EventsNotTracked("events of requests are not kept")
+            await context.abort_with_status(to_grpc_status(error))
+        return requests_pb2.GetRequestEventsResponse(events=EVENTS)
+
+    async def FlushPrefixCache(self, request, context):  # noqa: N802 -- the rpc's name
+        self._seen.num_flushes += 1
+        return admin.FlushPrefixCacheResponse(freed_blocks=12)
 
 
 @dataclass

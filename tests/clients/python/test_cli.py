@@ -111,7 +111,8 @@ class TestSummary:
         usage = Usage(prompt_tokens=5, output_tokens=num_tokens, cached_tokens=0)
         timings = Timings(queue_s=0.0, time_to_first_token_s=0.2, total_s=0.7, preemptions=0)
         stream = SimpleNamespace(
-            finished=Finished(choice=0, reason=FinishReason.DEADLINE, matched=None),
+            started=None,
+            finished_choices={0: Finished(choice=0, reason=FinishReason.DEADLINE, matched=None)},
             done=Done(usage=usage, timings=timings),
         )
 
@@ -370,7 +371,7 @@ class TestTop:
         """
         Rates are what was gained since the previous snapshot, over the time between the two.
         """
-        zero = {field.name: 0 for field in dataclasses.fields(Stats)}
+        zero = {field.name: 0 for field in dataclasses.fields(Stats)} | {"refused_by_limit": {}}
         before = Stats(**zero | {"uptime_s": 10.0, "output_tokens": 100})
         now = Stats(**zero | {"uptime_s": 12.0, "output_tokens": 150})
         console = Console(file=io.StringIO())

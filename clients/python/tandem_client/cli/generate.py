@@ -18,7 +18,7 @@ from tandem_client.cli import options
 from tandem_client.cli.failures import fail, readable_errors
 from tandem_client.cli.services import LocalServer, ServiceFailed, local_server
 from tandem_client.client import Client
-from tandem_client.events import Completion, Delta
+from tandem_client.events import Choice, Completion, Delta, completion_of
 from tandem_client.request import GenerateOptions
 from tandem_client.stream import GenerationStream
 
@@ -56,6 +56,10 @@ def generate(
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
     time_limit_s: options.TimeLimit = None,
+    n: options.Choices = None,
+    priority: options.Priority = None,
+    tenant: options.Tenant = None,
+    cache_salt: options.CacheSalt = None,
     deadline_s: Annotated[
         float | None, typer.Option("--deadline-s", help="Fail after so many seconds.")
     ] = None,
@@ -67,7 +71,10 @@ def generate(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Continue a prompt, printing the text as it comes."""
+    """
+    Continue a prompt, printing the text as it comes; several completions one after the other, once
+    all are there.
+    """
     text = sys.stdin.read() if prompt == "-" else prompt
     arguments = GenerateOptions(
         messages=[{"role": "user", "content": text}] if chat else None,
@@ -79,6 +86,10 @@ def generate(
         stop=stop,
         ignore_eos=ignore_eos or None,
         time_limit_s=time_limit_s,
+        n=n,
+        priority=priority,
+        tenant=tenant,
+        cache_salt=cache_salt,
     )
     with (
         server_at(address, up) as where,
@@ -90,56 +101,69 @@ def generate(
             return
         if echo:
             _write(text)
-        for piece in stream.text:
-            _write(piece)
-        _write("\n")
+        if (n or 1) > 1:
+            _write_choices(collect(stream))
+        else:
+            for piece in stream.text:
+                _write(piece)
+            _write("\n")
         _say(summary(stream))
 
 
 def collect(stream: GenerationStream) -> Completion:
     """Read a stream to its end."""
-    token_ids: list[int] = []
-    text = ""
+    token_ids: dict[int, list[int]] = {}
+    texts: dict[int, str] = {}
     for event in stream:
         if isinstance(event, Delta):
-            token_ids += event.token_ids
-            text += event.text
-    started, finished, done = stream.started, stream.finished, stream.done
-    assert started is not None
-    assert finished is not None
-    assert done is not None
-    return Completion(
-        request_id=started.request_id,
-        text=text,
-        token_ids=tuple(token_ids),
-        reason=finished.reason,
-        matched=finished.matched,
-        params=started.params,
-        model_revision=started.model_revision,
-        usage=done.usage,
-        timings=done.timings,
+            token_ids.setdefault(event.choice, []).extend(event.token_ids)
+            texts[event.choice] = texts.get(event.choice, "") + event.text
+    assert stream.started is not None
+    assert stream.done is not None
+    choices = tuple(
+        Choice(
+            choice=choice,
+            text=texts.get(choice, ""),
+            token_ids=tuple(token_ids.get(choice, ())),
+            reason=finished.reason,
+            matched=finished.matched,
+        )
+        for choice, finished in sorted(stream.finished_choices.items())
     )
+    return completion_of(stream.started, choices, stream.done)
 
 
 def summary(stream: GenerationStream) -> str:
     """One line about a stream that ended."""
-    finished, done = stream.finished, stream.done
-    if finished is None or done is None:
+    done, ends = stream.done, stream.finished_choices
+    if done is None:
         return "stopped"
     usage, timings = done.usage, done.timings
-    parts = [f"{usage.prompt_tokens} prompt + {usage.output_tokens} output tokens"]
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    parts = [f"{usage.prompt_tokens} prompt{cached} + {usage.output_tokens} output tokens"]
+    if stream.started is not None and stream.started.truncated_prompt_tokens:
+        parts.append(f"{stream.started.truncated_prompt_tokens} older prompt tokens dropped")
     if usage.output_tokens > 0:
         parts.append(f"first after {timings.time_to_first_token_s * 1000:.0f} ms")
     decode_s = timings.total_s - timings.time_to_first_token_s
     if usage.output_tokens > 1 and decode_s > 0:
         parts.append(f"then {(usage.output_tokens - 1) / decode_s:.0f}/s")
-    return f"{', '.join(parts)}; ended by {finished.reason.name}"
+    reasons = dict.fromkeys(ends[choice].reason.name for choice in sorted(ends))
+    return f"{', '.join(parts)}; ended by {', '.join(reasons)}"
+
+
+def _write_choices(completion: Completion) -> None:
+    for one in completion.choices:
+        _write(f"--- choice {one.choice}, {one.reason.name}\n{one.text}\n")
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:
+    """The fields of choice 0 stand beside those of the request, as where there is only one."""
     content = dataclasses.asdict(completion)
-    content["reason"] = completion.reason.name
-    return content
+    for choice in content["choices"]:
+        choice["reason"] = choice["reason"].name
+    first = {name: value for name, value in content["choices"][0].items() if name != "choice"}
+    return {"request_id": content.pop("request_id"), **first, **content}
 
 
 def _write(text: str) -> None:

@@ -52,6 +52,17 @@ Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="Text before which to end; may be repeated.")
 ]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past end-of-sequence tokens.")]
+Choices = Annotated[
+    int | None, typer.Option("-n", "--n", help="Completions of the prompt, 1 to 16.")
+]
+Priority = Annotated[int | None, typer.Option("--priority", help="Lower goes first; default 0.")]
+Tenant = Annotated[
+    str | None, typer.Option("--tenant", help="On whose behalf, for limits per tenant.")
+]
+CacheSalt = Annotated[
+    str | None,
+    typer.Option("--cache-salt", help="Share cached prompts only with requests that say the same."),
+]
 TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit-s", help="End with what is there after so many seconds."),

@@ -54,22 +54,44 @@ def table(now: Stats, before: Stats | None) -> Table:
         return f"{gained / seconds:.1f}/s" if seconds > 0 else "-"
 
     state = "draining" if now.draining else "serving" if now.executor_attached else "no executor"
-    used = now.used_blocks / now.total_blocks if now.total_blocks else 0.0
     rows = {
         "state": f"{state}, up {now.uptime_s:.0f} s",
-        "requests": f"{now.running_requests} running, {now.waiting_requests} waiting",
-        "blocks": f"{now.used_blocks}/{now.total_blocks} used ({used:.0%})",
+        "requests": f"{now.running_requests} running, {now.waiting_requests} waiting "
+        f"({now.queued_tokens} tokens, {now.schedule_policy or 'no policy yet'})",
+        "blocks": f"{now.used_blocks}/{now.total_blocks} used ({now.token_usage:.0%}), "
+        f"{now.cached_blocks} cached, {now.free_blocks} free",
+        "prefix cache": _hits(now, before),
         "output tokens": rate("output_tokens"),
         "prompt tokens": rate("prefill_tokens"),
         "steps": f"{rate('steps')}, {now.steps_in_flight} in flight",
         "finished": f"{now.finished_requests} ({rate('finished_requests')})",
-        "failed, refused": f"{now.failed_requests}, {now.refused_requests}",
-        "preemptions": str(now.preemptions),
+        "failed, refused": f"{now.failed_requests}, {now.refused_requests}{_limits(now)}",
+        "preemptions": f"{now.preemptions}, {now.retractions} for lack of blocks; "
+        f"{now.paused_requests} paused, {now.swapped_requests} swapped",
+        "new token ratio": f"{now.new_token_ratio:.4f}",
     }
+    if now.host_blocks:
+        rows["host blocks"] = f"{now.used_host_blocks}/{now.host_blocks} used"
     grid = Table(show_header=False, box=None)
     for name, value in rows.items():
         grid.add_row(name, value)
     return grid
+
+
+def _hits(now: Stats, before: Stats | None) -> str:
+    looked_up, found = now.prefix_cache_lookup_tokens, now.prefix_cache_hit_tokens
+    if before is not None and looked_up > before.prefix_cache_lookup_tokens:
+        looked_up -= before.prefix_cache_lookup_tokens
+        found -= before.prefix_cache_hit_tokens
+    share = f"{found / looked_up:.0%}" if looked_up else "-"
+    return f"{share} of prompt tokens found, {now.prefix_cache_hit_tokens} in all"
+
+
+def _limits(now: Stats) -> str:
+    by_limit = ", ".join(
+        f"{limit} {count}" for limit, count in sorted(now.refused_by_limit.items())
+    )
+    return f" ({by_limit})" if by_limit else ""
 
 
 def _print_looks(admin: AdminClient, interval_s: float, *, once: bool, as_json: bool) -> None:

@@ -1,0 +1,144 @@
+"""What operators learn of single requests, as plain values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tandem.admin.v1 import requests_pb2
+
+
+class RequestState(enum.IntEnum):
+    """Where a request is; see tandem.admin.v1.RequestState."""
+
+    UNSPECIFIED = 0
+    WAITING = 1
+    PREFILL = 2
+    DECODE = 3
+    DRAINING = 4
+    PAUSED = 5
+
+    @classmethod
+    def _missing_(cls, value: object) -> RequestState:  # noqa: ARG003 -- enum's signature
+        return cls.UNSPECIFIED  # a newer server may know more
+
+
+class RequestEventKind(enum.IntEnum):
+    """What happened; see tandem.admin.v1.RequestEventKind."""
+
+    UNSPECIFIED = 0
+    ADD = 1
+    SCHEDULED = 2
+    GENERATED_TOKEN = 3
+    PAUSE = 4
+    EVICT = 5
+    RETRACT = 6
+    FINISH = 7
+    FAIL = 8
+
+    @classmethod
+    def _missing_(cls, value: object) -> RequestEventKind:  # noqa: ARG003 -- enum's signature
+        return cls.UNSPECIFIED  # a newer server may know more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSummary:
+    """One choice of a live request; times are seconds, None before the first token."""
+
+    request_id: str
+    choice: int
+    state: RequestState
+    tenant: str
+    priority: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    age_s: float
+    preemptions: int
+    time_to_first_token_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestList:
+    """Requests, oldest first; `total` counts those cut off too."""
+
+    requests: tuple[RequestSummary, ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStats:
+    """KV blocks at one moment: used by requests, kept for the prefix cache alone, and others."""
+
+    used_blocks: int
+    cached_blocks: int
+    free_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEvent:
+    """One thing that happened; see tandem.admin.v1.RequestEvent for which kind has what."""
+
+    kind: RequestEventKind
+    choice: int
+    at_s: float
+    token_id: int | None
+    blocks: BlockStats | None
+    detail: str
+    time_to_first_token_s: float | None
+    dropped_events: int
+
+
+def list_from_proto(response: requests_pb2.ListRequestsResponse) -> RequestList:
+    """Decode the answer of ListRequests."""
+    return RequestList(
+        requests=tuple(
+            RequestSummary(
+                request_id=one.request_id,
+                choice=one.choice,
+                state=RequestState(one.state),
+                tenant=one.tenant,
+                priority=one.priority,
+                prompt_tokens=one.prompt_tokens,
+                output_tokens=one.output_tokens,
+                cached_tokens=one.cached_tokens,
+                age_s=one.age_s,
+                preemptions=one.preemptions,
+                time_to_first_token_s=_first_token_s(one),
+            )
+            for one in response.requests
+        ),
+        total=response.total,
+    )
+
+
+def events_from_proto(response: requests_pb2.GetRequestEventsResponse) -> list[RequestEvent]:
+    """Decode the answer of GetRequestEvents."""
+    return [
+        RequestEvent(
+            kind=RequestEventKind(one.kind),
+            choice=one.choice,
+            at_s=one.at_s,
+            token_id=one.token_id if one.HasField("token_id") else None,
+            blocks=_blocks(one.blocks) if one.HasField("blocks") else None,
+            detail=one.detail,
+            time_to_first_token_s=_first_token_s(one),
+            dropped_events=one.dropped_events,
+        )
+        for one in response.events
+    ]
+
+
+def _first_token_s(
+    message: requests_pb2.RequestSummary | requests_pb2.RequestEvent,
+) -> float | None:
+    known = message.HasField("time_to_first_token_s")
+    return message.time_to_first_token_s if known else None
+
+
+def _blocks(message: requests_pb2.BlockStats) -> BlockStats:
+    return BlockStats(
+        used_blocks=message.used_blocks,
+        cached_blocks=message.cached_blocks,
+        free_blocks=message.free_blocks,
+    )

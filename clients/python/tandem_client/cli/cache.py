@@ -1,0 +1,25 @@
+"""`tandem cache`: the prefix cache of a running server."""
+
+from __future__ import annotations
+
+import typer
+
+from tandem_client.admin import AdminClient
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
+from tandem_client.cli import options
+from tandem_client.cli.failures import EXIT_CODES_HELP, readable_errors
+
+cache = typer.Typer(help="The prefix cache of a running server.", no_args_is_help=True)
+
+
+@cache.callback()
+def _cache() -> None:
+    pass
+
+
+@cache.command(epilog=EXIT_CODES_HELP)
+@readable_errors
+def flush(*, address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS) -> None:
+    """Forget everything cached; running requests go on."""
+    with AdminClient(address, retry=options.RETRY) as admin:
+        typer.echo(f"{admin.flush_prefix_cache()} blocks freed")

@@ -1,0 +1,216 @@
+"""What operators ask: requests, their events, the prefix cache; in library and command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.admin.v1 import requests_pb2
+from tandem.errors import EventsNotTracked
+from tandem_client import (
+    NO_RETRY,
+    AdminClient,
+    BlockStats,
+    RequestEventKind,
+    RequestState,
+)
+from tandem_client.cli.app import app
+
+
+@pytest.fixture
+def admin(server):
+    with AdminClient(server.address, retry=NO_RETRY) as connected:
+        yield connected
+
+
+@pytest.fixture
+def run(server):
+    def invoke(*arguments):
+        return CliRunner().invoke(
+            app, [*arguments, "--admin-address", server.address], env={"COLUMNS": "200"}
+        )
+
+    return invoke
+
+
+class TestAdminClient:
+    def test_requests_are_plain_values(self, admin, server):
+        """
+        Each entry has every field of the contract; a missing first token is None.
+        """
+        found = admin.list_requests(
+            max_results=5, tenant="", states=[RequestState.DECODE, RequestState.WAITING]
+        )
+        first, second = found.requests
+        assert ("first", RequestState.DECODE, "alice", -1, 30, 16, 4, 2, 0.5) == (
+            first.request_id,
+            first.state,
+            first.tenant,
+            first.priority,
+            first.prompt_tokens,
+            first.cached_tokens,
+            first.output_tokens,
+            first.preemptions,
+            first.time_to_first_token_s,
+        )
+        assert (1, RequestState.WAITING, None) == (
+            second.choice,
+            second.state,
+            second.time_to_first_token_s,
+        )
+        assert 7 == found.total
+        asked = server.seen.listed[0]
+        assert (5, True, "", [3, 1]) == (
+            asked.max_results,
+            asked.HasField("tenant"),
+            asked.tenant,
+            list(asked.states),
+        )
+
+    def test_unset_choices_are_left_to_the_server(self, admin, server):
+        """
+        Without arguments nothing is asked for but the list.
+        """
+        admin.list_requests()
+        assert requests_pb2.ListRequestsRequest() == server.seen.listed[0]
+
+    def test_events_are_plain_values(self, admin):
+        """
+        Events come in order, with what their kind has and None for what it has not.
+        """
+        add, token, finish = admin.request_events("first")
+        assert (RequestEventKind.ADD, None, None, None) == (
+            add.kind,
+            add.token_id,
+            add.blocks,
+            add.time_to_first_token_s,
+        )
+        blocks = BlockStats(used_blocks=1, cached_blocks=2, free_blocks=3)
+        assert (70, blocks, 5) == (token.token_id, token.blocks, token.dropped_events)
+        assert (RequestEventKind.FINISH, "EOS", 0.25) == (
+            finish.kind,
+            finish.detail,
+            finish.time_to_first_token_s,
+        )
+
+    def test_tracking_that_is_off_is_its_own_error(self, admin):
+        """
+        A server that keeps no events raises EventsNotTracked.
+        """
+        with pytest.raises(EventsNotTracked):
+            admin.request_events("untracked")
+
+    def test_flush_returns_what_it_freed(self, admin, server):
+        """
+        Flushing returns the blocks it freed.
+        """
+        assert (12, 1) == (admin.flush_prefix_cache(), server.seen.num_flushes)
+
+    def test_newer_states_and_kinds_are_unspecified(self):
+        """
+        Numbers that this version does not know read as UNSPECIFIED.
+        """
+        assert RequestState.UNSPECIFIED == RequestState(99)
+        assert RequestEventKind.UNSPECIFIED == RequestEventKind(99)
+
+    @pytest.mark.parametrize(
+        ("ours", "contract", "prefix"),
+        [
+            (RequestState, requests_pb2.RequestState, "REQUEST_STATE_"),
+            (RequestEventKind, requests_pb2.RequestEventKind, "REQUEST_EVENT_KIND_"),
+        ],
+        ids=["states", "kinds"],
+    )
+    def test_names_and_numbers_are_the_contracts(self, ours, contract, prefix):
+        """
+        Each name of the contract is known here by the same number.
+        """
+        expected = {name.removeprefix(prefix): number for name, number in contract.items()}
+        assert expected == {one.name: one.value for one in ours}
+
+
+class TestRequestsCommand:
+    def test_list_is_a_table(self, run):
+        """
+        The list shows who is where, and how many more there are.
+        """
+        result = run("requests")
+        assert 0 == result.exit_code
+        row = next(line for line in result.stdout.splitlines() if "first" in line)
+        assert all(text in row for text in ("decode", "alice", "-1", "30", "16", "1.2 s"))
+        assert "5 more; see --max" in result.stderr
+
+    def test_choices_are_sent(self, run, server):
+        """
+        Tenant, states and number reach the server.
+        """
+        run("requests", "--tenant", "t", "--state", "waiting", "--state", "paused", "--max", "3")
+        asked = server.seen.listed[0]
+        assert ("t", [1, 5], 3) == (asked.tenant, list(asked.states), asked.max_results)
+
+    def test_json_is_only_json(self, run):
+        """
+        --json prints one object with names for numbers.
+        """
+        found = json.loads(run("requests", "--json").stdout)
+        assert (7, ["DECODE", "WAITING"]) == (
+            found["total"],
+            [one["state"] for one in found["requests"]],
+        )
+
+    def test_events_of_one_request(self, run):
+        """
+        With an id its events are shown, and where some are not kept.
+        """
+        result = run("requests", "first")
+        assert 0 == result.exit_code
+        lines = result.stdout.splitlines()
+        shown = [kind for kind in ("ADD", "GENERATED_TOKEN", "FINISH") if kind in result.stdout]
+        assert ["ADD", "GENERATED_TOKEN", "FINISH"] == shown
+        assert any("5 not kept" in line for line in lines)
+        assert any("token 70" in line for line in lines)
+        found = json.loads(run("requests", "first", "--json").stdout)
+        assert ["ADD", "GENERATED_TOKEN", "FINISH"] == [one["kind"] for one in found]
+
+    def test_tracking_that_is_off_is_one_line(self, run):
+        """
+        Where no events are kept the command says so and exits with 2.
+        """
+        result = run("requests", "untracked")
+        assert (2, "tandem: EVENTS_NOT_TRACKED: events of requests are not kept\n") == (
+            result.exit_code,
+            result.stderr,
+        )
+
+    def test_unknown_state_is_a_usage_error(self, run):
+        """
+        A state that does not exist is refused before anything is asked.
+        """
+        assert 2 == run("requests", "--state", "nowhere").exit_code
+
+
+class TestCacheCommand:
+    def test_flush_says_what_it_freed(self, run, server):
+        """
+        `tandem cache flush` prints the number of blocks.
+        """
+        result = run("cache", "flush")
+        assert (0, "12 blocks freed\n", 1) == (
+            result.exit_code,
+            result.stdout,
+            server.seen.num_flushes,
+        )
+
+
+class TestTop:
+    def test_cache_and_retractions_are_shown(self, run):
+        """
+        One look shows the share of prompt tokens found cached, blocks by kind, and refusals by limit.
+        """
+        shown = run("top", "--once").stdout
+        assert "5/9 used (56%), 3 cached, 1 free" in shown
+        assert "25% of prompt tokens found, 50 in all" in shown
+        assert "4 for lack of blocks" in shown
+        assert "max_num_seqs 6" in shown
