@@ -184,7 +184,7 @@ class TestRequestStates:
     def request(self, state: RequestState) -> Request:
         rig = Rig()
         rig.submit()
-        request = rig.core._state.by_id["r0"]
+        (request,) = rig.core._state.by_id["r0"]
         request.state = state
         return request
 
