@@ -1,0 +1,146 @@
+"""
+The rows of a step in which the same slots decode as in the step before.
+
+Most steps compute one token for the same requests as the last one. What such steps have in common
+is kept in one object, made when somebody starts or stops decoding, and a step then costs a few
+array operations however much is known of each row. Who grows is known in advance: each row fills a
+block every `block_size` steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.link.batch import ROW_SAMPLES, Int32Column, UInt8Column, UInt32Column
+
+
+class RowConstants:
+    """The columns that are the same for any decode row, shape ``[slots]``; parts are used."""
+
+    __slots__ = ("flags", "num_tokens")
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_tokens: Int32Column = np.ones(num_slots, np.int32)
+        self.flags: UInt8Column = np.full(num_slots, ROW_SAMPLES, np.uint8)
+        for column in (self.num_tokens, self.flags):
+            column.flags.writeable = False
+
+
+class DecodeRows:
+    """
+    Rows that compute one token each; all columns but `start` stay as they are, shape ``[R]``.
+
+    Attributes:
+        slot: Which slots, no one twice.
+        row_slot: The same as the batch's column.
+        num_tokens: 1 for each.
+        flags: Each samples.
+        generation: Of each slot.
+        handle: The handle of each request.
+        prompt_len: Tokens of each prompt.
+        key_sum: What a step of all of them adds to the state hash.
+        start: Position each computes next; a new array for each step.
+        num_left: Steps until one of them has nothing left to compute.
+        is_regular: No slot has a whole block to spare.
+        tokens_seen_s: When all of them got their latest token, at once; None if that is not known.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_num_steps",
+        "_ring",
+        "_spare",
+        "flags",
+        "generation",
+        "handle",
+        "is_regular",
+        "key_sum",
+        "num_left",
+        "num_tokens",
+        "prompt_len",
+        "row_slot",
+        "slot",
+        "start",
+        "tokens_seen_s",
+    )
+
+    def __init__(
+        self,
+        slot: NDArray[np.intp],
+        *,
+        constants: RowConstants,
+        generation: UInt32Column,
+        handle: NDArray[np.int64],
+        prompt_len: Int32Column,
+        start: Int32Column,
+        capacity: Int32Column,
+        stop_len: Int32Column,
+        key_sum: int,
+        block_size: int,
+    ) -> None:
+        """
+        Args:
+            slot: See the attributes.
+            constants: Columns any rows share, of at least this length.
+            generation: See the attributes.
+            handle: See the attributes.
+            prompt_len: See the attributes.
+            start: See the attributes.
+            capacity: Positions that each slot's blocks hold.
+            stop_len: Tokens at which each request ends; the last is never computed.
+            key_sum: See the attributes.
+            block_size: Tokens per block.
+        """
+        self.slot = slot
+        self.row_slot: Int32Column = slot.astype(np.int32)
+        self.num_tokens = constants.num_tokens[: len(slot)]
+        self.flags = constants.flags[: len(slot)]
+        self.generation = generation
+        self.handle = handle
+        self.prompt_len = prompt_len
+        self.start = start
+        self.key_sum = key_sum
+        self.num_left = int((stop_len - start).min()) - 1 if len(slot) else 0
+        self.is_regular = True
+        self.tokens_seen_s: float | None = None
+        self._block_size = block_size
+        self._spare: Int32Column = capacity - start
+        self._ring: list[NDArray[np.intp]] | None = None
+        self._num_steps = 0
+        # Whoever sees the same object again may rely on its contents.
+        for column in (slot, self.row_slot, generation, handle):
+            column.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+    def full(self) -> NDArray[np.intp]:
+        """
+        Slots whose last block is full, so that they need one more for this step, shape ``[F]``;
+        where not `is_regular`, perhaps also others.
+        """
+        if self._ring is not None:
+            return self._ring[self._num_steps % self._block_size]
+        if not self._num_steps:
+            full: NDArray[np.intp] = self.slot[self._spare == 0]
+            return full
+        # A second step of the same rows: there will probably be more.
+        self._ring = self._by_phase()
+        return self.full()
+
+    def advance(self) -> Int32Column:
+        """Note that a step computes all of them; returns the position after each row's."""
+        self.start = self.start + np.int32(1)
+        self._num_steps += 1
+        self.num_left -= 1
+        return self.start
+
+    def _by_phase(self) -> list[NDArray[np.intp]]:
+        """Who fills a block before step i of every `block_size`, for i from 0."""
+        self.is_regular = bool(self._spare.max() < self._block_size)
+        phase = self._spare % self._block_size
+        order = phase.argsort(kind="stable")
+        bounds = phase[order].searchsorted(np.arange(self._block_size + 1)).tolist()
+        ordered = self.slot[order]
+        return [ordered[bounds[i] : bounds[i + 1]] for i in range(self._block_size)]
