@@ -29,11 +29,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         loaded = load_settings(sys.argv[1:] if argv is None else argv, os.environ)
         configure_logging(loaded.settings.log_level, loaded.settings.log_format)
-        return _serve(loaded)
+        return _forecast(loaded) if loaded.settings.dry_run else _serve(loaded)
     except TandemError as error:
         sys.stderr.write(f"{error.reason}: {error.message}\n")
         refused = isinstance(error, InvalidConfig | InvalidModel | OutOfMemory)
         return EXIT_REFUSED if refused else EXIT_FAILED
+
+
+def _forecast(loaded: LoadedSettings) -> int:
+    """
+    Print the memory plan; a line of JSON where logs are JSON.
+
+    Raises:
+        TandemError: Why the executor could not start.
+    """
+    from executor_svc.memory_plan import as_json, as_text, forecast  # noqa: PLC0415
+
+    show = as_json if loaded.settings.log_format == "json" else as_text
+    sys.stdout.write(show(forecast(loaded)))
+    return EXIT_STOPPED
 
 
 def _serve(loaded: LoadedSettings) -> int:

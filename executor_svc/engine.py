@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,16 @@ import structlog
 import torch
 
 from executor_svc.config import LoadedSettings
-from executor_svc.memory import KvMemory, host_blocks_within, kv_bytes_per_block
-from executor_svc.model import LoadedModel, ModelConfig, load_model
+from executor_svc.device import resolve_device
+from executor_svc.limits import fit_limits, num_slots_for
+from executor_svc.memory import KvMemory, host_blocks_within
+from executor_svc.memory_plan import Readings, described, plan_memory
+from executor_svc.memory_probe import MemoryMeter, meter_of
+from executor_svc.model import LoadedModel, load_model
+from executor_svc.profiling import measure_activations
 from executor_svc.runner import ModelRunner
 from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
 from tandem.engine_config import EngineConfig
-from tandem.errors import InvalidConfig
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.executor.v1.executor_service_pb2 import GenerationDefaults as DefaultsMessage
 from tandem.link import PROTOCOL_VERSION
@@ -42,9 +47,18 @@ class Engine:
     tokenizer_files: tuple[TokenizerFile, ...]
 
 
-def load_engine(loaded: LoadedSettings, boot_id: str) -> Engine:
+def load_engine(
+    loaded: LoadedSettings,
+    boot_id: str,
+    meters: Callable[[torch.device], MemoryMeter] = meter_of,
+) -> Engine:
     """
-    Load the model, allocate KV memory and warm up; logs what was chosen.
+    Load the model, size and allocate KV memory and warm up; logs what was chosen.
+
+    Args:
+        loaded: The settings.
+        boot_id: Put into every answer.
+        meters: Measures a device's memory.
 
     Raises:
         InvalidConfig: A limit or device that this model or machine does not allow.
@@ -53,16 +67,35 @@ def load_engine(loaded: LoadedSettings, boot_id: str) -> Engine:
     """
     settings = loaded.settings
     torch.set_num_threads(settings.num_threads or default_num_threads())
-    model = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+    device = resolve_device(settings.device)
+    meter = meters(device)
+    before = meter.read()
+    model = load_model(settings.model, dtype=settings.dtype, device=str(device))
     limits = fit_limits(loaded, model.config)
-    per_block = kv_bytes_per_block(model.config, limits.block_size, model.dtype)
+    num_slots = num_slots_for(limits)
+    measured = None
+    if loaded.kv_size_knob == "gpu_memory_utilization":
+        measured = measure_activations(model, limits, meter, num_slots=num_slots)
+    readings = Readings(before=before, after=meter.read(), weight_bytes=model.weight_bytes)
+    plan = plan_memory(
+        loaded,
+        model.config,
+        limits,
+        model.dtype,
+        readings,
+        device=_device_name(device),
+        measured=measured,
+    )
+    _log.info("memory_planned", **described(plan))
+    for warning in plan.warnings():
+        _log.warning("unusual_setting", what=warning)
     kv = KvMemory(
         model.config,
-        limits.max_num_blocks,
+        plan.num_blocks,
         limits.block_size,
         model.dtype,
         model.device,
-        num_host_blocks=host_blocks_within(settings.swap_space_gb, per_block),
+        num_host_blocks=host_blocks_within(settings.swap_space_gb, plan.rank.block_bytes),
     )
     _log.info(
         "kv_allocated",
@@ -74,7 +107,6 @@ def load_engine(loaded: LoadedSettings, boot_id: str) -> Engine:
         max_model_len=limits.max_model_len,
         max_model_len_from=_source_of_length(loaded, limits),
     )
-    num_slots = 2 * limits.max_batch_size
     runner = ModelRunner(
         model,
         kv,
@@ -82,6 +114,7 @@ def load_engine(loaded: LoadedSettings, boot_id: str) -> Engine:
         max_model_len=limits.max_model_len,
         boot_id=boot_id,
         collect_margins=settings.collect_margins,
+        kv_knob=loaded.kv_size_knob,
     )
     started = time.monotonic()
     runner.warm_up()
@@ -105,29 +138,6 @@ def default_num_threads() -> int:
     if quota_us == "max":
         return chosen
     return max(1, min(chosen, int(quota_us) // int(period_us)))
-
-
-def fit_limits(loaded: LoadedSettings, config: ModelConfig) -> EngineConfig:
-    """
-    Join the limits with the model's longest sequence: a default gives way, a set value does not.
-
-    Raises:
-        InvalidConfig: A length was set that the model does not support, or a rule fails with the
-            model's length.
-    """
-    limits, longest = loaded.limits, config.max_position_embeddings
-    if limits.max_model_len > longest:
-        if "max_model_len" in loaded.sources:
-            raise InvalidConfig(
-                f"max_model_len is set to {limits.max_model_len} "
-                f"({loaded.places['max_model_len']}), but the model supports at most {longest} "
-                f"tokens (max_position_embeddings): lower max_model_len to {longest} or less"
-            )
-        limits = replace(limits, max_model_len=longest)
-    limits.validate()
-    for warning in limits.warnings():
-        _log.warning("unusual_setting", what=warning)
-    return limits
 
 
 def _source_of_length(loaded: LoadedSettings, limits: EngineConfig) -> str:

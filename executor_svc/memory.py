@@ -9,6 +9,7 @@ from torch import Tensor
 
 from executor_svc.device import available_bytes
 from executor_svc.host_blocks import HostBlocks
+from executor_svc.memory_budget import block_bytes
 from executor_svc.model.config import ModelConfig
 from tandem.errors import InvalidConfig, OutOfMemory
 from tandem.link.batch import Int32Column, KvMode
@@ -19,8 +20,13 @@ def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype)
     Bytes of one block: tokens x layers x key heads x head size x 2 (keys, values) x bytes per
     number.
     """
-    per_token = config.num_layers * config.num_kv_heads * config.head_dim * 2 * dtype.itemsize
-    return block_size * per_token
+    return block_bytes(
+        num_layers=config.num_layers,
+        block_size=block_size,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        bytes_per_number=dtype.itemsize,
+    )
 
 
 def host_blocks_within(swap_space_gb: float, bytes_per_block: int) -> int:
@@ -54,9 +60,20 @@ class KvMemory:
         device: torch.device,
         *,
         num_host_blocks: int = 0,
+        shares_layers: bool = False,
     ) -> None:
         """
         Allocate.
+
+        Args:
+            config: Geometry of layers and heads.
+            num_blocks: Usable blocks.
+            block_size: Tokens per block.
+            dtype: Of keys and values.
+            device: Where the tensors are.
+            num_host_blocks: Blocks that can be swapped out.
+            shares_layers: All layers are one tensor: enough to measure what steps need, for as
+                little memory.
 
         Raises:
             OutOfMemory: The blocks do not fit; says how many would.
@@ -64,11 +81,11 @@ class KvMemory:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.bytes_per_block = kv_bytes_per_block(config, block_size, dtype)
-        _check_fits(num_blocks, self.bytes_per_block, device)
+        num_tensors = 1 if shares_layers else config.num_layers
+        _check_fits(num_blocks, self.bytes_per_block * num_tensors // config.num_layers, device)
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
-        self.layers: tuple[Tensor, ...] = tuple(
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
-        )
+        tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_tensors)]
+        self.layers: tuple[Tensor, ...] = tuple(tensors * (config.num_layers // num_tensors))
         self._host = HostBlocks(num_host_blocks, self.layers) if num_host_blocks else None
         self._suspended: KvMode | None = None
         self._host_copies: tuple[Tensor, ...] = ()

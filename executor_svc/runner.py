@@ -15,6 +15,7 @@ from torch import Tensor
 from executor_svc.batch_inputs import SamplingRows, decoder_inputs, sampling_rows
 from executor_svc.memory import KvMemory
 from executor_svc.model import Decoder, LoadedModel
+from executor_svc.out_of_memory import is_out_of_memory, step_out_of_memory
 from executor_svc.slot_tokens import SlotTokens
 from executor_svc.step_outcome import StepOutcome
 from kernels.paged_attention import AttentionShape
@@ -57,6 +58,7 @@ class ModelRunner:
         max_model_len: int,
         boot_id: str,
         collect_margins: bool = False,
+        kv_knob: str = "max_num_blocks",
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """
@@ -67,6 +69,7 @@ class ModelRunner:
             max_model_len: Most tokens of one sequence.
             boot_id: Put into every result.
             collect_margins: Also report by how much each token won.
+            kv_knob: The setting that sized `kv`, for the advice when memory runs out.
             clock_ns: Monotonic time for the step timings.
         """
         config = model.config
@@ -75,6 +78,7 @@ class ModelRunner:
         self._num_slots = num_slots
         self._max_model_len = max_model_len
         self._boot_id = boot_id
+        self._kv_knob = kv_knob
         self._margin_eps = MARGIN_EPS[model.dtype] if collect_margins else None
         self._clock_ns = clock_ns
         self._decoder = Decoder(model, max_model_len)
@@ -142,7 +146,16 @@ class ModelRunner:
         Raises:
             SessionLost: The batch contradicts the slot state, takes a slot past max_model_len, or
                 KV memory is suspended; nothing has changed.
+            OutOfMemory: Naming the settings that make such a step smaller; the session is over.
         """
+        try:
+            return self._execute(batch, step_id)
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            if not is_out_of_memory(error):
+                raise
+            raise step_out_of_memory(error, batch, self._kv_knob) from error
+
+    def _execute(self, batch: Batch, step_id: int) -> StepResult:
         started = self._clock_ns()
         self._apply(batch)
         rows = sampling_rows(batch)

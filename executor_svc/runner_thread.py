@@ -11,10 +11,11 @@ import structlog
 import torch
 
 from executor_svc.engine import Engine
+from executor_svc.out_of_memory import is_out_of_memory
 from executor_svc.progress import Progress
 from executor_svc.runner import ModelRunner
 from executor_svc.step_link import QueuedStep, SlotReset, StepLink
-from tandem.errors import InternalError, OutOfMemory, SessionLost, TandemError
+from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch, Resume, Step, StepFailed, StepResult, Suspend
 from tandem.link.wire import encode_response
 
@@ -162,7 +163,7 @@ class RunnerThread(threading.Thread):
 
 def is_sticky(error: Exception) -> bool:
     """Tell whether the device is lost for this process: CUDA errors other than out of memory."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or (
         isinstance(error, RuntimeError) and "CUDA error" in str(error)
@@ -172,11 +173,6 @@ def is_sticky(error: Exception) -> bool:
 def _typed(error: Exception) -> TandemError:
     if isinstance(error, TandemError):
         return error
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return OutOfMemory(
-            f"a step ran out of device memory ({_in_words(error)}): lower max_total_tokens, "
-            "max_batch_size or max_num_blocks"
-        )
     return InternalError(f"a step failed: {_in_words(error)}")
 
 

@@ -17,7 +17,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
 
-_MLP_TOKENS = 1024
+MLP_TOKENS = 1024
 """
 Tokens an MLP works on at a time: bounds its activations, and is enough to keep matrix products
 busy.
@@ -83,8 +83,8 @@ class Decoder:
                 kv_position=inputs.kv_position,
                 plan=plan,
             )
-            for first in range(0, hidden.shape[0], _MLP_TOKENS):
-                self._mlp(layer, hidden[first : first + _MLP_TOKENS])
+            for first in range(0, hidden.shape[0], MLP_TOKENS):
+                self._mlp(layer, hidden[first : first + MLP_TOKENS])
         return hidden[: inputs.token_id.shape[0]]
 
     def logits(self, hidden: Tensor) -> Tensor:

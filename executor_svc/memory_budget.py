@@ -1,0 +1,255 @@
+"""
+How many KV blocks a device holds: pure arithmetic over what a probe measured.
+
+Four settings can say it, and each has its system's formula: a number of blocks; GiB of KV memory
+(Megatron's `buffer_size_gb`); a share of the device for weights and KV (SGLang's
+`mem_fraction_static`); a share for weights, activations and KV (vLLM's `gpu_memory_utilization`).
+Unlike there, block 0 is the dummy: inside a budget of bytes, outside a count of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.errors import OutOfMemory
+
+GIB = 2**30
+
+MIN_BLOCKS = 2
+"""One block to use and the dummy."""
+
+
+def block_bytes(
+    *,
+    num_layers: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    bytes_per_number: int,
+    tp_size: int = 1,
+) -> int:
+    """
+    Bytes of one block on one rank: keys and values of all attention layers there.
+
+    Of fewer key heads than ranks every rank holds one.
+    """
+    heads = max(1, num_kv_heads // tp_size)
+    return 2 * num_layers * block_size * heads * head_dim * bytes_per_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProbe:
+    """
+    One device's memory around the loading of weights, in bytes.
+
+    Attributes:
+        device: For messages.
+        total_bytes: All there is, used or not.
+        free_before_bytes: Before the weights.
+        free_after_bytes: With the weights; nothing of the KV is allocated.
+        weight_bytes: Of the weights.
+        activation_bytes: Most that steps need beyond weights and KV.
+        other_bytes: What else grew meanwhile: libraries, contexts, workspaces.
+        is_measured: The activations were measured; else they are an estimate.
+    """
+
+    device: str
+    total_bytes: int
+    free_before_bytes: int
+    free_after_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    other_bytes: int = 0
+    is_measured: bool = False
+
+    @property
+    def non_kv_bytes(self) -> int:
+        """What must fit beside the KV."""
+        return self.weight_bytes + self.activation_bytes + self.other_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """One rank of an executor: its device and what a block takes there."""
+
+    block_bytes: int
+    probe: MemoryProbe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvSize:
+    """The setting that sizes the KV memory: one of `KV_SIZE_KNOBS`, with its value and origin."""
+
+    knob: str
+    value: float
+    place: str = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """
+    What the memory is used for.
+
+    Attributes:
+        size: What was asked for.
+        num_blocks: Blocks that sequences can use, on every rank.
+        block_size: Tokens per block.
+        max_model_len: Most tokens of one sequence.
+        rank: The rank that has room for the fewest.
+    """
+
+    size: KvSize
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    rank: RankMemory
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all blocks on that rank, the dummy included."""
+        return (self.num_blocks + 1) * self.rank.block_bytes
+
+    def equivalents(self) -> dict[str, float]:
+        """The value of each knob that gives these blocks on this device, by name."""
+        probe = self.rank.probe
+        return {
+            "max_num_blocks": self.num_blocks,
+            "buffer_size_gb": self.kv_bytes / GIB,
+            "mem_fraction_static": 1 - (probe.free_after_bytes - self.kv_bytes) / probe.total_bytes,
+            "gpu_memory_utilization": (probe.non_kv_bytes + self.kv_bytes) / probe.total_bytes,
+        }
+
+    def warnings(self) -> list[str]:
+        """What works but is rarely meant."""
+        capacity = self.num_blocks * self.block_size
+        if capacity >= self.max_model_len:
+            return []
+        warning = (
+            f"the KV memory holds {capacity} tokens and max_model_len is {self.max_model_len}: "
+            f"longer requests are refused; raise {self.size.knob} or lower max_model_len"
+        )
+        return [warning]
+
+
+def plan_kv(
+    size: KvSize, ranks: Sequence[RankMemory], *, block_size: int, max_model_len: int
+) -> MemoryPlan:
+    """
+    Size the KV memory.
+
+    Args:
+        size: What was asked for.
+        ranks: At least one; with pipeline stages of different sizes the smallest count holds.
+        block_size: Tokens per block.
+        max_model_len: Most tokens of one sequence.
+
+    Raises:
+        OutOfMemory: No block fits, too few do, or they do not fit beside the weights; the message
+            names the setting to turn and how far.
+    """
+    counts = [_usable_blocks(size, rank, block_size, max_model_len) for rank in ranks]
+    fewest = min(range(len(ranks)), key=counts.__getitem__)
+    plan = MemoryPlan(
+        size=size,
+        num_blocks=counts[fewest],
+        block_size=block_size,
+        max_model_len=max_model_len,
+        rank=ranks[fewest],
+    )
+    for rank in ranks:
+        _check_fits(plan, rank)
+    return plan
+
+
+def _usable_blocks(size: KvSize, rank: RankMemory, block_size: int, max_model_len: int) -> int:
+    match size.knob:
+        case "max_num_blocks":
+            return int(size.value)
+        case "buffer_size_gb":
+            return max(MIN_BLOCKS, round(size.value * GIB) // rank.block_bytes) - 1
+        case "mem_fraction_static":
+            return _static_share(size, rank)
+        case "gpu_memory_utilization":
+            return _utilization(size, rank, block_size, max_model_len)
+    raise AssertionError(size.knob)
+
+
+def _static_share(size: KvSize, rank: RankMemory) -> int:
+    probe = rank.probe
+    left = probe.free_after_bytes - round(probe.total_bytes * (1 - size.value))
+    num_blocks = left // rank.block_bytes
+    if num_blocks < MIN_BLOCKS:
+        reserved = probe.total_bytes * (1 - size.value)
+        raise OutOfMemory(
+            "Not enough memory. Please try to increase --mem-fraction-static. At "
+            f"{size.value:g} ({size.place}) {_gib(reserved)} of {probe.device} stay free for "
+            f"activations, and with the weights loaded {_gib(probe.free_after_bytes)} are free: "
+            f"{_gib(max(0, left))} remain for KV, two blocks take {_gib(2 * rank.block_bytes)}"
+        )
+    return num_blocks - 1
+
+
+def _utilization(size: KvSize, rank: RankMemory, block_size: int, max_model_len: int) -> int:
+    probe = rank.probe
+    requested = round(probe.total_bytes * size.value)
+    if probe.free_before_bytes < requested:
+        raise OutOfMemory(
+            f"Free memory on device ({probe.free_before_bytes / GIB:.2f}/"
+            f"{probe.total_bytes / GIB:.2f} GiB) on startup is less than desired GPU memory "
+            f"utilization ({size.value:g}, {requested / GIB:.2f} GiB). Decrease GPU memory "
+            "utilization or reduce GPU memory used by other processes. The device is "
+            f"{probe.device}, the setting gpu_memory_utilization ({size.place})"
+        )
+    left = requested - probe.non_kv_bytes
+    num_blocks = left // rank.block_bytes
+    if num_blocks < MIN_BLOCKS:
+        raise OutOfMemory(
+            f"No available memory for the cache blocks. Of the {_gib(requested)} that "
+            f"gpu_memory_utilization {size.value:g} ({size.place}) allows on {probe.device}, "
+            f"weights take {_gib(probe.weight_bytes)}, activations {_gib(probe.activation_bytes)} "
+            f"and the rest {_gib(probe.other_bytes)}: increase gpu_memory_utilization, or lower "
+            "max_total_tokens, which needs the activations"
+        )
+    usable = num_blocks - 1
+    _check_one_request(size, rank, usable, block_size, max_model_len)
+    return usable
+
+
+def _check_one_request(
+    size: KvSize, rank: RankMemory, usable: int, block_size: int, max_model_len: int
+) -> None:
+    if usable * block_size >= max_model_len:
+        return
+    needed = -(-max_model_len // block_size) * rank.block_bytes
+    raise OutOfMemory(
+        f"To serve at least one request with the model's max seq len ({max_model_len}), "
+        f"({_gib(needed)} KV cache is needed, which is larger than the available KV cache memory "
+        f"({_gib(usable * rank.block_bytes)}). Based on the available memory, the estimated "
+        f"maximum model length is {usable * block_size}. Increase gpu_memory_utilization "
+        f"({size.value:g}, {size.place}) or decrease max_model_len"
+    )
+
+
+def _check_fits(plan: MemoryPlan, rank: RankMemory) -> None:
+    needed, free = (plan.num_blocks + 1) * rank.block_bytes, rank.probe.free_after_bytes
+    if needed <= free:
+        return
+    fitting = max(0, free // rank.block_bytes - 1)
+    most = MemoryPlan(
+        size=plan.size,
+        num_blocks=fitting,
+        block_size=plan.block_size,
+        max_model_len=plan.max_model_len,
+        rank=rank,
+    ).equivalents()[plan.size.knob]
+    unit = " blocks" if plan.size.knob == "max_num_blocks" else ""
+    raise OutOfMemory(
+        f"{plan.num_blocks} KV blocks need {_gib(needed)} but only {_gib(free)} are free on "
+        f"{rank.probe.device}: lower {plan.size.knob} ({plan.size.value:g}, {plan.size.place}), "
+        f"at most {most:.6g}{unit} fit"
+    )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"

@@ -1,0 +1,41 @@
+"""Running out of memory in a step: how it looks, and which setting to turn."""
+
+from __future__ import annotations
+
+import torch
+
+from tandem.errors import OutOfMemory
+from tandem.link.batch import Batch
+
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
+"""PyTorch has no type of its own for the host running out."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """The device, or the host, had no memory left for a tensor."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
+
+
+def step_out_of_memory(error: BaseException, batch: Batch, kv_knob: str) -> OutOfMemory:
+    """
+    Say what the step was doing and which settings make such steps smaller.
+
+    Args:
+        error: What PyTorch said.
+        batch: The step.
+        kv_knob: The setting that sizes the KV memory, whose place activations could have.
+    """
+    num_rows, num_tokens = len(batch.row_slot), batch.num_tokens
+    if (batch.row_num_tokens > 1).any():
+        doing = f"computing {num_tokens} tokens, prompts among them,"
+        advice = "lower chunked_prefill_size or max_total_tokens"
+    else:
+        doing = f"decoding {num_rows} sequences"
+        advice = "lower max_batch_size"
+    said = str(error).partition("\n")[0]
+    return OutOfMemory(
+        f"out of memory while {doing} ({said}): {advice}, or lower {kv_knob} so that the KV leaves "
+        "more room"
+    )

@@ -1,0 +1,154 @@
+"""What steps need beside weights and KV: measured with the heaviest steps, or estimated."""
+
+from __future__ import annotations
+
+import numpy as np
+import structlog
+
+from executor_svc.memory import KvMemory
+from executor_svc.memory_probe import MemoryMeter
+from executor_svc.model import LoadedModel, ModelConfig
+from executor_svc.model.decoder import MLP_TOKENS
+from executor_svc.runner import ModelRunner
+from tandem.engine_config import EngineConfig
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column, RowSampling
+
+_log = structlog.get_logger(__name__)
+
+_SAMPLING = RowSampling(temperature=1.0, top_k=0, top_p=0.9, seed=0)
+"""Keeps a nucleus: the sampler's longest way."""
+
+_LOGITS_COPIES = 4
+"""Float32 columns over the vocabulary that sampling has at once."""
+
+
+def measure_activations(
+    model: LoadedModel, limits: EngineConfig, meter: MemoryMeter, *, num_slots: int
+) -> int:
+    """
+    Run a step of `max_total_tokens` prompt tokens, as many rows as may sample among them, and a
+    decode of `max_batch_size` rows at full length, before any KV is allocated.
+
+    The steps write into a scratch cache of one layer, not counted. What a runner holds (token
+    histories, rotations) is counted.
+
+    Returns:
+        Bytes beyond those in use before.
+
+    Raises:
+        OutOfMemory: Not even such a step fits.
+    """
+    prompts = prompt_lengths(limits)
+    scratch = _scratch_blocks(limits, prompts)
+    kv = KvMemory(
+        model.config, scratch, limits.block_size, model.dtype, model.device, shares_layers=True
+    )
+    peak = meter.peak_of(lambda: _run_heaviest_steps(model, limits, kv, prompts, num_slots))
+    _log.info("activations_measured", bytes=peak, prompt_tokens=sum(prompts))
+    return peak
+
+
+def estimate_activations(
+    config: ModelConfig, limits: EngineConfig, *, num_slots: int, bytes_per_number: int
+) -> int:
+    """
+    What the same steps should need by the shapes of their tensors; kernels' own scratch is left
+    out.
+    """
+    tokens, rows = limits.max_total_tokens, min(limits.max_batch_size, limits.max_total_tokens)
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = tokens * (config.hidden_size + 3 * heads + 2 * kv_heads)
+    mlp = min(tokens, MLP_TOKENS) * (config.hidden_size + 3 * config.intermediate_size)
+    hidden = tokens * config.hidden_size
+    logits = rows * config.vocab_size
+    computing = (hidden + max(attention, mlp)) * bytes_per_number
+    sampling = hidden * bytes_per_number + logits * (bytes_per_number + 4 * _LOGITS_COPIES)
+    histories = num_slots * (limits.max_model_len + 1) * 4
+    rotations = limits.max_model_len * config.head_dim * 4
+    return max(computing, sampling) + histories + rotations
+
+
+def prompt_lengths(limits: EngineConfig) -> list[int]:
+    """
+    Prompts of the heaviest prefill: as many as may run in one step, the first ones as long as can
+    be, `max_total_tokens` in all unless `max_batch_size` full ones are fewer.
+    """
+    rows = min(limits.max_batch_size, limits.max_total_tokens)
+    spare = limits.max_total_tokens - rows
+    lengths = []
+    for _ in range(rows):
+        more = min(spare, limits.max_model_len - 1)
+        lengths.append(1 + more)
+        spare -= more
+    return lengths
+
+
+def _run_heaviest_steps(
+    model: LoadedModel, limits: EngineConfig, kv: KvMemory, prompts: list[int], num_slots: int
+) -> None:
+    runner = ModelRunner(
+        model,
+        kv,
+        num_slots=num_slots,
+        max_model_len=limits.max_model_len,
+        boot_id="profile",
+        kv_knob="gpu_memory_utilization",
+    )
+    runner.execute(_prefill(prompts, limits.block_size), 0)
+    runner.reset()
+    runner.execute(_decode(limits), 0)
+
+
+def _scratch_blocks(limits: EngineConfig, prompts: list[int]) -> int:
+    for_prompts = sum(_blocks(length, limits.block_size) for length in prompts)
+    for_decodes = _blocks(limits.max_model_len, limits.block_size) + limits.max_batch_size
+    return max(for_prompts, for_decodes)
+
+
+def _prefill(prompts: list[int], block_size: int) -> Batch:
+    admits, first = [], 1
+    for slot, length in enumerate(prompts):
+        num_blocks = _blocks(length, block_size)
+        blocks = np.arange(first, first + num_blocks, dtype=np.int32)
+        admits.append(_admission(slot, length, 0, blocks))
+        first += num_blocks
+    return _batch(admits, np.array(prompts, np.int32), np.zeros(len(prompts), np.int32))
+
+
+def _decode(limits: EngineConfig) -> Batch:
+    """Rows at full length that share all blocks but the last, which each one writes."""
+    rows = min(limits.max_batch_size, limits.max_total_tokens)
+    cached = limits.max_model_len - 1
+    num_shared = cached // limits.block_size
+    shared = np.arange(1, num_shared + 1, dtype=np.int32)
+    admits = [
+        _admission(slot, cached + 1, cached, np.append(shared, np.int32(num_shared + 1 + slot)))
+        for slot in range(rows)
+    ]
+    return _batch(admits, np.ones(rows, np.int32), np.full(rows, cached, np.int32))
+
+
+def _admission(slot: int, num_tokens: int, num_cached: int, blocks: Int32Column) -> Admission:
+    return Admission(
+        slot=slot,
+        generation=1,
+        token_ids=np.zeros(num_tokens, np.int32),
+        num_prompt_tokens=num_tokens,
+        num_cached_tokens=num_cached,
+        block_ids=blocks,
+        sampling=_SAMPLING,
+    )
+
+
+def _batch(admits: list[Admission], num_tokens: Int32Column, start: Int32Column) -> Batch:
+    return Batch(
+        admits=tuple(admits),
+        row_slot=np.arange(len(admits), dtype=np.int32),
+        row_num_tokens=num_tokens,
+        row_start=start,
+        row_flags=np.full(len(admits), ROW_SAMPLES, np.uint8),
+    )
+
+
+def _blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
