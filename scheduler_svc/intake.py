@@ -86,9 +86,8 @@ class Intake:
         if core is None:
             return
         for handle in handles:
-            request_id = core.find(handle)
-            if request_id is not None:
-                core.end_request(request_id, FinishReason.CANCELLED, now)
+            if core.find(handle) is not None:
+                core.end_handle(handle, FinishReason.CANCELLED, now)
 
     def _handle(self, frontend: int, message: FrontendMessage, now: float) -> None:
         if isinstance(message, Hello):
@@ -117,7 +116,7 @@ class Intake:
         handle = handle_of(frontend, message.stream_id)
         try:
             core = self._core_for(message)
-            core.submit(_new_request(message, handle, core.limits.block_size), now)
+            acceptance = core.submit(_new_request(message, handle, core.limits.block_size), now)
         except TandemError as error:
             self._metrics.refused_by_reason[error.reason] += 1
             _log.info(
@@ -131,7 +130,10 @@ class Intake:
             return
         self._state.handles[frontend].update(range(handle, handle + message.num_choices))
         self.num_accepted += 1
-        self._publisher.answer(frontend, Accepted(message.stream_id))
+        accepted = Accepted(
+            message.stream_id, acceptance.num_truncated_tokens, acceptance.max_tokens
+        )
+        self._publisher.answer(frontend, accepted)
         _log.debug("request_accepted", request_id=message.request_id, frontend=frontend)
 
     def _core_for(self, message: Submit) -> Scheduler:
@@ -148,8 +150,8 @@ class Intake:
         return state.core
 
     def _end_stream(self, frontend: int, message: EndStream, now: float) -> None:
-        core = self._state.core
-        request_id = core.find(handle_of(frontend, message.stream_id)) if core else None
+        core, handle = self._state.core, handle_of(frontend, message.stream_id)
+        request_id = None if core is None else core.find(handle)
         if core is None or request_id is None:
             return  # Its end is already on the way to the frontend.
         try:
@@ -157,7 +159,7 @@ class Intake:
         except ValueError:
             _log.error("frontend_message_malformed", error=f"finish reason {message.reason}")
             reason = FinishReason.CANCELLED
-        core.end_request(request_id, reason, now, message.num_output_tokens)
+        core.end_handle(handle, reason, now, message.num_output_tokens)
         _log.debug("request_ended_by_frontend", request_id=request_id, reason=reason.name)
 
     def _query(self, frontend: int, message: Query, now: float) -> None:

@@ -187,9 +187,11 @@ class CoreLoop:
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)
         while self._session.can_send:
+            began_s = self._clock()
             batch = core.schedule(now)
             if batch is None:
                 return
+            self._metrics.count_schedule(self._clock() - began_s)
             self._session.send(batch, core.state_hash, now)
 
     def _publish(self) -> None:
@@ -197,6 +199,8 @@ class CoreLoop:
         if not events:
             return
         self._metrics.count_events(events)
+        for line in events.log_lines:
+            _log.log(logging.WARNING if line.is_warning else logging.INFO, line.text)
         for end in events.ended:
             self._state.forget(end.handle)
         for failure in events.failed:

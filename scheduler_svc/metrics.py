@@ -19,6 +19,10 @@ STEP_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0
 )  # fmt: skip
 
+SCHEDULE_BOUNDS_S = (
+    0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25
+)  # fmt: skip
+
 
 class CoreMetrics:
     """Counts since the start. Owned by the core thread."""
@@ -37,6 +41,7 @@ class CoreMetrics:
             "step_time": Histogram(STEP_BOUNDS_S),
             "executor_forward_time": Histogram(STEP_BOUNDS_S),
             "executor_sample_time": Histogram(STEP_BOUNDS_S),
+            "schedule_time": Histogram(SCHEDULE_BOUNDS_S),
         }
 
     def count_events(self, events: CoreEvents) -> None:
@@ -56,6 +61,15 @@ class CoreMetrics:
         self._observe("executor_forward_time", result.timings.forward_ns / 1e9)
         self._observe("executor_sample_time", result.timings.sample_ns / 1e9)
         self.device_memory_bytes = result.device_memory_bytes
+
+    @property
+    def schedule_s(self) -> float:
+        """Seconds spent planning."""
+        return self._histograms["schedule_time"].total
+
+    def count_schedule(self, seconds: float) -> None:
+        """Count how long planning one step took."""
+        self._observe("schedule_time", seconds)
 
     def histograms(self, core: CoreStats | None) -> dict[str, HistogramSnapshot]:
         """All histograms, those of the core included."""

@@ -160,6 +160,7 @@ class Queries:
             executor_attached=self._session.is_attached,
             draining=self._state.draining,
             uptime_s=now - self._state.started_s,
+            schedule_policy=self._loaded.settings.core_options().schedule_policy.value,
         )
         if core is None:
             return common
@@ -179,6 +180,15 @@ class Queries:
             preemptions=core.preemptions,
             steps=core.steps,
             steps_in_flight=core.steps_in_flight,
+            cached_blocks=core.cached_blocks,
+            token_usage=core.used_blocks / core.total_blocks,
+            prefix_cache_lookup_tokens=core.prefix_lookup_tokens,
+            prefix_cache_hit_tokens=core.prefix_hit_tokens,
+            retractions=core.retractions,
+            paused_requests=core.num_paused,
+            new_token_ratio=core.new_token_ratio,
+            refused_by_limit=core.refused_by_limit,
+            schedule_s=self._metrics.schedule_s,
         )
 
     def _metrics_snapshot(self, now: float) -> MetricsSnapshot:

@@ -215,7 +215,7 @@ class CoreClient:
                 self._apply(message)
             case Accepted():
                 if inbox := self._inboxes.get(message.stream_id):
-                    inbox.accept()
+                    inbox.accept(message)
             case Refused():
                 if inbox := self._inboxes.get(message.stream_id):
                     inbox.refuse(_error(message))

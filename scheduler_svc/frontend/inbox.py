@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from scheduler_svc.ipc.messages import StreamEnd, StreamProgress
+from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError, SlowConsumer, TandemError
 
 BYTES_PER_TOKEN = 4
@@ -107,7 +107,7 @@ class StreamInbox:
 
     Attributes:
         choices: One per choice, with consecutive stream numbers.
-        accepted: The core took the request.
+        accepted: What the core took the request as; None until then.
         last_sent_s: When the client last got a message; see `sweep`.
         num_pending: Tokens of all choices that were not taken yet.
     """
@@ -118,7 +118,7 @@ class StreamInbox:
         self.choices = [
             ChoiceInbox(self, first_stream_id + choice, choice) for choice in range(num_choices)
         ]
-        self.accepted = False
+        self.accepted: Accepted | None = None
         self.last_sent_s = now_s
         self._max_pending_tokens = max(1, max_pending_bytes // BYTES_PER_TOKEN)
         self.num_pending = 0
@@ -140,9 +140,9 @@ class StreamInbox:
         leader = self._leader()
         return None if leader is None else leader.progress
 
-    def accept(self) -> None:
+    def accept(self, accepted: Accepted) -> None:
         """The core took the request."""
-        self.accepted = True
+        self.accepted = accepted
         self._something.set()
 
     def refuse(self, error: TandemError) -> None:

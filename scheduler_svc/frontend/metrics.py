@@ -20,6 +20,7 @@ HISTOGRAMS = {
     "queue_time": "From a request's arrival to the first time in a batch.",
     "request_time": "From a request's arrival to its end.",
     "step_time": "From sending a batch to its result.",
+    "schedule_time": "Planning one step, by the policy that orders admission.",
     "executor_forward_time": "Forward pass of a step, as the executor measured it.",
     "executor_sample_time": "Sampling of a step, as the executor measured it.",
 }
@@ -39,7 +40,7 @@ class SnapshotMetrics:
         for key, text in HISTOGRAMS.items():
             histogram = self._snapshot.histograms.get(key)
             if histogram is not None:
-                yield _histogram(f"tandem_{key}_seconds", text, histogram)
+                yield _histogram(f"tandem_{key}_seconds", text, histogram, self._labels(key))
         yield InfoMetricFamily(
             "tandem_model",
             "Model served.",
@@ -48,6 +49,10 @@ class SnapshotMetrics:
                 "revision": self._snapshot.model_fingerprint,
             },
         )
+
+    def _labels(self, key: str) -> dict[str, str]:
+        is_by_policy = key == "schedule_time"
+        return {"policy": self._snapshot.stats.schedule_policy} if is_by_policy else {}
 
 
 def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
@@ -59,6 +64,21 @@ def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
         ("kv_cache_usage_ratio", "Share of KV blocks owned by requests, 0 to 1.", usage),
         ("kv_blocks", "All KV blocks.", stats.total_blocks),
         ("kv_blocks_used", "KV blocks owned by requests.", stats.used_blocks),
+        ("kv_blocks_cached", "KV blocks kept for the prefix cache alone.", stats.cached_blocks),
+        ("host_blocks", "Blocks of host memory for swapped KV.", stats.host_blocks),
+        ("host_blocks_used", "Host blocks in use.", stats.used_host_blocks),
+        ("requests_paused", "Requests that wait for one more block.", stats.paused_requests),
+        ("requests_swapped", "Requests whose KV is in host memory.", stats.swapped_requests),
+        (
+            "queued_tokens",
+            "Uncached prompt tokens that wait; counted where max_queued_tokens is set.",
+            stats.queued_tokens,
+        ),
+        (
+            "new_token_ratio",
+            "Share of max_tokens that running requests are expected to use.",
+            stats.new_token_ratio,
+        ),
         ("steps_in_flight", "Steps sent whose result is not applied.", stats.steps_in_flight),
         ("executor_attached", "1 while an executor session is attached.", stats.executor_attached),
         ("ready", "1 when a new request would be served at once.", snapshot.ready),
@@ -100,7 +120,24 @@ def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     tokens.add_metric(["prefill"], stats.prefill_tokens)
     tokens.add_metric(["output"], stats.output_tokens)
     yield tokens
+    refusals = CounterMetricFamily(
+        "tandem_refusals", "Requests refused, by the limit that did.", labels=["limit"]
+    )
+    for limit, count in sorted(stats.refused_by_limit.items()):
+        refusals.add_metric([limit], count)
+    yield refusals
     counters = (
+        (
+            "prefix_cache_lookup_tokens",
+            "Tokens that admitted requests looked for in the prefix cache.",
+            stats.prefix_cache_lookup_tokens,
+        ),
+        (
+            "prefix_cache_hit_tokens",
+            "Those of them that were found.",
+            stats.prefix_cache_hit_tokens,
+        ),
+        ("retractions", "Preemptions for lack of KV blocks.", stats.retractions),
         ("requests_accepted", "Requests accepted.", stats.accepted_requests),
         ("preemptions", "Requests that lost their KV blocks and queued again.", stats.preemptions),
         ("steps", "Steps whose result was applied.", stats.steps),
@@ -125,10 +162,14 @@ def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
         yield CounterMetricFamily(f"tandem_{name}", text, value=value)
 
 
-def _histogram(name: str, text: str, histogram: HistogramSnapshot) -> Metric:
+def _histogram(
+    name: str, text: str, histogram: HistogramSnapshot, labels: dict[str, str]
+) -> Metric:
     buckets = [
         (str(bound), float(count))
         for bound, count in zip(histogram.upper_bounds_s, histogram.cumulative_counts, strict=True)
     ]
     buckets.append(("+Inf", float(histogram.count)))
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.sum_s)
+    family = HistogramMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), buckets=buckets, sum_value=histogram.sum_s)
+    return family

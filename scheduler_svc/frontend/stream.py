@@ -8,7 +8,7 @@ from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.frontend.inbox import ChoiceNews, News, StreamInbox
 from scheduler_svc.frontend.output import OutputChunk, OutputText
-from scheduler_svc.ipc.messages import StreamEnd, StreamProgress
+from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError
 from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateResponse
@@ -39,12 +39,12 @@ async def stream_messages(
     Raises:
         TandemError: The request was refused or failed; what was produced before was yielded.
     """
-    while not inbox.accepted:
+    while inbox.accepted is None:
         await inbox.wait()
-        refusal = inbox.take().failure if not inbox.accepted else None
+        refusal = inbox.take().failure if inbox.accepted is None else None
         if refusal is not None:
             raise refusal
-    yield GenerateResponse(started=started)
+    yield GenerateResponse(started=_as_accepted(started, inbox.accepted))
 
     choices = [_Choice(number, output) for number, output in enumerate(outputs)]
     while True:
@@ -100,6 +100,15 @@ class _Choice:
             )
         self.end = end
         return [*found, _finished(self._number, output, end)]
+
+
+def _as_accepted(started: stream_pb2.Started, accepted: Accepted) -> stream_pb2.Started:
+    """The core has the last word on lengths: it knows how much memory there is."""
+    started.truncated_prompt_tokens += accepted.num_truncated_tokens
+    started.prompt_tokens -= accepted.num_truncated_tokens
+    if accepted.max_tokens is not None:
+        started.resolved_params.max_tokens = accepted.max_tokens
+    return started
 
 
 def _needs_sign_of_life(news: News, deltas: list[GenerateResponse]) -> bool:

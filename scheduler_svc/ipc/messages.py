@@ -115,9 +115,17 @@ class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only
 
 
 class Accepted(msgspec.Struct, array_like=True, tag=12, frozen=True):
-    """The request is in the system; its events follow in `Update`s."""
+    """
+    All choices of the request are in the system; their events follow in `Update`s, by the stream
+    number of each.
+    """
 
     stream_id: int
+    """Of choice 0."""
+    num_truncated_tokens: int = 0
+    """Oldest prompt tokens that the core dropped."""
+    max_tokens: int | None = None
+    """What was asked for, where the core did not lower it."""
 
 
 class Refused(msgspec.Struct, array_like=True, tag=13, frozen=True, kw_only=True):

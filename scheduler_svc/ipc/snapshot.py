@@ -195,7 +195,8 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         failed_by_reason: Requests ended by an error after acceptance, by ErrorReason name.
         refused_by_reason: Requests refused by the core, by ErrorReason name.
         histograms: "time_to_first_token", "inter_token", "queue_time", "request_time", "step_time"
-            (send to result), "executor_forward_time", "executor_sample_time".
+            (send to result), "schedule_time" (planning), "executor_forward_time",
+            "executor_sample_time".
         prompt_tokens: Prompt tokens of ended requests.
         cached_prompt_tokens: Those of them that came from the prefix cache.
         executor_sessions: Executor sessions opened.
