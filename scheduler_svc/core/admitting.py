@@ -7,6 +7,7 @@ import numpy as np
 from scheduler_svc.core import forks
 from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.events import Progress, ProgressKind
+from scheduler_svc.core.giving_way import note_admitted
 from scheduler_svc.core.prefills import add_chunk, next_chunk
 from scheduler_svc.core.prefix_cache import NOTHING_CACHED, Prefix
 from scheduler_svc.core.request import Request, RequestState
@@ -100,6 +101,7 @@ def _try_admit(
     request.kv_writers = writers
     draft.headroom().charge(request)
     state.queue.take(request, now)
+    note_admitted(state, request)
     request.move(RequestState.PREFILL)
     _note_first_admission(draft, request, prefix, now)
     slot = slots.occupy(request, blocks, limits.blocks_for(request.stop_len - 1), num_cached)

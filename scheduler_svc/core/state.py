@@ -51,6 +51,7 @@ class CoreState:
         ratio: How much of the output still allowed is expected to come.
         is_full: A request did not fit beside those that run, so nobody is admitted until one of
             them, or one that waits, is gone.
+        may_give_way: Who runs and may lose its slot to a better priority, worst first.
         now_s: The time of the call that is served, for moves that are not given it.
         recorder: Keeps what happened to each request; None where nobody asked.
         leaving: Whose a slot was that is yet to be released.
@@ -65,6 +66,7 @@ class CoreState:
         self.prefix_cache = PrefixCache(self.slots, self.pool)
         self.leaving: dict[int, Request] = {}
         self.queue = WaitingQueue(options)
+        self.may_give_way: KeyedHeap[Request] = KeyedHeap()
         self.tenants = TenantCounts()
         self.retry_advice = RetryAdvice()
         self.deadlines: KeyedHeap[Request] = KeyedHeap()
@@ -300,6 +302,7 @@ class CoreState:
         self.is_full = False
         self.paused.pop(slot, None)
         request = self.slots.request_of(slot)
+        self.may_give_way.discard(-request.number)
         self.prefix_cache.note_vacated(slot, request)
         self.leaving[slot] = request
         self.slots.vacate(slot)
