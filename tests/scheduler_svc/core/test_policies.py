@@ -14,7 +14,7 @@ from scheduler_svc.core.options import CoreOptions, SchedulePolicy
 from scheduler_svc.core.policies import MAX_LPM_WAITING, scatter
 from scheduler_svc.core.queue import WaitingQueue
 from scheduler_svc.core.request import NewRequest, Request
-from tests.scheduler_svc.core.harness import GREEDY
+from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
 
 BLOCK = 4
 
@@ -317,3 +317,55 @@ def test_taking_one_by_one_follows_the_order(policy, wanted, skipped):
     assert order == seen
     assert {number for number in order if number in skipped} == {one.number for one in queue}
     queue.check_integrity()
+
+
+class TestCost:
+    @pytest.mark.parametrize("policy", SchedulePolicy)
+    def test_a_step_that_cannot_admit_leaves_the_queue_alone(self, policy, monkeypatch):
+        """
+        While every slot is taken no step asks the queue for candidates or the cache for matches.
+        """
+        rig = Rig(
+            small_config(max_batch_size=2, max_num_seqs=1000),
+            options=CoreOptions(schedule_policy=policy),
+        )
+        for _ in range(40):
+            rig.submit(max_tokens=20)
+        for _ in range(4):
+            rig.step()
+        assert 38 == rig.core.stats().num_waiting
+
+        def fail(*_args):
+            pytest.fail("the queue was ordered for nothing")
+
+        for name in ("candidates", "in_order", "_aged", "_not_aged"):
+            monkeypatch.setattr(WaitingQueue, name, fail)
+        for _ in range(10):
+            rig.step()
+
+    @pytest.mark.parametrize("policy", [SchedulePolicy.FCFS, SchedulePolicy.LOF])
+    def test_the_head_of_a_long_queue_is_found_without_ordering_it(self, policy):
+        """
+        Asking for the first candidate of 5,000 looks at a handful of them.
+        """
+        queue = queue_of(policy, [CountedRequest.of(number) for number in range(5000)])
+        CountedRequest.num_reads = 0
+        for _ in range(20):
+            queue.take(next(queue.candidates(0.0, None)), 0.0)
+        assert CountedRequest.num_reads < 20 * 20
+
+
+class CountedRequest(Request):
+    """A request that counts how often its number is read."""
+
+    num_reads = 0
+
+    @classmethod
+    def of(cls, number: int) -> CountedRequest:
+        plain = request(number)
+        return cls(new=plain.new, number=number, stop_len=plain.stop_len)
+
+    def __getattribute__(self, name):
+        if name == "number":
+            CountedRequest.num_reads += 1
+        return super().__getattribute__(name)
