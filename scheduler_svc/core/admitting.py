@@ -125,7 +125,7 @@ def _try_admit(
 
 
 def _fitting(draft: Draft, request: Request, prefix: Prefix, *, can_copy: bool) -> Prefix | None:
-    """What of `prefix` can be used with the blocks there are; None when the request does not fit."""
+    """What of `prefix` can be used with the blocks there are; None when these do not do."""
     state = draft.state
     if prefix.has_copy and can_copy and _has_blocks(draft, request, prefix):
         return prefix

@@ -103,11 +103,11 @@ class CoreStats:
 
     `num_running` counts prefill, decode, paused and draining requests, `num_waiting` the others;
     the block counts add up to `total_blocks`. `retractions` are the preemptions for want of blocks,
-    `swap_fallbacks` those that are recomputed for want of host blocks. `prefix_lookup_tokens` counts
+    `swap_fallbacks` those that are recomputed for want of host blocks. `prefix_lookup_tokens` are
     all tokens of requests when they are admitted, `prefix_hit_tokens` those of them found in the
-    prefix cache or shared with another choice. Counters count since the
-    core was made. Histograms are in seconds: time from arrival to the first token, and between
-    successive tokens of a request.
+    prefix cache or shared with another choice. Counters count since the core was made. Histograms
+    are in seconds: time from arrival to the first token, and between successive tokens of a
+    request.
     """
 
     num_running: int

@@ -115,8 +115,11 @@ class Rig:
 
     def deliver(self) -> None:
         """Apply the oldest result."""
-        self.core.apply(self.pending.popleft(), self.now)
+        result = self.pending.popleft()
+        self.core.apply(result, self.now)
         self.collect()
+        if result.row_errors:
+            self._forget_dropped()
         self.check()
 
     def step(self) -> Batch | None:
@@ -191,6 +194,19 @@ class Rig:
         for key in zip(handles, result.position.tolist(), strict=True):
             assert key not in self.sampled, "a token is sampled again that is under way or known"
             self.sampled.add(key)
+
+    def _forget_dropped(self) -> None:
+        """Who shared KV with a bad row starts over: what it had under way is sampled again."""
+        known = {
+            handle: request.num_known
+            for handle, request in self.core._state.by_handle.items()
+            if request.state is RequestState.WAITING
+        }
+        self.sampled = {
+            (handle, position)
+            for handle, position in self.sampled
+            if position < known.get(handle, position + 1)
+        }
 
     def check(self) -> None:
         """Everything the core keeps is consistent."""

@@ -78,6 +78,38 @@ class TestBlockPool:
         with pytest.raises(InternalError):
             pool.check_integrity(blocks(*owned))
 
+    def test_a_shared_block_is_free_when_its_last_holder_lets_go(self):
+        """
+        Each holder lets go once; the block is used until the last one has.
+        """
+        pool = BlockPool(4)
+        (block,) = pool.try_take(1)
+        pool.share(blocks(block))
+        pool.give_back(blocks(block))
+        assert (1, 1) == (pool.num_used, pool.num_holders(block))
+        pool.give_back(blocks(block))
+        assert (0, 4) == (pool.num_used, pool.num_free)
+
+    def test_a_block_listed_twice_is_let_go_twice(self):
+        """
+        Two holders may let go in one call, and the block is free once.
+        """
+        pool = BlockPool(4)
+        (block,) = pool.try_take(1)
+        pool.share(blocks(block))
+        pool.give_back(blocks(block, block))
+        pool.check_integrity(blocks())
+
+    def test_a_free_block_cannot_be_shared(self):
+        """
+        Sharing a block nobody holds and nothing indexes is an error that changes nothing.
+        """
+        pool = BlockPool(4)
+        taken = pool.try_take(1)
+        with pytest.raises(InternalError):
+            pool.share(blocks(1, 2))
+        pool.check_integrity(taken)
+
     @settings(max_examples=50, deadline=None)
     @given(st.lists(st.integers(min_value=-6, max_value=6), max_size=40))
     def test_random_use_agrees_with_a_set(self, changes):
