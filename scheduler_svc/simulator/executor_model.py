@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.simulator.model_tokens import (
     UInt64Column,
+    choice_term,
     end_position,
     next_tokens,
     powers_of_base,
@@ -69,7 +70,9 @@ class ModelExecutor:
         self._weights = powers_of_base(geometry.max_model_len + 1)
         self._num_blocks: Int32Column = np.zeros(slots, np.int32)
         self._generation = np.zeros(slots, np.uint32)
-        self._choice: Int32Column = np.zeros(slots, np.int32)
+        self._choice_term: UInt64Column = np.zeros(slots, np.uint64)
+        self._last_place: NDArray[np.int64] = np.zeros(slots, np.int64)
+        """Where the KV of the last computed position is, flat."""
         self._end_position: Int32Column = np.zeros(slots, np.int32)
         self._last_token: Int32Column = np.zeros(slots, np.int32)
         self._admitted_len: Int32Column = np.zeros(slots, np.int32)
@@ -86,9 +89,25 @@ class ModelExecutor:
             self.block_table[batch.append_slot, index] = batch.append_block
             self._num_blocks[batch.append_slot] = index + 1
         self._num_steps += 1
-        is_prefill = batch.row_start < self._admitted_len[batch.row_slot]
-        fingerprints = self._forward(batch, is_prefill)
-        return self._sample(batch, fingerprints), _work_of(batch, is_prefill)
+        slot, start = batch.row_slot, batch.row_start
+        is_prefill = start < self._admitted_len.take(slot)
+        end = start + batch.row_num_tokens
+        # Everybody reads what was there before the step.
+        before = self._flat_kv.take(self._last_place.take(slot))
+        before[start == 0] = 0
+        prefills = is_prefill.nonzero()[0]
+        if len(prefills):
+            decodes = (~is_prefill).nonzero()[0]
+            fingerprints: UInt64Column = np.empty(len(slot), np.uint64)
+            fingerprints[decodes] = self._decode(slot[decodes], start[decodes], before[decodes])
+            for row in prefills.tolist():
+                fingerprints[row] = self._compute_chunk(
+                    int(slot[row]), int(start[row]), int(end[row]), before[row]
+                )
+        else:
+            fingerprints = self._decode(slot, start, before)
+        self.planned[slot] = end
+        return self._sample(batch, end, fingerprints), _work_of(batch, end, len(prefills))
 
     def places(self, slots: Int32Column, positions: Int32Column) -> NDArray[np.int64]:
         """Where the KV of these positions is in `kv`, flat; all shape ``[N]``."""
@@ -115,67 +134,74 @@ class ModelExecutor:
         self._num_blocks[slot] = num_blocks
         self.planned[slot] = admission.num_cached_tokens
         self._generation[slot] = admission.generation
-        self._choice[slot] = admission.sampling.choice
+        self._choice_term[slot] = choice_term(admission.sampling.choice)
+        if admission.num_cached_tokens:
+            block, offset = divmod(admission.num_cached_tokens - 1, self.geometry.block_size)
+            place = int(admission.block_ids[block]) * self.geometry.block_size + offset
+            self._last_place[slot] = place
         seed = admission.sampling.seed
         self._end_position[slot] = end_position(admission.num_prompt_tokens, seed)
         self._admitted[slot] = tokens
         self._admitted_len[slot] = len(tokens)
 
-    def _forward(self, batch: Batch, is_prefill: NDArray[np.bool_]) -> UInt64Column:
-        """Compute and write KV; returns the fingerprint after each row's last position."""
-        slot, start = batch.row_slot, batch.row_start
-        before = self._flat_kv.take(self.places(slot, np.maximum(start - 1, 0)))
-        before[start == 0] = 0
-        self.planned[slot] = start + batch.row_num_tokens
-        after: UInt64Column = np.empty(len(slot), np.uint64)
-        decodes: NDArray[np.bool_] | slice = slice(None)
-        if is_prefill.any():
-            decodes = ~is_prefill
-            for row in is_prefill.nonzero()[0].tolist():
-                after[row] = self._compute_chunk(
-                    int(slot[row]), int(start[row]), int(batch.row_num_tokens[row]), before[row]
-                )
-        slot, start = slot[decodes], start[decodes]
-        after[decodes] = before[decodes] + token_terms(self._last_token[slot], self._weights[start])
-        self._flat_kv[self.places(slot, start)] = after[decodes]
-        return after
+    def _decode(self, slot: Int32Column, start: Int32Column, before: UInt64Column) -> UInt64Column:
+        """Compute one position of each slot; returns the fingerprints, all shape ``[N]``."""
+        fingerprints = token_terms(self._last_token.take(slot), self._weights.take(start))
+        fingerprints += before
+        size = self.geometry.block_size
+        place = self._last_place.take(slot)
+        place += 1
+        index, offset = np.divmod(start, size)
+        fresh = (offset == 0).nonzero()[0]
+        if len(fresh):
+            place[fresh] = self.block_table[slot[fresh], index[fresh]].astype(np.int64) * size
+        self._flat_kv[place] = fingerprints
+        self._last_place[slot] = place
+        return fingerprints
 
-    def _compute_chunk(self, slot: int, start: int, length: int, before: np.uint64) -> np.uint64:
-        positions = np.arange(start, start + length, dtype=np.int32)
-        tokens = self._admitted[slot][start : start + length]
-        terms = token_terms(tokens, self._weights[start : start + length])
+    def _compute_chunk(self, slot: int, start: int, end: int, before: np.uint64) -> np.uint64:
+        positions = np.arange(start, end, dtype=np.int32)
+        terms = token_terms(self._admitted[slot][start:end], self._weights[start:end])
         fingerprints = np.cumsum(terms, dtype=np.uint64) + before
-        self._flat_kv[self.places(np.full(length, slot, np.int32), positions)] = fingerprints
+        places = self.places(np.full(end - start, slot, np.int32), positions)
+        self._flat_kv[places] = fingerprints
+        self._last_place[slot] = places[-1]
         last: np.uint64 = fingerprints[-1]
         return last
 
-    def _sample(self, batch: Batch, fingerprints: UInt64Column) -> StepResult:
-        slot, position = batch.row_slot, batch.row_start + batch.row_num_tokens
+    def _sample(self, batch: Batch, end: Int32Column, fingerprints: UInt64Column) -> StepResult:
+        slot, position = batch.row_slot, end
         samples = batch.row_flags == ROW_SAMPLES
         if not samples.all():
             slot, position, fingerprints = slot[samples], position[samples], fingerprints[samples]
-        token = next_tokens(fingerprints, position, self._choice[slot], self._end_position[slot])
+        token = next_tokens(
+            fingerprints, self._choice_term.take(slot), position, self._end_position.take(slot)
+        )
         self._last_token[slot] = token
         return StepResult(
             boot_id="model",
             step_id=self._num_steps,
             slot=slot,
-            generation=self._generation[slot],
+            generation=self._generation.take(slot),
             position=position,
             token=token,
         )
 
 
-def _work_of(batch: Batch, is_prefill: NDArray[np.bool_]) -> StepWork:
-    num_tokens = batch.row_num_tokens.astype(np.int64)
-    start = batch.row_start.astype(np.int64)
-    num_rows = len(num_tokens)
+def _work_of(batch: Batch, end: Int32Column, num_prefills: int) -> StepWork:
+    num_rows = len(end)
+    context = int(end.sum(dtype=np.int64))
+    tokens, pairs = num_rows, context
+    if num_prefills:
+        num_tokens = batch.row_num_tokens.astype(np.int64)
+        tokens = int(num_tokens.sum())
+        pairs = int((batch.row_start * num_tokens + num_tokens * (num_tokens + 1) // 2).sum())
     return StepWork(
         num_rows=num_rows,
-        num_decodes=num_rows - int(np.count_nonzero(is_prefill)),
-        tokens=int(num_tokens.sum()),
-        context=int((start + num_tokens).sum()),
-        pairs=int((start * num_tokens + num_tokens * (num_tokens + 1) // 2).sum()),
+        num_decodes=num_rows - num_prefills,
+        tokens=tokens,
+        context=context,
+        pairs=pairs,
         copied_blocks=len(batch.copy_source),
         swapped_out_blocks=len(batch.swap_out_block),
         swapped_in_blocks=len(batch.swap_in_host),

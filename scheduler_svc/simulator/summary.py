@@ -80,7 +80,7 @@ def summarize(
         },
         "steps": {
             "count": len(work),
-            "busy_share": _ratio(step_s.sum(), duration_s),
+            "busy_share": _ratio(step_s.sum(), _span_s(recorder)),
             "mean_step_s": _ratio(step_s.sum(), len(work)),
             "mean_rows": _ratio((work[:, 0] * step_s).sum(), step_s.sum()),
             "mean_decodes": _ratio((work[:, 1] * step_s).sum(), step_s.sum()),
@@ -111,6 +111,14 @@ def _time_per_token(recorder: Recorder) -> NDArray[np.float64]:
     num_gaps[num_gaps < 1] = np.nan
     span_s: NDArray[np.float64] = recorder.last_token_s[sent] - recorder.first_token_s[sent]
     return span_s / num_gaps
+
+
+def _span_s(recorder: Recorder) -> float:
+    """From the first arrival until nothing is left to do, which may be releasing slots."""
+    if not len(recorder.step_s):
+        return 0.0
+    last_s = float(recorder.step_start_s[-1] + recorder.step_s[-1])
+    return last_s - float(recorder.arrival_s[: recorder.num_sent].min())
 
 
 def _kv_usage(recorder: Recorder, total_blocks: int) -> dict[str, float]:

@@ -109,7 +109,8 @@ class TestTokens:
         sums = [token_terms(p, powers_of_base(len(p))).sum(dtype=np.uint64) for p in prompts]
         lengths = columns(*map(len, prompts))
         ends = columns(*(end_position(len(p), 5) for p in prompts))
-        found = next_tokens(np.array(sums, np.uint64), lengths, np.zeros_like(lengths), ends)
+        terms = np.zeros(len(lengths), np.uint64)
+        found = next_tokens(np.array(sums, np.uint64), terms, lengths, ends)
         assert [int(unlimited_outputs(p, 5, 1)[0]) for p in prompts] == found.tolist()
 
 
