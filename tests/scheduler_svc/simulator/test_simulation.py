@@ -18,6 +18,7 @@ VARIETY = {
     "shared": {"prefix_groups": "3", "prefix_len": "64", "arrivals": "bursts:6"},
     "chat": {"turns": "4", "think_s": "0.3", "prompt_len": "20"},
     "swap": {"preemption_mode": "swap", "schedule_conservativeness": "0"},
+    "choices": {"choices": "3", "requests": "25"},
     "deadlines": {"timeout_s": "0.4"},
     "at-once": {"arrivals": "at-once", "priorities": "3", "tenants": "4"},
     "window-1": {"window": "1"},
