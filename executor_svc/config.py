@@ -11,6 +11,7 @@ from pydantic import Field
 
 from tandem.engine_config import EngineConfig
 from tandem.settings.reader import read_settings
+from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
 from tandem.settings.schema import (
     KV_SIZE_KNOBS,
     LIMITS,
@@ -107,6 +108,7 @@ _PROGRAM = Program(
     description="Tandem's executor service: computes the steps that a scheduler plans.",
     exit_codes="0 stopped, 1 failed, 2 wrong configuration or model",
     env_prefix="TANDEM_EXECUTOR_",
+    foreign_keys=(*SCHEDULING, *SCHEDULING_ALIASES),
     groups={
         "engine limits": LIMITS,
         "KV memory instead of max_num_blocks": (*KV_SIZE_KNOBS[1:], "swap_space_gb"),

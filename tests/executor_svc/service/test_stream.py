@@ -324,6 +324,25 @@ class TestFailures:
         wait_until(lambda: bool(executor.fatal))
         assert "illegal memory access" in executor.fatal[0].message
 
+    def test_step_out_of_memory_is_reported_with_advice(self, executor, client, monkeypatch):
+        """
+        A step for which memory runs out fails OUT_OF_MEMORY naming the setting, and a new session works.
+        """
+        stream = client.attach()
+        decoder = executor.runner._decoder
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder, "forward", lambda *_arguments: torch.empty(2**50))
+            stream.send(client.plan())
+            wait_until(lambda: bool(stream.of(StepFailed)))
+        (failed,) = stream.of(StepFailed)
+        assert ("OUT_OF_MEMORY", False) == (failed.reason, failed.sticky)
+        assert "lower chunked_prefill_size or max_total_tokens, or lower max_num_blocks" in (
+            failed.message
+        )
+        fresh = StepClient(executor)
+        assert 1 == fresh.step(fresh.attach()).step_id
+        assert [] == executor.fatal
+
     def test_running_out_of_memory_is_not_sticky(self):
         """
         An allocation that fails leaves the device usable.

@@ -1,0 +1,115 @@
+"""`--dry-run`: what the memory would be used for, without loading anything."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from executor_svc import __main__ as executor_main
+from executor_svc.model import loader
+from tandem.settings.schema import KV_SIZE_KNOBS
+
+
+@pytest.fixture
+def dry_run(model_dir, capsys, monkeypatch):
+    """Exit code, output and errors of a dry run; loading weights fails the test."""
+
+    def run(*flags: str) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(loader, "load_weights", lambda *_: pytest.fail("weights are loaded"))
+            # Loggers of other tests' modules would keep writing to the stream captured here.
+            patch.setattr(executor_main, "configure_logging", lambda *_: None)
+            code = executor_main.main(
+                ["--model", str(model_dir), "--device=cpu", "--dry-run", *flags]
+            )
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def planned(dry_run):
+    """The plan of a dry run that succeeds."""
+
+    def run(*flags: str) -> dict[str, object]:
+        code, output, errors = dry_run("--log-format=json", *flags)
+        assert (0, "") == (code, errors)
+        return json.loads(output)
+
+    return run
+
+
+class TestPlan:
+    def test_plan_for_people_names_everything(self, dry_run):
+        """
+        A dry run prints weights, activations, KV, what they hold, and all four sizes, and ends 0.
+        """
+        code, output, errors = dry_run("--max-num-blocks=40", "--swap-space-gb=0.01")
+        assert (0, "") == (code, errors)
+        for words in (
+            "memory plan for cpu: ",
+            "  weights      0.000 GiB, float32",
+            "  activations  ",
+            "  KV memory    0.000 GiB, 40 blocks of 16 tokens and a dummy",
+            "  swap space   2621 host blocks",
+            "  holds        640 tokens, max_model_len is 512",
+            "sized by max_num_blocks 40 (--max-num-blocks); the same size as",
+            *(f"  {knob} = " for knob in KV_SIZE_KNOBS),
+        ):
+            assert words in output
+
+    def test_plan_for_programs_is_what_a_start_does(self, planned, start):
+        """
+        With JSON logs the plan is one object, whose blocks and bytes are those of a start with the same flags.
+        """
+        flags = ("--buffer-size-gb=0.004", "--block-size=8", "--dtype=float32")
+        plan = planned(*flags)
+        about = start(*flags).describe()
+        assert (plan["num_blocks"], plan["kv_bytes_per_block"]) == (
+            about.num_blocks,
+            about.kv_bytes_per_block,
+        )
+        assert (plan["max_model_len"], plan["max_batch_size"]) == (
+            about.max_model_len,
+            about.max_batch_size,
+        )
+
+    def test_warnings_are_part_of_the_plan(self, dry_run, planned):
+        """
+        A size that holds less than one longest request is planned with a warning.
+        """
+        (warning,) = planned("--max-num-blocks=3")["warnings"]
+        assert "holds 48 tokens and max_model_len is 512" in warning
+        assert f"warning: {warning}\n" in dry_run("--max-num-blocks=3")[1]
+
+
+class TestRefusals:
+    def test_each_mistake_has_its_text_and_ends_2(self, dry_run, planned):
+        """
+        What a start would refuse a dry run refuses, with the same text and exit code 2.
+        """
+        plan = planned()
+        fixed = plan["weight_bytes"] + plan["activation_bytes"]
+        few = (fixed + 4.5 * plan["kv_bytes_per_block"]) / plan["total_bytes"]
+        for flag, text in {
+            "--gpu-memory-utilization=1.0": "Free memory on device (",
+            "--gpu-memory-utilization=1e-9": "No available memory for the cache blocks. ",
+            f"--gpu-memory-utilization={few}": "To serve at least one request with the model's max",
+            "--mem-fraction-static=1e-9": "Not enough memory. Please try to increase --mem-frac",
+            "--buffer-size-gb=1e6": "",
+        }.items():
+            code, output, errors = dry_run(flag)
+            assert (2, "") == (code, output)
+            assert errors.startswith(f"OUT_OF_MEMORY: {text}")
+            assert flag.partition("=")[0] in errors
+            assert errors.count("\n") == 1
+
+    def test_limits_are_checked_first(self, dry_run):
+        """
+        A broken limit is refused as at a start.
+        """
+        code, output, errors = dry_run("--block-size=0")
+        assert (2, "") == (code, output)
+        assert "INVALID_CONFIG: block_size must be greater than 0\n" == errors
