@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.step_log import LogLine
 from tandem.errors import TandemError
 from tandem.link.batch import Int32Column
 
@@ -62,12 +63,16 @@ class Failed:
     error: TandemError
 
 
+_NO_INT64: NDArray[np.int64] = np.empty(0, np.int64)
+_NO_INT32: Int32Column = np.empty(0, np.int32)
+
+
 def _no_int64() -> NDArray[np.int64]:
-    return np.empty(0, np.int64)
+    return _NO_INT64
 
 
 def _no_int32() -> Int32Column:
-    return np.empty(0, np.int32)
+    return _NO_INT32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,22 +90,25 @@ class CoreEvents:
     ended: list[Ended] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
+    log_lines: list[LogLine] = field(default_factory=list)
+    """For the operators' log, in order."""
 
     def __bool__(self) -> bool:
         """True when anything happened."""
-        return bool(len(self.token) or self.ended or self.failed or self.progress)
+        return bool(len(self.token) or self.ended or self.failed or self.progress or self.log_lines)
 
 
 class EventLog:
     """Collects events until somebody takes them."""
 
-    __slots__ = ("_ended", "_failed", "_progress", "_tokens")
+    __slots__ = ("_ended", "_failed", "_log_lines", "_progress", "_tokens")
 
     def __init__(self) -> None:
         self._tokens: list[tuple[NDArray[np.int64], Int32Column, Int32Column]] = []
         self._ended: list[Ended] = []
         self._failed: list[Failed] = []
         self._progress: list[Progress] = []
+        self._log_lines: list[LogLine] = []
 
     def add_tokens(
         self, handle: NDArray[np.int64], offset: Int32Column, token: Int32Column
@@ -117,16 +125,25 @@ class EventLog:
         else:
             self._progress.append(event)
 
+    def add_log(self, line: LogLine) -> None:
+        """A line for the operators' log."""
+        self._log_lines.append(line)
+
     def take(self) -> CoreEvents:
         """Everything since the last call."""
-        events = CoreEvents(ended=self._ended, failed=self._failed, progress=self._progress)
-        if self._tokens:
+        events = CoreEvents(
+            ended=self._ended,
+            failed=self._failed,
+            progress=self._progress,
+            log_lines=self._log_lines,
+        )
+        if len(self._tokens) == 1:
+            events.token_handle, events.token_offset, events.token = self._tokens[0]
+        elif self._tokens:
             handles, offsets, tokens = zip(*self._tokens, strict=True)
-            if len(self._tokens) == 1:
-                events.token_handle, events.token_offset, events.token = self._tokens[0]
-            else:
-                events.token_handle = np.concatenate(handles)
-                events.token_offset = np.concatenate(offsets)
-                events.token = np.concatenate(tokens)
+            events.token_handle = np.concatenate(handles)
+            events.token_offset = np.concatenate(offsets)
+            events.token = np.concatenate(tokens)
         self._tokens, self._ended, self._failed, self._progress = [], [], [], []
+        self._log_lines = []
         return events

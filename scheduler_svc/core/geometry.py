@@ -46,6 +46,7 @@ class Limits:
     max_model_len: int
     max_num_seqs: int
     memory_threshold: float
+    num_host_blocks: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig, geometry: ExecutorGeometry) -> Limits:
@@ -73,6 +74,7 @@ class Limits:
             max_model_len=min(config.max_model_len, geometry.max_model_len),
             max_num_seqs=config.max_num_seqs,
             memory_threshold=config.memory_threshold,
+            num_host_blocks=geometry.num_host_blocks,
         )
 
     def blocks_for(self, num_tokens: int) -> int:

@@ -3,9 +3,12 @@ One step's plan: who computes how many tokens next.
 
     release what ended
     every decode that has something to compute   one token each; a block where the last is full;
-                                                 preempt until there are enough blocks
+                                                 preempt or pause until there are enough blocks
     running prefills, oldest first               as many tokens as the budget leaves
     the queue, head first                        while slots, budget, threshold and blocks allow
+
+Under prefill-first the prompts are planned before the decodes, which then get what these leave of
+the budget, longest unserved first; in the batch decodes stand first all the same.
 """
 
 from __future__ import annotations
@@ -15,9 +18,13 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.admitting import admit
 from scheduler_svc.core.draft import Draft
+from scheduler_svc.core.giving_way import make_way
 from scheduler_svc.core.growth import grow
-from scheduler_svc.core.prefills import continue_prefills
+from scheduler_svc.core.options import StepPriority
+from scheduler_svc.core.pausing import resume, stay_paused
+from scheduler_svc.core.prefills import continue_prefills, use_leftover
 from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.step_report import report_step
 from tandem.link.batch import Batch
 
 
@@ -25,25 +32,56 @@ def plan(state: CoreState, now: float) -> Batch | None:
     """Plan the next batch; None when there is nothing to send."""
     draft = Draft(state)
     draft.release_ended()
-    _plan_decodes(draft)
-    if draft.budget:
-        continue_prefills(draft)
-    # Who was preempted stands first in the queue, also while it drains.
-    if state.queue and draft.budget and not draft.num_preempted and not state.draining:
-        admit(draft, now)
+    make_way(draft, now)
+    if state.options.step_priority is StepPriority.DECODE_FIRST:
+        _plan_decodes(draft)
+        _plan_prompts(draft, now, others_decode=draft.decodes is not None)
+    else:
+        _plan_prompts(draft, now, others_decode=bool(state.slots.decoding.any()))
+        _plan_decodes(draft)
+    if draft.prefills or state.counters.decode_steps >= state.step_log.due_step:
+        report_step(draft, now)
     return draft.batch()
+
+
+def _plan_prompts(draft: Draft, now: float, *, others_decode: bool) -> None:
+    state, kept_back = draft.state, 0
+    if others_decode and state.options.max_prefill_share < 1.0:
+        share = int(state.options.max_prefill_share * state.limits.max_total_tokens)
+        kept_back = max(draft.budget - max(share, 1), 0)
+    draft.budget -= kept_back
+    if draft.budget > 0:
+        continue_prefills(draft)
+        # Who was preempted stands first in the queue, also while it drains, and paused rows go
+        # before anyone who waits.
+        is_closed = state.is_full or draft.num_preempted or state.draining or state.paused
+        if state.queue and draft.budget > 0 and not is_closed:
+            admit(draft, now)
+        if draft.budget > 0:
+            use_leftover(draft)
+    draft.budget += kept_back
 
 
 def _plan_decodes(draft: Draft) -> None:
     slots = draft.state.slots
-    ready = (slots.decoding & (slots.planned < slots.stop_len - 1)).nonzero()[0]
-    if not len(ready):
+    if draft.state.paused:
+        resume(draft)
+    rows = slots.decode_rows()
+    ready = rows.slot
+    if draft.prefills:
+        # Whose last chunk is in this batch has nothing to decode before its token is sampled.
+        ready = np.setdiff1d(ready, [slot for slot, _, _ in draft.prefills])
+    if not len(ready) or draft.budget <= 0:
         return
     if len(ready) > draft.budget:
         ready = _least_served(draft, ready)
     ready = grow(draft, ready)
-    draft.decodes = ready
-    draft.budget -= len(ready)
+    if len(ready):
+        draft.decodes = rows if ready is rows.slot else slots.rows_of(ready)
+        draft.budget -= len(ready)
+        draft.state.counters.decode_steps += 1
+    if draft.state.paused:
+        stay_paused(draft.state)
 
 
 def _least_served(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:

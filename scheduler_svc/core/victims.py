@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.options import VictimRule
 from scheduler_svc.core.slots import SlotTable
 
 VictimPolicy: TypeAlias = Callable[[SlotTable, NDArray[np.intp]], int]
@@ -20,7 +21,25 @@ what is in flight.
 def fewest_generated(slots: SlotTable, candidates: NDArray[np.intp]) -> int:
     """
     The slot with the fewest outputs; among equals the longest prompt, then the latest arrival.
+
+    Source: SGLang.
     """
     generated = slots.known[candidates] - slots.prompt_len[candidates]
     order = np.lexsort((-slots.number[candidates], -slots.prompt_len[candidates], generated))
     return int(candidates[order[0]])
+
+
+def last_admitted(slots: SlotTable, candidates: NDArray[np.intp]) -> int:
+    """
+    The slot that was occupied last.
+
+    Source: vLLM under fcfs, where the order of admission and that of arrival are one.
+    """
+    return int(candidates[np.argmax(slots.turn[candidates])])
+
+
+VICTIM_POLICIES: dict[VictimRule, VictimPolicy] = {
+    VictimRule.FEWEST_GENERATED: fewest_generated,
+    VictimRule.LAST_ADMITTED: last_admitted,
+}
+"""Paused rows are chosen by when they were paused, see `pausing`."""
