@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_svc.core import integrity
+from scheduler_svc.core import integrity, suspension
 from scheduler_svc.core.admission import Acceptance, check, check_still_fits
 from scheduler_svc.core.applier import apply_result
 from scheduler_svc.core.events import CoreEvents
@@ -17,7 +17,7 @@ from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stats import CoreStats
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, InvalidConfig, RequestNotFound, TandemError
-from tandem.link.batch import Batch, StepResult
+from tandem.link.batch import Batch, KvMode, Resume, StepResult, Suspend
 
 
 class Scheduler:
@@ -225,7 +225,36 @@ class Scheduler:
         Plan the next batch; None when there is nothing to send. It may hold nothing but releases.
         """
         self.expire(now)
+        if self.is_suspended:
+            return suspension.plan_suspended(self._state)
         return plan(self._state, now)
+
+    @property
+    def is_suspended(self) -> bool:
+        """True from `suspend` until `resume`, and until that command was taken."""
+        return self._state.suspension.mode is not None or self._state.suspension.is_sent
+
+    def suspend(self, mode: KvMode, now: float) -> None:
+        """
+        Plan no step until `resume` and have the executor give KV memory back as `mode` says.
+
+        Requests are taken and wait; ends take effect on resume. Who ran goes on where it was after
+        PERSIST and OFFLOAD; under RECOMPUTE it waits again with its outputs, in arrival order. A
+        second suspension does nothing.
+        """
+        self.expire(now)
+        suspension.suspend(self._state, mode)
+
+    def resume(self) -> None:
+        """End a suspension; without one it does nothing."""
+        suspension.resume(self._state)
+
+    def take_command(self) -> Suspend | Resume | None:
+        """
+        The command that must be sent as the next step, before `schedule` is asked; its result goes
+        to `apply` like a batch's. None when there is none.
+        """
+        return suspension.take_command(self._state)
 
     def apply(self, result: StepResult, now: float) -> None:
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,18 @@ from scheduler_svc.core.stats import (
 from scheduler_svc.core.step_log import StepLog
 from scheduler_svc.core.tenants import TenantCounts
 from tandem.errors import TandemError
+from tandem.link.batch import KvMode
+
+
+@dataclass(slots=True)
+class Suspension:
+    """
+    Whether steps are suspended: the mode asked for, None for none, and whether the executor was
+    told.
+    """
+
+    mode: KvMode | None = None
+    is_sent: bool = False
 
 
 class CoreState:
@@ -51,6 +64,7 @@ class CoreState:
         ratio: How much of the output still allowed is expected to come.
         is_full: A request did not fit beside those that run, so nobody is admitted until one of
             them, or one that waits, is gone.
+        suspension: Whether steps are suspended.
         may_give_way: Who runs and may lose its slot to a better priority, worst first.
         now_s: The time of the call that is served, for moves that are not given it.
         recorder: Keeps what happened to each request; None where nobody asked.
@@ -79,6 +93,7 @@ class CoreState:
         self.swapping: dict[int, int] = {}
         self.ratio = NewTokenRatio(options.schedule_conservativeness)
         self.is_full = False
+        self.suspension = Suspension()
         self.step_log = StepLog()
         self.events = EventLog()
         self.now_s = 0.0
@@ -269,6 +284,7 @@ class CoreState:
         self.slots = SlotTable(limits)
         self.prefix_cache = PrefixCache(self.slots, self.pool)
         self.host = HostBlocks(limits.num_host_blocks)
+        self.suspension.is_sent = False
         self.swapping.clear()
 
     def note_first_tokens(self, requests: list[Request], now: float) -> None:

@@ -1,0 +1,85 @@
+"""Giving the executor's memory back for a while, and what the core does meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_svc.core.draft import Draft
+from scheduler_svc.core.planned_rows import PlannedRows
+from scheduler_svc.core.state import CoreState
+from tandem.link.batch import Batch, KvMode, Resume, Suspend
+
+_NO_SLOT = np.empty(0, np.int32)
+_NO_GENERATION = np.empty(0, np.uint32)
+
+
+def suspend(state: CoreState, mode: KvMode) -> None:
+    """
+    Plan no step until `resume`; requests are taken and wait, ends take effect on resume. While
+    suspended already it does nothing.
+
+    Under RECOMPUTE everyone who runs is preempted and waits again, in order of arrival (Megatron
+    Core puts them back in the order of a set; its partly computed prompts keep wrong KV).
+    """
+    if state.suspension.mode is not None:
+        return
+    state.suspension.mode = mode
+    if mode is KvMode.RECOMPUTE:
+        for slot in np.flatnonzero(state.slots.running).tolist():
+            state.preempt(slot, "suspended")
+
+
+def resume(state: CoreState) -> None:
+    """End a suspension; without one it does nothing."""
+    state.suspension.mode = None
+
+
+def take_command(state: CoreState) -> Suspend | Resume | None:
+    """The command that must be sent before any further batch; None when there is none."""
+    suspension = state.suspension
+    if suspension.mode is None:
+        if not suspension.is_sent:
+            return None
+        suspension.is_sent = False
+        _note_in_flight(state)
+        return Resume()
+    if suspension.is_sent or _must_release(state):
+        return None
+    suspension.is_sent = True
+    if suspension.mode is KvMode.RECOMPUTE:
+        state.prefix_cache.flush()
+    _note_in_flight(state)
+    return Suspend(kv_mode=suspension.mode)
+
+
+def plan_suspended(state: CoreState) -> Batch | None:
+    """What may be sent instead of a step: the releases that a suspension waits for."""
+    if not _must_release(state):
+        return None
+    draft = Draft(state)
+    draft.release_ended()
+    return draft.batch()
+
+
+def _must_release(state: CoreState) -> bool:
+    """The executor drops KV only when no slot is live."""
+    suspension = state.suspension
+    is_dropping = suspension.mode is KvMode.RECOMPUTE and not suspension.is_sent
+    return is_dropping and bool(state.slots.ended)
+
+
+def _note_in_flight(state: CoreState) -> None:
+    state.in_flight.append(
+        PlannedRows(
+            slot=_NO_SLOT,
+            generation=_NO_GENERATION,
+            num_tokens=_NO_SLOT,
+            sampling_slot=_NO_SLOT,
+            sampling_generation=_NO_GENERATION,
+            sampling_end=_NO_SLOT,
+            num_decodes=0,
+            decodes=None,
+            num_departures=state.slots.num_departures,
+            is_someones_last=False,
+        )
+    )
