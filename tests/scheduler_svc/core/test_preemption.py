@@ -5,15 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import RequestState
 from scheduler_svc.core.victims import fewest_generated
 from tandem.errors import NeverFits
 from tests.scheduler_svc.core.harness import Rig, small_config
 
 
+BOLD = CoreOptions(schedule_conservativeness=0.0)
+"""Admits whatever fits now, so that blocks run out."""
+
+
 def tight(delay: int = 1) -> Rig:
     """Two requests that together outgrow a pool either of them fits in."""
-    rig = Rig(small_config(max_num_blocks=8, max_model_len=32), delay=delay)
+    rig = Rig(small_config(max_num_blocks=8, max_model_len=32), delay=delay, options=BOLD)
     rig.submit(prompt_len=8, max_tokens=20)
     rig.submit(prompt_len=8, max_tokens=20)
     return rig
@@ -143,7 +148,7 @@ class TestDraining:
         """
         A request that ends by its length while draining is not queued again.
         """
-        rig = Rig(small_config(max_num_blocks=6, max_model_len=24), delay=4)
+        rig = Rig(small_config(max_num_blocks=6, max_model_len=24), delay=4, options=BOLD)
         for _ in range(3):
             rig.submit(prompt_len=6, max_tokens=14)
         rig.run()
