@@ -17,14 +17,11 @@ from pydantic import Field
 
 from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
-from scheduler_svc.scheduling_settings import (
-    SCHEDULING,
-    SCHEDULING_ALIASES,
-    SchedulingSettings,
-)
+from scheduler_svc.scheduling_settings import SchedulingSettings
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor, InvalidConfig
 from tandem.settings.reader import read_settings
+from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
 from tandem.settings.schema import (
     LIMIT_ALIASES,
     LIMITS,

@@ -146,22 +146,6 @@ class SchedulingSettings(ServiceSettings):
         return options
 
 
-SCHEDULING = tuple(
-    name for name in SchedulingSettings.model_fields if name not in ServiceSettings.model_fields
-)
-"""Names of these settings, in the order of the documentation."""
-
-SCHEDULING_ALIASES = {
-    "prefix_caching": "enable_prefix_caching",
-    "eviction": "prefix_caching_eviction_policy",
-    "overlength": "overlength_policy",
-    "long_prefill_token_threshold": "long_prefill_threshold",
-    "track_token_events": "track_generated_token_events",
-    "track_paused_events": "track_paused_request_events",
-}
-"""Other accepted spellings, in every source."""
-
-
 def _policy(text: str) -> SchedulePolicy:
     if text not in set(SchedulePolicy):
         known = ", ".join(SchedulePolicy)

@@ -126,7 +126,13 @@ def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     for limit, count in sorted(stats.refused_by_limit.items()):
         refusals.add_metric([limit], count)
     yield refusals
-    counters = (
+    for name, text, value in _plain_counters(snapshot):
+        yield CounterMetricFamily(f"tandem_{name}", text, value=value)
+
+
+def _plain_counters(snapshot: MetricsSnapshot) -> tuple[tuple[str, str, float], ...]:
+    stats = snapshot.stats
+    return (
         (
             "prefix_cache_lookup_tokens",
             "Tokens that admitted requests looked for in the prefix cache.",
@@ -158,8 +164,6 @@ def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
             snapshot.integrity_failures,
         ),
     )
-    for name, text, value in counters:
-        yield CounterMetricFamily(f"tandem_{name}", text, value=value)
 
 
 def _histogram(

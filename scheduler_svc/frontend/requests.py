@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -71,32 +72,22 @@ async def prepare_request(
     column = np.asarray(prompt, np.int32)
     digests = await _digests(column, params.cache_salt, model, threads)
     request_id = request.request_id or secrets.token_hex(12)
-    deadline_s = None if params.time_limit_ms is None else now_s + params.time_limit_ms / 1000
 
     def make_submit(stream_id: int) -> Submit:
         return Submit(
             stream_id=stream_id,
             request_id=request_id,
             prompt=column.astype("<i4", copy=False).tobytes(),
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            seed=params.seed,
             max_tokens=fit.max_tokens,
-            eos_token_ids=params.eos_token_ids,
-            stop_token_ids=params.stop_token_ids,
             arrival_s=now_s,
-            deadline_s=deadline_s,
             model_revision=model.revision,
             fills_context=fit.fills_context,
-            num_choices=params.num_choices,
-            priority=params.priority,
-            tenant=params.tenant,
-            cache_salt=params.cache_salt,
             block_digests=digests,
             digest_block_size=model.block_size,
+            **_submitted(params, now_s),
         )
 
+    end_token_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
     return PreparedRequest(
         request_id=request_id,
         make_submit=make_submit,
@@ -109,13 +100,29 @@ async def prepare_request(
         ),
         outputs=[
             OutputText(
-                loaded.text.detokenizer(prompt),
-                stops=params.stop,
-                end_token_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
+                loaded.text.detokenizer(prompt), stops=params.stop, end_token_ids=end_token_ids
             )
             for _ in range(params.num_choices)
         ],
     )
+
+
+def _submitted(params: CheckedParams, now_s: float) -> dict[str, Any]:
+    """What the core is told of the parameters as they are."""
+    limit_ms = params.time_limit_ms
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "seed": params.seed,
+        "eos_token_ids": params.eos_token_ids,
+        "stop_token_ids": params.stop_token_ids,
+        "deadline_s": None if limit_ms is None else now_s + limit_ms / 1000,
+        "num_choices": params.num_choices,
+        "priority": params.priority,
+        "tenant": params.tenant,
+        "cache_salt": params.cache_salt,
+    }
 
 
 def default_params(model: Model) -> ResolvedParams:

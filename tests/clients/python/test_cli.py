@@ -463,7 +463,7 @@ class TestUp:
         result = run("up", str(tmp_path), "--config", str(file))
 
         assert 2 == result.exit_code
-        assert f"{file}: unknown key 'blocks'" in result.stderr
+        assert f"{file}: blocks: unknown key 'blocks'" in result.stderr
 
 
 class TestRoot:

@@ -16,8 +16,10 @@ from scheduler_svc.core.options import (
     StepPriority,
     VictimRule,
 )
-from scheduler_svc.scheduling_settings import SCHEDULING
+from scheduler_svc.scheduling_settings import SchedulingSettings
 from tandem.errors import InvalidConfig
+from tandem.settings.scheduling import SCHEDULING
+from tandem.settings.schema import ServiceSettings
 
 SET = {
     "schedule_policy": ("lof", "schedule_policy", SchedulePolicy.LOF),
@@ -54,7 +56,8 @@ class TestSchedulingSettings:
         """
         Each field of CoreOptions can be set, each by one setting, and nothing else is asked for.
         """
-        assert set(SET) == set(SCHEDULING)
+        own = set(SchedulingSettings.model_fields) - set(ServiceSettings.model_fields)
+        assert set(SET) == own == set(SCHEDULING)
         fields = {field.name for field in dataclasses.fields(CoreOptions)}
         assert fields == {option for _, option, _ in SET.values()}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +13,8 @@ from rich.table import Table
 
 from tandem_client.admin import AdminClient
 from tandem_client.cli import options
-from tandem_client.cli.failures import ExitCode, fail, readable_errors
+from tandem_client.cli.failures import readable_errors
+from tandem_client.cli.service_config import ask_services
 from tandem_client.retry import NO_RETRY
 
 
@@ -70,17 +69,6 @@ def _of_server(admin_address: str) -> dict[str, Any]:
 
 
 def _of_service(service: ServiceName, file: Path | None, arguments: list[str]) -> dict[str, Any]:
-    # The service's own rules decide, in a process of its own: clients never import services.
-    command = [sys.executable, "-m", f"{service}_svc.show_config", *arguments]
     if file is not None:
-        command += ["--config", str(file)]
-    outcome = subprocess.run(  # noqa: S603 -- our own interpreter
-        command, capture_output=True, text=True, check=False
-    )
-    if outcome.returncode != 0:
-        said = [line for line in outcome.stderr.splitlines() if line.strip()]
-        line = said[-1] if said else f"{service}_svc ended with {outcome.returncode}"
-        code = ExitCode.USAGE if outcome.returncode == ExitCode.USAGE else ExitCode.FAILED
-        raise fail(line, code)
-    report: dict[str, Any] = json.loads(outcome.stdout)
-    return report
+        arguments = [*arguments, f"--config={file}"]
+    return ask_services({service.value: arguments})[service.value]

@@ -101,13 +101,7 @@ def generate(
             return
         if echo:
             _write(text)
-        if (n or 1) > 1:
-            _write_choices(collect(stream))
-        else:
-            for piece in stream.text:
-                _write(piece)
-            _write("\n")
-        _say(summary(stream))
+        _write_stream(stream, several=(n or 1) > 1)
 
 
 def collect(stream: GenerationStream) -> Completion:
@@ -152,9 +146,15 @@ def summary(stream: GenerationStream) -> str:
     return f"{', '.join(parts)}; ended by {', '.join(reasons)}"
 
 
-def _write_choices(completion: Completion) -> None:
-    for one in completion.choices:
-        _write(f"--- choice {one.choice}, {one.reason.name}\n{one.text}\n")
+def _write_stream(stream: GenerationStream, *, several: bool) -> None:
+    if several:
+        for one in collect(stream).choices:
+            _write(f"--- choice {one.choice}, {one.reason.name}\n{one.text}\n")
+    else:
+        for piece in stream.text:
+            _write(piece)
+        _write("\n")
+    _say(summary(stream))
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

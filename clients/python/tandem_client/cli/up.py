@@ -5,35 +5,27 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from tandem.engine_config import EngineConfig
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli.failures import Terminated, fail, readable_errors
+from tandem_client.cli.service_config import ask_services
+from tandem_client.cli.service_flags import EXECUTOR, SCHEDULER, flags_for, takes_service_flags
 from tandem_client.cli.services import LocalServer, RunningServer, ServiceFailed, local_server
 
 WATCH_S = 0.2
-EXECUTOR_LIMITS = (
-    "block_size",
-    "max_num_blocks",
-    "max_batch_size",
-    "max_model_len",
-    "max_total_tokens",
-)
-"""Engine limits that both services take; the scheduler also takes the others."""
 
 Model = Annotated[Path | None, typer.Argument(help="Model directory; default: the bundled model.")]
 Listen = Annotated[str, typer.Option(help="Public address; port 0 = any.")]
 AdminListen = Annotated[str, typer.Option(help="Address for operators; empty = none.")]
 MetricsListen = Annotated[str, typer.Option(help="Address of /metrics; empty = none.")]
-Config = Annotated[Path | None, typer.Option(help="JSON file of engine limits; flags win over it.")]
-Limit = Annotated[int | None, typer.Option(rich_help_panel="Engine limits")]
-Threshold = Annotated[float | None, typer.Option(rich_help_panel="Engine limits")]
+Config = Annotated[
+    Path | None, typer.Option(help="JSON or TOML file of what follows below; flags win over it.")
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 DrainGrace = Annotated[
@@ -60,6 +52,7 @@ def bundled_model() -> Path | None:
     return folder if folder.is_dir() else None
 
 
+@takes_service_flags
 @readable_errors
 def up(
     *,
@@ -68,13 +61,6 @@ def up(
     admin_listen: AdminListen = DEFAULT_ADMIN_ADDRESS,
     metrics_listen: MetricsListen = "127.0.0.1:9464",
     config: Config = None,
-    block_size: Limit = None,
-    max_num_blocks: Limit = None,
-    max_batch_size: Limit = None,
-    max_num_seqs: Limit = None,
-    max_model_len: Limit = None,
-    max_total_tokens: Limit = None,
-    memory_threshold: Threshold = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     drain_grace_s: DrainGrace = 5.0,
@@ -82,6 +68,7 @@ def up(
     log_dir: LogDir = None,
     executor_arg: ExecutorArg = None,
     scheduler_arg: SchedulerArg = None,
+    **flags: str | bool | None,
 ) -> None:
     """
     Start an executor and a scheduler, and serve until Ctrl-C.
@@ -92,17 +79,6 @@ def up(
     folder = model or bundled_model()
     if folder is None:
         raise typer.BadParameter("name a model directory: tandem up MODEL_DIR")
-    limits = {
-        "block_size": block_size,
-        "max_num_blocks": max_num_blocks,
-        "max_batch_size": max_batch_size,
-        "max_num_seqs": max_num_seqs,
-        "max_model_len": max_model_len,
-        "max_total_tokens": max_total_tokens,
-        "memory_threshold": memory_threshold,
-    }
-    _validate(config, limits)
-    for_executor = {name: limits[name] for name in EXECUTOR_LIMITS}
     file: Settings = {"config": config}
     addresses: Settings = {
         "listen": listen,
@@ -110,9 +86,17 @@ def up(
         "metrics_listen": metrics_listen,
     }
     engine: Settings = {"model": folder, "dtype": dtype, "device": device}
+    for_executor = [*_flags({**engine, **file}), *flags_for(EXECUTOR, flags), *(executor_arg or [])]
+    for_scheduler = [
+        *_flags({**addresses, **file}),
+        *flags_for(SCHEDULER, flags),
+        *(scheduler_arg or []),
+    ]
+    # Mistakes show before anything starts.
+    ask_services({SCHEDULER: for_scheduler, EXECUTOR: for_executor})
     plan = LocalServer(
-        executor_arguments=[*_flags({**engine, **file, **for_executor}), *(executor_arg or [])],
-        scheduler_arguments=[*_flags({**addresses, **file, **limits}), *(scheduler_arg or [])],
+        executor_arguments=for_executor,
+        scheduler_arguments=for_scheduler,
         drain_grace_s=drain_grace_s,
         start_timeout_s=start_timeout_s,
         log_folder=log_dir,
@@ -164,13 +148,6 @@ def _announce(server: RunningServer, took_s: float) -> None:
     example = shlex.join(["tandem", "generate", "def fibonacci(n):", "--address", server.address])
     lines += ["try it:", f"  {example}", "Ctrl-C stops it"]
     typer.echo("\n".join(lines))
-
-
-def _validate(config: Path | None, limits: Mapping[str, int | float | None]) -> None:
-    """Check the limits together with the file and the defaults, before anything starts."""
-    base = EngineConfig() if config is None else EngineConfig.from_file(config)
-    given = {name: value for name, value in limits.items() if value is not None}
-    replace(base, **given).validate()  # type: ignore[arg-type]  # typer checked the types
 
 
 def _flags(settings: Mapping[str, object]) -> list[str]:

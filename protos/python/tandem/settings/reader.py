@@ -130,6 +130,8 @@ def _by_name(program: Program[S], source: _Source, layer: Iterable[_Given]) -> d
     found: dict[str, _Given] = {}
     for given in layer:
         name = program.aliases.get(given.key, given.key)
+        if source == "file" and name in program.foreign_keys:
+            continue
         if name not in keys:
             close = difflib.get_close_matches(given.key, [*sorted(keys), *program.aliases], n=1)
             hint = f"did you mean {close[0]!r}?" if close else "see --help for all keys"

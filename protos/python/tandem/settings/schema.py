@@ -99,6 +99,7 @@ class Program(Generic[S]):
         foreign_prefixes: Of variables that begin like its own but belong to others.
         aliases: Other spellings of fields.
         groups: Fields that --help lists together, by title; the others are under "service".
+        foreign_keys: Keys of a file that only the other service obeys, whatever they say.
     """
 
     schema: type[S]
@@ -109,6 +110,7 @@ class Program(Generic[S]):
     foreign_prefixes: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=lambda: LIMIT_ALIASES)
     groups: Mapping[str, Collection[str]] = field(default_factory=dict)
+    foreign_keys: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

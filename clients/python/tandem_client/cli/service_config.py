@@ -1,0 +1,43 @@
+"""What services make of their flags and files, asked of themselves: clients never import them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem_client.cli.failures import ExitCode, fail
+
+
+def ask_services(arguments: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    """
+    Have services read their settings without starting, all at the same time.
+
+    Args:
+        arguments: Of each service, by "scheduler" or "executor".
+
+    Returns:
+        Its "settings" (name, value, source) and "warnings", by service.
+
+    Raises:
+        typer.Exit: The first service that finds a mistake, which was printed.
+    """
+    processes = {
+        service: subprocess.Popen(  # noqa: S603 -- our own interpreter
+            [sys.executable, "-m", f"{service}_svc.show_config", *own],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for service, own in arguments.items()
+    }
+    outcomes = {service: process.communicate() for service, process in processes.items()}
+    for service, (_, errors) in outcomes.items():
+        status = processes[service].returncode
+        if status != 0:
+            said = [line for line in errors.splitlines() if line.strip()]
+            line = said[-1] if said else f"{service}_svc ended with {status}"
+            raise fail(line, ExitCode.USAGE if status == ExitCode.USAGE else ExitCode.FAILED)
+    return {service: json.loads(output) for service, (output, _) in outcomes.items()}

@@ -1,0 +1,41 @@
+"""
+Names of the settings that say how the scheduler schedules, for files that serve both services: the
+executor passes them over. What they mean is in `scheduler_svc.scheduling_settings`.
+"""
+
+from __future__ import annotations
+
+SCHEDULING = (
+    "schedule_policy",
+    "schedule_conservativeness",
+    "ageing_s",
+    "priority_preemption",
+    "enable_prefix_caching",
+    "prefix_caching_eviction_policy",
+    "on_pressure",
+    "overlength_policy",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "max_tenant_requests",
+    "victim_rule",
+    "paused_budget_blocks",
+    "preemption_mode",
+    "step_priority",
+    "chunked_prefill_size",
+    "long_prefill_threshold",
+    "max_prefill_share",
+    "track_request_events",
+    "track_generated_token_events",
+    "track_paused_request_events",
+)
+"""In the order of the documentation."""
+
+SCHEDULING_ALIASES = {
+    "prefix_caching": "enable_prefix_caching",
+    "eviction": "prefix_caching_eviction_policy",
+    "overlength": "overlength_policy",
+    "long_prefill_token_threshold": "long_prefill_threshold",
+    "track_token_events": "track_generated_token_events",
+    "track_paused_events": "track_paused_request_events",
+}
+"""Other accepted spellings, in every source."""
