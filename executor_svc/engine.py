@@ -15,8 +15,9 @@ from executor_svc.config import LoadedSettings
 from executor_svc.device import resolve_device
 from executor_svc.limits import fit_limits, num_slots_for
 from executor_svc.memory import KvMemory, host_blocks_within
+from executor_svc.memory_budget import MemoryPlan
 from executor_svc.memory_plan import Readings, described, plan_memory
-from executor_svc.memory_probe import MemoryMeter, meter_of
+from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
 from executor_svc.model import LoadedModel, load_model
 from executor_svc.profiling import measure_activations
 from executor_svc.runner import ModelRunner
@@ -72,41 +73,9 @@ def load_engine(
     before = meter.read()
     model = load_model(settings.model, dtype=settings.dtype, device=str(device))
     limits = fit_limits(loaded, model.config)
+    plan = _plan(loaded, model, limits, before, meter)
+    kv = _allocate(loaded, model, limits, plan)
     num_slots = num_slots_for(limits)
-    measured = None
-    if loaded.kv_size_knob == "gpu_memory_utilization":
-        measured = measure_activations(model, limits, meter, num_slots=num_slots)
-    readings = Readings(before=before, after=meter.read(), weight_bytes=model.weight_bytes)
-    plan = plan_memory(
-        loaded,
-        model.config,
-        limits,
-        model.dtype,
-        readings,
-        device=_device_name(device),
-        measured=measured,
-    )
-    _log.info("memory_planned", **described(plan))
-    for warning in plan.warnings():
-        _log.warning("unusual_setting", what=warning)
-    kv = KvMemory(
-        model.config,
-        plan.num_blocks,
-        limits.block_size,
-        model.dtype,
-        model.device,
-        num_host_blocks=host_blocks_within(settings.swap_space_gb, plan.rank.block_bytes),
-    )
-    _log.info(
-        "kv_allocated",
-        num_blocks=kv.num_blocks,
-        block_size=kv.block_size,
-        tokens=kv.num_blocks * kv.block_size,
-        gib=round(kv.device_bytes / _GIB, 3),
-        num_host_blocks=kv.num_host_blocks,
-        max_model_len=limits.max_model_len,
-        max_model_len_from=_source_of_length(loaded, limits),
-    )
     runner = ModelRunner(
         model,
         kv,
@@ -127,6 +96,57 @@ def load_engine(
         description=_describe(loaded, model, kv, limits, num_slots=num_slots, boot_id=boot_id),
         tokenizer_files=tokenizer_files,
     )
+
+
+def _plan(
+    loaded: LoadedSettings,
+    model: LoadedModel,
+    limits: EngineConfig,
+    before: Reading,
+    meter: MemoryMeter,
+) -> MemoryPlan:
+    """Size the KV memory; steps are run for it only where their need decides."""
+    measured = None
+    if loaded.kv_size_knob == "gpu_memory_utilization":
+        measured = measure_activations(model, limits, meter, num_slots=num_slots_for(limits))
+    plan = plan_memory(
+        loaded,
+        model.config,
+        limits,
+        model.dtype,
+        Readings(before=before, after=meter.read(), weight_bytes=model.weight_bytes),
+        device=_device_name(model.device),
+        measured=measured,
+    )
+    _log.info("memory_planned", **described(plan))
+    for warning in plan.warnings():
+        _log.warning("unusual_setting", what=warning)
+    return plan
+
+
+def _allocate(
+    loaded: LoadedSettings, model: LoadedModel, limits: EngineConfig, plan: MemoryPlan
+) -> KvMemory:
+    swap_space_gb = loaded.settings.swap_space_gb
+    kv = KvMemory(
+        model.config,
+        plan.num_blocks,
+        limits.block_size,
+        model.dtype,
+        model.device,
+        num_host_blocks=host_blocks_within(swap_space_gb, plan.rank.block_bytes),
+    )
+    _log.info(
+        "kv_allocated",
+        num_blocks=kv.num_blocks,
+        block_size=kv.block_size,
+        tokens=kv.num_blocks * kv.block_size,
+        gib=round(kv.device_bytes / _GIB, 3),
+        num_host_blocks=kv.num_host_blocks,
+        max_model_len=limits.max_model_len,
+        max_model_len_from=_source_of_length(loaded, limits),
+    )
+    return kv
 
 
 def default_num_threads() -> int:

@@ -73,11 +73,7 @@ def load_backend(
     # These import PyTorch: not before the environment is set, and not for --help.
     import torch  # noqa: PLC0415
 
-    from executor_svc.memory import (  # noqa: PLC0415
-        KvMemory,
-        host_blocks_within,
-        kv_bytes_per_block,
-    )
+    from executor_svc import memory  # noqa: PLC0415
     from executor_svc.model import load_model  # noqa: PLC0415
     from executor_svc.runner import ModelRunner  # noqa: PLC0415
 
@@ -85,14 +81,14 @@ def load_backend(
         torch.set_num_threads(num_threads)
     model = load_model(model_dir, dtype=dtype, device=device)
     config = _fit_length(config, model.config.max_position_embeddings)
-    per_block = kv_bytes_per_block(model.config, config.block_size, model.dtype)
-    kv = KvMemory(
+    per_block = memory.kv_bytes_per_block(model.config, config.block_size, model.dtype)
+    kv = memory.KvMemory(
         model.config,
         config.max_num_blocks,
         config.block_size,
         model.dtype,
         model.device,
-        num_host_blocks=host_blocks_within(swap_space_gb, per_block),
+        num_host_blocks=memory.host_blocks_within(swap_space_gb, per_block),
     )
     runner = ModelRunner(
         model,
