@@ -42,6 +42,11 @@ class HostBlocks:
         """Blocks that may be written by the batch being planned."""
         return len(self._free)
 
+    @property
+    def num_copies(self) -> int:
+        """Requests that have a copy."""
+        return len(self._copies)
+
     def try_reserve(self, number: int, num_tokens: int, block_size: int) -> bool:
         """Set blocks aside for a request's first `num_tokens` positions; False when too few."""
         count = -(-num_tokens // block_size)

@@ -105,9 +105,11 @@ class CoreStats:
     the block counts add up to `total_blocks`. `retractions` are the preemptions for want of blocks,
     `swap_fallbacks` those that are recomputed for want of host blocks. `prefix_lookup_tokens` are
     all tokens of requests when they are admitted, `prefix_hit_tokens` those of them found in the
-    prefix cache or shared with another choice. Counters count since the core was made. Histograms
-    are in seconds: time from arrival to the first token, and between successive tokens of a
-    request.
+    prefix cache or shared with another choice. `num_swapped` requests have a copy of their KV in
+    host memory; `queued_tokens` are the uncached prompt tokens of those that wait for the first
+    time, counted where max_queued_tokens bounds them. Counters count since the core was made.
+    Histograms are in seconds: time from arrival to the first token, and between successive tokens
+    of a request.
     """
 
     num_running: int
@@ -133,6 +135,10 @@ class CoreStats:
     prefix_lookup_tokens: int
     prefix_hit_tokens: int
     num_paused: int
+    num_swapped: int
+    host_blocks: int
+    used_host_blocks: int
+    queued_tokens: int
     new_token_ratio: float
     steps: int
     steps_in_flight: int

@@ -1,0 +1,45 @@
+"""The core's figures at one moment."""
+
+from __future__ import annotations
+
+from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.stats import CoreStats
+
+
+def core_stats(state: CoreState) -> CoreStats:
+    """One snapshot; takes the same time however many requests there are."""
+    counters = state.counters
+    return CoreStats(
+        num_running=state.slots.num_running + len(state.draining),
+        num_waiting=len(state.queue),
+        num_draining=len(state.draining),
+        used_blocks=state.pool.num_used,
+        cached_blocks=state.pool.num_cached,
+        free_blocks=state.pool.num_free,
+        total_blocks=state.pool.num_blocks,
+        block_size=state.limits.block_size,
+        accepted_requests=counters.accepted,
+        finished_requests=counters.finished,
+        failed_requests=counters.failed,
+        refused_requests=counters.refused,
+        refused_by_limit=dict(counters.refused_by_limit),
+        prefill_tokens=counters.prefill_tokens,
+        output_tokens=counters.output_tokens,
+        preemptions=counters.preemptions,
+        retractions=counters.retractions,
+        swapped_out_blocks=counters.swapped_out_blocks,
+        swapped_in_blocks=counters.swapped_in_blocks,
+        swap_fallbacks=counters.swap_fallbacks,
+        prefix_lookup_tokens=counters.prefix_lookup_tokens,
+        prefix_hit_tokens=counters.prefix_hit_tokens,
+        num_paused=len(state.paused),
+        num_swapped=state.host.num_copies,
+        host_blocks=state.host.num_blocks,
+        used_host_blocks=state.host.num_blocks - state.host.num_free,
+        queued_tokens=state.queue.num_fresh_tokens,
+        new_token_ratio=state.ratio.at(counters.decode_steps),
+        steps=counters.steps,
+        steps_in_flight=len(state.in_flight),
+        ttft_s=state.ttft_s.snapshot(),
+        inter_token_s=state.inter_token_s.snapshot(),
+    )
