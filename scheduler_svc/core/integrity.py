@@ -22,6 +22,8 @@ def check_integrity(state: CoreState) -> None:
     state.pool.check_integrity(state.slots.owned_blocks())
     _check_slots(state)
     _check_places(state)
+    _check_paused(state)
+    _check_leaving(state)
     _check_counters(state)
     _check_events(state)
     if state.slots.recomputed_hash() != state.slots.state_hash:
@@ -52,6 +54,8 @@ def _check_slots(state: CoreState) -> None:
 def _check_holder(state: CoreState, slot: int, request: Request) -> None:
     slots, name = state.slots, request.new.request_id
     expected = RequestState.DECODE if slots.decoding[slot] else RequestState.PREFILL
+    if slot in state.paused:
+        expected = RequestState.PAUSED
     num_outputs = len(request.outputs) + slots.tail_len(slot)
     _require(request.slot == slot, f"{name} does not know its slot")
     _require(request.slot_key == (slot, slots.generation[slot]), f"{name} has a wrong slot key")
@@ -89,6 +93,24 @@ def _check_places(state: CoreState) -> None:
     for request in by_id:
         siblings = state.by_id[request.new.request_id]
         _require(request.siblings is siblings, "a request does not know its siblings")
+
+
+def _check_paused(state: CoreState) -> None:
+    slots = state.slots
+    for slot in state.paused:
+        _require(bool(slots.running[slot]), f"slot {slot} is paused without running")
+        _require(not slots.decoding[slot], f"slot {slot} is paused and decodes")
+    may_give_way = {request.number for request in state.may_give_way}
+    running = {request.number for request in slots.requests if request is not None}
+    _require(may_give_way <= running, "a request that does not run may give way")
+
+
+def _check_leaving(state: CoreState) -> None:
+    _require(sorted(state.leaving) == sorted(state.slots.ended), "a slot's last owner is unknown")
+    swapping = {number for slot, number in state.swapping.items() if slot in state.leaving}
+    _require(len(swapping) == len(state.swapping), "a slot is to be swapped out and not released")
+    owners = state.by_handle.values()
+    state.host.check_integrity({r.number for r in owners if r.slot is None})
 
 
 def _check_counters(state: CoreState) -> None:

@@ -72,5 +72,7 @@ class BatchRules:
         for slot in np.flatnonzero(slots.live).tolist():
             if slot not in admitted:
                 held.update(slots.block_table[slot, : slots.num_blocks[slot]].tolist())
+        if self.options.step_priority is StepPriority.PREFILL_FIRST:
+            held.difference_update(batch.append_block.tolist())  # taken after the admissions
         usage = len(held) / self.limits.num_blocks
         assert usage < self.limits.memory_threshold, "admission over memory_threshold"

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 
 from scheduler_svc.core.options import (
     CoreOptions,
@@ -46,7 +48,7 @@ def draw_options(choose: Choose) -> CoreOptions:
         prefix_caching=choose([True, True, False]),
         eviction=choose(list(Eviction)),
         on_pressure=choose([OnPressure.QUEUE, OnPressure.QUEUE, OnPressure.REFUSE]),
-        overlength=Overlength.REJECT,
+        overlength=choose(list(Overlength)),
         max_queued_requests=choose([None, None, 5]),
         max_queued_tokens=choose([None, None, 60]),
         max_tenant_requests=choose([None, None, 4]),
@@ -54,10 +56,10 @@ def draw_options(choose: Choose) -> CoreOptions:
         victim_rule=choose(list(VictimRule)),
         paused_budget_blocks=choose([0, 2, 6]),
         preemption_mode=choose(list(PreemptionMode)),
-        step_priority=StepPriority.DECODE_FIRST,
-        chunked_prefill_size=choose([None]),
-        long_prefill_threshold=choose([None]),
-        max_prefill_share=choose([1.0]),
+        step_priority=choose(list(StepPriority)),
+        chunked_prefill_size=choose([None, None, 1, 3, 8]),
+        long_prefill_threshold=choose([None, None, 2, 6]),
+        max_prefill_share=choose([1.0, 1.0, 0.5, 0.1]),
         **choose([{}, ALL_EVENTS, {"track_request_events": True}]),
     )
 
@@ -97,7 +99,7 @@ class CoreWorld:
             "eos_token_ids": choose(ENDS),
             "stop_token_ids": choose(ENDS),
             "deadline_s": None if lives_s is None else self.rig.now + lives_s,
-            "num_choices": choose([1]),
+            "num_choices": choose([1, 1, 1, 2, 3]),
             "priority": choose([0, 0, 0, 1, -3]),
             "tenant": choose(["", "blue", "red"]),
             "cache_salt": choose([b"", b"", b"", b"salt"]),
@@ -166,6 +168,15 @@ class CoreWorld:
             self.rig.core.preempt(self.rig.submitted[choose(live)].request_id)
             self.rig.check()
 
+    def flush_prefix_cache(self, _choose: Choose) -> None:
+        """What was computed so far is not to be found any more; who shares it goes on."""
+        pool = self.rig.core._state.pool
+        num_free = pool.num_free
+        num_flushed = self.rig.core.flush_prefix_cache()
+        assert num_flushed == pool.num_free - num_free
+        assert 0 == pool.num_cached
+        self.rig.check()
+
     def lose_executor(self, _choose: Choose) -> None:
         """The executor dies, or a step of it fails as a whole."""
         self.rig.lose_executor()
@@ -204,6 +215,7 @@ class CoreWorld:
             assert (handle in self.rig.ended) != (handle in self.rig.failed)
             if handle not in self.cut | self.may_fail:
                 self._check_end(handle)
+        self._check_stats()
         if self.rig.core._state.recorder is not None:
             self._check_events()
 
@@ -221,6 +233,19 @@ class CoreWorld:
         elif expected[-1] in new.stop_token_ids:
             reasons = {FinishReason.STOP_TOKEN}
         assert ended.reason in reasons
+
+    def _check_stats(self) -> None:
+        """What the core counted is what was seen from outside."""
+        rig, stats = self.rig, self.rig.core.stats()
+        assert len(rig.submitted) == stats.accepted_requests
+        assert (len(rig.ended), len(rig.failed)) == (stats.finished_requests, stats.failed_requests)
+        assert sum(map(len, rig.outputs.values())) == stats.output_tokens
+        times = [times for times in rig.token_times.values() if times]
+        waits = [t[0] - rig.submitted[h].arrival_s for h, t in rig.token_times.items() if t]
+        gaps = [late - soon for one in times for soon, late in pairwise(one)]
+        for histogram, values in ((stats.ttft_s, waits), (stats.inter_token_s, gaps)):
+            assert len(values) == sum(histogram.counts)
+            assert sum(values) == pytest.approx(histogram.total)
 
     def _check_events(self) -> None:
         """Each request's events tell its life: in time, a token each, and how it ended."""
@@ -247,7 +272,7 @@ class CoreWorld:
 
 
 EVERYTHING: dict[str, int] = {
-    "submit": 6, "step": 8, "plan_ahead": 4, "end_request": 1, "poison": 1,
+    "submit": 6, "step": 8, "plan_ahead": 4, "end_request": 1, "end_handle": 1, "flush_prefix_cache": 1, "poison": 1,
     "preempt": 1, "lose_executor": 1, "change_executor": 1, "fail_all": 1,
 }  # fmt: skip
 """What can happen, and how often in a random walk, relative to each other."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from scheduler_svc.core.admission import Acceptance
 from scheduler_svc.core.events import Ended, Failed, Progress
 from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.core.options import CoreOptions
@@ -67,6 +68,7 @@ class Rig:
         self.batches: list[Batch] = []
         self.submitted: dict[int, NewRequest] = {}
         self.outputs: dict[int, list[int]] = defaultdict(list)
+        self.token_times: dict[int, list[float]] = defaultdict(list)
         self.ended: dict[int, Ended] = {}
         self.failed: dict[int, Failed] = {}
         self.progress: list[Progress] = []
@@ -89,11 +91,23 @@ class Rig:
             }
             | changes
         )
-        self.core.submit(new, self.now)
+        new = self._as_taken(new, self.core.submit(new, self.now))
         for choice in range(new.num_choices):
             own = {"handle": handle + choice, "sampling": replace(new.sampling, choice=choice)}
             self.submitted[handle + choice] = replace(new, **own) if choice else new
         return handle
+
+    def _as_taken(self, new: NewRequest, acceptance: Acceptance) -> NewRequest:
+        """The request as the core runs it: cut where it is too long, else as it is."""
+        limits = self.core.limits
+        bs, num_blocks = limits.block_size, limits.num_blocks
+        longest = min(limits.max_model_len, num_blocks * bs)
+        under_threshold = int(limits.memory_threshold * num_blocks + 1e-9) * bs
+        prompt_len = min(len(new.prompt), longest - 1, under_threshold)
+        max_tokens = min(new.max_tokens, longest - prompt_len)
+        assert len(new.prompt) - prompt_len == acceptance.num_truncated_tokens
+        assert max_tokens == acceptance.max_tokens
+        return replace(new, prompt=new.prompt[-prompt_len:], max_tokens=max_tokens)
 
     def plan(self) -> Batch | None:
         """Plan and run one batch; its result stays under way."""
@@ -181,6 +195,7 @@ class Rig:
             assert int(handle) not in self.ended, "a token after the end"
             assert len(self.outputs[int(handle)]) == offset, "a token is missing or twice"
             self.outputs[int(handle)].append(int(token))
+            self.token_times[int(handle)].append(self.now)
         for ended in events.ended:
             assert ended.handle not in self.ended | self.failed, "a request ends twice"
             self.ended[ended.handle] = ended
