@@ -178,8 +178,9 @@ class Publisher:
 
     def flush(self, now: float) -> None:
         """Send what pipes take; a full one is tried again after `RETRY_S`, not at every step."""
+        retry_s = self._retry_s
         for frontend, outbox in list(self._outboxes.items()):
-            if self._retry_s.get(frontend, 0.0) > now:
+            if retry_s and retry_s.get(frontend, 0.0) > now:
                 continue
             try:
                 is_empty = self._flush_one(frontend, outbox)
@@ -187,10 +188,10 @@ class Publisher:
                 self.close(frontend)
                 self._on_gone(frontend)
                 continue
-            if is_empty:
-                self._retry_s.pop(frontend, None)
-            else:
-                self._retry_s[frontend] = now + RETRY_S
+            if not is_empty:
+                retry_s[frontend] = now + RETRY_S
+            elif retry_s:
+                retry_s.pop(frontend, None)
 
     def _flush_one(self, frontend: int, outbox: _Outbox) -> bool:
         while outbox.answers:

@@ -73,7 +73,7 @@ def _append_decodes(
     """Count one computed token and append one sampled token for each decode, all of which run."""
     slots, slot, position = state.slots, decodes.slot, rows.sampling_end[: len(decodes)]
     slots.applied[slot] = position
-    slots.push_tokens(slot, token, position + np.int32(1))
+    slots.push_tokens(slot, token, position + decodes.num_tokens)
     if decodes.tokens_seen_s is None:
         state.inter_token_s.observe(now - slots.last_token_s[slot])
     else:

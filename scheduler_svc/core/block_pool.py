@@ -69,7 +69,7 @@ class BlockPool:
             self._add_free(np.array(self.index.evict(count - self.num_free), np.int32))
         start = self.num_free - count
         taken = self._free[start : self.num_free][::-1].copy()
-        self._num_holders[taken] = 1
+        self._num_holders[taken.astype(np.intp)] = 1
         self.num_free = start
         return taken
 

@@ -74,7 +74,7 @@ class DecodeRows:
         handle: NDArray[np.int64],
         prompt_len: Int32Column,
         start: Int32Column,
-        capacity: Int32Column,
+        capacity: NDArray[np.intp],
         stop_len: Int32Column,
         key_sum: int,
         block_size: int,
@@ -105,7 +105,7 @@ class DecodeRows:
         self.is_regular = True
         self.tokens_seen_s: float | None = None
         self._block_size = block_size
-        self._spare: Int32Column = capacity - start
+        self._spare: NDArray[np.intp] = capacity - start
         self._ring: list[NDArray[np.intp]] | None = None
         self._num_steps = 0
         # Whoever sees the same object again may rely on its contents.
@@ -131,7 +131,7 @@ class DecodeRows:
 
     def advance(self) -> Int32Column:
         """Note that a step computes all of them; returns the position after each row's."""
-        self.start = self.start + np.int32(1)
+        self.start = self.start + self.num_tokens
         self._num_steps += 1
         self.num_left -= 1
         return self.start

@@ -47,4 +47,5 @@ class EndIds:
 
     def may_end(self, tokens: Int32Column) -> NDArray[np.bool_]:
         """Whether each token ends somebody, not necessarily its own request; shape of `tokens`."""
-        return self._is_end.take(tokens, mode="clip")
+        # numpy looks up by its own index type five times faster than by any other.
+        return self._is_end.take(tokens.astype(np.intp), mode="clip")

@@ -48,7 +48,7 @@ def list_requests(state: CoreState) -> list[RequestRow]:
 
 def num_outputs(state: CoreState, request: Request) -> int:
     """Output tokens known of a live request."""
-    in_tail = 0 if request.slot is None else int(state.slots.tail_len[request.slot])
+    in_tail = 0 if request.slot is None else state.slots.tail_len(request.slot)
     return len(request.outputs) + in_tail
 
 

@@ -66,7 +66,7 @@ class SlotTable:
         self.admitted = np.zeros(n, np.int32)
         self.prompt_len = np.zeros(n, np.int32)
         self.stop_len = np.zeros(n, np.int32)
-        self.num_blocks = np.zeros(n, np.int32)
+        self.num_blocks = np.zeros(n, np.intp)
         self.max_blocks = np.zeros(n, np.int32)
         self.handle = np.zeros(n, np.int64)
         self.number = np.zeros(n, np.int64)
@@ -89,6 +89,8 @@ class SlotTable:
         self._length_key = np.zeros(n, np.uint64)
         self._constants = RowConstants(n)
         self._decode_rows: DecodeRows | None = None
+        self._flat_table = self.block_table.reshape(-1)
+        self._table_base = np.arange(n) * limits.max_blocks_per_seq
         self._flat_tail = self.tail.reshape(-1)
         # Index of a slot's token at position p in the flat tail is p plus this.
         self._tail_base = np.zeros(n, np.int64)
@@ -178,12 +180,13 @@ class SlotTable:
     def append_blocks(self, slots: NDArray[np.intp], blocks: Int32Column) -> None:
         """Give each of these slots, no one twice, one more block; both shape ``[N]``."""
         index = self.num_blocks[slots]
-        self.block_table[slots, index] = blocks
+        self._flat_table[self._table_base[slots] + index] = blocks
         self.num_blocks[slots] = index + 1
         self._hash.add(self._block_keys.sum_of_entries(slots, index, blocks))
 
     def advance(self, slots: SlotColumn, planned: Int32Column) -> None:
         """Set the planned length of these slots, no one twice; both shape ``[N]``."""
+        slots = slots.astype(np.intp, copy=False)
         num_tokens = (planned - self.planned[slots]).astype(np.uint64)
         self._hash.add(int(np.dot(self._length_key[slots], num_tokens)))
         self.planned[slots] = planned
@@ -210,7 +213,7 @@ class SlotTable:
             handle=self.handle[slots],
             prompt_len=self.prompt_len[slots],
             start=self.planned[slots],
-            capacity=self.num_blocks[slots] * np.int32(self.block_size),
+            capacity=self.num_blocks[slots] * self.block_size,
             stop_len=self.stop_len[slots],
             key_sum=int(self._length_key[slots].sum()),
             block_size=self.block_size,
@@ -244,6 +247,7 @@ class SlotTable:
         if not self._tail_room:
             self._flush_long_tails()
         self._tail_room -= 1
+        slots = slots.astype(np.intp, copy=False)
         self._flat_tail[self._tail_base[slots] + known] = tokens
         self.known[slots] = known
 

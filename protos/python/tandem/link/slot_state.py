@@ -113,11 +113,12 @@ class SlotState(SlotColumns):
         self._hash.add(self._block_keys.sum_of_table(slot, blocks))
 
     def _append(self, slot: Int32Column, block: Int32Column) -> None:
-        index = self.num_blocks_held[slot] + _occurrence(slot)
-        self.block_table[slot, index] = block
-        np.add.at(self.num_blocks_held, slot, 1)
+        slots = slot.astype(np.intp)
+        index = (self.num_blocks_held[slots] + _occurrence(slot)).astype(np.intp)
+        self.block_table[slots, index] = block
+        np.add.at(self.num_blocks_held, slots, 1)
         np.add.at(self.num_holders, block, 1)
-        self._hash.add(self._block_keys.sum_of_entries(slot, index, block))
+        self._hash.add(self._block_keys.sum_of_entries(slots, index, block))
 
     def _advance(self, batch: Batch) -> None:
         slot, end = batch.row_slot, batch.row_start + batch.row_num_tokens
