@@ -13,6 +13,7 @@ from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import NewRequest, RequestState
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step_log import LogLine
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import Batch, RowSampling, StepResult
 from tests.scheduler_svc.core.batch_rules import BatchRules
@@ -72,6 +73,7 @@ class Rig:
         self.ended: dict[int, Ended] = {}
         self.failed: dict[int, Failed] = {}
         self.progress: list[Progress] = []
+        self.log_lines: list[LogLine] = []
         self.sampled: set[tuple[int, int]] = set()
         """(handle, position) of every token the present executor has sampled."""
         self.waited: dict[int, float] = defaultdict(float)
@@ -111,6 +113,9 @@ class Rig:
 
     def plan(self) -> Batch | None:
         """Plan and run one batch; its result stays under way."""
+        if (command := self.core.take_command()) is not None:
+            self.pending.append(self.executor.obey(command))
+            return None
         rules = BatchRules(self.core, self.waited)
         batch = self.core.schedule(self.now)
         if batch is not None:
@@ -143,7 +148,7 @@ class Rig:
         self.now += 1.0
         batch = self.plan()
         is_stuck = batch is None and not self.pending and self.core.num_requests
-        assert not is_stuck, "requests are in the system and nothing is done for them"
+        assert not is_stuck or self.core.is_suspended, "nothing is done for those in the system"
         while len(self.pending) >= self.delay or (batch is None and self.pending):
             self.deliver()
             if batch is None:
@@ -203,6 +208,7 @@ class Rig:
             assert failed.handle not in self.ended | self.failed, "a request ends twice"
             self.failed[failed.handle] = failed
         self.progress += events.progress
+        self.log_lines += events.log_lines
 
     def _note_sampled(self, result: StepResult) -> None:
         handles = self.core._state.slots.handle[result.slot].tolist()
