@@ -11,7 +11,7 @@ import typer
 from tandem_client.cli.bench import bench
 from tandem_client.cli.cache import cache
 from tandem_client.cli.chat import chat
-from tandem_client.cli.config import config
+from tandem_client.cli.config_commands import config_commands
 from tandem_client.cli.doctor import doctor
 from tandem_client.cli.failures import EXIT_CODES_HELP
 from tandem_client.cli.generate import generate
@@ -33,9 +33,9 @@ app.command(epilog=EXIT_CODES_HELP)(generate)
 app.command(epilog=EXIT_CODES_HELP)(chat)
 app.command(epilog=EXIT_CODES_HELP)(top)
 app.command(epilog=EXIT_CODES_HELP)(requests)
-app.command(epilog=EXIT_CODES_HELP)(config)
 app.command(epilog=EXIT_CODES_HELP)(doctor)
 app.command(context_settings=PASS_ON)(simulate)
+app.add_typer(config_commands, name="config")
 app.add_typer(cache, name="cache")
 app.add_typer(bench, name="bench")
 

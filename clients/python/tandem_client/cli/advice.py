@@ -1,0 +1,226 @@
+"""
+What live counters say about the settings: pure rules over two readings.
+
+Source: SGLang's tuning guide (queue length, token usage, retractions and conservativeness). We look
+at an interval instead of single log lines, and retractions outweigh idle memory where both show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem_client.admin import Stats
+
+HEALTHY_QUEUE = range(50, 501)
+GOOD_USAGE = 0.9
+MAX_RETRACTIONS_PER_MINUTE = 1.0
+"""More is frequent; once in a while costs less than the memory kept back to avoid it."""
+
+LOW_CONSERVATIVENESS = 0.3
+HIGH_CONSERVATIVENESS = 1.3
+MAX_PLANNING_SHARE = 0.2
+"""Of the time; a queue that lpm sorts makes planning dear."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """
+    What a server did over an interval.
+
+    Attributes:
+        seconds: Length of the interval.
+        running: Requests with a slot, on average.
+        waiting: Requests in the queue, on average.
+        token_usage: Share of KV memory in use, 0 to 1, on average; what is only cached apart.
+        retractions: Requests that lost their blocks for want of memory, in the interval.
+        refused: Requests refused in the interval.
+        planning_share: Share of the time spent planning steps.
+        schedule_policy: In force.
+        max_batch_size: In force.
+        conservativeness: schedule_conservativeness in force.
+    """
+
+    seconds: float
+    running: float
+    waiting: float
+    token_usage: float
+    retractions: int
+    refused: int
+    planning_share: float
+    schedule_policy: str
+    max_batch_size: int
+    conservativeness: float
+
+    @property
+    def retractions_per_minute(self) -> float:
+        """Their rate."""
+        return 60 * self.retractions / self.seconds
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing was there to be measured."""
+        return self.running + self.waiting == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One line of the report; `setting` and `value` where one is to be changed."""
+
+    verdict: Literal["ok", "change"]
+    subject: str
+    fact: str
+    advice: str = ""
+    setting: str | None = None
+    value: float | None = None
+
+
+def load_between(samples: Sequence[Stats], *, max_batch_size: int, conservativeness: float) -> Load:
+    """
+    Join at least two readings of one server, oldest first.
+
+    Raises:
+        ValueError: Fewer, or no time between the first and the last: the server was restarted.
+    """
+    first, last = samples[0], samples[-1]
+    seconds = last.uptime_s - first.uptime_s
+    if len(samples) < 2 or seconds <= 0:
+        raise ValueError("two readings of one running server are needed")
+    return Load(
+        seconds=seconds,
+        running=_mean([one.running_requests for one in samples]),
+        waiting=_mean([one.waiting_requests for one in samples]),
+        token_usage=_mean([one.token_usage for one in samples]),
+        retractions=last.retractions - first.retractions,
+        refused=last.refused_requests - first.refused_requests,
+        planning_share=(last.schedule_s - first.schedule_s) / seconds,
+        schedule_policy=last.schedule_policy,
+        max_batch_size=max_batch_size,
+        conservativeness=conservativeness,
+    )
+
+
+def advise(load: Load) -> list[Advice]:
+    """Every rule's finding, whether something is to be changed or not."""
+    if load.is_idle:
+        return [
+            Advice(
+                verdict="ok",
+                subject="load",
+                fact=f"no request in {load.seconds:.0f} s",
+                advice="ask again while the server is busy",
+            )
+        ]
+    return [*_queue(load), *_usage(load), *_retractions(load), *_planning(load)]
+
+
+def _queue(load: Load) -> Iterator[Advice]:
+    fact = f"{load.waiting:.0f} waiting, {load.running:.0f} running"
+    if load.waiting < 1:
+        advice = (
+            "requests come too slowly to keep the server busy: if it should do more, send more at "
+            "once"
+        )
+        yield Advice(verdict="change", subject="queue", fact=fact, advice=advice)
+    elif load.waiting < HEALTHY_QUEUE.start:
+        advice = f"short; {HEALTHY_QUEUE.start} to {HEALTHY_QUEUE[-1]} keep a server fully busy"
+        yield Advice(verdict="ok", subject="queue", fact=fact, advice=advice)
+    elif load.waiting <= HEALTHY_QUEUE[-1]:
+        yield Advice(verdict="ok", subject="queue", fact=fact, advice="healthy")
+    else:
+        advice = "long: requests wait for the queue, not for the model; serve with more executors"
+        yield Advice(verdict="change", subject="queue", fact=fact, advice=advice)
+    if load.refused:
+        fact = f"{load.refused} requests refused in {load.seconds:.0f} s"
+        advice = "see refused_by_limit of the statistics for the limit to raise"
+        yield Advice(verdict="change", subject="refusals", fact=fact, advice=advice)
+
+
+def _usage(load: Load) -> Iterator[Advice]:
+    fact = f"token usage {load.token_usage:.2f}"
+    if load.token_usage > GOOD_USAGE:
+        yield Advice(verdict="ok", subject="memory", fact=fact, advice="good")
+    elif load.waiting < 1:
+        yield Advice(verdict="ok", subject="memory", fact=fact, advice="nothing waits for more")
+    elif _is_retracting(load):
+        advice = "low, but raising it would retract even more"
+        yield Advice(verdict="ok", subject="memory", fact=fact, advice=advice)
+    elif load.running >= load.max_batch_size:
+        yield Advice(
+            verdict="change",
+            subject="memory",
+            fact=f"{fact} with {load.running:.0f} of {load.max_batch_size} sequences running",
+            advice="every place in a step is taken: raise max_batch_size",
+            setting="max_batch_size",
+            value=2 * load.max_batch_size,
+        )
+    elif load.conservativeness > LOW_CONSERVATIVENESS:
+        yield Advice(
+            verdict="change",
+            subject="memory",
+            fact=f"{fact} while {load.waiting:.0f} wait",
+            advice="admission is too careful: lower schedule_conservativeness",
+            setting="schedule_conservativeness",
+            value=LOW_CONSERVATIVENESS,
+        )
+    else:
+        advice = "admission is careless already: prompts wait for max_total_tokens; raise it"
+        yield Advice(
+            verdict="change",
+            subject="memory",
+            fact=f"{fact} while {load.waiting:.0f} wait",
+            advice=advice,
+            setting="max_total_tokens",
+        )
+
+
+def _retractions(load: Load) -> Iterator[Advice]:
+    fact = f"{load.retractions} retractions, {load.retractions_per_minute:.1f} a minute"
+    if load.retractions == 0:
+        yield Advice(verdict="ok", subject="retractions", fact="none")
+    elif not _is_retracting(load):
+        yield Advice(verdict="ok", subject="retractions", fact=fact, advice="rare enough")
+    elif load.conservativeness < HIGH_CONSERVATIVENESS:
+        yield Advice(
+            verdict="change",
+            subject="retractions",
+            fact=fact,
+            advice="admission is too careless: raise schedule_conservativeness",
+            setting="schedule_conservativeness",
+            value=HIGH_CONSERVATIVENESS,
+        )
+    else:
+        yield Advice(
+            verdict="change",
+            subject="retractions",
+            fact=fact,
+            advice="even careful admission retracts: lower max_batch_size or give more KV memory",
+            setting="max_batch_size",
+            value=max(1, load.max_batch_size // 2),
+        )
+
+
+def _planning(load: Load) -> Iterator[Advice]:
+    fact = f"{100 * load.planning_share:.1f} % of the time, policy {load.schedule_policy}"
+    if load.planning_share <= MAX_PLANNING_SHARE:
+        yield Advice(verdict="ok", subject="planning", fact=fact)
+    elif load.schedule_policy == "fcfs":
+        advice = "the scheduler is short of processor time: give it a core of its own"
+        yield Advice(verdict="change", subject="planning", fact=fact, advice=advice)
+    else:
+        yield Advice(
+            verdict="change",
+            subject="planning",
+            fact=fact,
+            advice="ordering the queue costs too much: set schedule_policy to fcfs",
+            setting="schedule_policy",
+        )
+
+
+def _is_retracting(load: Load) -> bool:
+    return load.retractions_per_minute > MAX_RETRACTIONS_PER_MINUTE
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

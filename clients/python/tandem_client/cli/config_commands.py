@@ -1,0 +1,33 @@
+"""`tandem config` with its subcommands; without one it shows, so that a file may follow at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from tandem_client.cli.advise import advise
+from tandem_client.cli.config import config
+from tandem_client.cli.failures import EXIT_CODES_HELP
+from tandem_client.cli.suggest import suggest
+
+
+class _ShowsByDefault(TyperGroup):
+    """`tandem config FILE` is `tandem config show FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default subcommand before anything that is neither one nor a plea for help."""
+        if not args or args[0] not in {*self.commands, "--help"}:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+config_commands = typer.Typer(
+    cls=_ShowsByDefault,
+    help="Show what a service runs with; suggest a configuration; advise on a running server.",
+    epilog="Without a subcommand: show. " + EXIT_CODES_HELP,
+)
+config_commands.command(name="show", epilog=EXIT_CODES_HELP)(config)
+config_commands.command(epilog=EXIT_CODES_HELP)(suggest)
+config_commands.command(epilog=EXIT_CODES_HELP)(advise)

@@ -1,0 +1,257 @@
+"""Advice on a running server: which counters lead to which change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem_client.admin import Stats
+from tandem_client.cli import advise as advise_command
+from tandem_client.cli.advice import Load, advise, load_between
+from tandem_client.cli.app import app
+
+BUSY = Load(
+    seconds=60,
+    running=30,
+    waiting=120,
+    token_usage=0.95,
+    retractions=0,
+    refused=0,
+    planning_share=0.01,
+    schedule_policy="lpm",
+    max_batch_size=256,
+    conservativeness=1.0,
+)
+"""A server as it should be."""
+
+STATS = Stats(
+    **{
+        field.name: {"refused_by_limit": {}, "schedule_policy": "lpm"}.get(field.name, 0)
+        for field in dataclasses.fields(Stats)
+    }
+)
+
+
+def advice(**changes):
+    """The advice on a busy server with changes, by subject."""
+    return {one.subject: one for one in advise(dataclasses.replace(BUSY, **changes))}
+
+
+def stats(**changes) -> Stats:
+    return dataclasses.replace(STATS, **changes)
+
+
+class TestRules:
+    def test_busy_server_needs_no_change(self):
+        """
+        A queue of 50 to 500, usage over 0.9 and no retraction need no change.
+        """
+        assert {"queue", "memory", "retractions", "planning"} == set(advice())
+        assert {"ok"} == {one.verdict for one in advice().values()}
+
+    @pytest.mark.parametrize(
+        ("waiting", "verdict", "words"),
+        [
+            (0, "change", "requests come too slowly"),
+            (0.5, "change", "requests come too slowly"),
+            (1, "ok", "short"),
+            (49, "ok", "short"),
+            (50, "ok", "healthy"),
+            (500, "ok", "healthy"),
+            (501, "change", "long"),
+        ],
+    )
+    def test_queue_length_says_who_waits_for_whom(self, waiting, verdict, words):
+        """
+        No queue means that submission is the limit, 50 to 500 is healthy, more is long.
+        """
+        found = advice(waiting=waiting)["queue"]
+        assert verdict == found.verdict
+        assert found.advice.startswith(words)
+
+    @pytest.mark.parametrize(
+        ("usage", "waiting", "value"),
+        [(0.91, 100, None), (0.9, 100, 0.3), (0.5, 1, 0.3), (0.5, 0, None)],
+    )
+    def test_idle_memory_with_a_queue_lowers_conservativeness(self, usage, waiting, value):
+        """
+        Usage under 0.9 while requests wait advises schedule_conservativeness 0.3; over it, or without a queue, nothing.
+        """
+        found = advice(token_usage=usage, waiting=waiting)["memory"]
+        assert value == found.value
+        assert ("change" if value else "ok") == found.verdict
+        assert ("schedule_conservativeness" if value else None) == found.setting
+
+    def test_full_batch_is_the_limit_before_conservativeness(self):
+        """
+        Idle memory with every place of a step taken advises a larger max_batch_size.
+        """
+        found = advice(token_usage=0.5, running=64, max_batch_size=64)["memory"]
+        assert ("max_batch_size", 128) == (found.setting, found.value)
+
+    def test_careless_admission_points_at_the_token_budget(self):
+        """
+        Idle memory although conservativeness is 0.3 already advises more tokens per step.
+        """
+        found = advice(token_usage=0.5, conservativeness=0.3)["memory"]
+        assert ("max_total_tokens", None) == (found.setting, found.value)
+
+    @pytest.mark.parametrize(
+        ("retractions", "seconds", "is_frequent"),
+        [(1, 60, False), (2, 60, True), (10, 600, False), (11, 600, True), (1, 30, True)],
+    )
+    def test_frequent_retractions_raise_conservativeness(self, retractions, seconds, is_frequent):
+        """
+        More than one retraction a minute advises schedule_conservativeness 1.3; fewer are rare enough.
+        """
+        found = advice(retractions=retractions, seconds=seconds)["retractions"]
+        assert ("change" if is_frequent else "ok") == found.verdict
+        assert (1.3 if is_frequent else None) == found.value
+
+    def test_careful_admission_that_retracts_lowers_the_batch(self):
+        """
+        Retractions although conservativeness is 1.3 already advise half the max_batch_size.
+        """
+        found = advice(retractions=9, conservativeness=1.3)["retractions"]
+        assert ("max_batch_size", 128) == (found.setting, found.value)
+
+    def test_advice_never_pulls_both_ways(self):
+        """
+        While retractions are frequent nothing advises to admit more.
+        """
+        found = advice(retractions=9, token_usage=0.5)
+        assert ("ok", None) == (found["memory"].verdict, found["memory"].setting)
+        assert 1.3 == found["retractions"].value
+
+    @pytest.mark.parametrize(
+        ("share", "policy", "setting"),
+        [(0.2, "lpm", None), (0.21, "lpm", "schedule_policy"), (0.3, "fcfs", None)],
+    )
+    def test_dear_planning_points_at_the_policy(self, share, policy, setting):
+        """
+        Planning that takes over a fifth of the time advises fcfs, unless that is the policy.
+        """
+        found = advice(planning_share=share, schedule_policy=policy)["planning"]
+        assert setting == found.setting
+        assert ("ok" if share <= 0.2 else "change") == found.verdict
+
+    def test_refusals_are_named(self):
+        """
+        Requests refused in the interval are a finding; none are not.
+        """
+        assert "3 requests refused in 60 s" == advice(refused=3)["refusals"].fact
+
+    def test_idle_server_gets_no_advice(self):
+        """
+        Without any request there is nothing to say but to ask again.
+        """
+        (found,) = advise(dataclasses.replace(BUSY, running=0, waiting=0))
+        assert ("ok", "load", None) == (found.verdict, found.subject, found.setting)
+
+
+class TestReadings:
+    def test_interval_joins_levels_and_differences(self):
+        """
+        Levels are averaged over the readings, counters subtracted, time is the server's own.
+        """
+        samples = [
+            stats(uptime_s=100, waiting_requests=4, running_requests=2, token_usage=0.5,
+                  retractions=7, refused_requests=1, schedule_s=3.0),
+            stats(uptime_s=105, waiting_requests=6, running_requests=2, token_usage=0.7,
+                  retractions=7, refused_requests=1, schedule_s=3.0),
+            stats(uptime_s=120, waiting_requests=8, running_requests=5, token_usage=0.9,
+                  retractions=9, refused_requests=4, schedule_s=4.0),
+        ]  # fmt: skip
+        load = load_between(samples, max_batch_size=9, conservativeness=0.4)
+        assert (20, 3, 6) == (load.seconds, load.running, load.waiting)
+        assert pytest.approx(0.7) == load.token_usage
+        assert (2, 3, 0.05) == (load.retractions, load.refused, load.planning_share)
+        assert pytest.approx(6.0) == load.retractions_per_minute
+        assert ("lpm", 9, 0.4) == (
+            load.schedule_policy,
+            load.max_batch_size,
+            load.conservativeness,
+        )
+
+    @pytest.mark.parametrize(
+        "samples",
+        [[stats(uptime_s=5)], [stats(uptime_s=5), stats(uptime_s=1)]],
+        ids=["one", "restart"],
+    )
+    def test_readings_must_span_time(self, samples):
+        """
+        One reading, or readings around a restart, give no interval.
+        """
+        with pytest.raises(ValueError, match="two readings"):
+            load_between(samples, max_batch_size=1, conservativeness=1)
+
+
+class FakeAdmin:
+    """Stands for a server's admin port: settings, then one reading after the other."""
+
+    def __init__(self, *samples: Stats) -> None:
+        self.samples = list(samples)
+
+    def __call__(self, _address: str, **_options: object):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def config(self):
+        values = {"max_batch_size": 32, "schedule_conservativeness": 1.0}
+        return [
+            dataclasses.make_dataclass("Setting", ["name", "value"])(*one) for one in values.items()
+        ]
+
+    def stats(self) -> Stats:
+        return self.samples.pop(0) if len(self.samples) > 1 else self.samples[0]
+
+
+class TestCommand:
+    @pytest.fixture
+    def run(self, monkeypatch):
+        def run(*arguments: str, last: Stats):
+            first = stats(uptime_s=1, waiting_requests=80, running_requests=8, token_usage=0.4)
+            monkeypatch.setattr(advise_command, "AdminClient", FakeAdmin(first, last))
+            return CliRunner().invoke(app, ["config", "advise", "--seconds=0.1", *arguments])
+
+        return run
+
+    def test_report_says_what_to_change(self, run):
+        """
+        Each finding is a line, with the setting's new value where one is to be changed.
+        """
+        last = stats(uptime_s=61, waiting_requests=80, running_requests=8, token_usage=0.4)
+        result = run(last=last)
+        assert 0 == result.exit_code, result.output
+        assert "ok      queue: 80 waiting, 8 running; healthy\n" in result.stdout
+        assert (
+            "change  memory: token usage 0.40 while 80 wait; admission is too careful: lower "
+            "schedule_conservativeness to 0.3\n"
+        ) in result.stdout
+
+    def test_json_is_only_json(self, run):
+        """
+        With --json the load and the advice are one object.
+        """
+        last = stats(uptime_s=61, waiting_requests=80, running_requests=8, token_usage=0.4)
+        report = json.loads(run("--json", last=last).stdout)
+        assert 60 == report["load"]["seconds"]
+        assert {"setting": "schedule_conservativeness", "value": 0.3}.items() <= report["advice"][
+            1
+        ].items()
+
+    def test_restarted_server_is_one_line(self, run):
+        """
+        A server that was restarted while watched cannot be judged, which is said.
+        """
+        result = run(last=stats(uptime_s=0.5))
+        assert 1 == result.exit_code
+        assert "tandem: the server was restarted meanwhile: ask again\n" == result.output
