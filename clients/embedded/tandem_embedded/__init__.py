@@ -1,6 +1,15 @@
 """The whole engine in one process: same core, same runner, no gRPC."""
 
-from scheduler_svc.core.options import OnPressure
+from scheduler_svc.core.options import (
+    CoreOptions,
+    Eviction,
+    OnPressure,
+    Overlength,
+    PreemptionMode,
+    SchedulePolicy,
+    StepPriority,
+    VictimRule,
+)
 from scheduler_svc.core.request import FinishReason
 from tandem.engine_config import PRESETS, EngineConfig
 from tandem_embedded.backend import Backend, Runner
@@ -28,10 +37,12 @@ __all__ = [
     "Backend",
     "CompletedRequest",
     "ConfigError",
+    "CoreOptions",
     "EngineConfig",
     "EngineError",
     "EngineMemoryError",
     "EngineMetrics",
+    "Eviction",
     "ExecutionError",
     "FinishReason",
     "GenerationParams",
@@ -39,11 +50,16 @@ __all__ = [
     "InferenceEngine",
     "MemoryStats",
     "OnPressure",
+    "Overlength",
+    "PreemptionMode",
     "Request",
     "RequestState",
     "Runner",
+    "SchedulePolicy",
     "SchedulerError",
     "SimpleTokenizer",
+    "StepPriority",
     "Tokenizer",
     "ValidationError",
+    "VictimRule",
 ]

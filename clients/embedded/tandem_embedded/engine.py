@@ -50,7 +50,8 @@ class InferenceEngine:
         window: Steps that may be planned ahead of the result applied; 1 is none.
         collect_margins: Report by how much each token won.
         swap_space_gb: GiB of host memory that preempted requests' KV can be swapped to.
-        on_pressure: What happens to a request that arrives at memory_threshold.
+        options: How to schedule; by default as a service does, but requests that arrive at
+            memory_threshold are refused.
         backend: Instead of loading `model_dir`.
         clock: Monotonic seconds.
 
@@ -71,7 +72,7 @@ class InferenceEngine:
         window: int = 1,
         collect_margins: bool = False,
         swap_space_gb: float = 0.0,
-        on_pressure: OnPressure = OnPressure.REFUSE,
+        options: CoreOptions | None = None,
         backend: Backend | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,9 +80,11 @@ class InferenceEngine:
         if window < 1:
             raise ConfigError(f"window must be at least 1, got {window}", reason="INVALID_CONFIG")
         config = EngineConfig() if config is None else config
+        options = CoreOptions(on_pressure=OnPressure.REFUSE) if options is None else options
         directory = None if model_dir is None else Path(model_dir)
         try:
             config.validate()
+            options.validate()
             if backend is None:
                 if directory is None:
                     raise ConfigError("model_dir is needed", reason="INVALID_CONFIG")
@@ -94,9 +97,7 @@ class InferenceEngine:
                     collect_margins=collect_margins,
                     swap_space_gb=swap_space_gb,
                 )
-            self._core = Scheduler(
-                config, _geometry(config, backend), CoreOptions(on_pressure=on_pressure)
-            )
+            self._core = Scheduler(config, _geometry(config, backend), options)
         except TandemError as error:
             raise engine_error(error) from error
         self.config = config
@@ -165,11 +166,17 @@ class InferenceEngine:
                 stop_token_ids=frozenset(params.stop_token_ids),
             )
             try:
-                self._core.submit(new, now)
+                acceptance = self._core.submit(new, now)
             except TandemError as error:
                 raise engine_error(error) from error
             self._next_id += 1
-            self._ledger.live[request_id] = Entry(token_ids, params, seed, now)
+            self._ledger.live[request_id] = Entry(
+                token_ids[acceptance.num_truncated_tokens :],
+                params,
+                seed,
+                now,
+                num_truncated=acceptance.num_truncated_tokens,
+            )
         return request_id
 
     def step(self) -> list[CompletedRequest]:
@@ -258,7 +265,7 @@ class InferenceEngine:
         return MemoryStats(
             total=stats.total_blocks,
             used=stats.used_blocks,
-            free=stats.free_blocks,
+            free=stats.free_blocks + stats.cached_blocks,
             num_sequences=stats.num_running - stats.num_draining,
         )
 

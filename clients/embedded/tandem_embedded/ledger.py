@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from scheduler_svc.core.events import CoreEvents
+import logging
+
+import structlog
+
+from scheduler_svc.core.events import CoreEvents, Ended
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.link.batch import StepResult
@@ -11,21 +15,30 @@ from tandem_embedded.params import GenerationParams
 from tandem_embedded.results import CompletedRequest
 from tandem_embedded.tokenizer import Tokenizer
 
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
 _ENDS_WITHOUT_TEXT = {FinishReason.EOS, FinishReason.STOP_TOKEN}
 
 
 class Entry:
     """One live request: what was asked, and its output so far."""
 
-    __slots__ = ("created_at", "margins", "outputs", "params", "prompt", "seed")
+    __slots__ = ("created_at", "margins", "num_truncated", "outputs", "params", "prompt", "seed")
 
     def __init__(
-        self, prompt: list[int], params: GenerationParams, seed: int, created_at: float
+        self,
+        prompt: list[int],
+        params: GenerationParams,
+        seed: int,
+        created_at: float,
+        *,
+        num_truncated: int = 0,
     ) -> None:
         self.prompt = prompt
         self.params = params
         self.seed = seed
         self.created_at = created_at
+        self.num_truncated = num_truncated
         self.outputs: list[int] = []
         self.margins: dict[int, float] = {}
 
@@ -65,23 +78,19 @@ class Ledger:
         for handle, token in zip(events.token_handle.tolist(), events.token.tolist(), strict=True):
             self.live[handle].outputs.append(token)
         for ended in events.ended:
-            self._complete(ended.handle, ended.reason, None, ended.num_preemptions)
+            self._complete(ended.handle, ended, None)
         for failed in events.failed:
-            self._complete(failed.handle, None, engine_error(failed.error), 0)
+            self._complete(failed.handle, None, engine_error(failed.error))
+        for line in events.log_lines:
+            _log.log(logging.WARNING if line.is_warning else logging.INFO, line.text)
 
     def take(self) -> list[CompletedRequest]:
         """Completed requests, each once, in the order they completed."""
         completed, self._completed = self._completed, []
         return completed
 
-    def _complete(
-        self,
-        handle: int,
-        reason: FinishReason | None,
-        error: EngineError | None,
-        num_preemptions: int,
-    ) -> None:
-        entry = self.live.pop(handle)
+    def _complete(self, handle: int, ended: Ended | None, error: EngineError | None) -> None:
+        entry, reason = self.live.pop(handle), None if ended is None else ended.reason
         self._completed.append(
             CompletedRequest(
                 request_id=handle,
@@ -91,7 +100,9 @@ class Ledger:
                 error=error,
                 num_prompt_tokens=len(entry.prompt),
                 seed=entry.seed,
-                num_preemptions=num_preemptions,
+                num_truncated_tokens=entry.num_truncated,
+                num_cached_tokens=0 if ended is None else ended.num_cached_tokens,
+                num_preemptions=0 if ended is None else ended.num_preemptions,
                 margins=[entry.margins[at] for at in range(len(entry.outputs))]
                 if entry.margins
                 else [],

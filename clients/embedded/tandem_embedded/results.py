@@ -32,6 +32,7 @@ STATE_OF_CORE: dict[CoreState, RequestState] = {
     CoreState.DRAINING: RequestState.PENDING,
     CoreState.PREFILL: RequestState.PREFILL,
     CoreState.DECODE: RequestState.DECODE,
+    CoreState.PAUSED: RequestState.DECODE,
 }
 """A live request's state as the core names it."""
 
@@ -47,7 +48,9 @@ class CompletedRequest:
         output_tokens: All output tokens, the ending one included.
         finish_reason: Why it ended; None when it failed.
         error: Why it failed; None when it ended well.
-        num_prompt_tokens: Tokens of the prompt.
+        num_prompt_tokens: Tokens of the prompt that were used.
+        num_truncated_tokens: Its oldest tokens, dropped under `Overlength.TRUNCATE`.
+        num_cached_tokens: Tokens of the prompt whose KV was found in the prefix cache.
         seed: Seed it drew with; submitting it again with this one gives the same tokens.
         num_preemptions: How often its blocks were needed elsewhere.
         margins: By how much each token won, where the engine collects that; else empty.
@@ -59,6 +62,8 @@ class CompletedRequest:
     finish_reason: FinishReason | None
     error: EngineError | None
     num_prompt_tokens: int
+    num_truncated_tokens: int
+    num_cached_tokens: int
     seed: int
     num_preemptions: int
     margins: list[float]
@@ -103,7 +108,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryStats:
-    """KV blocks; `used` + `free` == `total`. `num_sequences` hold some of them."""
+    """
+    KV blocks; `used` + `free` == `total`, where what only the prefix cache keeps is free.
+    `num_sequences` hold some of those in use.
+    """
 
     total: int
     used: int

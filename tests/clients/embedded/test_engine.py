@@ -11,12 +11,12 @@ from tandem.engine_config import EngineConfig
 from tandem.errors import SessionLost
 from tandem_embedded import (
     ConfigError,
+    CoreOptions,
     EngineMemoryError,
     ExecutionError,
     FinishReason,
     GenerationParams,
     InferenceEngine,
-    OnPressure,
     RequestState,
     SchedulerError,
     SimpleTokenizer,
@@ -158,7 +158,8 @@ class TestServing:
             block_size=4, max_num_blocks=12, max_batch_size=4, max_model_len=48,
             max_total_tokens=32, memory_threshold=1.0,
         )  # fmt: skip
-        engine, _ = engine_and_runner(config, window=2)
+        options = CoreOptions(schedule_conservativeness=0.0)
+        engine, _ = engine_and_runner(config, window=2, options=options)
         prompts = ["abcdef", "ghijkl", "mnopqr"]
         for prompt in prompts:
             engine.submit_request(prompt, GenerationParams(max_tokens=30))
@@ -220,7 +221,7 @@ class TestAsking:
         """
         engine, runner = engine_and_runner()
         for number in range(5):
-            engine.submit_request("abc", GenerationParams(max_tokens=2 + 3 * number))
+            engine.submit_request(f"{number}bc", GenerationParams(max_tokens=2 + 3 * number))
         engine.step()
         runner.executor.poisoned.add((3, 1))
         while engine.has_pending_work():
@@ -344,7 +345,7 @@ class TestErrors:
         config = EngineConfig(
             block_size=4, max_num_blocks=10, max_model_len=40, memory_threshold=0.5
         )
-        engine, _ = engine_and_runner(config, on_pressure=OnPressure.QUEUE)
+        engine, _ = engine_and_runner(config, options=CoreOptions())
         engine.submit_request([5] * 20, EIGHT)
         engine.step()
         engine.submit_request([5], EIGHT)
@@ -364,8 +365,8 @@ class TestErrors:
         NaN in one row fails that request with an execution error; others complete.
         """
         engine, runner = engine_and_runner()
-        for _ in range(3):
-            engine.submit_request("abc", EIGHT)
+        for number in range(3):
+            engine.submit_request(f"{number}bc", EIGHT)
         engine.step()
         runner.executor.poisoned.add((1, 1))
         completed = {request.request_id: request for request in engine.run()}
@@ -414,7 +415,7 @@ class TestThreads:
         config = EngineConfig(
             block_size=4, max_num_blocks=256, max_num_seqs=1000, memory_threshold=1.0
         )
-        engine, _ = engine_and_runner(config, on_pressure=OnPressure.QUEUE)
+        engine, _ = engine_and_runner(config, options=CoreOptions())
         submitted: list[list[int]] = [[] for _ in range(8)]
 
         def submit(number: int) -> None:

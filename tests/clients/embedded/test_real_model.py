@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from tandem.engine_config import EngineConfig
 from tandem_embedded import (
     ConfigError,
+    CoreOptions,
     EngineMemoryError,
     ExecutionError,
     FinishReason,
     GenerationParams,
     InferenceEngine,
-    OnPressure,
 )
 from tandem_embedded.__main__ import main
 from tests.model_zoo import llama_mha
@@ -43,7 +43,8 @@ def build(model_dir, **changes) -> InferenceEngine:
         dtype="float32",
         num_threads=1,
         collect_margins=True,
-        on_pressure=OnPressure.QUEUE,
+        # Nobody is kept waiting for what others may need, so that short memory shows.
+        options=CoreOptions(schedule_conservativeness=0.0),
         **settings,
     )
 
