@@ -319,6 +319,59 @@ def test_taking_one_by_one_follows_the_order(policy, wanted, skipped):
     queue.check_integrity()
 
 
+class TestInTheCore:
+    @pytest.mark.parametrize(
+        ("options", "order"),
+        [
+            ({"schedule_policy": SchedulePolicy.FCFS}, [3, 4, 5, 6]),
+            ({"schedule_policy": SchedulePolicy.LPM}, [5, 4, 6, 3]),
+            ({"schedule_policy": SchedulePolicy.LPM, "prefix_caching": False}, [3, 4, 5, 6]),
+            ({"schedule_policy": SchedulePolicy.DFS_WEIGHT}, [4, 6, 5, 3]),
+            ({"schedule_policy": SchedulePolicy.LOF}, [6, 5, 4, 3]),
+        ],
+        ids=["fcfs", "lpm", "lpm-without-cache", "dfs-weight", "lof"],
+    )
+    def test_requests_are_admitted_in_the_order_of_the_policy(self, options, order):
+        """
+        Behind a request that holds the only slot others wait in their policy's order, which is the
+        order that is told to them, and its head is admitted when the slot is free.
+        """
+        config = small_config(max_batch_size=1, max_num_blocks=64)
+        rig = Rig(config, options=CoreOptions(**options, ageing_s=1000.0))
+        for prompt in (prompt_of(1, 2, 3), prompt_of(7, 8)):
+            rig.submit(prompt=np.array(prompt, np.int32), max_tokens=1)
+        rig.run()
+        rig.submit(max_tokens=10)
+        rig.step()
+        prompts = [prompt_of(9), prompt_of(1, 5), prompt_of(7, 8, 9), prompt_of(1, 6)]
+        for i, prompt in enumerate(prompts):
+            rig.submit(prompt=np.array(prompt, np.int32), max_tokens=i + 1)
+        assert order == rig.core.waiting_handles()
+        assert [order.index(h) for h in range(3, 7)] == [
+            rig.core.queue_position(h) for h in range(3, 7)
+        ]
+        while before := rig.core.waiting_handles():
+            rig.step()
+            left = set(rig.core.waiting_handles())
+            assert set(before[1:]) <= left, "not the head of the queue was admitted"
+
+    @pytest.mark.parametrize("policy", SchedulePolicy)
+    def test_a_preempted_request_is_next_under_every_policy(self, policy):
+        """
+        Who lost its slot stands ahead of all of its priority that never ran.
+        """
+        rig = Rig(small_config(max_batch_size=1), options=CoreOptions(schedule_policy=policy))
+        for _ in range(12):
+            rig.submit(max_tokens=9, prompt_len=9)
+        for _ in range(4):
+            rig.step()
+        (ran,) = {row.handle for row in rig.core.list_requests() if row.num_output_tokens}
+        rig.core.preempt(f"r{ran}")
+        while rig.core.queue_position(ran) is None:
+            rig.deliver()
+        assert 0 == rig.core.queue_position(ran)
+
+
 class TestCost:
     @pytest.mark.parametrize("policy", SchedulePolicy)
     def test_a_step_that_cannot_admit_leaves_the_queue_alone(self, policy, monkeypatch):
