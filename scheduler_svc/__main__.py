@@ -8,6 +8,7 @@ import sys
 import structlog
 
 from scheduler_svc.config import load_settings
+from scheduler_svc.dry_run import as_json, as_text, forecast
 from scheduler_svc.service import Service
 from tandem.errors import InvalidConfig, TandemError
 from tandem.telemetry import configure_logging
@@ -18,6 +19,10 @@ def main() -> int:
     try:
         loaded = load_settings(sys.argv[1:], os.environ)
         settings = loaded.settings
+        if settings.dry_run:
+            show = as_json if settings.log_format == "json" else as_text
+            sys.stdout.write(show(forecast(loaded)))
+            return 0
         configure_logging(settings.log_level, settings.log_format)
         log: structlog.stdlib.BoundLogger = structlog.get_logger()
         log.info("starting", executor=settings.executor, set_by_user=loaded.sources)

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from scheduler_svc.config import LoadedSettings, SchedulerSettings
+from scheduler_svc.config import LoadedSettings, SchedulerSettings, load_settings
 from scheduler_svc.core.geometry import ExecutorGeometry
-from tandem.engine_config import EngineConfig
+from tandem.engine_config import PRESETS, EngineConfig
 from tandem.errors import IncompatibleExecutor
 from tandem.settings.schema import LIMITS
 
@@ -56,6 +56,22 @@ class TestLimitsOn:
     def test_batch_never_exceeds_the_token_budget(self):
         """A token budget under the executor's batch size narrows the batch too."""
         assert _loaded(max_total_tokens=40).limits_on(GEOMETRY).max_batch_size == 40
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_preset_narrows_and_never_contradicts(self, name):
+        """What a preset sets is an upper bound: the executor's block size and smaller limits apply."""
+        limits = load_settings(["--preset", name], {}).limits_on(GEOMETRY)
+        preset = PRESETS[name]
+        assert GEOMETRY.block_size == limits.block_size
+        for limit in ("max_num_seqs", "memory_threshold"):
+            assert getattr(preset, limit) == getattr(limits, limit)
+        for limit, theirs in {
+            "max_num_blocks": GEOMETRY.num_blocks,
+            "max_batch_size": GEOMETRY.max_batch_size,
+            "max_model_len": GEOMETRY.max_model_len,
+            "max_total_tokens": GEOMETRY.max_total_tokens,
+        }.items():
+            assert min(getattr(preset, limit), theirs) == getattr(limits, limit)
 
     @pytest.mark.parametrize(
         ("flags", "text"),

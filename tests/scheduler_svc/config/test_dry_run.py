@@ -1,0 +1,51 @@
+import json
+import sys
+
+import pytest
+
+from scheduler_svc import __main__ as scheduler_main
+from scheduler_svc.service import Service
+
+
+@pytest.fixture
+def dry_run(capsys, monkeypatch):
+    """Exit code, output and errors of a dry run; starting the service fails the test."""
+    monkeypatch.setattr(Service, "run", lambda _self: pytest.fail("the service was started"))
+
+    def run(*flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["scheduler_svc", "--dry-run", *flags])
+        code = scheduler_main.main()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+class TestDryRun:
+    def test_limits_are_named_with_whether_they_are_final(self, dry_run):
+        """A dry run names each limit and whether the executor may change it, and ends 0."""
+        code, output, errors = dry_run("--max-num-blocks=100", "--max-model-len=160")
+        assert (0, "") == (code, errors)
+        assert "  block_size = 16 (or the executor's)\n" in output
+        assert "  max_num_blocks = 100 (flag)\n" in output
+        assert "  max_num_seqs = 256 (default)\n" in output
+        assert "holds 1600 tokens,\nor 10 of the longest requests;\n" in output
+        assert "no prompt is admitted while 90 blocks or more are in use\n" in output
+
+    def test_json_is_one_object(self, dry_run):
+        """With JSON logs the forecast is one object, with a preset's limits as upper bounds."""
+        code, output, _ = dry_run("--log-format=json", "--preset=low-latency")
+        found = json.loads(output)
+        assert (0, 1) == (code, output.count("\n"))
+        assert ["preset"] * 7 == [limit["source"] for limit in found["limits"]]
+        assert not any(limit["follows_executor"] for limit in found["limits"])
+        assert (512 * 16, 8) == (found["tokens"], found["longest_requests"])
+
+    def test_unusual_settings_are_warned_of(self, dry_run):
+        """What would be warned of at a start is part of the forecast."""
+        assert "warning: block_size 24 is unusual" in dry_run("--block-size=24")[1]
+
+    def test_mistakes_end_as_at_a_start(self, dry_run):
+        """A broken rule is refused with its text and exit code 2."""
+        expected = "INVALID_CONFIG: max_total_tokens must be at least max_batch_size\n"
+        assert (2, "", expected) == dry_run("--max-total-tokens=31")
