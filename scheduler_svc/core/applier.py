@@ -182,20 +182,18 @@ def _without(result: StepResult, late: NDArray[np.intp]) -> StepResult:
 def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
     """Count what was computed; returns draining requests that now have nothing in flight."""
     slots = state.slots
-    other = slots.generation[rows.slot] != rows.generation
-    gone = (other | ~slots.live[rows.slot]).nonzero()[0]
+    is_same = slots.generation[rows.slot] == rows.generation
+    is_live = is_same & slots.live[rows.slot]
+    slots.applied[rows.slot[is_live]] += rows.num_tokens[is_live]
     drained = []
-    if not len(gone):
-        slots.applied[rows.slot] += rows.num_tokens
-    else:
-        slots.applied[np.delete(rows.slot, gone)] += np.delete(rows.num_tokens, gone)
-        for row in gone.tolist():
-            request = state.draining.get((int(rows.slot[row]), int(rows.generation[row])))
-            if request is None:
-                continue
-            request.applied += int(rows.num_tokens[row])
-            if request.applied == request.planned:
-                drained.append(request)
+    # A slot is live until its release is planned, also when its request drains already.
+    for row in (~(is_same & slots.running[rows.slot])).nonzero()[0].tolist():
+        request = state.draining.get((int(rows.slot[row]), int(rows.generation[row])))
+        if request is None:
+            continue
+        request.applied += int(rows.num_tokens[row])
+        if request.applied == request.planned:
+            drained.append(request)
     _note_prefills(state, rows)
     return drained
 

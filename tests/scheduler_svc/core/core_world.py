@@ -29,6 +29,7 @@ from scheduler_svc.core.options import (
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.request_events import EventKind
 from tandem.errors import InvalidLogits, TandemError
+from tandem.link.batch import KvMode
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 
 Choose = Callable[[list], Any]
@@ -177,6 +178,15 @@ class CoreWorld:
         assert 0 == pool.num_cached
         self.rig.check()
 
+    def suspend(self, choose: Choose) -> None:
+        """The executor is to give its memory back, before or after what is under way."""
+        self.rig.core.suspend(choose(list(KvMode)), self.rig.now)
+        self.rig.check()
+
+    def resume(self, _choose: Choose) -> None:
+        """A suspension, if there is one, ends."""
+        self.rig.core.resume()
+
     def lose_executor(self, _choose: Choose) -> None:
         """The executor dies, or a step of it fails as a whole."""
         self.rig.lose_executor()
@@ -209,6 +219,7 @@ class CoreWorld:
 
     def finish(self) -> None:
         """In the end all is finished, all tokens are there and all blocks are back."""
+        self.rig.core.resume()
         self.rig.run()
         self.check_outputs()
         for handle in self.rig.submitted:
@@ -273,6 +284,6 @@ class CoreWorld:
 
 EVERYTHING: dict[str, int] = {
     "submit": 6, "step": 8, "plan_ahead": 4, "end_request": 1, "end_handle": 1, "flush_prefix_cache": 1, "poison": 1,
-    "preempt": 1, "lose_executor": 1, "change_executor": 1, "fail_all": 1,
+    "preempt": 1, "suspend": 1, "resume": 3, "lose_executor": 1, "change_executor": 1, "fail_all": 1,
 }  # fmt: skip
 """What can happen, and how often in a random walk, relative to each other."""

@@ -8,7 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_svc.core.geometry import ExecutorGeometry
-from tandem.link.batch import ROW_SAMPLES, Batch, RowError, RowErrorKind, StepResult
+from tandem.link.batch import (
+    ROW_SAMPLES,
+    Batch,
+    KvMode,
+    Resume,
+    RowError,
+    RowErrorKind,
+    StepResult,
+    Suspend,
+)
 from tandem.link.slot_state import SlotState
 from tests.scheduler_svc.core.kv_memory import KvMemory, Writer, fold, move_blocks
 
@@ -63,6 +72,7 @@ class FakeExecutor:
         self.poisoned: set[tuple[int, int]] = set()
         """(slot, generation) of rows whose logits are NaN."""
         self.num_steps = 0
+        self.is_suspended = False
 
     def execute(self, batch: Batch, state_hash: int | None = None, salts=None) -> StepResult:
         """
@@ -70,6 +80,7 @@ class FakeExecutor:
 
         `salts` says, by slot, under which salt the requests admitted by this batch may share.
         """
+        assert not self.is_suspended, "a batch during a suspension"
         self._check_limits(batch)
         self.slots.apply(batch)
         assert state_hash in {None, self.slots.state_hash}
@@ -103,6 +114,16 @@ class FakeExecutor:
                 prefixes = self.holders[slot].prefixes
                 prefixes.append(fold(prefixes[-1], token))
         return self._result(rows, errors)
+
+    def obey(self, command: Suspend | Resume) -> StepResult:
+        """Suspend or resume; under RECOMPUTE all KV on the device is gone."""
+        self.num_steps += 1
+        assert self.is_suspended == isinstance(command, Resume), "suspends or resumes twice"
+        self.is_suspended = isinstance(command, Suspend)
+        if isinstance(command, Suspend) and command.kv_mode is KvMode.RECOMPUTE:
+            assert not self.slots.live.any(), "drops KV that slots hold"
+            self.memory.forget(slice(None))
+        return self._result([], [])
 
     def _admit(self, admission, salt: bytes) -> None:
         slot, bs = admission.slot, self.geometry.block_size

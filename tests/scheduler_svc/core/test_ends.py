@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_svc.core.events import ProgressKind
+from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import FinishReason
 from tandem.errors import ExecutorLost, InvalidLogits, RequestNotFound
 from tests.scheduler_svc.core.harness import Rig, small_config
@@ -127,7 +128,11 @@ class TestEndRequest:
         """
         Tokens that arrive after the abort of a draining request are dropped.
         """
-        rig = Rig(small_config(max_num_blocks=8, max_model_len=32), delay=4)
+        rig = Rig(
+            small_config(max_num_blocks=8, max_model_len=32),
+            delay=4,
+            options=CoreOptions(schedule_conservativeness=0.0),
+        )
         rig.submit(prompt_len=8, max_tokens=20)
         rig.submit(prompt_len=8, max_tokens=20)
         while not rig.core._state.draining:

@@ -127,6 +127,21 @@ class TestDraining:
         rig.run()
         assert [rig.expected(0), rig.expected(1)] == [rig.outputs[0], rig.outputs[1]]
 
+    def test_results_before_the_release_is_planned_count(self):
+        """
+        A request that lost its slot between two plans counts results that come before the next.
+        """
+        rig = Rig(delay=4)
+        rig.submit(max_tokens=12)
+        for _ in range(3):
+            rig.step()
+        rig.core.preempt("r0")
+        while rig.pending:
+            rig.deliver()
+        assert RequestState.WAITING is rig.core.state_of(0)
+        rig.run()
+        assert rig.expected(0) == rig.outputs[0]
+
     def test_nobody_overtakes_who_drains(self):
         """
         While a preempted request drains nobody is admitted, since it stands first.
