@@ -241,7 +241,11 @@ class TestRowErrors:
         """
         A row error that arrives for a preempted request fails that request.
         """
-        rig = Rig(small_config(max_num_blocks=8, max_model_len=32), delay=4)
+        rig = Rig(
+            small_config(max_num_blocks=8, max_model_len=32),
+            delay=4,
+            options=CoreOptions(schedule_conservativeness=0.0),
+        )
         rig.submit(prompt_len=8, max_tokens=20)
         rig.submit(prompt_len=8, max_tokens=20)
         for _ in range(6):

@@ -11,7 +11,6 @@ from scheduler_svc.core.victims import fewest_generated
 from tandem.errors import NeverFits
 from tests.scheduler_svc.core.harness import Rig, small_config
 
-
 BOLD = CoreOptions(schedule_conservativeness=0.0)
 """Admits whatever fits now, so that blocks run out."""
 
