@@ -100,11 +100,12 @@ class TestUp:
 
     def test_file_and_flags_reach_both_services(self, tiny_model, tmp_path):
         """
-        Limits of the file and of flags are in force, and the running server says where each came from.
+        Limits and scheduling options of the file and of flags are in force, and the running server
+        says where each came from.
         """
         file = tmp_path / "limits.json"
-        file.write_text('{"max_num_seqs": 7, "max_num_blocks": 50}')
-        limits = [f"--config={file}", "--max-batch-size=3"]
+        file.write_text('{"max_num_seqs": 7, "max_num_blocks": 50, "schedule_policy": "lof"}')
+        limits = [f"--config={file}", "--max-batch-size=3", "--no-enable-prefix-caching"]
         with command("up", tiny_model, *ANY_PORTS, *limits) as process:
             serving(process)
             (address,) = (
@@ -118,6 +119,8 @@ class TestUp:
 
         assert (7, "file") == shown["max_num_seqs"]
         assert (3, "flag") == shown["max_batch_size"]
+        assert ("lof", "file") == shown["schedule_policy"]
+        assert (False, "flag") == shown["enable_prefix_caching"]
         assert 50 == blocks
 
     def test_scheduler_that_dies_ends_the_command(self, tiny_model):
