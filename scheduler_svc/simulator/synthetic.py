@@ -34,7 +34,9 @@ class Workload:
         prompt_len: Tokens of a prompt beyond its shared prefix, or that a turn adds: N,
             uniform:MIN:MAX, lognormal:MEAN:SIGMA:MAX or zipf:EXPONENT:MAX.
         output_len: Tokens the model produces, same forms.
-        max_tokens: Tokens every request asks for; longer outputs are cut there.
+        max_tokens: Most tokens any request asks for; longer outputs are cut there.
+        ask_slack: Requests ask for this many times what they will produce, at most max_tokens; none
+            for clients that cannot tell and all ask for max_tokens.
         prefix_groups: How many different shared prefixes; 0 for none.
         prefix_len: Tokens of each shared prefix, same forms as prompt_len.
         prefix_skew: Zipf exponent of the prefixes' popularity; 0 makes all equal.
@@ -54,6 +56,7 @@ class Workload:
     prompt_len: Lengths = _PROMPT_LEN
     output_len: Lengths = _OUTPUT_LEN
     max_tokens: int = 1024
+    ask_slack: float | None = None
     prefix_groups: int = 0
     prefix_len: Lengths = _PREFIX_LEN
     prefix_skew: float = 1.0
@@ -84,9 +87,10 @@ class Workload:
                 raise InvalidConfig(f"{name} is {value}: it must be {least} or more", field=name)
         if self.request_rate == 0:
             raise InvalidConfig("request_rate is 0: it must be over 0", field="request_rate")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            message = f"timeout_s is {self.timeout_s}: it must be over 0"
-            raise InvalidConfig(message, field="timeout_s")
+        for name in ("timeout_s", "ask_slack"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidConfig(f"{name} is {value}: it must be over 0", field=name)
 
 
 PRESETS: dict[str, Workload] = {
@@ -116,6 +120,12 @@ PRESETS: dict[str, Workload] = {
         output_len=Lengths.parse("lognormal:250:1.1:2048"),
         max_tokens=2048,
         arrivals=Arrivals.parse("gamma:2"),
+    ),
+    "reasoning": Workload(
+        request_rate=8.0,
+        prompt_len=Lengths.parse("lognormal:150:0.8:1024"),
+        output_len=Lengths.parse("lognormal:600:0.9:4096"),
+        max_tokens=4096,
     ),
 }
 """Named workloads."""
@@ -187,12 +197,15 @@ class Synthetic:
     def _ask(self, conversation: int, turn: int, history: Int32Column, arrival_s: float) -> Ask:
         workload, number = self._workload, self._number(conversation, turn)
         body = random_ids(self._seed, _BODY, number, int(self._body_len[number]))
+        output_len, asked = int(self._output_len[number]), workload.max_tokens
+        if workload.ask_slack is not None:
+            asked = min(asked, math.ceil(output_len * workload.ask_slack))
         tenant = f"tenant-{self._tenant[conversation]}" if workload.tenants > 1 else ""
         return Ask(
             arrival_s=arrival_s,
             prompt=np.concatenate([history, body]),
-            output_len=int(self._output_len[number]),
-            max_tokens=workload.max_tokens,
+            output_len=output_len,
+            max_tokens=asked,
             priority=int(self._priority[conversation]),
             tenant=tenant,
             cache_salt=tenant.encode() if workload.isolate_tenants else b"",

@@ -198,6 +198,16 @@ class TestSynthetic:
         assert 0.5 == pytest.approx(sum(ask.priority for ask in asks) / 6000, rel=0.1)
         assert all(ask.cache_salt == ask.tenant.encode() for ask in asks)
 
+    def test_requests_ask_for_what_they_can_tell(self):
+        """
+        Without slack all ask for max_tokens; with it, for so many times their output, no more.
+        """
+        base = Workload(requests=50, output_len=Lengths.parse("uniform:1:100"), max_tokens=80)
+        slack = dataclasses.replace(base, ask_slack=1.5)
+        assert {80} == {ask.max_tokens for ask in Synthetic(base, 0, 8192).opening()}
+        asks = list(Synthetic(slack, 0, 8192).opening())
+        assert all(min(80, -(-ask.output_len * 3 // 2)) == ask.max_tokens for ask in asks)
+
     def test_same_seed_gives_the_same_requests(self):
         """
         Two sources with one seed ask the same; another seed asks otherwise.
@@ -213,7 +223,7 @@ class TestSynthetic:
     @pytest.mark.parametrize(
         ("name", "value"),
         [("requests", 0), ("request_rate", 0.0), ("request_rate", float("nan")), ("turns", 0),
-         ("tenants", 0), ("choices", 0), ("prefix_groups", -1), ("timeout_s", 0.0),
+         ("tenants", 0), ("choices", 0), ("prefix_groups", -1), ("timeout_s", 0.0), ("ask_slack", 0.0),
          ("max_tokens", 0)],
     )  # fmt: skip
     def test_value_out_of_range_is_refused(self, name, value):
