@@ -135,6 +135,7 @@ def _allocate(
         model.dtype,
         model.device,
         num_host_blocks=host_blocks_within(swap_space_gb, plan.rank.block_bytes),
+        kv_knob=plan.size.knob,
     )
     _log.info(
         "kv_allocated",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.device import available_bytes
+from executor_svc.out_of_memory import in_one_line, is_out_of_memory
 from tandem.errors import OutOfMemory
 from tandem.link.batch import Int32Column
 
@@ -50,7 +51,15 @@ class HostBlocks:
         shape = (num_blocks, len(layers), *block)
         self._block_bytes = len(layers) * block.numel() * layers[0].element_size()
         _check_fits(num_blocks * self._block_bytes)
-        self._host = torch.zeros(shape, dtype=layers[0].dtype)
+        try:
+            self._host = torch.zeros(shape, dtype=layers[0].dtype)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"{num_blocks} host blocks of {self._block_bytes} bytes do not fit the host "
+                f"({in_one_line(error)}): lower swap_space_gb"
+            ) from error
         if num_blocks and layers[0].device.type == "cuda":
             _lock_pages(self._host)
 

@@ -11,6 +11,7 @@ from executor_svc.device import available_bytes
 from executor_svc.host_blocks import HostBlocks
 from executor_svc.memory_budget import block_bytes
 from executor_svc.model.config import ModelConfig
+from executor_svc.out_of_memory import in_one_line, is_out_of_memory
 from tandem.errors import InvalidConfig, OutOfMemory
 from tandem.link.batch import Int32Column, KvMode
 
@@ -61,6 +62,7 @@ class KvMemory:
         *,
         num_host_blocks: int = 0,
         shares_layers: bool = False,
+        kv_knob: str = "max_num_blocks",
     ) -> None:
         """
         Allocate.
@@ -74,6 +76,7 @@ class KvMemory:
             num_host_blocks: Blocks that can be swapped out.
             shares_layers: All layers are one tensor: enough to measure what steps need, for as
                 little memory.
+            kv_knob: The setting that sizes it, for advice.
 
         Raises:
             OutOfMemory: The blocks do not fit; says how many would.
@@ -82,9 +85,18 @@ class KvMemory:
         self.block_size = block_size
         self.bytes_per_block = kv_bytes_per_block(config, block_size, dtype)
         num_tensors = 1 if shares_layers else config.num_layers
-        _check_fits(num_blocks, self.bytes_per_block * num_tensors // config.num_layers, device)
+        per_block = self.bytes_per_block * num_tensors // config.num_layers
+        _check_fits(num_blocks, per_block, device, kv_knob)
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
-        tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_tensors)]
+        try:
+            tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_tensors)]
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"{num_blocks} KV blocks of {per_block} bytes do not fit on {device} "
+                f"({in_one_line(error)}): lower {kv_knob}"
+            ) from error
         self.layers: tuple[Tensor, ...] = tuple(tensors * (config.num_layers // num_tensors))
         self._host = HostBlocks(num_host_blocks, self.layers) if num_host_blocks else None
         self._suspended: KvMode | None = None
@@ -167,7 +179,7 @@ class KvMemory:
                 copies[index] = layer
 
 
-def _check_fits(num_blocks: int, bytes_per_block: int, device: torch.device) -> None:
+def _check_fits(num_blocks: int, bytes_per_block: int, device: torch.device, kv_knob: str) -> None:
     free = available_bytes(device)
     needed = (num_blocks + 1) * bytes_per_block
     if free is None or needed <= free:
@@ -175,5 +187,5 @@ def _check_fits(num_blocks: int, bytes_per_block: int, device: torch.device) -> 
     fitting = max(0, free // bytes_per_block - 1)
     raise OutOfMemory(
         f"{num_blocks} KV blocks need {needed / 2**30:.2f} GiB but only {free / 2**30:.2f} GiB are "
-        f"free on {device}: lower max_num_blocks, at most {fitting} fit"
+        f"free on {device}: lower {kv_knob}, at most {fitting} blocks fit"
     )

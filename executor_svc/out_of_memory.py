@@ -18,6 +18,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
 
 
+def in_one_line(error: BaseException) -> str:
+    """What PyTorch said, without its frames."""
+    return str(error).partition("\n")[0]
+
+
 def step_out_of_memory(error: BaseException, batch: Batch, kv_knob: str) -> OutOfMemory:
     """
     Say what the step was doing and which settings make such steps smaller.
@@ -34,8 +39,7 @@ def step_out_of_memory(error: BaseException, batch: Batch, kv_knob: str) -> OutO
     else:
         doing = f"decoding {num_rows} sequences"
         advice = "lower max_batch_size"
-    said = str(error).partition("\n")[0]
     return OutOfMemory(
-        f"out of memory while {doing} ({said}): {advice}, or lower {kv_knob} so that the KV leaves "
-        "more room"
+        f"out of memory while {doing} ({in_one_line(error)}): {advice}, or lower {kv_knob} so "
+        "that the KV leaves more room"
     )

@@ -11,6 +11,7 @@ from executor_svc.model import LoadedModel, ModelConfig
 from executor_svc.model.decoder import MLP_TOKENS
 from executor_svc.runner import ModelRunner
 from tandem.engine_config import EngineConfig
+from tandem.errors import OutOfMemory
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column, RowSampling
 
 _log = structlog.get_logger(__name__)
@@ -40,10 +41,17 @@ def measure_activations(
     """
     prompts = prompt_lengths(limits)
     scratch = _scratch_blocks(limits, prompts)
-    kv = KvMemory(
-        model.config, scratch, limits.block_size, model.dtype, model.device, shares_layers=True
-    )
-    peak = meter.peak_of(lambda: _run_heaviest_steps(model, limits, kv, prompts, num_slots))
+    try:
+        kv = KvMemory(
+            model.config, scratch, limits.block_size, model.dtype, model.device, shares_layers=True
+        )
+        peak = meter.peak_of(lambda: _run_heaviest_steps(model, limits, kv, prompts, num_slots))
+    except OutOfMemory as error:
+        raise OutOfMemory(
+            "No available memory for the cache blocks. Beside the weights not even the heaviest "
+            f"step fits on {model.device}, {sum(prompts)} prompt tokens or {limits.max_batch_size} "
+            "sequences: lower max_total_tokens or max_batch_size"
+        ) from error
     _log.info("activations_measured", bytes=peak, prompt_tokens=sum(prompts))
     return peak
 

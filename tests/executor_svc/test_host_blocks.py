@@ -143,6 +143,14 @@ class TestMemory:
         with pytest.raises(OutOfMemory, match=r"free memory of 1\.00 GiB: lower swap_space_gb"):
             HostBlocks(fitting + 1, layers)
 
+    def test_allocator_that_fails_names_the_setting(self, monkeypatch: pytest.MonkeyPatch):
+        """
+        Swap space that seems to fit but cannot be allocated is refused with its setting.
+        """
+        monkeypatch.setattr(host_blocks, "available_bytes", lambda _device: None)
+        with pytest.raises(OutOfMemory, match="lower swap_space_gb"):
+            HostBlocks(2**40, [torch.empty((2, 16, 2, 8, 128))])
+
     @pytest.mark.gpu
     @pytest.mark.skipif("cuda" not in DEVICES, reason="pages are locked for a CUDA device alone")
     def test_pages_are_locked_for_cuda(self):

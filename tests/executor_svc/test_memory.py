@@ -85,9 +85,17 @@ class TestSize:
         """
         block = kv_bytes_per_block(SMALL, 4, torch.float32)
         monkeypatch.setattr(memory, "available_bytes", lambda _device: 10 * block)
-        with pytest.raises(OutOfMemory, match="lower max_num_blocks, at most 9 fit"):
+        with pytest.raises(OutOfMemory, match="lower max_num_blocks, at most 9 blocks fit"):
             KvMemory(SMALL, 10, 4, torch.float32, CPU)
         assert KvMemory(SMALL, 9, 4, torch.float32, CPU).num_blocks == 9
+
+    def test_allocator_that_fails_names_the_setting(self, monkeypatch: pytest.MonkeyPatch):
+        """
+        Blocks that seem to fit but cannot be allocated are refused with the knob that sized them.
+        """
+        monkeypatch.setattr(memory, "available_bytes", lambda _device: None)
+        with pytest.raises(OutOfMemory, match="lower buffer_size_gb"):
+            KvMemory(SMALL, 2**45, 4, torch.float32, CPU, kv_knob="buffer_size_gb")
 
 
 class TestCopies:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_svc.config import load_settings
 from executor_svc.engine import load_engine
 from executor_svc.memory_probe import Reading
-from executor_svc.model import load_model
+from executor_svc.model import Decoder, load_model
 from executor_svc.profiling import estimate_activations, measure_activations, prompt_lengths
 from executor_svc.runner import ModelRunner
 from tandem.engine_config import EngineConfig
@@ -90,6 +91,22 @@ class TestHeaviestSteps:
         assert [60] * 5 == decode.row_start.tolist()
         assert prefill.row_flags.all()
         assert decode.row_flags.all()
+
+    def test_step_that_does_not_fit_is_refused_before_kv(
+        self, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+    ):
+        """
+        Where not even the heaviest step fits, the settings that make it smaller are named.
+        """
+        model = load_model(zoo("llama_mha"), dtype="float32", device="cpu")
+        limits = EngineConfig(max_batch_size=5, max_total_tokens=100, max_model_len=61)
+        monkeypatch.setattr(Decoder, "forward", lambda *_: torch.empty(2**50))
+        with pytest.raises(OutOfMemory) as caught:
+            measure_activations(model, limits, CountingMeter(), num_slots=10)
+        assert caught.value.message.startswith("No available memory for the cache blocks. ")
+        assert "100 prompt tokens or 5 sequences: lower max_total_tokens or max_batch_size" in (
+            caught.value.message
+        )
 
     def test_estimate_grows_with_every_limit(self, zoo: Zoo):
         """

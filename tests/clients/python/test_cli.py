@@ -328,6 +328,17 @@ class TestConfig:
         assert (2, "flag") == shown["window"]
         assert (16, "default") == shown["block_size"]
 
+    def test_presets_are_named_and_shown(self, run):
+        """
+        The presets stand below the settings; with --preset their values are shown as its own.
+        """
+        result = run("config", "--preset", "low-latency")
+
+        assert "presets: low-latency, high-throughput, memory-constrained, long-co" in result.stdout
+        shown = json.loads(run("config", "show", "--preset=low-latency", "--json").stdout)
+        assert {"name": "max_batch_size", "value": 8, "source": "preset"} in shown["settings"]
+        assert 4096 == shown["presets"]["high-throughput"]["max_num_blocks"]
+
     def test_violated_rule_is_shown_in_its_exact_words(self, run, tmp_path):
         """
         A wrong value ends with exit code 2 and the rule's exact text.

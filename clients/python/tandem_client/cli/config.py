@@ -38,6 +38,12 @@ def config(
         list[str] | None,
         typer.Option("--arg", help="A flag of the service, e.g. --arg=--window=2."),
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset", metavar="NAME", help="Start from this preset; below the table are all."
+        ),
+    ] = None,
     live: Annotated[
         str | None,
         typer.Option(
@@ -47,7 +53,8 @@ def config(
     as_json: options.Json = False,
 ) -> None:
     """Check a configuration and show every effective value with its source."""
-    report = _of_server(live) if live else _of_service(service, file, arg or [])
+    arguments = [*(arg or []), *([] if preset is None else [f"--preset={preset}"])]
+    report = _of_server(live) if live else _of_service(service, file, arguments)
     if as_json:
         typer.echo(json.dumps(report))
         return
@@ -56,6 +63,8 @@ def config(
         style = None if setting["source"] == "default" else "bold"
         table.add_row(setting["name"], json.dumps(setting["value"]), setting["source"], style=style)
     Console().print(table)
+    if "presets" in report:
+        typer.echo(f"presets: {', '.join(report['presets'])}")
     for warning in report["warnings"]:
         typer.secho(f"warning: {warning}", err=True, fg="yellow")
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from tandem.errors import InvalidConfig
+from tandem.settings.presets import PRESET_SETTINGS
 from tandem.settings.schema import Loaded, S
 
 EXIT_REFUSED = 2
@@ -22,5 +23,10 @@ def show_settings(load: Callable[[Sequence[str], Mapping[str, str]], Loaded[S]])
         sys.stderr.write(f"{error.reason}: {error.message}\n")
         return EXIT_REFUSED
     warnings = loaded.settings.engine_config().warnings()
-    sys.stdout.write(json.dumps({"settings": loaded.shown(), "warnings": warnings}) + "\n")
+    report = {
+        "settings": loaded.shown(),
+        "warnings": warnings,
+        "presets": {name: dict(values) for name, values in PRESET_SETTINGS.items()},
+    }
+    sys.stdout.write(json.dumps(report) + "\n")
     return 0
