@@ -33,7 +33,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         self.index = index
-        self._free = np.arange(num_blocks, 0, -1, dtype=np.int32)
+        self._free = np.arange(num_blocks, 0, -1, dtype=np.intp)
         self._num_holders: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
 
     @property
@@ -68,10 +68,10 @@ class BlockPool:
                 return None
             self._add_free(np.array(self.index.evict(count - self.num_free), np.int32))
         start = self.num_free - count
-        taken = self._free[start : self.num_free][::-1].copy()
-        self._num_holders[taken.astype(np.intp)] = 1
+        taken = self._free[start : self.num_free][::-1]
+        self._num_holders[taken] = 1
         self.num_free = start
-        return taken
+        return taken.astype(np.int32)
 
     def num_unheld(self, blocks: Int32Column) -> int:
         """How many of these blocks, none twice, nobody holds."""
@@ -108,7 +108,7 @@ class BlockPool:
         """
         if not len(blocks):
             return
-        if blocks.min() < 1 or blocks.max() > self.num_blocks:
+        if blocks.view(np.uint32).max() > self.num_blocks:  # negative ones too
             raise InternalError(f"blocks {blocks.tolist()} are not all of this pool")
         before = self._num_holders[blocks]
         np.subtract.at(self._num_holders, blocks, 1)
@@ -119,7 +119,7 @@ class BlockPool:
                 f"blocks {blocks.tolist()} cannot all be given back: not all are in use"
             )
         unheld = blocks[after == 0]
-        if not np.array_equal(after, before - 1):  # listed more than once
+        if (before - after).max() > 1:  # some are listed more than once
             _, first = np.unique(unheld, return_index=True)
             unheld = unheld[np.sort(first)]
         if self.index is not None and len(self.index):

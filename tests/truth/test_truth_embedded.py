@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from scheduler_svc.core.options import CoreOptions
 from tandem.engine_config import EngineConfig
 from tandem_embedded import CompletedRequest, GenerationParams, InferenceEngine
 from tests.model_zoo import FAMILIES
@@ -30,7 +31,15 @@ def build_engine(model_dir: Path, block_size: int, *, chunked: bool) -> Inferenc
         max_total_tokens=CHUNK_TOKENS if chunked else 2048,
         memory_threshold=1.0,
     )
-    return InferenceEngine(config, model_dir, dtype="float32", num_threads=1, collect_margins=True)
+    # Without prefix caching: here what is done again is computed again.
+    return InferenceEngine(
+        config,
+        model_dir,
+        dtype="float32",
+        num_threads=1,
+        collect_margins=True,
+        options=CoreOptions(prefix_caching=False),
+    )
 
 
 def params_of(request: TruthRequest) -> GenerationParams:
