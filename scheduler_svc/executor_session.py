@@ -29,7 +29,7 @@ from scheduler_svc.executor_link import (
     backoff_s,
 )
 from tandem.errors import SessionLost, StreamReplaced, TandemError
-from tandem.link.batch import Batch, StepFailed, StepResult
+from tandem.link.batch import Command, StepFailed, StepResult
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.session import Attached, Heartbeat
 from tandem.link.wire import encode_attach
@@ -125,11 +125,12 @@ class ExecutorSession:
         """True when a step may be sent now."""
         return self._end.can_send
 
-    def send(self, batch: Batch, state_hash: int, now: float) -> None:
-        """Send the next step; `can_send` must hold."""
-        step_id, raw = self._end.send(batch, state_hash)
+    def send(self, command: Command, state_hash: int, now: float) -> int:
+        """Send the next step, whose id is returned; `can_send` must hold."""
+        step_id, raw = self._end.send(command, state_hash)
         self._sent_s[step_id] = now
         self._link.send(raw)
+        return step_id
 
     def is_alive(self, now: float, grace_s: float) -> bool:
         """True when the executor was heard within the grace time."""

@@ -175,10 +175,13 @@ class CoreLoop:
         """Apply a result."""
         assert self._state.core is not None
         self._state.core.apply(result, now)
+        if result.step_id == self._state.command_step:
+            self._state.command_step = None
         self._metrics.count_step(result, step_s)
 
     def session_lost(self, now: float) -> None:
-        """Who ran waits again."""
+        """Who ran waits again; a suspension is asked for again."""
+        self._state.command_step = None
         if self._state.core is not None:
             self._state.core.executor_lost(now)
 
@@ -187,6 +190,11 @@ class CoreLoop:
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)
         while self._session.can_send:
+            command = core.take_command()
+            if command is not None:
+                state_hash = core.state_hash
+                self._state.command_step = self._session.send(command, state_hash, now)
+                continue
             began_s = self._clock()
             batch = core.schedule(now)
             if batch is None:
@@ -273,7 +281,7 @@ class CoreLoop:
         is_alive = session.is_alive(now, self._settings.ready_grace_s)
         availability = Availability(
             executor_attached=session.is_attached,
-            ready=is_alive and is_progressing and not state.draining,
+            ready=is_alive and is_progressing and not state.draining and not state.is_suspended,
             draining=state.draining,
             progressing=is_progressing,
             refusal=session.refusal,
@@ -281,11 +289,11 @@ class CoreLoop:
         if availability != state.availability:
             state.availability = availability
             self._publisher.answer_all(availability)
-            is_expected = availability.ready or availability.draining
+            is_expected = availability.ready or availability.draining or state.is_suspended
             _log.log(
                 logging.INFO if is_expected else logging.WARNING,
                 "availability_changed",
-                why=_why(availability),
+                why=_why(availability, is_suspended=state.is_suspended),
                 ready=availability.ready,
                 executor_attached=availability.executor_attached,
                 draining=availability.draining,
@@ -337,16 +345,15 @@ class CoreLoop:
         return max(0.0, min(due) - now)
 
 
-def _why(availability: Availability) -> str:
+def _why(availability: Availability, *, is_suspended: bool) -> str:
     """What made the service ready or unready, for whoever reads the log."""
-    if availability.draining:
-        return "the service is stopping or was drained"
-    if availability.ready and not availability.executor_attached:
-        return "the executor's stream broke; it has a moment to come back"
-    if availability.ready:
-        return "the executor is attached and alive"
-    if not availability.executor_attached:
-        return availability.refusal or "no executor is attached"
-    if not availability.progressing:
-        return "the executor's present step takes far longer than steps do"
-    return "the executor is attached but silent"
+    is_attached, is_ready = availability.executor_attached, availability.ready
+    causes = (
+        (availability.draining, "the service is stopping or was drained"),
+        (is_suspended, "an operator suspended the service"),
+        (is_ready and not is_attached, "the executor's stream broke; it has a moment to come back"),
+        (is_ready, "the executor is attached and alive"),
+        (not is_attached, availability.refusal or "no executor is attached"),
+        (not availability.progressing, "the executor's step takes far longer than steps do"),
+    )
+    return next((why for holds, why in causes if holds), "the executor is attached but silent")

@@ -21,26 +21,48 @@ from scheduler_svc.ipc.snapshot import (
     MetricsSnapshot,
     RequestList,
     Stats,
+    SuspendResult,
     decode_abort_argument,
     decode_drain_argument,
     decode_events_argument,
     decode_list_argument,
+    decode_suspend_argument,
     encode_json,
 )
 from scheduler_svc.metrics import CoreMetrics
 from scheduler_svc.publisher import Publisher, refusal
 from scheduler_svc.request_views import event_list, request_list
 from scheduler_svc.service_state import ServiceState
-from tandem.errors import EventsNotTracked, InternalError, RequestNotFound, TandemError
+from tandem.errors import (
+    EventsNotTracked,
+    ExecutorLost,
+    InternalError,
+    NoExecutor,
+    RequestNotFound,
+    TandemError,
+)
+from tandem.link.batch import KvMode
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class _WaitingDrain:
+SUSPEND_WAIT_S = 300.0
+"""How long an answer may wait for the executor to move its KV memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Waiting:
+    """
+    A question whose answer takes time.
+
+    `result` gives it once `is_done`, and is asked when the time is up, too.
+    """
+
     frontend: int
     query_id: int
     until_s: float
+    is_done: Callable[[], bool]
+    result: Callable[[], msgspec.Struct]
 
 
 class Queries:
@@ -59,7 +81,7 @@ class Queries:
         self._session = session
         self._metrics = metrics
         self._publisher = publisher
-        self._drains: list[_WaitingDrain] = []
+        self._waiting: list[_Waiting] = []
         self._answers: dict[str, Callable[[bytes, float], msgspec.Struct]] = {
             "stats": lambda _, now: self._stats(self._core_stats(), now),
             "metrics": lambda _, now: self._metrics_snapshot(now),
@@ -69,51 +91,89 @@ class Queries:
             "events": self._events,
             "flush": self._flush,
         }
+        self._deferred: dict[str, Callable[[int, Query, float], _Waiting]] = {
+            "drain": self._drain,
+            "suspend": self._suspend,
+            "resume": self._resume,
+        }
 
     @property
     def next_answer_s(self) -> float | None:
         """When a question that waits must be answered at the latest."""
-        return min((drain.until_s for drain in self._drains), default=None)
+        return min((one.until_s for one in self._waiting), default=None)
 
     def answer(self, frontend: int, query: Query, now: float) -> Reply | None:
         """Answer at once; None when the answer comes from `settle`."""
         try:
-            result = self._result(frontend, query, now)
+            if query.kind in self._deferred:
+                self._waiting.append(self._deferred[query.kind](frontend, query, now))
+                return None
+            answer = self._answers.get(query.kind)
+            if answer is None:
+                raise InternalError(f"unknown query {query.kind!r}")
+            return _reply(query.query_id, answer(query.argument, now))
         except TandemError as error:
             return Reply(query_id=query.query_id, result=b"", error=refusal(0, error))
         except msgspec.DecodeError as error:
             wrong = InternalError(f"argument of query {query.kind!r}: {error}")
             return Reply(query_id=query.query_id, result=b"", error=refusal(0, wrong))
-        if result is None:
-            return None
-        return Reply(query_id=query.query_id, result=encode_json(result), error=None)
 
     def settle(self, now: float) -> None:
-        """Answer every drain that is done or has waited long enough."""
-        remaining = self._state.num_requests
-        due = [drain for drain in self._drains if remaining == 0 or drain.until_s <= now]
-        for drain in due:
-            self._drains.remove(drain)
-            result = encode_json(DrainResult(remaining_requests=remaining))
-            self._publisher.answer(
-                drain.frontend, Reply(query_id=drain.query_id, result=result, error=None)
-            )
+        """Answer every question that can be answered by now or has waited long enough."""
+        due = [one for one in self._waiting if one.is_done() or one.until_s <= now]
+        for one in due:
+            self._waiting.remove(one)
+            try:
+                reply = _reply(one.query_id, one.result())
+            except TandemError as error:
+                reply = Reply(query_id=one.query_id, result=b"", error=refusal(0, error))
+            self._publisher.answer(one.frontend, reply)
 
-    def _result(self, frontend: int, query: Query, now: float) -> msgspec.Struct | None:
-        if query.kind == "drain":
-            self._drain(frontend, query, now)
-            return None
-        answer = self._answers.get(query.kind)
-        if answer is None:
-            raise InternalError(f"unknown query {query.kind!r}")
-        return answer(query.argument, now)
-
-    def _drain(self, frontend: int, query: Query, now: float) -> None:
-        until_s = now + decode_drain_argument(query.argument).grace_s
-        self._drains.append(_WaitingDrain(frontend, query.query_id, until_s))
+    def _drain(self, frontend: int, query: Query, now: float) -> _Waiting:
+        grace_s = decode_drain_argument(query.argument).grace_s
         if not self._state.draining:
             _log.info("draining", requests=self._state.num_requests, asked_by="operator")
         self._state.draining = True
+        return _Waiting(
+            frontend=frontend,
+            query_id=query.query_id,
+            until_s=now + grace_s,
+            is_done=lambda: self._state.num_requests == 0,
+            result=lambda: DrainResult(remaining_requests=self._state.num_requests),
+        )
+
+    def _suspend(self, frontend: int, query: Query, now: float) -> _Waiting:
+        mode, core = KvMode(decode_suspend_argument(query.argument).kv_mode), self._state.core
+        if core is None or not self._session.is_attached:
+            raise NoExecutor("no executor is attached that could be suspended: try again later")
+        if not core.is_suspended:
+            _log.info("suspending", kv_mode=mode.name, requests=core.num_requests)
+        core.suspend(mode, now)
+        return self._obeyed(frontend, query, now)
+
+    def _resume(self, frontend: int, query: Query, now: float) -> _Waiting:
+        if (core := self._state.core) is not None:
+            if core.is_suspended:
+                _log.info("resuming", requests=core.num_requests)
+            core.resume()
+        return self._obeyed(frontend, query, now)
+
+    def _obeyed(self, frontend: int, query: Query, now: float) -> _Waiting:
+        return _Waiting(
+            frontend=frontend,
+            query_id=query.query_id,
+            until_s=now + SUSPEND_WAIT_S,
+            is_done=lambda: self._state.has_obeyed,
+            result=self._suspend_result,
+        )
+
+    def _suspend_result(self) -> SuspendResult:
+        if not self._state.has_obeyed:
+            raise ExecutorLost(
+                f"the executor has not answered for {SUSPEND_WAIT_S:g} s; what was asked for stays "
+                "asked for"
+            )
+        return SuspendResult(self._metrics.device_memory_bytes)
 
     def _abort(self, argument: bytes, now: float) -> AbortResult:
         request_id, core = decode_abort_argument(argument).request_id, self._state.core
@@ -159,6 +219,7 @@ class Queries:
             refused_requests=refused,
             executor_attached=self._session.is_attached,
             draining=self._state.draining,
+            suspended=self._state.is_suspended,
             uptime_s=now - self._state.started_s,
             schedule_policy=self._loaded.settings.core_options().schedule_policy.value,
         )
@@ -214,3 +275,7 @@ class Queries:
             model_name="" if model is None else model.name,
             model_fingerprint="" if model is None else model.revision,
         )
+
+
+def _reply(query_id: int, result: msgspec.Struct) -> Reply:
+    return Reply(query_id=query_id, result=encode_json(result), error=None)

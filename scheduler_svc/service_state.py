@@ -25,6 +25,7 @@ class ServiceState:
         availability: What frontends were told last.
         handles: Handles of live requests, by frontend; a frontend that said Hello has an entry.
         draining: No new request is taken.
+        command_step: Step id of a suspension or resumption on its way; None while there is none.
         executor_given_up: The executor was away for longer than requests wait; reset when one is
             attached.
     """
@@ -40,11 +41,22 @@ class ServiceState:
     handles: dict[int, set[int]] = field(default_factory=dict)
     draining: bool = False
     executor_given_up: bool = False
+    command_step: int | None = None
 
     @property
     def num_requests(self) -> int:
         """Requests in the system."""
         return 0 if self.core is None else self.core.num_requests
+
+    @property
+    def is_suspended(self) -> bool:
+        """True between a suspension and a resumption."""
+        return self.core is not None and self.core.is_suspended
+
+    @property
+    def has_obeyed(self) -> bool:
+        """True once the executor has done what the last suspension or resumption asked for."""
+        return self.command_step is None and (self.core is None or not self.core.is_command_due)
 
     def forget(self, handle: int) -> None:
         """Note that a request ended."""

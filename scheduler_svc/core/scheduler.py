@@ -235,6 +235,12 @@ class Scheduler:
         """True from `suspend` until `resume`, and until that command was taken."""
         return self._state.suspension.mode is not None or self._state.suspension.is_sent
 
+    @property
+    def is_command_due(self) -> bool:
+        """True from `suspend` or `resume` until `take_command` gave out what they ask for."""
+        suspension = self._state.suspension
+        return suspension.is_sent != (suspension.mode is not None)
+
     def suspend(self, mode: KvMode, now: float) -> None:
         """
         Plan no step until `resume` and have the executor give KV memory back as `mode` says.

@@ -15,12 +15,14 @@ from scheduler_svc.ipc.snapshot import (
     EventEntry,
     EventsArgument,
     ListArgument,
+    SuspendArgument,
     decode_config,
     decode_drain_result,
     decode_event_list,
     decode_flush_result,
     decode_request_list,
     decode_stats,
+    decode_suspend_result,
     encode_json,
 )
 from tandem.admin.v1 import admin_service_pb2 as pb
@@ -31,6 +33,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 DEFAULT_RESULTS = 100
 MAX_RESULTS = 10_000
+SUSPEND_WAIT_S = 300.0
+"""As long as the core waits for the executor."""
 _STATE_PREFIX = "REQUEST_STATE_"
 
 
@@ -76,6 +80,23 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
                 for entry in config.entries
             ]
         )
+
+    async def Suspend(self, request: pb.SuspendRequest, context: Context) -> pb.SuspendResponse:  # noqa: N802  # named by the proto
+        """Stop computing and give memory back."""
+        del context
+        if request.kv_mode not in pb.KvMode.values():
+            raise InvalidParameter(f"there is no kv_mode {request.kv_mode}.", field="kv_mode")
+        mode = request.kv_mode or pb.KV_MODE_PERSIST
+        argument = encode_json(SuspendArgument(int(mode)))
+        answer = await self._core.query("suspend", argument, grace_s=SUSPEND_WAIT_S)
+        memory = decode_suspend_result(answer).device_memory_bytes
+        return pb.SuspendResponse(device_memory_bytes=memory)
+
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:  # noqa: N802  # named by the proto
+        """Go on computing."""
+        del request, context
+        await self._core.query("resume", grace_s=SUSPEND_WAIT_S)
+        return pb.ResumeResponse()
 
     async def ListRequests(  # noqa: N802  # named by the proto
         self, request: requests_pb2.ListRequestsRequest, context: Context

@@ -10,6 +10,8 @@ Arguments and answers of a `Query`, by its kind; each travels as JSON inside the
     "requests" ListArgument      RequestList
     "events"   EventsArgument    EventList        errors EventsNotTracked, RequestNotFound
     "flush"    none (b"{}")      FlushResult
+    "suspend"  SuspendArgument   SuspendResult    when done; errors NoExecutor, ExecutorLost
+    "resume"   none (b"{}")      SuspendResult    as "suspend"
 
 Unknown keys are ignored, so that a newer core can add some. Counters count since the core started.
 """
@@ -119,6 +121,18 @@ class FlushResult(msgspec.Struct, frozen=True):
     freed_blocks: int
 
 
+class SuspendArgument(msgspec.Struct, frozen=True):
+    """What becomes of KV memory: a tandem.link.batch.KvMode number."""
+
+    kv_mode: int
+
+
+class SuspendResult(msgspec.Struct, frozen=True):
+    """The executor obeyed; device memory as it then said, 0 where unknown."""
+
+    device_memory_bytes: int
+
+
 class ConfigEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One setting in force; the fields of `tandem.admin.v1.ConfigEntry`."""
 
@@ -168,6 +182,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int = 0
     schedule_s: float = 0.0
     schedule_policy: str = ""
+    suspended: bool = False
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,4 +251,6 @@ decode_request_list = msgspec.json.Decoder(RequestList).decode
 decode_events_argument = msgspec.json.Decoder(EventsArgument).decode
 decode_event_list = msgspec.json.Decoder(EventList).decode
 decode_flush_result = msgspec.json.Decoder(FlushResult).decode
+decode_suspend_argument = msgspec.json.Decoder(SuspendArgument).decode
+decode_suspend_result = msgspec.json.Decoder(SuspendResult).decode
 decode_metrics = msgspec.json.Decoder(MetricsSnapshot).decode

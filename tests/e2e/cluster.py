@@ -123,14 +123,15 @@ class Cluster:
         self.scheduler = Process("scheduler_svc", arguments, self._folder, self._name("scheduler"))
         self.admin_address: str = self.scheduler.addresses()["admin_address"]
 
-    def start_executor(self) -> None:
-        """Start an executor on the cluster's port and wait until requests are served."""
+    def start_executor(self, *, ready: bool = True) -> None:
+        """Start an executor on the cluster's port; wait until requests are served, or not."""
         arguments = [f"--model={self._model}", f"--listen={self._executor_address}"]
         options = ["--dtype=float32", "--num-threads=1", *self._limits]
         name = self._name("executor")
         self.executor = Process("executor_svc", [*arguments, *options], self._folder, name)
         self.executor.addresses()
-        wait_until(self.is_ready, "tandem.ready", START_S)
+        if ready:
+            wait_until(self.is_ready, "tandem.ready", START_S)
 
     def is_ready(self) -> bool:
         """Whether the public port says that requests are served."""

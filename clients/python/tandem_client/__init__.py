@@ -3,6 +3,7 @@
 from tandem_client.admin import AdminClient, Setting, Stats, is_serving
 from tandem_client.admin_requests import (
     BlockStats,
+    KvMode,
     RequestEvent,
     RequestEventKind,
     RequestList,
@@ -51,6 +52,7 @@ __all__ = [
     "Finished",
     "GenerateOptions",
     "GenerationStream",
+    "KvMode",
     "Model",
     "Prefilled",
     "Queued",

@@ -16,6 +16,7 @@ from tandem.admin.v1 import admin_service_pb2_grpc as admin_grpc
 from tandem.admin.v1 import requests_pb2
 from tandem.status import from_rpc_error
 from tandem_client.admin_requests import (
+    KvMode,
     RequestEvent,
     RequestList,
     RequestState,
@@ -63,6 +64,7 @@ class Stats:
     queued_tokens: int
     schedule_s: float
     schedule_policy: str
+    suspended: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,29 @@ class AdminClient:
         """
         request = requests_pb2.GetRequestEventsRequest(request_id=request_id)
         return events_from_proto(self._unary(self._stub.GetRequestEvents, request, deadline_s))
+
+    def suspend(self, kv_mode: KvMode | None = None, *, deadline_s: float | None = None) -> int:
+        """
+        Stop computing and have the executor give KV memory back; requests wait.
+
+        Args:
+            kv_mode: What becomes of that memory; None = it stays.
+            deadline_s: Ends the wait, not the suspension.
+
+        Returns:
+            Bytes of device memory in use then; 0 where unknown.
+
+        Raises:
+            NoExecutor: None is attached.
+        """
+        mode = 0 if kv_mode is None else int(kv_mode)
+        request = admin.SuspendRequest(kv_mode=mode)  # type: ignore[arg-type]  # numbers are the same
+        memory: int = self._unary(self._stub.Suspend, request, deadline_s).device_memory_bytes
+        return memory
+
+    def resume(self, *, deadline_s: float | None = None) -> None:
+        """End a suspension; requests go on as if it had not been."""
+        self._unary(self._stub.Resume, admin.ResumeRequest(), deadline_s)
 
     def flush_prefix_cache(self, *, deadline_s: float | None = None) -> int:
         """Make the server forget cached prompts; returns how many blocks that freed at once."""

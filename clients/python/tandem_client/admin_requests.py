@@ -1,4 +1,4 @@
-"""What operators learn of single requests, as plain values."""
+"""What operators learn of single requests and may ask for, as plain values."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ class RequestEventKind(enum.IntEnum):
     @classmethod
     def _missing_(cls, value: object) -> RequestEventKind:  # noqa: ARG003 -- enum's signature
         return cls.UNSPECIFIED  # a newer server may know more
+
+
+class KvMode(enum.IntEnum):
+    """What becomes of KV memory during a suspension; see tandem.admin.v1.KvMode."""
+
+    PERSIST = 1
+    OFFLOAD = 2
+    RECOMPUTE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,8 @@ class Seen:
     drain_grace_s: list[float | None] = field(default_factory=list)
     listed: list[requests_pb2.ListRequestsRequest] = field(default_factory=list)
     num_flushes: int = 0
+    suspensions: list[int | None] = field(default_factory=list)
+    """Modes of suspensions, None for a resumption, in order."""
 
 
 def resolved(request: inference.GenerateRequest) -> request_pb2.ResolvedParams:
@@ -277,6 +279,14 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             error = EventsNotTracked("events of requests are not kept")
             await context.abort_with_status(to_grpc_status(error))
         return requests_pb2.GetRequestEventsResponse(events=EVENTS)
+
+    async def Suspend(self, request, context):  # noqa: N802 -- the rpc's name
+        self._seen.suspensions.append(request.kv_mode)
+        return admin.SuspendResponse(device_memory_bytes=3 * 2**20)
+
+    async def Resume(self, request, context):  # noqa: N802 -- the rpc's name
+        self._seen.suspensions.append(None)
+        return admin.ResumeResponse()
 
     async def FlushPrefixCache(self, request, context):  # noqa: N802 -- the rpc's name
         self._seen.num_flushes += 1

@@ -7,12 +7,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tandem.admin.v1 import requests_pb2
+from tandem.admin.v1 import admin_service_pb2, requests_pb2
 from tandem.errors import EventsNotTracked
 from tandem_client import (
     NO_RETRY,
     AdminClient,
     BlockStats,
+    KvMode,
     RequestEventKind,
     RequestState,
 )
@@ -108,6 +109,15 @@ class TestAdminClient:
         """
         assert (12, 1) == (admin.flush_prefix_cache(), server.seen.num_flushes)
 
+    def test_suspending_says_what_becomes_of_memory(self, admin, server):
+        """
+        Suspend sends its mode, or none, and returns the memory in use; resume takes it back.
+        """
+        assert 3 * 2**20 == admin.suspend(KvMode.OFFLOAD)
+        admin.suspend()
+        admin.resume()
+        assert [2, 0, None] == server.seen.suspensions
+
     def test_newer_states_and_kinds_are_unspecified(self):
         """
         Numbers that this version does not know read as UNSPECIFIED.
@@ -120,15 +130,18 @@ class TestAdminClient:
         [
             (RequestState, requests_pb2.RequestState, "REQUEST_STATE_"),
             (RequestEventKind, requests_pb2.RequestEventKind, "REQUEST_EVENT_KIND_"),
+            (KvMode, admin_service_pb2.KvMode, "KV_MODE_"),
         ],
-        ids=["states", "kinds"],
+        ids=["states", "kinds", "modes"],
     )
     def test_names_and_numbers_are_the_contracts(self, ours, contract, prefix):
         """
         Each name of the contract is known here by the same number.
         """
         expected = {name.removeprefix(prefix): number for name, number in contract.items()}
-        assert expected == {one.name: one.value for one in ours}
+        assert expected | {"UNSPECIFIED": 0} == {"UNSPECIFIED": 0} | {
+            one.name: one.value for one in ours
+        }
 
 
 class TestRequestsCommand:
@@ -202,6 +215,17 @@ class TestCacheCommand:
             result.stdout,
             server.seen.num_flushes,
         )
+
+
+class TestSuspendCommand:
+    def test_suspend_and_resume(self, run, server):
+        """
+        The commands suspend in the mode asked for, PERSIST by default, and resume.
+        """
+        assert "suspended; 3 MiB of device memory in use\n" == run("suspend").stdout
+        assert 0 == run("suspend", "--kv-mode", "recompute").exit_code
+        assert "resumed\n" == run("resume").stdout
+        assert [1, 3, None] == server.seen.suspensions
 
 
 class TestTop:

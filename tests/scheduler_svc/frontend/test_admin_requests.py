@@ -13,12 +13,13 @@ from scheduler_svc.ipc.snapshot import (
     FlushResult,
     RequestList,
     RequestSummary,
+    SuspendResult,
     encode_json,
 )
 from tandem.admin.v1 import admin_service_pb2 as pb
 from tandem.admin.v1 import requests_pb2 as requests
 from tandem.admin.v1.admin_service_pb2_grpc import AdminServiceStub
-from tandem.errors import EventsNotTracked, RequestNotFound
+from tandem.errors import EventsNotTracked, NoExecutor, RequestNotFound
 from tests.scheduler_svc.frontend.calls import error_of
 from tests.scheduler_svc.frontend.fake_core import within
 
@@ -203,3 +204,49 @@ class TestFlushPrefixCache:
         frontend.core.answers["flush"] = lambda _: encode_json(FlushResult(12))
         answer = await within(admin.FlushPrefixCache(pb.FlushPrefixCacheRequest()))
         assert 12 == answer.freed_blocks
+
+
+class TestSuspend:
+    @pytest.mark.parametrize(
+        ("sent", "asked"),
+        [({}, 1), ({"kv_mode": 0}, 1), ({"kv_mode": 2}, 2), ({"kv_mode": 3}, 3)],
+    )
+    async def test_mode_reaches_the_core(self, frontend, admin, sent, asked):
+        """
+        The core is told what becomes of KV memory, that it stays where nothing was said.
+        """
+        arguments = []
+
+        def answer(argument: bytes) -> bytes:
+            arguments.append(json.loads(argument))
+            return encode_json(SuspendResult(77))
+
+        frontend.core.answers["suspend"] = answer
+        assert 77 == (await within(admin.Suspend(pb.SuspendRequest(**sent)))).device_memory_bytes
+        assert [{"kv_mode": asked}] == arguments
+
+    async def test_unknown_mode_is_refused(self, admin):
+        """
+        A mode that does not exist is INVALID_PARAMETER.
+        """
+        error = await error_of(admin.Suspend(pb.SuspendRequest(kv_mode=9)))
+        assert ("INVALID_PARAMETER", "kv_mode") == (error.reason, error.field)
+
+    async def test_no_executor_is_passed_on(self, frontend, admin):
+        """
+        Without an executor the call is UNAVAILABLE with retry advice.
+        """
+        frontend.core.answers["suspend"] = lambda _: NoExecutor("none")
+        error = await error_of(admin.Suspend(pb.SuspendRequest()))
+        assert ("NO_EXECUTOR", "UNAVAILABLE", 1.0) == (
+            error.reason,
+            error.code,
+            error.retry_after_s,
+        )
+
+    async def test_resume_asks_the_core(self, frontend, admin):
+        """
+        Resume returns once the core says so.
+        """
+        frontend.core.answers["resume"] = lambda _: encode_json(SuspendResult(0))
+        assert pb.ResumeResponse() == await within(admin.Resume(pb.ResumeRequest()))

@@ -17,6 +17,7 @@ from tandem_client.cli.failures import EXIT_CODES_HELP
 from tandem_client.cli.generate import generate
 from tandem_client.cli.requests import requests
 from tandem_client.cli.simulate import PASS_ON, simulate
+from tandem_client.cli.suspend import resume, suspend
 from tandem_client.cli.top import top
 from tandem_client.cli.up import up
 
@@ -36,6 +37,8 @@ app.command(epilog=EXIT_CODES_HELP)(requests)
 app.command(epilog=EXIT_CODES_HELP)(doctor)
 app.command(context_settings=PASS_ON)(simulate)
 app.add_typer(config_commands, name="config")
+app.command(epilog=EXIT_CODES_HELP)(suspend)
+app.command(epilog=EXIT_CODES_HELP)(resume)
 app.add_typer(cache, name="cache")
 app.add_typer(bench, name="bench")
 

@@ -53,7 +53,8 @@ def table(now: Stats, before: Stats | None) -> Table:
         gained = getattr(now, name) - (getattr(before, name) if before else 0)
         return f"{gained / seconds:.1f}/s" if seconds > 0 else "-"
 
-    state = "draining" if now.draining else "serving" if now.executor_attached else "no executor"
+    serving = "serving" if now.executor_attached else "no executor"
+    state = "draining" if now.draining else "suspended" if now.suspended else serving
     rows = {
         "state": f"{state}, up {now.uptime_s:.0f} s",
         "requests": f"{now.running_requests} running, {now.waiting_requests} waiting "

@@ -26,13 +26,15 @@ from tandem.admin.v1 import requests_pb2 as tandem_dot_admin_dot_v1_dot_requests
 from tandem.admin.v1 import stats_pb2 as tandem_dot_admin_dot_v1_dot_stats__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tandem/admin/v1/admin_service.proto\x12\x0ftandem.admin.v1\x1a\x1etandem/admin/v1/requests.proto\x1a\x1btandem/admin/v1/stats.proto\"\x11\n\x0fGetStatsRequest\"0\n\x0c\x44rainRequest\x12\x14\n\x07grace_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x12\n\x10GetConfigRequest\"?\n\x0b\x43onfigEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\njson_value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"B\n\x11GetConfigResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.tandem.admin.v1.ConfigEntry\"\x19\n\x17\x46lushPrefixCacheRequest\"0\n\x18\x46lushPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\r2\xaa\x04\n\x0c\x41\x64minService\x12O\n\x08GetStats\x12 .tandem.admin.v1.GetStatsRequest\x1a!.tandem.admin.v1.GetStatsResponse\x12\x46\n\x05\x44rain\x12\x1d.tandem.admin.v1.DrainRequest\x1a\x1e.tandem.admin.v1.DrainResponse\x12R\n\tGetConfig\x12!.tandem.admin.v1.GetConfigRequest\x1a\".tandem.admin.v1.GetConfigResponse\x12[\n\x0cListRequests\x12$.tandem.admin.v1.ListRequestsRequest\x1a%.tandem.admin.v1.ListRequestsResponse\x12g\n\x10GetRequestEvents\x12(.tandem.admin.v1.GetRequestEventsRequest\x1a).tandem.admin.v1.GetRequestEventsResponse\x12g\n\x10\x46lushPrefixCache\x12(.tandem.admin.v1.FlushPrefixCacheRequest\x1a).tandem.admin.v1.FlushPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tandem/admin/v1/admin_service.proto\x12\x0ftandem.admin.v1\x1a\x1etandem/admin/v1/requests.proto\x1a\x1btandem/admin/v1/stats.proto\"\x11\n\x0fGetStatsRequest\"0\n\x0c\x44rainRequest\x12\x14\n\x07grace_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"+\n\rDrainResponse\x12\x1a\n\x12remaining_requests\x18\x01 \x01(\r\"\x12\n\x10GetConfigRequest\"?\n\x0b\x43onfigEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\njson_value\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\"B\n\x11GetConfigResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.tandem.admin.v1.ConfigEntry\":\n\x0eSuspendRequest\x12(\n\x07kv_mode\x18\x01 \x01(\x0e\x32\x17.tandem.admin.v1.KvMode\".\n\x0fSuspendResponse\x12\x1b\n\x13\x64\x65vice_memory_bytes\x18\x01 \x01(\x04\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"\x19\n\x17\x46lushPrefixCacheRequest\"0\n\x18\x46lushPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\r*b\n\x06KvMode\x12\x17\n\x13KV_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fKV_MODE_PERSIST\x10\x01\x12\x13\n\x0fKV_MODE_OFFLOAD\x10\x02\x12\x15\n\x11KV_MODE_RECOMPUTE\x10\x03\x32\xc3\x05\n\x0c\x41\x64minService\x12O\n\x08GetStats\x12 .tandem.admin.v1.GetStatsRequest\x1a!.tandem.admin.v1.GetStatsResponse\x12\x46\n\x05\x44rain\x12\x1d.tandem.admin.v1.DrainRequest\x1a\x1e.tandem.admin.v1.DrainResponse\x12R\n\tGetConfig\x12!.tandem.admin.v1.GetConfigRequest\x1a\".tandem.admin.v1.GetConfigResponse\x12L\n\x07Suspend\x12\x1f.tandem.admin.v1.SuspendRequest\x1a .tandem.admin.v1.SuspendResponse\x12I\n\x06Resume\x12\x1e.tandem.admin.v1.ResumeRequest\x1a\x1f.tandem.admin.v1.ResumeResponse\x12[\n\x0cListRequests\x12$.tandem.admin.v1.ListRequestsRequest\x1a%.tandem.admin.v1.ListRequestsResponse\x12g\n\x10GetRequestEvents\x12(.tandem.admin.v1.GetRequestEventsRequest\x1a).tandem.admin.v1.GetRequestEventsResponse\x12g\n\x10\x46lushPrefixCache\x12(.tandem.admin.v1.FlushPrefixCacheRequest\x1a).tandem.admin.v1.FlushPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.admin.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_KVMODE']._serialized_start=604
+  _globals['_KVMODE']._serialized_end=702
   _globals['_GETSTATSREQUEST']._serialized_start=117
   _globals['_GETSTATSREQUEST']._serialized_end=134
   _globals['_DRAINREQUEST']._serialized_start=136
@@ -45,10 +47,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONFIGENTRY']._serialized_end=314
   _globals['_GETCONFIGRESPONSE']._serialized_start=316
   _globals['_GETCONFIGRESPONSE']._serialized_end=382
-  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_start=384
-  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_end=409
-  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_start=411
-  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_end=459
-  _globals['_ADMINSERVICE']._serialized_start=462
-  _globals['_ADMINSERVICE']._serialized_end=1016
+  _globals['_SUSPENDREQUEST']._serialized_start=384
+  _globals['_SUSPENDREQUEST']._serialized_end=442
+  _globals['_SUSPENDRESPONSE']._serialized_start=444
+  _globals['_SUSPENDRESPONSE']._serialized_end=490
+  _globals['_RESUMEREQUEST']._serialized_start=492
+  _globals['_RESUMEREQUEST']._serialized_end=507
+  _globals['_RESUMERESPONSE']._serialized_start=509
+  _globals['_RESUMERESPONSE']._serialized_end=525
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_start=527
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_end=552
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_start=554
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_end=602
+  _globals['_ADMINSERVICE']._serialized_start=705
+  _globals['_ADMINSERVICE']._serialized_end=1412
 # @@protoc_insertion_point(module_scope)

@@ -1,12 +1,24 @@
 from tandem.admin.v1 import requests_pb2 as _requests_pb2
 from tandem.admin.v1 import stats_pb2 as _stats_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class KvMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KV_MODE_UNSPECIFIED: _ClassVar[KvMode]
+    KV_MODE_PERSIST: _ClassVar[KvMode]
+    KV_MODE_OFFLOAD: _ClassVar[KvMode]
+    KV_MODE_RECOMPUTE: _ClassVar[KvMode]
+KV_MODE_UNSPECIFIED: KvMode
+KV_MODE_PERSIST: KvMode
+KV_MODE_OFFLOAD: KvMode
+KV_MODE_RECOMPUTE: KvMode
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()
@@ -43,6 +55,26 @@ class GetConfigResponse(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[ConfigEntry]
     def __init__(self, entries: _Optional[_Iterable[_Union[ConfigEntry, _Mapping]]] = ...) -> None: ...
+
+class SuspendRequest(_message.Message):
+    __slots__ = ("kv_mode",)
+    KV_MODE_FIELD_NUMBER: _ClassVar[int]
+    kv_mode: KvMode
+    def __init__(self, kv_mode: _Optional[_Union[KvMode, str]] = ...) -> None: ...
+
+class SuspendResponse(_message.Message):
+    __slots__ = ("device_memory_bytes",)
+    DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    device_memory_bytes: int
+    def __init__(self, device_memory_bytes: _Optional[int] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class FlushPrefixCacheRequest(_message.Message):
     __slots__ = ()

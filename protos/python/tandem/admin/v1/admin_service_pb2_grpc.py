@@ -52,6 +52,16 @@ class AdminServiceStub:
                 request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigRequest.SerializeToString,
                 response_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigResponse.FromString,
                 _registered_method=True)
+        self.Suspend = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/Suspend',
+                request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.SuspendRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.SuspendResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/tandem.admin.v1.AdminService/Resume',
+                request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.ListRequests = channel.unary_unary(
                 '/tandem.admin.v1.AdminService/ListRequests',
                 request_serializer=tandem_dot_admin_dot_v1_dot_requests__pb2.ListRequestsRequest.SerializeToString,
@@ -92,6 +102,26 @@ class AdminServiceServicer:
 
     def GetConfig(self, request, context):
         """GetConfig returns the configuration in force, after defaults, file, environment and flags.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Suspend(self, request, context):
+        """Suspend plans no further step and has the executor give KV memory back, so that its device is free for something
+        else; readiness turns off. Requests are taken and wait; cancelling and deadlines end them as ever. Returns once
+        the executor has done it, after the steps under way. Suspended already: does nothing, whatever kv_mode says. An
+        executor that is started again is suspended again. The call's deadline ends the wait, not the suspension. Errors:
+        INVALID_ARGUMENT, UNAVAILABLE (NO_EXECUTOR) while no executor is attached, UNAVAILABLE (EXECUTOR_LOST) where it
+        does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Resume ends a suspension; requests that were running go on with the tokens they would have had without it. Returns
+        once the executor has its memory back. Not suspended: does nothing. Errors: UNAVAILABLE (EXECUTOR_LOST).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +170,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetConfig,
                     request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigRequest.FromString,
                     response_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigResponse.SerializeToString,
+            ),
+            'Suspend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Suspend,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.SuspendRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.SuspendResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ResumeRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ResumeResponse.SerializeToString,
             ),
             'ListRequests': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRequests,
@@ -239,6 +279,60 @@ class AdminService:
             '/tandem.admin.v1.AdminService/GetConfig',
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigRequest.SerializeToString,
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.GetConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Suspend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/Suspend',
+            tandem_dot_admin_dot_v1_dot_admin__service__pb2.SuspendRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_admin__service__pb2.SuspendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/Resume',
+            tandem_dot_admin_dot_v1_dot_admin__service__pb2.ResumeRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_admin__service__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

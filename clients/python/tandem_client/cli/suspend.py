@@ -1,0 +1,47 @@
+"""`tandem suspend` and `tandem resume`: a server's memory for something else, and back."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from tandem_client.admin import AdminClient
+from tandem_client.admin_requests import KvMode
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
+from tandem_client.cli import options
+from tandem_client.cli.failures import readable_errors
+
+
+class KvModeName(enum.StrEnum):
+    """See tandem.admin.v1.KvMode."""
+
+    persist = "persist"
+    offload = "offload"
+    recompute = "recompute"
+
+
+@readable_errors
+def suspend(
+    *,
+    address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS,
+    kv_mode: Annotated[
+        KvModeName,
+        typer.Option(
+            "--kv-mode", help="KV memory stays, goes to host memory, or is computed again later."
+        ),
+    ] = KvModeName.persist,
+) -> None:
+    """Stop computing until `tandem resume`; requests wait."""
+    with AdminClient(address, retry=options.RETRY) as admin:
+        memory = admin.suspend(KvMode[kv_mode.name.upper()])
+    typer.echo(f"suspended; {memory / 2**20:.0f} MiB of device memory in use")
+
+
+@readable_errors
+def resume(*, address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS) -> None:
+    """Go on after `tandem suspend`."""
+    with AdminClient(address, retry=options.RETRY) as admin:
+        admin.resume()
+    typer.echo("resumed")

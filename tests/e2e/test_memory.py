@@ -1,0 +1,110 @@
+"""Memory of real services: sized in bytes, swapped to the host, and judged by the advisor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.cluster import ROOT, Cluster, environment
+from tests.e2e.conftest import running
+
+NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 40, 30, 16
+PROMPT = [5 + i % 90 for i in range(40)]
+
+
+def bytes_per_block(model) -> int:
+    config = json.loads((model / "config.json").read_text())
+    heads = config["num_key_value_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return 2 * config["num_hidden_layers"] * BLOCK_SIZE * heads * head_dim * 4
+
+
+@pytest.fixture(scope="module")
+def swapping(tiny_model, tmp_path_factory):
+    """The tiny model with the bytes of 40 blocks and a dummy, and of 30 host blocks."""
+    block = bytes_per_block(tiny_model) / 2**30
+    limits = [
+        f"--buffer-size-gb={(NUM_BLOCKS + 1.5) * block:.12f}",
+        f"--swap-space-gb={(NUM_HOST_BLOCKS + 0.5) * block:.12f}",
+        "--max-model-len=320",
+        "--preset=deploy-latency",
+    ]
+    scheduler = [
+        "--preemption-mode=swap",
+        "--schedule-conservativeness=0",
+        "--memory-threshold=1.0",
+    ]
+    folder = tmp_path_factory.mktemp("swapping")
+    yield from running(Cluster(tiny_model, folder, limits, scheduler))
+
+
+def complete(cluster, seed: int) -> list[int]:
+    with cluster.client() as client:
+        asked = {"temperature": 1.0, "max_tokens": 200, "ignore_eos": True}
+        return client.complete(token_ids=PROMPT + [seed], seed=seed, **asked).token_ids
+
+
+def advise(cluster, *flags: str) -> subprocess.CompletedProcess[str]:
+    address = f"--admin-address={cluster.admin_address}"
+    command = [sys.executable, "-m", "tandem_client", "config", "advise", address, *flags]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+class TestSizedServices:
+    def test_bytes_become_blocks_on_both_sides(self, swapping):
+        """
+        The scheduler serves with the blocks and host blocks that the executor's bytes came to, and its preset's batch.
+        """
+        with swapping.admin() as admin:
+            stats = admin.stats()
+            settings = {one.name: one.value for one in admin.config()}
+        assert (NUM_BLOCKS, NUM_HOST_BLOCKS) == (stats.total_blocks, stats.host_blocks)
+        assert (NUM_BLOCKS, 16) == (settings["max_num_blocks"], settings["max_batch_size"])
+        log = swapping.executor.log.read_text()
+        for knob in ("max_num_blocks=40", "buffer_size_gb=", "mem_fraction_static=", "gpu_memory_"):
+            assert knob in log
+
+    def test_requests_that_take_turns_all_finish(self, swapping, idle):
+        """
+        Six requests that do not fit together are swapped out and in, and all get all their tokens.
+        """
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(lambda seed: complete(swapping, seed), range(6)))
+        assert [200] * 6 == list(map(len, found))
+        assert 6 == len(set(map(tuple, found)))
+        stats = idle(swapping)
+        assert stats.preemptions > 0
+        assert 0 == stats.used_host_blocks
+        assert "is preempted (by swap)" in swapping.scheduler.log.read_text()
+
+    def test_advisor_reads_a_running_server(self, swapping, idle):
+        """
+        While short of memory the advisor sees the retractions and says which setting to raise; an idle server gets no
+        advice.
+        """
+        with ThreadPoolExecutor(8) as pool:
+            work = [pool.submit(complete, swapping, seed) for seed in range(24)]
+            ran = advise(swapping, "--seconds=1.5", "--json")
+            assert 24 == sum(len(one.result()) == 200 for one in work)
+        assert (0, "") == (ran.returncode, ran.stderr)
+        report = json.loads(ran.stdout)
+        assert report["load"]["running"] + report["load"]["waiting"] > 0
+        assert ("lpm", 16, 0) == tuple(
+            report["load"][name]
+            for name in ("schedule_policy", "max_batch_size", "conservativeness")
+        )
+        advice = {one["subject"]: one for one in report["advice"]}
+        if report["load"]["retractions"]:
+            assert ("schedule_conservativeness", 1.3) == (
+                advice["retractions"]["setting"],
+                advice["retractions"]["value"],
+            )
+        idle(swapping)
+        assert "ok      load: no request" in advise(swapping, "--seconds=0.2").stdout
