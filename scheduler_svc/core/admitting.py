@@ -73,6 +73,9 @@ def _find_prefix(draft: Draft, request: Request) -> tuple[Prefix, int | None] | 
     sibling = forks.find_sibling(slots, request)
     if sibling is None and forks.is_sibling_computing(slots, request):
         return None
+    if any(admission.slot == sibling for admission in draft.admits):
+        # What this batch copies or swaps in for the sibling is not there yet for a copy.
+        return None
     cached = state.prefix_cache.find(request)
     if sibling is not None:
         shared = forks.prefix_of_sibling(slots, request, sibling)

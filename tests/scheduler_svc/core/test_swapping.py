@@ -160,6 +160,27 @@ class TestSwapping:
         rig.run()
 
 
+    def test_what_comes_back_is_not_copied_by_the_same_batch(self):
+        """
+        A choice that shares the prompt of one that is swapped in joins it a batch later, since a
+        batch copies blocks before it swaps any in.
+        """
+        rig = swapping(0, num_blocks=32, num_host_blocks=3, delay=4)
+        rig.submit(prompt_len=6, max_tokens=12, num_choices=2)
+        for _ in range(4):
+            rig.step()
+        # Host blocks do for one of them; both wait until their results are back.
+        rig.core.preempt("r0")
+        while (back := rig.step()) is None or not back.admits:
+            pass
+        after = rig.step()
+        assert [3, 0] == [len(back.swap_in_host), len(back.copy_source)]
+        assert [0, 1] == [len(after.swap_in_host), len(after.copy_source)]
+        rig.run()
+        for handle in range(2):
+            assert rig.expected(handle) == rig.outputs[handle]
+
+
 class TestHostMemoryRunsOut:
     def test_who_finds_no_host_blocks_is_recomputed_and_counted(self):
         """
