@@ -43,15 +43,24 @@ class Eviction(enum.StrEnum):
 
 
 class VictimRule(enum.StrEnum):
-    """Who gives up its blocks when there are not enough."""
+    """
+    Who gives up its blocks when there are not enough; under the first two rules as many as it takes
+    for 20 free tokens per row left.
+    """
 
     FEWEST_GENERATED = "fewest_generated"
+    """Whoever has produced least; among equals the longest prompt."""
     LAST_ADMITTED = "last_admitted"
+    """Whoever got its slot last."""
     PAUSED_BUDGET = "paused_budget"
+    """Nobody at first: who lacks a block pauses, and gives up blocks only beyond the budget."""
 
 
 class PreemptionMode(enum.StrEnum):
-    """How a preempted request gets its KV back."""
+    """
+    How a preempted request gets its KV back. Which is cheaper depends on the machine, not on the
+    request: both cost time proportional to its tokens.
+    """
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
@@ -92,15 +101,15 @@ class CoreOptions:
         max_queued_tokens: Most uncached prompt tokens that wait; None for no limit.
         max_tenant_requests: Most requests of one tenant in the system; None for no limit.
         schedule_conservativeness: Scales the share of max_tokens that running requests are expected
-            to use; at least 0.
+            to use; at least 0. Lower ones admit more and retract more; 0 admits whatever fits now.
         victim_rule: See `VictimRule`.
         paused_budget_blocks: Blocks that paused requests may keep, under PAUSED_BUDGET.
         preemption_mode: See `PreemptionMode`.
         step_priority: See `StepPriority`.
         chunked_prefill_size: Most prompt tokens one step computes of one request; None for no
             limit but the step's.
-        long_prefill_threshold: Prompts with more tokens left than this leave the rest of a step's
-            budget to shorter ones; None for off.
+        long_prefill_threshold: Prompts with more tokens left than this share this many tokens of a
+            step, at most half of it, and leave the rest to shorter ones that need it; None for off.
         max_prefill_share: Largest share of max_total_tokens that goes to prompts while others
             decode, over 0 to 1; at least one token.
         track_request_events: Keep what happened to each request for operators.
