@@ -13,6 +13,9 @@ from scheduler_svc.ipc.snapshot import (
     RequestSummary,
 )
 
+PAUSED = "paused"
+"""State of requests that keep their blocks and wait for one more."""
+
 
 def request_list(rows: list[RequestRow], wanted: ListArgument, now: float) -> RequestList:
     """
@@ -27,7 +30,7 @@ def request_list(rows: list[RequestRow], wanted: ListArgument, now: float) -> Re
         row
         for row in rows
         if (wanted.tenant is None or row.tenant == wanted.tenant)
-        and (not wanted.states or row.state.value in wanted.states)
+        and (not wanted.states or _state(row) in wanted.states)
     ]
     return RequestList(
         requests=tuple(_summary(row, now) for row in chosen[: wanted.max_results]),
@@ -50,16 +53,20 @@ def _summary(row: RequestRow, now: float) -> RequestSummary:
     return RequestSummary(
         request_id=row.request_id,
         choice=row.choice,
-        state=row.state.value,
+        state=_state(row),
         tenant=row.tenant,
         priority=row.priority,
         prompt_tokens=row.num_prompt_tokens,
         output_tokens=row.num_output_tokens,
-        cached_tokens=0,
+        cached_tokens=row.num_cached_tokens,
         age_s=now - row.arrival_s,
         preemptions=row.num_preemptions,
         time_to_first_token_s=row.ttft_s,
     )
+
+
+def _state(row: RequestRow) -> str:
+    return PAUSED if row.is_paused else row.state.value
 
 
 def _entry(event: RequestEvent, arrival_s: float) -> EventEntry:

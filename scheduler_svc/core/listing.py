@@ -18,9 +18,11 @@ class RequestRow:
         handle: The submitter's number for it.
         choice: Which completion of the prompt, from 0.
         state: Where it is.
+        is_paused: It keeps its slot but is in no step, for want of a block.
         tenant: Whose it is; empty for nobody's.
         priority: Lower goes first.
         num_prompt_tokens: Tokens of the prompt.
+        num_cached_tokens: Prompt tokens found cached when it was first admitted.
         num_output_tokens: Output tokens known.
         arrival_s: When it arrived, on the clock the core is driven with.
         ttft_s: Seconds from arrival to the first token; None before it.
@@ -31,9 +33,11 @@ class RequestRow:
     handle: int
     choice: int
     state: RequestState
+    is_paused: bool
     tenant: str
     priority: int
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_output_tokens: int
     arrival_s: float
     ttft_s: float | None
@@ -59,9 +63,11 @@ def _row(state: CoreState, request: Request) -> RequestRow:
         handle=new.handle,
         choice=new.sampling.choice,
         state=request.state,
+        is_paused=request.slot in state.paused,
         tenant=new.tenant,
         priority=new.priority,
         num_prompt_tokens=request.prompt_len,
+        num_cached_tokens=request.num_cached_tokens,
         num_output_tokens=num_outputs(state, request),
         arrival_s=new.arrival_s,
         ttft_s=None if first_s is None else first_s - new.arrival_s,
