@@ -87,19 +87,27 @@ class _Outbox:
         return bool(self.tokens or self.ended or self.failed or self.progress)
 
     def take_update(self) -> Update:
+        if len(self.tokens) == 1:
+            stream, offset, token = self.streams[0], self.offsets[0], self.tokens[0]
+        else:
+            stream, offset, token = map(b"".join, (self.streams, self.offsets, self.tokens))
         return Update(
-            token_stream=b"".join(self.streams),
-            token_offset=b"".join(self.offsets),
-            token=b"".join(self.tokens),
-            ended=tuple(self.ended),
-            failed=tuple(self.failed),
-            progress=tuple(self.progress.values()),
+            token_stream=stream,
+            token_offset=offset,
+            token=token,
+            ended=tuple(self.ended) if self.ended else (),
+            failed=tuple(self.failed) if self.failed else (),
+            progress=tuple(self.progress.values()) if self.progress else (),
         )
 
     def clear_update(self) -> None:
-        for pending in (self.streams, self.offsets, self.tokens, self.ended, self.failed):
-            pending.clear()
-        self.progress.clear()
+        self.streams.clear()
+        self.offsets.clear()
+        self.tokens.clear()
+        if self.ended or self.failed or self.progress:
+            self.ended.clear()
+            self.failed.clear()
+            self.progress.clear()
 
 
 class Publisher:

@@ -9,10 +9,14 @@ block every `block_size` steps.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.link.batch import ROW_SAMPLES, Int32Column, UInt8Column, UInt32Column
+
+_NO_KEY: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class RowConstants:
@@ -25,6 +29,29 @@ class RowConstants:
         self.flags: UInt8Column = np.full(num_slots, ROW_SAMPLES, np.uint8)
         for column in (self.num_tokens, self.flags):
             column.flags.writeable = False
+
+
+class GrowingRows:
+    """
+    Decode rows that fill a block before the same steps, shape ``[G]``; what is known of their next
+    blocks is kept here by `SlotBlocks`.
+
+    Attributes:
+        slot: Their slots.
+        row_slot: The same as the batch's column.
+        ones: 1 for each.
+        index: Where the next block of each goes in its table; None until the first.
+        keys: Their keys in the state hash, once `index` is there.
+    """
+
+    __slots__ = ("index", "keys", "ones", "row_slot", "slot")
+
+    def __init__(self, slot: NDArray[np.intp]) -> None:
+        self.slot = slot
+        self.row_slot: Int32Column = slot.astype(np.int32)
+        self.ones: NDArray[np.intp] = np.ones(len(slot), np.intp)
+        self.index: NDArray[np.intp] | None = None
+        self.keys: NDArray[np.uint64] = _NO_KEY
 
 
 class DecodeRows:
@@ -42,17 +69,20 @@ class DecodeRows:
         key_sum: What a step of all of them adds to the state hash.
         start: Position each computes next; a new array for each step.
         num_left: Steps until one of them has nothing left to compute.
+        growing: Those `full` gave, if it knew them in advance.
         is_regular: No slot has a whole block to spare.
         tokens_seen_s: When all of them got their latest token, at once; None if that is not known.
     """
 
     __slots__ = (
         "_block_size",
+        "_is_ahead",
         "_num_steps",
         "_ring",
         "_spare",
         "flags",
         "generation",
+        "growing",
         "handle",
         "is_regular",
         "key_sum",
@@ -106,8 +136,11 @@ class DecodeRows:
         self.tokens_seen_s: float | None = None
         self._block_size = block_size
         self._spare: NDArray[np.intp] = capacity - start
-        self._ring: list[NDArray[np.intp]] | None = None
+        self.growing: GrowingRows | None = None
+        self._ring: list[GrowingRows] | None = None
         self._num_steps = 0
+        self._is_ahead = False
+        """The slot table's column is behind `start`."""
         # Whoever sees the same object again may rely on its contents.
         for column in (slot, self.row_slot, generation, handle):
             column.flags.writeable = False
@@ -120,27 +153,37 @@ class DecodeRows:
         Slots whose last block is full, so that they need one more for this step, shape ``[F]``;
         where not `is_regular`, perhaps also others.
         """
-        if self._ring is not None:
-            return self._ring[self._num_steps % self._block_size]
         if not self._num_steps:
             full: NDArray[np.intp] = self.slot[self._spare == 0]
             return full
-        # A second step of the same rows: there will probably be more.
-        self._ring = self._by_phase()
-        return self.full()
+        if self._ring is None:  # A second step of the same rows: there will probably be more.
+            self._ring = self._by_phase()
+        self.growing = self._ring[self._num_steps % self._block_size]
+        return self.growing.slot
+
+    def forget_turns(self) -> None:
+        """Somebody got a block who was not next."""
+        self._ring = self.growing = None
 
     def advance(self) -> Int32Column:
         """Note that a step computes all of them; returns the position after each row's."""
         self.start = self.start + self.num_tokens
         self._num_steps += 1
+        self._is_ahead = True
         self.num_left -= 1
         return self.start
 
-    def _by_phase(self) -> list[NDArray[np.intp]]:
+    def write_start(self, planned: Int32Column) -> None:
+        """Bring the column of all slots up to date, shape ``[slots]``."""
+        if self._is_ahead:
+            planned[self.slot] = self.start
+            self._is_ahead = False
+
+    def _by_phase(self) -> list[GrowingRows]:
         """Who fills a block before step i of every `block_size`, for i from 0."""
         self.is_regular = bool(self._spare.max() < self._block_size)
         phase = self._spare % self._block_size
         order = phase.argsort(kind="stable")
         bounds = phase[order].searchsorted(np.arange(self._block_size + 1)).tolist()
         ordered = self.slot[order]
-        return [ordered[bounds[i] : bounds[i + 1]] for i in range(self._block_size)]
+        return [GrowingRows(ordered[start:stop]) for start, stop in pairwise(bounds)]

@@ -76,12 +76,11 @@ class Draft:
 
     def append_blocks(self, slots: NDArray[np.intp], blocks: Int32Column) -> None:
         """Give each of these slots, none twice in one batch, one more block."""
-        self.state.slots.append_blocks(slots, blocks)
+        row_slot = self.state.slots.append_blocks(slots, blocks)
         if len(self.append_slot):
-            self.append_slot = np.concatenate([self.append_slot, slots.astype(np.int32)])
-            self.append_block = np.concatenate([self.append_block, blocks])
-        else:
-            self.append_slot, self.append_block = slots.astype(np.int32), blocks
+            row_slot = np.concatenate([self.append_slot, row_slot])
+            blocks = np.concatenate([self.append_block, blocks])
+        self.append_slot, self.append_block = row_slot, blocks
 
     def copy(self, source: int, destination: int) -> None:
         """

@@ -33,7 +33,7 @@ def continue_prefills(draft: Draft) -> None:
     threshold = state.options.long_prefill_threshold
     if threshold is not None:
         draft.long_room = min(threshold, max(draft.budget // 2, 1))
-    if slots.num_running - len(state.paused) == np.count_nonzero(slots.decoding):
+    if slots.num_running - len(state.paused) == slots.num_decoding:
         return
     started = (slots.running & ~slots.decoding).nonzero()[0]
     if state.paused:

@@ -11,16 +11,13 @@ from scheduler_svc.core.decode_rows import DecodeRows, RowConstants
 from scheduler_svc.core.end_ids import EndIds
 from scheduler_svc.core.geometry import Limits
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.slot_blocks import SlotBlocks
+from scheduler_svc.core.slot_tokens import SlotTokens
 from tandem.link.batch import Int32Column
-from tandem.link.state_hash import BlockKeys, StateHash, block_terms, length_key, slot_term
+from tandem.link.state_hash import StateHash, block_terms, length_key, slot_term
 
 SlotColumn: TypeAlias = NDArray[np.intp] | Int32Column
 """Slot numbers, as numpy likes them or as they travel."""
-
-TAIL_LEN = 256
-"""Most output tokens a slot collects before they move to its request."""
-_TAIL_SLACK = 16
-"""Tails this near to full move when one of them is: rows that started together move at once."""
 
 
 class SlotTable:
@@ -32,23 +29,15 @@ class SlotTable:
         running: Its request goes on; a live slot that is not running is released in the next batch.
         decoding: Running, and all its admitted tokens were sent for computing.
         generation: Grows with every admission.
-        planned: Tokens sent for computing.
-        applied: Those of them whose results were seen.
-        known: Tokens whose value the core knows: prompt and outputs.
         admitted: Tokens known at admission; computing these is prefill.
         prompt_len: Tokens of the prompt.
         stop_len: Tokens of prompt plus output at which the request ends; the last is never
             computed.
-        num_blocks: Blocks in the table.
         max_blocks: Blocks it can come to need.
         handle: The request's handle.
         number: The request's place in arrival order.
         turn: Grows with every admission.
         served: Its turn when not everyone could get a token: lower ones are next.
-        last_token_s: When its latest token was seen.
-        tail: Outputs not yet in `Request.outputs`, shape ``[slots, TAIL_LEN]``.
-        tail_start: Tokens known that are not in the tail: prompt and `Request.outputs`.
-        block_table: Block ids, shape ``[slots, max_blocks_per_seq]``.
         requests: Whose slot it is.
         num_departures: How often a request lost or left its slot.
     """
@@ -60,47 +49,67 @@ class SlotTable:
         self.running = np.zeros(n, np.bool_)
         self.decoding = np.zeros(n, np.bool_)
         self.generation = np.zeros(n, np.uint32)
-        self.planned = np.zeros(n, np.int32)
-        self.applied = np.zeros(n, np.int32)
-        self.known = np.zeros(n, np.int32)
         self.admitted = np.zeros(n, np.int32)
         self.prompt_len = np.zeros(n, np.int32)
         self.stop_len = np.zeros(n, np.int32)
-        self.num_blocks = np.zeros(n, np.intp)
         self.max_blocks = np.zeros(n, np.int32)
         self.handle = np.zeros(n, np.int64)
         self.number = np.zeros(n, np.int64)
         self.turn = np.zeros(n, np.int64)
         self.served = np.zeros(n, np.int64)
-        self.last_token_s = np.zeros(n, np.float64)
-        self.tail = np.zeros((n, TAIL_LEN), np.int32)
-        self.tail_start = np.zeros(n, np.int32)
-        self.block_table = np.zeros((n, limits.max_blocks_per_seq), np.int32)
         self.requests: list[Request | None] = [None] * n
+        self._tokens = SlotTokens(self.requests)
+        self._planned = np.zeros(n, np.int32)
         self.ended: list[int] = []
         """Live slots whose request went on elsewhere or ended."""
         self.end_ids = EndIds()
         self.num_running = 0
+        self.num_decoding = 0
         self.num_departures = 0
         self._num_turns = 0
         self._free = list(range(n - 1, -1, -1))
         self._hash = StateHash()
-        self._block_keys = BlockKeys(n, limits.max_blocks_per_seq, limits.num_blocks)
+        self._blocks = SlotBlocks(limits)
         self._length_key = np.zeros(n, np.uint64)
         self._constants = RowConstants(n)
         self._decode_rows: DecodeRows | None = None
-        self._flat_table = self.block_table.reshape(-1)
-        self._table_base = np.arange(n) * limits.max_blocks_per_seq
-        self._flat_tail = self.tail.reshape(-1)
-        # Index of a slot's token at position p in the flat tail is p plus this.
-        self._tail_base = np.zeros(n, np.int64)
-        self._tail_room = TAIL_LEN
-        """Steps until a tail may be full, at least."""
 
     @property
     def state_hash(self) -> int:
         """Hash of everything sent so far."""
         return self._hash.value
+
+    @property
+    def planned(self) -> Int32Column:
+        """Tokens sent for computing, by slot."""
+        if self._decode_rows is not None:
+            self._decode_rows.write_start(self._planned)
+        return self._planned
+
+    @property
+    def num_blocks(self) -> NDArray[np.intp]:
+        """Blocks in the table of each slot."""
+        return self._blocks.num_blocks
+
+    @property
+    def block_table(self) -> Int32Column:
+        """Block ids, shape ``[slots, max_blocks_per_seq]``, meaningful up to `num_blocks`."""
+        return self._blocks.table
+
+    @property
+    def applied(self) -> Int32Column:
+        """Those of them whose results were seen."""
+        return self._tokens.applied
+
+    @property
+    def known(self) -> Int32Column:
+        """Tokens whose value the core knows, prompt and outputs, by slot."""
+        return self._tokens.known
+
+    @property
+    def last_token_s(self) -> NDArray[np.float64]:
+        """When the latest token of each slot was seen."""
+        return self._tokens.last_token_s
 
     @property
     def num_free(self) -> int:
@@ -124,20 +133,17 @@ class SlotTable:
         self.live[slot] = self.running[slot] = True
         self.decoding[slot] = False
         self.generation[slot] += 1
-        self.planned[slot] = self.applied[slot] = num_cached
-        self.known[slot] = self.admitted[slot] = request.num_known
+        self.planned[slot] = num_cached
+        self.admitted[slot] = request.num_known
+        self._tokens.begin(slot, request, num_cached)
         self.prompt_len[slot] = request.prompt_len
         self.stop_len[slot] = request.stop_len
-        self.num_blocks[slot] = len(blocks)
         self.max_blocks[slot] = max_blocks
         self.handle[slot] = request.new.handle
         self.number[slot] = request.number
         self.turn[slot] = self._num_turns = self._num_turns + 1
         self.served[slot] = 0
-        self.last_token_s[slot] = 0.0 if request.last_token_s is None else request.last_token_s
         self.end_ids.add(request.end_ids)
-        self._empty_tail(slot)
-        self.block_table[slot, : len(blocks)] = blocks
         self.requests[slot] = request
         self.num_running += 1
         request.slot = slot
@@ -145,7 +151,7 @@ class SlotTable:
         generation = int(self.generation[slot])
         self._length_key[slot] = length_key(slot, generation)
         self._hash.add(slot_term(slot, generation, int(self.planned[slot])))
-        self._hash.add(self._block_keys.sum_of_table(slot, blocks))
+        self._hash.add(self._blocks.begin(slot, blocks))
         return slot
 
     def vacate(self, slot: int) -> None:
@@ -161,28 +167,34 @@ class SlotTable:
             request.last_token_s = float(self.last_token_s[slot])
         self.requests[slot] = None
         self.end_ids.remove(request.end_ids)
-        self.running[slot] = self.decoding[slot] = False
-        self._decode_rows = None
+        self.set_decoding(slot, is_decoding=False)
+        self.running[slot] = False
         self.num_running -= 1
         self.num_departures += 1
         self.ended.append(slot)
 
     def forget(self, slot: int) -> Int32Column:
         """Free a vacated slot; returns the blocks it held."""
-        blocks = self.block_table[slot, : self.num_blocks[slot]].copy()
+        blocks, block_terms_sum = self._blocks.end(slot)
         self._hash.remove(slot_term(slot, int(self.generation[slot]), int(self.planned[slot])))
-        self._hash.remove(self._block_keys.sum_of_table(slot, blocks))
+        self._hash.remove(block_terms_sum)
         self.live[slot] = False
-        self.num_blocks[slot] = 0
         self._free.append(slot)
         return blocks
 
-    def append_blocks(self, slots: NDArray[np.intp], blocks: Int32Column) -> None:
-        """Give each of these slots, no one twice, one more block; both shape ``[N]``."""
-        index = self.num_blocks[slots]
-        self._flat_table[self._table_base[slots] + index] = blocks
-        self.num_blocks[slots] = index + 1
-        self._hash.add(self._block_keys.sum_of_entries(slots, index, blocks))
+    def append_blocks(self, slots: NDArray[np.intp], blocks: Int32Column) -> Int32Column:
+        """
+        Give each of these slots, no one twice, one more block; both shape ``[N]``. Returns the
+        slots as they travel.
+        """
+        growing = None if self._decode_rows is None else self._decode_rows.growing
+        if growing is not None and growing.slot is slots:
+            self._hash.add(self._blocks.append_due(growing, blocks))
+            return growing.row_slot
+        if self._decode_rows is not None:
+            self._decode_rows.forget_turns()
+        self._hash.add(self._blocks.append(slots, blocks))
+        return slots.astype(np.int32)
 
     def advance(self, slots: SlotColumn, planned: Int32Column) -> None:
         """Set the planned length of these slots, no one twice; both shape ``[N]``."""
@@ -190,12 +202,13 @@ class SlotTable:
         num_tokens = (planned - self.planned[slots]).astype(np.uint64)
         self._hash.add(int(np.dot(self._length_key[slots], num_tokens)))
         self.planned[slots] = planned
-        self._decode_rows = None
+        self._forget_rows()
 
     def set_decoding(self, slot: int, is_decoding: bool) -> None:
         """Let a running slot take part in decode steps from now on, or not."""
+        self._forget_rows()
+        self.num_decoding += is_decoding - int(self.decoding[slot])
         self.decoding[slot] = is_decoding
-        self._decode_rows = None
 
     def decode_rows(self) -> DecodeRows:
         """Everyone who decodes and has something left to compute, in the order of slots."""
@@ -233,47 +246,39 @@ class SlotTable:
     def advance_rows(self, rows: DecodeRows) -> Int32Column:
         """Note that one token of each row is sent; returns the positions after them."""
         end = rows.advance()
-        self.planned[rows.slot] = end
         self._hash.add(rows.key_sum)
-        if rows is not self._decode_rows or not rows.num_left:
-            self._decode_rows = None
+        if rows is not self._decode_rows:
+            self._forget_rows()
+            self._planned[rows.slot] = end
+        elif not rows.num_left:
+            self._forget_rows()
         return end
 
-    def push_tokens(self, slots: SlotColumn, tokens: Int32Column, known: Int32Column) -> None:
-        """
-        Append one output token to each of these slots, no one twice, giving it a new length; all
-        three shape ``[N]``.
-        """
-        if not self._tail_room:
-            self._flush_long_tails()
-        self._tail_room -= 1
-        slots = slots.astype(np.intp, copy=False)
-        self._flat_tail[self._tail_base[slots] + known] = tokens
-        self.known[slots] = known
+    def _forget_rows(self) -> None:
+        """Have the rows of decode steps found anew, since they change."""
+        if self._decode_rows is not None:
+            self._decode_rows.write_start(self._planned)
+            self._decode_rows = None
+
+    def push_tokens(
+        self, slots: NDArray[np.intp], position: Int32Column, token: Int32Column
+    ) -> None:
+        """Append one output token to each of these slots, no one twice; all three ``[N]``."""
+        self._tokens.push(slots, position, token)
+
+    def push_decodes(
+        self, rows: DecodeRows, position: Int32Column, token: Int32Column, now: float
+    ) -> None:
+        """Note the result of a step for rows that all run; see `SlotTokens.push_decodes`."""
+        self._tokens.push_decodes(rows, position, token, now)
 
     def flush_tail(self, slot: int) -> None:
         """Move a slot's latest tokens to its request."""
-        tail = self.tail[slot, : self.tail_len(slot)]
-        self.request_of(slot).outputs.frombytes(tail.tobytes())
-        self._empty_tail(slot)
+        self._tokens.flush(slot)
 
     def tail_len(self, slot: int) -> int:
-        """Tokens in a slot's tail."""
-        return int(self.known[slot] - self.tail_start[slot])
-
-    def _flush_long_tails(self) -> None:
-        running = self.running.nonzero()[0]
-        lengths = self.known[running] - self.tail_start[running]
-        is_long = lengths >= TAIL_LEN - _TAIL_SLACK
-        for slot in running[is_long].tolist():
-            self.flush_tail(slot)
-        self._tail_room = TAIL_LEN - int(lengths[~is_long].max(initial=0))
-
-    def _empty_tail(self, slot: int) -> None:
-        known = int(self.known[slot])
-        self.tail_start[slot] = known
-        # `known` counts the token itself, so its position is one less.
-        self._tail_base[slot] = slot * TAIL_LEN - known - 1
+        """Output tokens that are not in the request yet."""
+        return self._tokens.tail_len(slot)
 
     def num_outputs(self, slot: int) -> int:
         """Output tokens known of a slot's request."""

@@ -23,7 +23,7 @@ class Histogram:
 
     Attributes:
         bounds: Upper bounds, inclusive, ascending.
-        counts: Values per bucket, shape ``[len(bounds) + 1]``; the last one has no upper bound.
+        counts: Values per bucket, one more than `bounds`; the last one has no upper bound.
         total: Sum of all values.
     """
 
@@ -32,7 +32,7 @@ class Histogram:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self._bounds = np.array(bounds)
-        self.counts = np.zeros(len(bounds) + 1, np.int64)
+        self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def observe(self, values: NDArray[np.float64]) -> None:
@@ -44,7 +44,8 @@ class Histogram:
             self.counts[low] += len(values)
         else:
             buckets = self._bounds.searchsorted(values)
-            self.counts += np.bincount(buckets, minlength=len(self.counts))
+            for bucket, count in enumerate(np.bincount(buckets).tolist()):
+                self.counts[bucket] += count
         self.total += float(values.sum())
 
     def observe_equal(self, value: float, count: int) -> None:
@@ -54,9 +55,7 @@ class Histogram:
 
     def snapshot(self) -> HistogramSnapshot:
         """A copy that later observations leave alone."""
-        return HistogramSnapshot(
-            bounds=self.bounds, counts=tuple(self.counts.tolist()), total=self.total
-        )
+        return HistogramSnapshot(bounds=self.bounds, counts=tuple(self.counts), total=self.total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ def parsed(message: Any, raw: bytes) -> Any:
 
 def raw_column(column: NDArray[_Scalar], dtype: np.dtype[Any]) -> bytes:
     """Serialize a column; a type that would have to be narrowed is a TypeError."""
-    if column.dtype is dtype:  # the usual case, and numpy has one object per native type
+    if column.dtype is dtype:  # The usual case: numpy has one object per native type.
         return column.tobytes()
     return column.astype(dtype, casting="safe", copy=False).tobytes()
 

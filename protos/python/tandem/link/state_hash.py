@@ -100,8 +100,15 @@ class BlockKeys:
         self, slot: NDArray[np.intp], index: NDArray[np.intp], block: Int32Column
     ) -> int:
         """Sum of the terms of table entries, three columns of one length; not reduced."""
-        keys = self._slot[slot] * self._index[index]
-        return int(keys.dot(self._block[block.astype(np.intp)]))
+        return self.sum_with_keys(self._slot[slot], index, block)
+
+    def of_slots(self, slot: NDArray[np.intp]) -> UInt64Column:
+        """The keys of some slots, for `sum_with_keys`."""
+        return self._slot[slot]
+
+    def sum_with_keys(self, keys: UInt64Column, index: NDArray[np.intp], block: Int32Column) -> int:
+        """`sum_of_entries` of slots with these keys."""
+        return int((keys * self._index[index]).dot(self._block[block.astype(np.intp)]))
 
     def sum_of_table(self, slot: int, blocks: Int32Column) -> int:
         """Sum of the terms of a slot's whole table, shape ``[num_blocks_held]``; not reduced."""
