@@ -1,0 +1,56 @@
+"""What operators read in the scheduler's log while it serves."""
+
+from __future__ import annotations
+
+import re
+
+import structlog
+
+from tests.scheduler_svc.loop.arithmetic_runner import expected_outputs
+
+
+def lines(logs, part: str) -> list[tuple[str, str]]:
+    """Level and text of the lines with this in them."""
+    return [(entry["log_level"], entry["event"]) for entry in logs if part in entry["event"]]
+
+
+class TestOperatorLog:
+    def test_prompts_and_every_fortieth_decode_pass_are_logged(self, bench):
+        """
+        The core's lines are log events word for word, as information.
+        """
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            frontend.submit(1, [5, 6, 7], 50)
+            bench.until(lambda: 1 in frontend.ended)
+        ((level, text),) = lines(logs, "Prefill batch.")
+        assert "info" == level
+        assert text.startswith("Prefill batch. #new-seq: 1, #new-token: 3, #cached-token: 0, ")
+        ((level, text),) = lines(logs, "Decode batch.")
+        assert "info" == level
+        assert re.fullmatch(
+            r"Decode batch\. #running-req: 1, #token: \d+, token usage: 0\.\d\d, "
+            r"gen throughput \(token/s\): \d+\.\d\d, #queue-req: 0",
+            text,
+        )
+
+    def test_running_out_of_blocks_is_a_warning(self, make_bench):
+        """
+        A retraction is logged with its numbers and with what to do about it; clients see nothing.
+        """
+        bench = make_bench(schedule_conservativeness=0.0, enable_prefix_caching=False)
+        bench.link.boot("boot-1")
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            for stream_id in range(8):
+                frontend.submit(stream_id, [5 + stream_id] * 8, 50)
+            bench.until(lambda: len(frontend.ended) == 8)
+        retractions = lines(logs, "decode out of memory happened, #retracted_reqs: ")
+        assert retractions
+        assert {"warning"} == {level for level, _ in retractions}
+        warned = lines(
+            logs, "there is not enough KV cache space. This can affect the end-to-end performance."
+        )
+        assert "warning" == warned[0][0]
+        for stream_id in range(8):
+            assert expected_outputs([5 + stream_id] * 8, 50) == frontend.tokens[stream_id]
