@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tandem_client import Client
 from tests.e2e.cluster import ROOT, Cluster, environment
 from tests.e2e.conftest import running
 
@@ -42,10 +44,16 @@ def swapping(tiny_model, tmp_path_factory):
     yield from running(Cluster(tiny_model, folder, limits, scheduler))
 
 
-def complete(cluster, seed: int) -> list[int]:
-    with cluster.client() as client:
+@contextlib.contextmanager
+def completions(cluster, num_requests: int, at_once: int):
+    """Futures of the tokens of that many requests."""
+
+    def complete(seed: int) -> list[int]:
         asked = {"temperature": 1.0, "max_tokens": 200, "ignore_eos": True}
-        return client.complete(token_ids=PROMPT + [seed], seed=seed, **asked).token_ids
+        return client.complete(token_ids=[*PROMPT, seed], seed=seed, **asked).token_ids
+
+    with Client(cluster.address) as client, ThreadPoolExecutor(at_once) as pool:
+        yield [pool.submit(complete, seed) for seed in range(num_requests)]
 
 
 def advise(cluster, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -75,8 +83,8 @@ class TestSizedServices:
         """
         Six requests that do not fit together are swapped out and in, and all get all their tokens.
         """
-        with ThreadPoolExecutor(6) as pool:
-            found = list(pool.map(lambda seed: complete(swapping, seed), range(6)))
+        with completions(swapping, 6, at_once=6) as work:
+            found = [one.result() for one in work]
         assert [200] * 6 == list(map(len, found))
         assert 6 == len(set(map(tuple, found)))
         stats = idle(swapping)
@@ -89,8 +97,7 @@ class TestSizedServices:
         While short of memory the advisor sees the retractions and says which setting to raise; an idle server gets no
         advice.
         """
-        with ThreadPoolExecutor(8) as pool:
-            work = [pool.submit(complete, swapping, seed) for seed in range(24)]
+        with completions(swapping, 24, at_once=8) as work:
             ran = advise(swapping, "--seconds=1.5", "--json")
             assert 24 == sum(len(one.result()) == 200 for one in work)
         assert (0, "") == (ran.returncode, ran.stderr)
