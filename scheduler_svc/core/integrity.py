@@ -20,6 +20,7 @@ def check_integrity(state: CoreState) -> None:
         InternalError: The first one that does not hold.
     """
     state.pool.check_integrity(state.slots.owned_blocks())
+    state.prefix_cache.check_integrity()
     _check_slots(state)
     _check_places(state)
     _check_paused(state)
@@ -37,6 +38,7 @@ def _check_slots(state: CoreState) -> None:
     ended = [int(slot) for slot in live if slots.requests[slot] is None]
     held = [slot for slot, request in enumerate(slots.requests) if request is not None]
     _require(sorted(slots.ended) == ended, "the slots to release are not those without a request")
+    _require(sorted(state.leaving) == ended, "whose slots are to be released is not known")
     _require(held == np.flatnonzero(slots.running).tolist(), "a slot runs without a request")
     _require(num_running == slots.num_running, "the count of running slots is wrong")
     _require(num_running <= state.limits.max_running, "more slots run than max_batch_size")

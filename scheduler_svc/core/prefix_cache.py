@@ -8,6 +8,7 @@ when their slot is released, as only then their tokens are known and hashing del
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from scheduler_svc.core.block_pool import BlockPool
 from scheduler_svc.core.prefix_index import NO_BLOCK, PrefixIndex
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.slots import SlotTable
+from tandem.errors import InternalError
 from tandem.link.batch import Int32Column
 
 
@@ -169,6 +171,21 @@ class PrefixCache:
     def distrust(self, slot: int) -> None:
         """Nothing that a slot holds is to be indexed from now on."""
         self._may_index[slot] = False
+        for digest in [key for key, writer in self._being_written.items() if writer == slot]:
+            del self._being_written[digest]
+
+    def forget_written_by(self, writers: AbstractSet[int]) -> None:
+        """
+        Let nothing be found that any of `writers` computed, or that continues it; who holds some of
+        it goes on holding it, but what such a slot computes is not indexed.
+        """
+        if self._index is None:
+            return
+        self._pool.distrust(writers)
+        for slot in self._slots.live.nonzero()[0].tolist():
+            table = self._slots.block_table[slot, : self._num_indexed[slot]]
+            if self._may_index[slot] and not self._index.is_indexed[table].all():
+                self.distrust(slot)
 
     def release(self, slot: int, request: Request, blocks: Int32Column) -> None:
         """
@@ -191,6 +208,30 @@ class PrefixCache:
         self._may_index = [False] * len(self._may_index)
         self._being_written.clear()
         return self._pool.flush()
+
+    def check_integrity(self) -> None:
+        """
+        Compare with slots and index.
+
+        Raises:
+            InternalError: A table holds an indexed block without the block before it, leads the
+                index less far than noted, or somebody is waited for who does not compute.
+        """
+        if self._index is None:
+            return
+        slots = self._slots
+        for slot in slots.live.nonzero()[0].tolist():
+            table = slots.block_table[slot, : slots.num_blocks[slot]].tolist()
+            parents = [self._index.parent_of(block) for block in table]
+            for before, block, parent in zip([NO_BLOCK, *table], table, parents, strict=False):
+                if parent is not None and parent != before:
+                    raise InternalError(f"slot {slot} holds block {block} but not block {parent}")
+            num_indexed = self._num_indexed[slot]
+            if self._may_index[slot] and None in parents[:num_indexed]:
+                raise InternalError(f"slot {slot} has fewer than {num_indexed} blocks indexed")
+        for digest, slot in self._being_written.items():
+            if not slots.running[slot] or digest not in slots.request_of(slot).digests:
+                raise InternalError(f"slot {slot} is waited for and does not compute the block")
 
     def _index_released(self, slot: int, request: Request, blocks: Int32Column) -> list[int]:
         """

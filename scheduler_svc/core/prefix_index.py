@@ -99,6 +99,10 @@ class PrefixIndex:
         """The block under a digest."""
         return self._block_of.get(digest)
 
+    def parent_of(self, block: int) -> int | None:
+        """The block that an indexed one continues, or NO_BLOCK; None for one not indexed."""
+        return self._parent[block] if self.is_indexed[block] else None
+
     def add_chain(
         self, blocks: Int32Column, digests: Sequence[bytes], parent: int, writer: int
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,9 +184,8 @@ class CoreState:
         culprit = writer_key(*request.slot_key)
         sharers = [other for other in self.by_handle.values() if culprit in other.kv_writers]
         keys = {writer_key(*sharer.slot_key) for sharer in sharers}
-        self.pool.distrust({culprit, *keys, *also})
-        if request.slot_key[0] in self.leaving or request.slot is not None:
-            self.prefix_cache.distrust(request.slot_key[0])
+        self.prefix_cache.forget_written_by({culprit, *keys, *also})
+        self._index_nothing_of(request)
         for sharer in sharers:
             self._start_over(sharer)
 
@@ -198,6 +197,11 @@ class CoreState:
         self.distrust(request, request.kv_writers)
         self._start_over(request)
 
+    def _index_nothing_of(self, request: Request) -> None:
+        slot = request.slot_key[0]
+        if request.slot is not None or self.leaving.get(slot) is request:
+            self.prefix_cache.distrust(slot)
+
     def _start_over(self, request: Request) -> None:
         """
         Have a request compute all its KV itself; unlike at a preemption, what it has in flight is
@@ -208,7 +212,7 @@ class CoreState:
         self.host.discard(request.number)
         if request.state is RequestState.WAITING:
             return
-        self.prefix_cache.distrust(request.slot_key[0])
+        self._index_nothing_of(request)
         if request.slot is not None:
             self._vacate(request.slot)
             request.num_preemptions += 1
@@ -279,6 +283,7 @@ class CoreState:
             request.kv_writers = frozenset()
             if limits.block_size != self.limits.block_size:
                 request.digests.clear()
+                request.new = replace(request.new, block_digests=b"")
         self.limits = limits
         self.pool = _pool(limits, self.options)
         self.slots = SlotTable(limits)

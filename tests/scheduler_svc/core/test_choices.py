@@ -228,7 +228,7 @@ class TestAllOrNone:
             rig.core.end_request("r0", FinishReason.CANCELLED, rig.now)
         rig.run()
 
-    def test_a_bad_choice_fails_alone_unless_it_led(self):
+    def test_a_bad_choice_that_shared_starts_over(self):
         """
         A choice whose shared prompt may have been wrong computes it anew before it fails.
         """

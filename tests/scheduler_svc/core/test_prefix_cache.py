@@ -301,6 +301,24 @@ class TestMemory:
         assert_outputs(rig)
 
 
+    def test_digests_for_other_blocks_are_not_used(self):
+        """
+        When the block size changes, digests that came with prompts name nothing any more, also
+        where there are as many as before.
+        """
+        rig = rig_of(max_num_seqs=8)
+        prompts = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]]
+        for prompt in prompts:
+            column = np.array([*prompt, 7], np.int32)
+            digests = block_hashes.block_digests(column, 4)
+            rig.submit(prompt=column, block_digests=digests)
+        rig.config = small_config(block_size=5, max_total_tokens=64)
+        rig.use_geometry(geometry_of(rig.config))
+        rig.run()
+        assert [0, 0] == cached_in_order(rig)
+        assert_outputs(rig)
+
+
 class TestRowErrors:
     @pytest.mark.parametrize("delay", [1, 2, 4])
     def test_who_shares_a_bad_row_starts_over_and_ends_well(self, delay):
