@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError, SlowConsumer, TandemError
@@ -11,13 +12,12 @@ from tandem.errors import InternalError, SlowConsumer, TandemError
 BYTES_PER_TOKEN = 4
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class ChoiceNews:
+class ChoiceNews(NamedTuple):
     """New output of one choice, and its end once that came."""
 
     choice: int
-    token_ids: list[int] = field(default_factory=list)
-    end: StreamEnd | None = None
+    token_ids: list[int]
+    end: StreamEnd | None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -44,11 +44,17 @@ class ChoiceInbox:
         progress: The newest.
     """
 
-    __slots__ = ("_inbox", "_news", "choice", "is_over", "num_received", "progress", "stream_id")
+    __slots__ = (
+        "_end", "_has_news", "_inbox", "_token_ids", "_wake", "choice", "is_over", "num_received",
+        "progress", "stream_id",
+    )  # fmt: skip
 
     def __init__(self, inbox: StreamInbox, stream_id: int, choice: int) -> None:
         self._inbox = inbox
-        self._news: ChoiceNews | None = None
+        self._wake = inbox.wake
+        self._has_news = False
+        self._token_ids: list[int] = []
+        self._end: StreamEnd | None = None
         self.stream_id = stream_id
         self.choice = choice
         self.is_over = False
@@ -57,19 +63,19 @@ class ChoiceInbox:
 
     def put_token(self, offset: int, token_id: int) -> None:
         """Add the token at this output offset; one seen before is ignored."""
-        if offset < self.num_received or self._inbox.is_closed:
-            return
-        if offset > self.num_received:
-            self._inbox.put_failure(
-                InternalError(
-                    f"output token {self.num_received} was lost between core and frontend"
-                )
-            )
+        inbox = self._inbox
+        if offset != self.num_received or inbox.is_closed:
+            self._refuse_token(offset)
             return
         self.num_received += 1
-        news = self._news or self._begin_news()
-        news.token_ids.append(token_id)
-        self._inbox.note_token()
+        self._token_ids.append(token_id)
+        if not self._has_news:
+            self._has_news = True
+            inbox.with_news.append(self)
+        inbox.num_pending += 1
+        if inbox.num_pending > inbox.max_pending_tokens:
+            inbox.give_up_if_slow()
+        self._wake()
 
     def put_progress(self, progress: StreamProgress) -> None:
         """Replace the last progress."""
@@ -79,22 +85,27 @@ class ChoiceInbox:
     def put_end(self, end: StreamEnd) -> None:
         """The choice ended well."""
         self.is_over = True
-        (self._news or self._begin_news()).end = end
-        self._inbox.wake()
+        self._end = end
+        if not self._has_news:
+            self._has_news = True
+            self._inbox.with_news.append(self)
+        self._wake()
 
     def put_failure(self, error: TandemError) -> None:
         """The choice failed, and with it the request."""
         self.is_over = True
         self._inbox.put_failure(error)
 
-    def forget_news(self) -> None:
-        """It was taken."""
-        self._news = None
+    def take(self) -> ChoiceNews:
+        """All its news since the last call."""
+        news = ChoiceNews(self.choice, self._token_ids, self._end)
+        self._has_news, self._token_ids, self._end = False, [], None
+        return news
 
-    def _begin_news(self) -> ChoiceNews:
-        self._news = ChoiceNews(choice=self.choice)
-        self._inbox.add_news(self._news)
-        return self._news
+    def _refuse_token(self, offset: int) -> None:
+        if offset > self.num_received and not self._inbox.is_closed:
+            text = f"output token {self.num_received} was lost between core and frontend"
+            self._inbox.put_failure(InternalError(text))
 
 
 class StreamInbox:
@@ -110,29 +121,30 @@ class StreamInbox:
         accepted: What the core took the request as; None until then.
         last_sent_s: When the client last got a message; see `sweep`.
         num_pending: Tokens of all choices that were not taken yet.
+        max_pending_tokens: More of them than this may not wait for the client.
+        is_closed: Further output is of no use.
+        wake: Say that something arrived.
+        with_news: Choices of which something was not taken yet.
     """
 
     def __init__(
         self, first_stream_id: int, *, num_choices: int = 1, max_pending_bytes: int, now_s: float
     ) -> None:
+        self._something = asyncio.Event()
+        self.wake = self._something.set
+        self.is_closed = False
+        self.with_news: list[ChoiceInbox] = []
+        self.max_pending_tokens = max(1, max_pending_bytes // BYTES_PER_TOKEN)
         self.choices = [
             ChoiceInbox(self, first_stream_id + choice, choice) for choice in range(num_choices)
         ]
         self.accepted: Accepted | None = None
         self.last_sent_s = now_s
-        self._max_pending_tokens = max(1, max_pending_bytes // BYTES_PER_TOKEN)
         self.num_pending = 0
         self._news = News()
-        self._something = asyncio.Event()
         self._write_began_s: float | None = None
         self._writer: asyncio.Task[object] | None = None
         self._slow: SlowConsumer | None = None
-        self._failed = False
-
-    @property
-    def is_closed(self) -> bool:
-        """True when further output is of no use."""
-        return self._failed or self._slow is not None
 
     @property
     def progress(self) -> StreamProgress | None:
@@ -153,7 +165,7 @@ class StreamInbox:
 
     def put_failure(self, error: TandemError) -> None:
         """The request failed; the first failure stays."""
-        self._failed = True
+        self.is_closed = True
         if self._news.failure is None:
             self._news.failure = error
         self._something.set()
@@ -166,8 +178,8 @@ class StreamInbox:
     def take(self) -> News:
         """All news since the last call."""
         news, self._news = self._news, News()
-        for one in news.choices:
-            self.choices[one.choice].forget_news()
+        news.choices = [choice.take() for choice in self.with_news]
+        self.with_news.clear()
         self.num_pending = 0
         return news
 
@@ -197,16 +209,10 @@ class StreamInbox:
 
     # For its choices
 
-    def add_news(self, news: ChoiceNews) -> None:
-        """A choice has something new."""
-        self._news.choices.append(news)
-
-    def note_token(self) -> None:
-        """A choice got a token."""
-        self.num_pending += 1
-        if self.num_pending > self._max_pending_tokens and self._write_began_s is not None:
-            self._give_up(f"{self._max_pending_tokens} tokens wait for the client")
-        self._something.set()
+    def give_up_if_slow(self) -> None:
+        """More waits for the client than may: end it, if it is the client who is awaited."""
+        if self._write_began_s is not None:
+            self._give_up(f"{self.max_pending_tokens} tokens wait for the client")
 
     def note_progress(self, choice: ChoiceInbox) -> None:
         """A choice changed place; the client hears of it if this is the one it hears of."""
@@ -214,15 +220,12 @@ class StreamInbox:
             self._news.progress = choice.progress
             self._something.set()
 
-    def wake(self) -> None:
-        """Something arrived."""
-        self._something.set()
-
     def _leader(self) -> ChoiceInbox | None:
         return next((choice for choice in self.choices if not choice.is_over), None)
 
     def _give_up(self, why: str) -> None:
         if self._slow is not None or self._writer is None:
             return
+        self.is_closed = True
         self._slow = SlowConsumer(f"{why}: read faster, or resume from the output you have")
         self._writer.cancel()
