@@ -10,6 +10,7 @@ from tandem.errors import SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import (
     ROW_SAMPLES,
     Batch,
+    Int32Column,
     KvMode,
     Resume,
     Step,
@@ -34,6 +35,7 @@ class FakeExecutor:
         self.slots = slots
         self.geometry = geometry
         self.kv: dict[tuple[int, int], tuple[int, int]] = {}
+        self.host_kv: dict[tuple[int, int], tuple[int, int]] = {}
         self.queue: deque[Step] = deque()
         self.running: Step | None = None
         self.stream: Stream | None = None
@@ -137,7 +139,9 @@ class FakeExecutor:
     def forward(self, batch: Batch) -> list[tuple[int, int, int, int]]:
         """Run a batch; every position a row attends to must hold its own prefix."""
         self.slots.apply(batch)
+        self.swap_out(batch)
         self.copy_blocks(batch)
+        self.swap_in(batch)
         for admission in batch.admits:
             self.tokens[admission.slot] = admission.token_ids.tolist()
         rows = list(
@@ -163,20 +167,31 @@ class FakeExecutor:
                 drawn.append((slot, generation, start + length, token))
         return drawn
 
+    def swap_out(self, batch: Batch) -> None:
+        """Copy device blocks to host blocks."""
+        self.move(self.kv, batch.swap_out_block, self.host_kv, batch.swap_out_host)
+
     def copy_blocks(self, batch: Batch) -> None:
         """Copy, reading everything before writing anything."""
-        size = self.geometry.block_size
-        pairs = zip(batch.copy_source.tolist(), batch.copy_destination.tolist(), strict=True)
+        self.move(self.kv, batch.copy_source, self.kv, batch.copy_destination)
+
+    def swap_in(self, batch: Batch) -> None:
+        """Copy host blocks to device blocks."""
+        self.move(self.host_kv, batch.swap_in_host, self.kv, batch.swap_in_block)
+
+    def move(self, origin, source: Int32Column, target, destination: Int32Column) -> None:
+        """Copy whole blocks, what they do not hold included."""
+        pairs = zip(source.tolist(), destination.tolist(), strict=True)
         found = [
-            ((destination, offset), self.kv.get((source, offset)))
-            for source, destination in pairs
-            for offset in range(size)
+            ((there, offset), origin.get((here, offset)))
+            for here, there in pairs
+            for offset in range(self.geometry.block_size)
         ]
         for place, content in found:
             if content is None:
-                self.kv.pop(place, None)
+                target.pop(place, None)
             else:
-                self.kv[place] = content
+                target[place] = content
 
     def place_of(self, slot: int, position: int) -> tuple[int, int]:
         index, offset = divmod(position, self.geometry.block_size)

@@ -30,6 +30,7 @@ class Geometry:
     max_blocks_per_slot: int = 10
     block_size: int = 2
     num_blocks: int = 16
+    num_host_blocks: int = 6
 
 
 @dataclass(eq=False)
@@ -46,6 +47,14 @@ class Row:
 
 
 @dataclass
+class Saved:
+    """The KV of a preempted request's first positions in host blocks."""
+
+    host_blocks: list[int]
+    num_tokens: int
+
+
+@dataclass
 class Plan:
     """A batch under construction, column by column."""
 
@@ -54,12 +63,16 @@ class Plan:
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     appends: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    swaps_out: list[tuple[int, int]] = field(default_factory=list)
+    swaps_in: list[tuple[int, int]] = field(default_factory=list)
     drawn: list[tuple[Row, int]] = field(default_factory=list)
 
     def batch(self) -> Batch:
         rows = np.array(self.rows, np.int32).reshape(-1, 4)
         appends = np.array(self.appends, np.int32).reshape(-1, 2)
         copies = np.array(self.copies, np.int32).reshape(-1, 2)
+        swaps_out = np.array(self.swaps_out, np.int32).reshape(-1, 2)
+        swaps_in = np.array(self.swaps_in, np.int32).reshape(-1, 2)
         return Batch(
             admits=tuple(self.admits),
             row_slot=rows[:, 0],
@@ -71,6 +84,10 @@ class Plan:
             release_slot=np.array(self.release, np.int32),
             copy_source=copies[:, 0],
             copy_destination=copies[:, 1],
+            swap_out_block=swaps_out[:, 0],
+            swap_out_host=swaps_out[:, 1],
+            swap_in_host=swaps_in[:, 0],
+            swap_in_block=swaps_in[:, 1],
         )
 
 
@@ -90,6 +107,8 @@ class ModelScheduler:
         self.generations = [0] * self.geometry.num_slots
         self.free_blocks = list(range(1, self.geometry.num_blocks + 1))
         self.holders: Counter[int] = Counter()
+        self.free_host_blocks = list(range(1, self.geometry.num_host_blocks + 1))
+        self.saved: dict[ModelRequest, Saved] = {}
         self.in_flight: dict[int, list[tuple[Row, int]]] = {}
         self.suspended = False
         for request in self.requests:
@@ -119,6 +138,8 @@ class ModelScheduler:
         if self.suspended:
             return None
         plan = Plan()
+        for request in [request for request in self.saved if request.place is Place.ENDED]:
+            self.free_host_blocks += self.saved.pop(request).host_blocks
         for row in [row for row in self.rows.values() if row.doomed]:
             self._release(row, plan)
         written = {row.slot: row.planned for row in self.rows.values()}
@@ -128,6 +149,7 @@ class ModelScheduler:
         for request in waiting[:max_admits]:
             if not self._admit(request, chunk, written, plan):
                 break
+        self.free_host_blocks += [host for host, _ in plan.swaps_in]
         plan.rows.sort(key=lambda row: row[2] > 1)
         plan.drawn.sort(key=lambda drawn: [row[0] for row in plan.rows].index(drawn[0].slot))
         if not (plan.rows or plan.release):
@@ -190,6 +212,9 @@ class ModelScheduler:
         held = Counter(block for row in self.rows.values() for block in row.blocks)
         assert held == +self.holders
         assert sorted([*self.free_blocks, *held]) == list(range(1, self.geometry.num_blocks + 1))
+        saved = [host for saved in self.saved.values() for host in saved.host_blocks]
+        num_host_blocks = self.geometry.num_host_blocks
+        assert sorted([*self.free_host_blocks, *saved]) == list(range(1, num_host_blocks + 1))
         assert len({id(row.request) for row in self.rows.values()}) == len(self.rows)
 
     def _take_block(self) -> int:
@@ -200,12 +225,22 @@ class ModelScheduler:
     def _release(self, row: Row, plan: Plan) -> None:
         plan.release.append(row.slot)
         del self.rows[row.slot]
+        if row.request.place is Place.RUNNING:
+            self._save(row, plan)
         for block in row.blocks:
             self.holders[block] -= 1
             if self.holders[block] == 0:
                 self.free_blocks.append(block)
         if row.request.place is Place.RUNNING:
             row.request.place = self._place_after_preemption(row.request)
+
+    def _save(self, row: Row, plan: Plan) -> None:
+        """Swap out what the row has computed, if there is room for all of it."""
+        count = -(-row.planned // self.geometry.block_size)
+        if 0 < count <= len(self.free_host_blocks):
+            hosts = [self.free_host_blocks.pop(0) for _ in range(count)]
+            self.saved[row.request] = Saved(hosts, row.planned)
+            plan.swaps_out += zip(row.blocks[:count], hosts, strict=True)
 
     def _place_after_preemption(self, request: ModelRequest) -> Place:
         return Place.DRAINING if request.num_pending else Place.WAITING
@@ -243,9 +278,14 @@ class ModelScheduler:
         size = self.geometry.block_size
         free_slots = [s for s in range(self.geometry.num_slots) if s not in self.rows]
         tokens = request.tokens
+        saved = self.saved.get(request)
+        if saved is not None and {host for _, host in plan.swaps_out} & {*saved.host_blocks}:
+            return False
         source, num_cached = self._cached(request, written)
+        if saved is not None:
+            source, num_cached = None, min(saved.num_tokens, len(tokens) - 1)
         length = min(chunk, len(tokens) - num_cached)
-        num_shared = num_cached // size
+        num_shared = 0 if saved is not None else num_cached // size
         num_fresh = -(-(num_cached + length) // size) - num_shared
         if not free_slots or num_fresh > len(self.free_blocks):
             return False
@@ -254,6 +294,9 @@ class ModelScheduler:
         blocks += [self._take_block() for _ in range(num_fresh)]
         if source is not None and num_cached % size:
             plan.copies.append((source.blocks[num_shared], blocks[num_shared]))
+        if saved is not None:
+            plan.swaps_in += zip(saved.host_blocks, blocks, strict=False)
+            del self.saved[request]
         slot = free_slots[0]
         self.generations[slot] += 1
         row = Row(request, slot, self.generations[slot], blocks, num_cached, len(tokens))

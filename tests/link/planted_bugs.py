@@ -269,6 +269,52 @@ class CopiesInReverse(FakeExecutor):
         super().copy_blocks(swapped)
 
 
+class SkipsSwapsOut(FakeExecutor):
+    def swap_out(self, batch):
+        pass
+
+
+class SkipsSwapsIn(FakeExecutor):
+    def swap_in(self, batch):
+        pass
+
+
+class SwapsOutLast(FakeExecutor):
+    def forward(self, batch):
+        drawn = super().forward(batch)
+        super().swap_out(batch)
+        return drawn
+
+    def swap_out(self, batch):
+        pass
+
+
+class SwapsOutOneBlockShort(FakeExecutor):
+    def swap_out(self, batch):
+        self.move(self.kv, batch.swap_out_block[:-1], self.host_kv, batch.swap_out_host[:-1])
+
+
+class ReadsHostBlocksOfTheLastSession(ModelScheduler):
+    def forget_executor(self):
+        saved = getattr(self, "saved", {})
+        super().forget_executor()
+        for request, one in saved.items():
+            if request.place is Place.WAITING:
+                self.saved[request] = one
+                for host in one.host_blocks:
+                    self.free_host_blocks.remove(host)
+
+
+class SwapsInAtOnce(ModelScheduler):
+    """Reads host blocks in the very batch that writes them."""
+
+    def _admit(self, request, chunk, written, plan):
+        swaps_out, plan.swaps_out = plan.swaps_out, []
+        admitted = super()._admit(request, chunk, written, plan)
+        plan.swaps_out = swaps_out
+        return admitted
+
+
 class ForgetsSampledTokens(FakeExecutor):
     def forward(self, batch):
         drawn = super().forward(batch)
@@ -324,6 +370,8 @@ PLANTED = {
             AdmitsWhileDraining,
             ReusesGenerations,
             KeepsOutputsOfLostSteps,
+            ReadsHostBlocksOfTheLastSession,
+            SwapsInAtOnce,
         ),
         "executor": (
             PurgesNothing,
@@ -332,6 +380,10 @@ PLANTED = {
             CopiesInReverse,
             ForgetsSampledTokens,
             LosesAnEmptySuspension,
+            SkipsSwapsOut,
+            SkipsSwapsIn,
+            SwapsOutLast,
+            SwapsOutOneBlockShort,
         ),
     }.items()
     for planted in bugs

@@ -72,6 +72,7 @@ class World:
             geometry.max_blocks_per_slot,
             geometry.block_size,
             geometry.num_blocks,
+            geometry.num_host_blocks,
         )
         self.executor = self.parts.executor(end, slots, geometry)
         self.epoch = 0
