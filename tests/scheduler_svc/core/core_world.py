@@ -156,11 +156,13 @@ class CoreWorld:
             assert num_outputs == self.rig.ended[handle].num_output_tokens
 
     def poison(self, choose: Choose) -> None:
-        """The model produces NaN for one row from now on."""
+        """The model produces NaN for one row from now on, or for the next one from its start."""
         slots = self.rig.core._state.slots
-        if slots.running.any():
+        if choose([True, False]):
+            self.rig.poisons_next = True
+        elif slots.running.any():
             slot = choose(slots.running.nonzero()[0].tolist())
-            self.cut.add(int(slots.handle[slot]))
+            self.rig.poisoned.add(int(slots.handle[slot]))
             self.rig.executor.poisoned.add((slot, int(slots.generation[slot])))
 
     def preempt(self, choose: Choose) -> None:
@@ -224,7 +226,7 @@ class CoreWorld:
         self.check_outputs()
         for handle in self.rig.submitted:
             assert (handle in self.rig.ended) != (handle in self.rig.failed)
-            if handle not in self.cut | self.may_fail:
+            if handle not in self.cut | self.may_fail | self.rig.poisoned:
                 self._check_end(handle)
         self._check_stats()
         if self.rig.core._state.recorder is not None:

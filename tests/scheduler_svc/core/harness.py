@@ -15,7 +15,7 @@ from scheduler_svc.core.request import NewRequest, RequestState
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step_log import LogLine
 from tandem.engine_config import EngineConfig
-from tandem.link.batch import Batch, RowSampling, StepResult
+from tandem.link.batch import Admission, Batch, RowSampling, StepResult
 from tests.scheduler_svc.core.batch_rules import BatchRules
 from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
 
@@ -74,6 +74,10 @@ class Rig:
         self.failed: dict[int, Failed] = {}
         self.progress: list[Progress] = []
         self.log_lines: list[LogLine] = []
+        self.poisons_next = False
+        """The model is to produce NaN for whoever is admitted next, from the first token on."""
+        self.poisoned: set[int] = set()
+        """Handles for which it does or did."""
         self.sampled: set[tuple[int, int]] = set()
         """(handle, position) of every token the present executor has sampled."""
         self.waited: dict[int, float] = defaultdict(float)
@@ -125,12 +129,19 @@ class Rig:
                 admission.slot: self.core._state.slots.request_of(admission.slot).new.cache_salt
                 for admission in batch.admits
             }
+            if batch.admits and self.poisons_next:
+                self._poison(batch.admits[0])
             result = self.executor.execute(batch, self.core.state_hash, salts)
             self.pending.append(result)
             self._note_sampled(result)
         self.collect()
         self.check()
         return batch
+
+    def _poison(self, admission: Admission) -> None:
+        self.poisons_next = False
+        self.poisoned.add(int(self.core._state.slots.handle[admission.slot]))
+        self.executor.poisoned.add((admission.slot, admission.generation))
 
     def deliver(self) -> None:
         """Apply the oldest result."""

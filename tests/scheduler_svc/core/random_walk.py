@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from tests.scheduler_svc.core.core_world import EVERYTHING, CoreWorld
+from tests.scheduler_svc.core.core_world import EVERYTHING, CoreWorld, draw_options
 
 
-def walk(seed: int, num_events: int, options=None) -> CoreWorld:
-    """A history of so many events and what follows from it; the world at its end."""
+def walk(seed: int, num_events: int, **options) -> CoreWorld:
+    """
+    A history of so many events and what follows from it, under drawn options but for those given;
+    the world at its end.
+    """
     generator = random.Random(seed)
-    world = CoreWorld(generator.choice, options)
+    drawn = draw_options(generator.choice)
+    world = CoreWorld(generator.choice, replace(drawn, **options))
     names, weights = list(EVERYTHING), list(EVERYTHING.values())
     for name in generator.choices(names, weights, k=num_events):
         getattr(world, name)(generator.choice)
@@ -18,7 +23,7 @@ def walk(seed: int, num_events: int, options=None) -> CoreWorld:
     return world
 
 
-def walk_all(seeds, num_events: int) -> None:
+def walk_all(seeds, num_events: int, **options) -> None:
     """One history per seed."""
     for seed in seeds:
-        walk(seed, num_events)
+        walk(seed, num_events, **options)

@@ -5,9 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core import admitting, applier, planner, prefills, request, slots, state
+from scheduler_svc.core import (
+    admitting,
+    applier,
+    draft,
+    host_blocks,
+    planner,
+    prefills,
+    prefix_cache,
+    request,
+    slots,
+    state,
+    swapping,
+)
 from scheduler_svc.core.block_pool import BlockPool
+from scheduler_svc.core.options import PreemptionMode, VictimRule
 from scheduler_svc.core.queue import WaitingQueue
+from tandem.errors import InvalidLogits
 from tests.scheduler_svc.core.random_walk import walk_all
 
 
@@ -32,15 +46,15 @@ def hand_out_a_block_twice(monkeypatch):
 
 def readmit_while_draining(monkeypatch):
     """A preempted request waits again at once, though results are under way."""
+    preempt = state.CoreState.preempt
 
-    def preempt(core_state, slot):
-        request = core_state.slots.request_of(slot)
-        core_state.slots.vacate(slot)
-        request.num_preemptions += 1
-        core_state.counters.preemptions += 1
-        core_state.wait_again(request)
+    def preempt_at_once(core_state, slot, *detail):
+        victim = core_state.slots.request_of(slot)
+        preempt(core_state, slot, *detail)
+        if victim.state is request.RequestState.DRAINING:
+            core_state.wait_again(victim)
 
-    monkeypatch.setattr(state.CoreState, "preempt", preempt)
+    monkeypatch.setattr(state.CoreState, "preempt", preempt_at_once)
 
 
 def drop_late_tokens(monkeypatch):
@@ -61,9 +75,9 @@ def reuse_generations(monkeypatch):
     """A slot's generation does not grow."""
     occupy = slots.SlotTable.occupy
 
-    def occupy_again(table, request, blocks, max_blocks):
+    def occupy_again(table, *what):
         table.generation[table._free[-1]] = 0
-        return occupy(table, request, blocks, max_blocks)
+        return occupy(table, *what)
 
     monkeypatch.setattr(slots.SlotTable, "occupy", occupy_again)
 
@@ -107,6 +121,89 @@ def forget_the_budget(monkeypatch):
     monkeypatch.setattr(admitting, "add_chunk", add_chunk)
 
 
+def share_across_salts(monkeypatch):
+    """Prompts are hashed without their salt."""
+    digests = prefix_cache.block_digests
+    monkeypatch.setattr(
+        prefix_cache,
+        "block_digests",
+        lambda tokens, size, _salt=b"", parent=None: digests(tokens, size, b"", parent),
+    )
+
+
+def share_the_block_to_write(monkeypatch):
+    """The block in which a request goes on to write is shared instead of copied."""
+
+    def of(cls, table, num_valid, num_known, block_size):
+        num_tokens = min(num_valid, num_known - 1)
+        num_shared = -(-num_tokens // block_size)
+        return cls(num_tokens=num_tokens, num_shared=num_shared, blocks=table[:num_shared])
+
+    monkeypatch.setattr(prefix_cache.Prefix, "of", classmethod(of))
+
+
+def forget_to_copy(monkeypatch):
+    """Blocks that are to begin as copies are taken without one."""
+
+    def copy(drafted, source, _destination):
+        drafted.state.pool.give_back(np.array([source], np.int32))
+
+    monkeypatch.setattr(draft.Draft, "copy", copy)
+
+
+def find_what_is_not_sent(monkeypatch):
+    """A prompt's blocks can be matched as soon as it is admitted."""
+    note_admitted = prefix_cache.PrefixCache.note_admitted
+
+    def note_and_index(cache, slot, *what):
+        note_admitted(cache, slot, *what)
+        planned = cache._slots.planned[slot]
+        cache._slots.planned[slot] = cache._slots.prompt_len[slot]
+        cache.index_sent(slot)
+        cache._slots.planned[slot] = planned
+
+    monkeypatch.setattr(prefix_cache.PrefixCache, "note_admitted", note_and_index)
+
+
+def fail_who_read_bad_rows(monkeypatch):
+    """Whoever shares KV with a bad row fails with it: it neither starts over nor gets a retry."""
+
+    def fail(core_state, victim):
+        core_state.fail(victim, InvalidLogits("NaN"))
+
+    monkeypatch.setattr(state.CoreState, "distrust", lambda *_: None)
+    monkeypatch.setattr(state.CoreState, "retry_alone", fail)
+
+
+def forget_host_copies(monkeypatch):
+    """The host blocks of a request that ends are not free again."""
+    monkeypatch.setattr(host_blocks.HostBlocks, "discard", lambda *_: None)
+
+
+def swap_in_the_wrong_order(monkeypatch):
+    """Host blocks are given back last first."""
+    copy_in = swapping.Swaps.copy_in
+
+    def copy_in_reverse(swaps, *what):
+        before = len(swaps._in_host)
+        cached = copy_in(swaps, *what)
+        swaps._in_host[before:] = swaps._in_host[before:][::-1]
+        return cached
+
+    monkeypatch.setattr(swapping.Swaps, "copy_in", copy_in_reverse)
+
+
+def never_resume(monkeypatch):
+    """Paused rows stay paused though there are blocks."""
+    monkeypatch.setattr(planner, "resume", lambda _: [])
+
+
+def forget_who_is_aged(monkeypatch):
+    """Whoever waited long is passed like anyone else."""
+    monkeypatch.setattr(WaitingQueue, "_aged", lambda *_: iter(()))
+    monkeypatch.setattr(WaitingQueue, "_aged_before_s", lambda *_: float("-inf"))
+
+
 PLANTED = [
     leak_a_block,
     hand_out_a_block_twice,
@@ -118,7 +215,25 @@ PLANTED = [
     grow_one_token_late,
     prefer_the_newest,
     forget_the_budget,
+    share_across_salts,
+    share_the_block_to_write,
+    forget_to_copy,
+    find_what_is_not_sent,
+    fail_who_read_bad_rows,
+    forget_host_copies,
+    swap_in_the_wrong_order,
+    never_resume,
+    forget_who_is_aged,
 ]
+WHERE = {
+    fail_who_read_bad_rows: {"prefix_caching": True},
+    share_across_salts: {"prefix_caching": True},
+    swap_in_the_wrong_order: {"preemption_mode": PreemptionMode.SWAP},
+    forget_host_copies: {"preemption_mode": PreemptionMode.SWAP},
+    never_resume: {"victim_rule": VictimRule.PAUSED_BUDGET, "paused_budget_blocks": 6},
+    forget_who_is_aged: {"ageing_s": 1.0},
+}
+"""Options without which a bug could not show."""
 
 
 class TestPlantedBugs:
@@ -129,5 +244,5 @@ class TestPlantedBugs:
         """
         plant(monkeypatch)
         with pytest.raises(Exception) as caught:
-            walk_all(range(150), num_events=40)
+            walk_all(range(150), num_events=40, **WHERE.get(plant, {}))
         assert not isinstance(caught.value, (AttributeError, NameError, TypeError))

@@ -7,11 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import LEGAL_MOVES, FinishReason, Request, RequestState
 from tandem.errors import IncompatibleExecutor, InternalError, NeverFits, PromptTooLong, SessionLost
 from tandem.link.batch import RowError, RowErrorKind
 from tests.scheduler_svc.core.fake_executor import FakeExecutor
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
+
+BOLD = CoreOptions(schedule_conservativeness=0.0)
+"""Admits whoever fits at present."""
 
 
 class TestExecutorLost:
@@ -38,7 +42,7 @@ class TestExecutorLost:
         """
         Running and draining requests stand ahead of those that waited, by arrival.
         """
-        rig = Rig(small_config(max_num_blocks=8, max_model_len=32), delay=4)
+        rig = Rig(small_config(max_num_blocks=8, max_model_len=32), delay=4, options=BOLD)
         for _ in range(4):
             rig.submit(prompt_len=8, max_tokens=20)
         while not rig.core._state.draining:
@@ -124,9 +128,13 @@ class TestUseGeometry:
         """
         After moving to a larger executor more requests run at once.
         """
-        rig = Rig(small_config(max_batch_size=4), geometry=geometry_of(small_config(), num_slots=2))
+        rig = Rig(
+            small_config(max_batch_size=4),
+            geometry=geometry_of(small_config(), num_slots=2),
+            options=BOLD,
+        )
         for _ in range(4):
-            rig.submit(max_tokens=20)
+            rig.submit(prompt_len=4, max_tokens=20)
         assert 2 == len(rig.plan().admits)
         self.use(rig, num_slots=4)
         assert 4 == len(rig.plan().admits)

@@ -15,7 +15,7 @@ from tandem.errors import InternalError, InvalidConfig, InvalidLogits, RequestNo
 from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
 
 ALL = CoreOptions(track_request_events=True, track_token_events=True, track_paused_events=True)
-PLAIN = CoreOptions(track_request_events=True)
+PLAIN = CoreOptions(track_request_events=True, schedule_conservativeness=0.0)
 ADD, SCHEDULED, TOKEN, PAUSE, EVICT, RETRACT, FINISH, FAIL = EventKind
 
 
