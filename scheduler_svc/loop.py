@@ -152,7 +152,8 @@ class CoreLoop:
         state, geometry = self._state, description.geometry
         limits = self._loaded.limits_on(geometry)
         if state.core is None:
-            state.core = Scheduler(limits, geometry, self._options)
+            options = self._settings.core_options(description.kv_bytes_per_block)
+            state.core = Scheduler(limits, geometry, options)
         else:
             self._fail_other_model(state.core, description, now)
             state.core.use_geometry(limits, geometry, now)

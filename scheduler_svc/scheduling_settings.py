@@ -79,6 +79,12 @@ class SchedulingSettings(ServiceSettings):
     paused_budget_blocks: int = Field(
         0, description="blocks that paused requests may keep, under victim_rule paused_budget"
     )
+    paused_buffer_size_gb: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="GiB of KV memory that paused requests may keep, instead of a number of blocks",
+    )
     preemption_mode: Annotated[str, _choices(PreemptionMode)] = Field(
         "recompute",
         description="how a preempted request gets its KV back; swap needs host blocks on the "
@@ -110,9 +116,12 @@ class SchedulingSettings(ServiceSettings):
         False, description="also one event per step that a request stays paused"
     )
 
-    def core_options(self) -> CoreOptions:
+    def core_options(self, kv_bytes_per_block: int = 0) -> CoreOptions:
         """
         What they come to.
+
+        Args:
+            kv_bytes_per_block: Of the executor; 0 where it is not known yet.
 
         Raises:
             InvalidConfig: The first value out of range.
@@ -132,7 +141,7 @@ class SchedulingSettings(ServiceSettings):
             max_tenant_requests=self.max_tenant_requests,
             schedule_conservativeness=self.schedule_conservativeness,
             victim_rule=_one_of(VictimRule, "victim_rule", self.victim_rule),
-            paused_budget_blocks=self.paused_budget_blocks,
+            paused_budget_blocks=self._paused_blocks(kv_bytes_per_block),
             preemption_mode=_one_of(PreemptionMode, "preemption_mode", self.preemption_mode),
             step_priority=_one_of(StepPriority, "step_priority", self.step_priority),
             chunked_prefill_size=_or_off("chunked_prefill_size", self.chunked_prefill_size),
@@ -144,6 +153,18 @@ class SchedulingSettings(ServiceSettings):
         )
         options.validate()
         return options
+
+    def _paused_blocks(self, kv_bytes_per_block: int) -> int:
+        if self.paused_buffer_size_gb is None:
+            return self.paused_budget_blocks
+        if self.paused_budget_blocks:
+            message = (
+                f"paused_budget_blocks ({self.paused_budget_blocks}) and paused_buffer_size_gb "
+                f"({self.paused_buffer_size_gb:g}) set the same: keep one of them"
+            )
+            raise InvalidConfig(message, field="paused_buffer_size_gb")
+        num_bytes = self.paused_buffer_size_gb * 2**30
+        return int(num_bytes // kv_bytes_per_block) if kv_bytes_per_block else 0
 
 
 def _policy(text: str) -> SchedulePolicy:

@@ -57,7 +57,7 @@ class TestSchedulingSettings:
         Each field of CoreOptions can be set, each by one setting, and nothing else is asked for.
         """
         own = set(SchedulingSettings.model_fields) - set(ServiceSettings.model_fields)
-        assert set(SET) == own == set(SCHEDULING)
+        assert {*SET, "paused_buffer_size_gb"} == own == set(SCHEDULING)
         fields = {field.name for field in dataclasses.fields(CoreOptions)}
         assert fields == {option for _, option, _ in SET.values()}
 
@@ -107,6 +107,22 @@ class TestSchedulingSettings:
         Names of other systems are accepted, and what switches a limit off there does so here.
         """
         assert value == getattr(options(*argv), option)
+
+    @pytest.mark.parametrize(("gigabytes", "num_blocks"), [("1", 512), ("0.003", 1), ("0", 0)])
+    def test_paused_budget_can_be_memory(self, gigabytes, num_blocks):
+        """
+        GiB become whole blocks of the executor's size, once that is known.
+        """
+        settings = load_settings(["--paused-buffer-size-gb", gigabytes], {}).settings
+        assert num_blocks == settings.core_options(2 * 2**20).paused_budget_blocks
+        assert 0 == settings.core_options().paused_budget_blocks
+
+    def test_paused_budget_is_said_once(self):
+        """
+        Blocks and memory at the same time are refused.
+        """
+        with pytest.raises(InvalidConfig, match="set the same: keep one of them"):
+            options("--paused-buffer-size-gb=1", "--paused-budget-blocks=4")
 
     @pytest.mark.parametrize("alias", ["max_running_requests", "max_requests"])
     def test_other_names_of_the_batch_limit(self, alias):

@@ -57,6 +57,7 @@ SCHEDULING = (
     ServiceFlag("max_tenant_requests", "Most requests of one tenant."),
     ServiceFlag("victim_rule", "fewest_generated, last_admitted or paused_budget."),
     ServiceFlag("paused_budget_blocks", "Blocks that paused requests may keep."),
+    ServiceFlag("paused_buffer_size_gb", "Instead: GiB of KV memory that they may keep."),
     ServiceFlag("preemption_mode", "recompute or swap."),
     ServiceFlag("step_priority", "decode-first or prefill-first."),
     ServiceFlag("chunked_prefill_size", "Most prompt tokens of one request in one step."),

@@ -19,6 +19,7 @@ SCHEDULING = (
     "max_tenant_requests",
     "victim_rule",
     "paused_budget_blocks",
+    "paused_buffer_size_gb",
     "preemption_mode",
     "step_priority",
     "chunked_prefill_size",
