@@ -22,6 +22,8 @@ from executor_svc.memory_budget import (
 )
 from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
 from executor_svc.model import ModelConfig, read_model_config
+from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.model.loader import check_weights_fit
 from executor_svc.model.weights import weight_bytes
 from executor_svc.profiling import estimate_activations
 from tandem.engine_config import EngineConfig
@@ -97,10 +99,12 @@ def forecast(
     """
     settings = loaded.settings
     config = read_model_config(settings.model)
+    Checkpoint.open(settings.model)
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, config.checkpoint_dtype, device)
     limits = fit_limits(loaded, config)
     needed = weight_bytes(config, dtype)
+    check_weights_fit(settings.model, needed, dtype, device)
     before = meters(device).read()
     after = Reading(
         total=before.total, free=max(0, before.free - needed), used=before.used + needed

@@ -68,7 +68,7 @@ def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") ->
     where = resolve_device(device)
     kind = resolve_dtype(dtype, config.checkpoint_dtype, where)
     needed = weight_bytes(config, kind)
-    _check_fits(model_dir, needed, kind, where)
+    check_weights_fit(model_dir, needed, kind, where)
     with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as pool:
         digest = pool.submit(model_fingerprint, model_dir, checkpoint.files, dtype_name(kind))
         weights = load_weights(config, checkpoint, kind, where)
@@ -93,7 +93,15 @@ def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") ->
     return model
 
 
-def _check_fits(model_dir: Path, needed: int, dtype: torch.dtype, device: torch.device) -> None:
+def check_weights_fit(
+    model_dir: Path, needed: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """
+    Refuse weights of so many bytes where less is free.
+
+    Raises:
+        OutOfMemory: Saying what would help.
+    """
     free = available_bytes(device)
     if free is None or needed <= free:
         return

@@ -106,6 +106,19 @@ class TestRefusals:
             assert flag.partition("=")[0] in errors
             assert errors.count("\n") == 1
 
+    def test_weights_are_looked_for_but_not_loaded(self, dry_run, model_dir, tmp_path, monkeypatch):
+        """
+        A model directory without weights is refused, and so are weights for which there is no memory.
+        """
+        (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+        code, output, errors = dry_run(f"--model={tmp_path}")
+        assert (2, "") == (code, output)
+        assert errors.startswith("INVALID_MODEL: ")
+        monkeypatch.setattr(loader, "available_bytes", lambda _device: 1000)
+        code, output, errors = dry_run()
+        assert (2, "") == (code, output)
+        assert errors.startswith(f"OUT_OF_MEMORY: the weights of {model_dir} need ")
+
     def test_limits_are_checked_first(self, dry_run):
         """
         A broken limit is refused as at a start.

@@ -76,6 +76,17 @@ class TestDescribe:
         """
         assert MAX_POSITIONS == executor.describe().max_model_len
 
+    def test_length_of_a_preset_gives_way_to_the_model(self, start):
+        """
+        A preset is a starting point: its longest sequence gives way like a default, its other limits hold.
+        """
+        about = start("--preset=long-context").describe()
+        assert (MAX_POSITIONS, 32, 2048) == (
+            about.max_model_len,
+            about.block_size,
+            about.num_blocks,
+        )
+
     def test_length_that_was_set_does_not_give_way(self, model_dir):
         """
         A set length beyond the model's is an error that names both and the flag.
