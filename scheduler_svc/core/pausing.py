@@ -27,7 +27,22 @@ from tandem.errors import NeverFits
 
 
 def resume(draft: Draft) -> list[int]:
-    """Let paused rows go on in the order they were paused, with a block each; returns who does."""
+    """
+    Let paused rows go on in the order they were paused, with a block each, and evict what paused
+    rows hold beyond the budget, or all there is while nobody runs; returns who goes on.
+    """
+    state = draft.state
+    resumed = _resume_by_free_blocks(draft)
+    while state.paused and (_nobody_runs(state) or _is_over_budget(state)):
+        if state.slots.num_running == 1:
+            fail_alone(draft, next(iter(state.paused)))
+            break
+        preempt_for_blocks(draft, next(reversed(state.paused)))
+        resumed += _resume_by_free_blocks(draft)
+    return resumed
+
+
+def _resume_by_free_blocks(draft: Draft) -> list[int]:
     state = draft.state
     resumed = list(state.paused)[: state.pool.num_available]
     if resumed:
@@ -43,19 +58,13 @@ def pause_without_block(
     draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """
-    Give the blocks there are to those who arrived first, pause the others, and evict what paused
-    rows hold beyond the budget; returns who is left to run in this step.
+    Give the blocks there are to those who arrived first and pause the others, within the budget;
+    returns who is left to run in this step.
     """
     state, slots = draft.state, draft.state.slots
     for slot in full[np.argsort(slots.number[full])].tolist():
         state.pause(slot)
     resumed = resume(draft)
-    while state.paused and (_is_over_budget(state) or _nobody_runs(state)):
-        if slots.num_running == 1:
-            fail_alone(draft, next(iter(state.paused)))
-            break
-        preempt_for_blocks(draft, next(reversed(state.paused)))
-        resumed += resume(draft)
     kept = ready[slots.decoding[ready]]
     others = np.setdiff1d(np.array(resumed, np.intp), kept)
     return np.concatenate([kept, others[: max(draft.budget - len(kept), 0)]])

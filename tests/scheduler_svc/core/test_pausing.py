@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from scheduler_svc.core.options import CoreOptions, VictimRule
@@ -289,3 +290,28 @@ class TestEvents:
         kinds = self.kinds(rig)
         assert rig.core.stats().retractions == kinds.count(EventKind.EVICT)
         assert 0 == kinds.count(EventKind.RETRACT)
+
+
+class TestWhoRanIsGone:
+    def test_an_end_that_frees_no_block_leaves_nobody_stuck(self):
+        """
+        When the last one that ran ends and its blocks are all shared with paused ones, one of these
+        is evicted so that the others go on.
+        """
+        rig = Rig(
+            small_config(max_num_blocks=5, max_model_len=20, max_total_tokens=64),
+            options=pausing(100, prefix_caching=True),
+            delay=12,
+        )
+        prompt = (np.arange(11, dtype=np.int32) * 3) % 50
+        rig.submit(prompt=prompt[:8], max_tokens=1)
+        rig.step()
+        for last in (7, 8):
+            rig.submit(prompt=np.array([*prompt[:10], last], np.int32), max_tokens=9)
+        while rig.core.stats().num_paused < 2:
+            rig.plan()
+            rig.now += 1
+        assert 3 == rig.core._state.slots.num_running
+        rig.run()
+        for handle in range(3):
+            assert rig.expected(handle) == rig.outputs[handle]
