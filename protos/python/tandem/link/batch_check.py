@@ -1,9 +1,9 @@
 """
 Proof that a batch fits the slot state, before anything of it takes effect.
 
-The checks follow the order of effects (release, swap, copy, admit, append, rows) on copies of the small
-per-slot columns, and cost time proportional to the batch. A batch that fails them is a bug of the
-scheduler, or the two ends have diverged: either way the session is over.
+The checks follow the order of effects (release, swap, copy, admit, append, rows) on copies of the
+small per-slot columns, and cost time proportional to the batch. A batch that fails them is a bug of
+the scheduler, or the two ends have diverged: either way the session is over.
 """
 
 from __future__ import annotations

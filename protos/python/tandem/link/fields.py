@@ -19,19 +19,24 @@ UINT32 = np.dtype("<u4")
 UINT8 = np.dtype("u1")
 FLOAT32 = np.dtype("<f4")
 
+_EMPTY: dict[np.dtype[Any], NDArray[Any]] = {
+    dtype: np.frombuffer(b"", dtype) for dtype in (INT32, UINT32, UINT8, FLOAT32)
+}
+"""Most columns of most messages."""
+
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Kind = TypeVar("_Kind", bound=enum.Enum)
 
 
 def parsed(message: Any, raw: bytes) -> Any:
     """Fill a message from its bytes, or raise `SessionLost`."""
-    name = message.DESCRIPTOR.name
     if len(raw) > MAX_MESSAGE_BYTES:
-        raise malformed(name, f"has {len(raw)} bytes, at most {MAX_MESSAGE_BYTES} are taken")
+        problem = f"has {len(raw)} bytes, at most {MAX_MESSAGE_BYTES} are taken"
+        raise malformed(message.DESCRIPTOR.name, problem)
     try:
         message.ParseFromString(raw)
     except DecodeError as error:
-        raise malformed(name, f"does not parse: {error}") from error
+        raise malformed(message.DESCRIPTOR.name, f"does not parse: {error}") from error
     return message
 
 
@@ -44,6 +49,9 @@ def raw_column(column: NDArray[_Scalar], dtype: np.dtype[Any]) -> bytes:
 
 def read_column(raw: bytes, dtype: np.dtype[_Scalar], field: str) -> NDArray[_Scalar]:
     """View bytes as a read-only column, shape ``[N]``."""
+    if not raw:
+        empty: NDArray[_Scalar] = _EMPTY[dtype]
+        return empty
     if len(raw) % dtype.itemsize:
         raise malformed(field, f"has {len(raw)} bytes, not a multiple of {dtype.itemsize}")
     return np.frombuffer(raw, dtype)

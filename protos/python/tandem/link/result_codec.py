@@ -15,35 +15,32 @@ from tandem.link.fields import (
 )
 
 
-def result_message(result: StepResult) -> result_pb2.ExecutionResult:
-    """Build the message of a result."""
-    timings = result.timings
-    return result_pb2.ExecutionResult(
-        boot_id=result.boot_id,
-        step_id=result.step_id,
-        slot=raw_column(result.slot, INT32),
-        generation=raw_column(result.generation, UINT32),
-        position=raw_column(result.position, INT32),
-        token=raw_column(result.token, INT32),
-        row_errors=[
-            result_pb2.RowError(
-                slot=error.slot,
-                generation=error.generation,
-                kind=error.kind.value,  # type: ignore[arg-type]  # generated enums are ints
-                message=error.message,
-            )
-            for error in result.row_errors
-        ],
-        timings=result_pb2.StepTimings(
-            queued_ns=timings.queued_ns,
-            forward_ns=timings.forward_ns,
-            sample_ns=timings.sample_ns,
-            total_ns=timings.total_ns,
-        ),
-        graph=result.graph,
-        device_memory_bytes=result.device_memory_bytes,
-        margin=b"" if result.margin is None else raw_column(result.margin, FLOAT32),
-    )
+def write_result(result: StepResult, message: result_pb2.ExecutionResult) -> None:
+    """Fill in the message of a result, which is part of a larger one."""
+    message.SetInParent()
+    message.boot_id = result.boot_id
+    message.step_id = result.step_id
+    message.slot = raw_column(result.slot, INT32)
+    message.generation = raw_column(result.generation, UINT32)
+    message.position = raw_column(result.position, INT32)
+    message.token = raw_column(result.token, INT32)
+    for error in result.row_errors:
+        message.row_errors.add(
+            slot=error.slot,
+            generation=error.generation,
+            kind=error.kind.value,
+            message=error.message,
+        )
+    timings, sent = result.timings, message.timings
+    sent.SetInParent()
+    sent.queued_ns = timings.queued_ns
+    sent.forward_ns = timings.forward_ns
+    sent.sample_ns = timings.sample_ns
+    sent.total_ns = timings.total_ns
+    message.graph = result.graph
+    message.device_memory_bytes = result.device_memory_bytes
+    if result.margin is not None:
+        message.margin = raw_column(result.margin, FLOAT32)
 
 
 def read_result(message: result_pb2.ExecutionResult) -> StepResult:

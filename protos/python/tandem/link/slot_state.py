@@ -17,6 +17,7 @@ from tandem.link.state_hash import (
     length_key,
     slot_term,
 )
+from tandem.link.steady_rows import SteadyRows
 
 
 class SlotState(SlotColumns):
@@ -27,7 +28,7 @@ class SlotState(SlotColumns):
     released slot's blocks are walked once.
     """
 
-    __slots__ = ("_block_keys", "_hash", "_length_key")
+    __slots__ = ("_block_keys", "_hash", "_length_key", "_row_slot", "_steady")
 
     def __init__(
         self,
@@ -41,6 +42,9 @@ class SlotState(SlotColumns):
         self._hash = StateHash()
         self._block_keys = BlockKeys(num_slots, max_blocks_per_slot, num_blocks)
         self._length_key: UInt64Column = np.zeros(num_slots, np.uint64)
+        self._row_slot = b""
+        """The rows of the last batch that was checked in full."""
+        self._steady: SteadyRows | None = None
 
     @property
     def state_hash(self) -> int:
@@ -54,6 +58,10 @@ class SlotState(SlotColumns):
         Raises:
             SessionLost: What is inconsistent; the state is unchanged.
         """
+        if self._steady is not None and self._steady.is_repeated(self, batch):
+            self._repeat(self._steady, batch)
+            return
+        self._steady = None
         check_batch(self, batch)
         for slot in batch.release_slot.tolist():
             self._release(slot)
@@ -65,6 +73,7 @@ class SlotState(SlotColumns):
             self._append(batch.append_slot, batch.append_block)
         if len(batch.row_slot):
             self._advance(batch)
+        self._expect_repetition(batch)
 
     def reset(self) -> None:
         """Forget everything, generations included: the state at the start of a session."""
@@ -79,6 +88,7 @@ class SlotState(SlotColumns):
         ):
             column.fill(0)
         self._hash = StateHash()
+        self._steady, self._row_slot = None, b""
 
     def hash_from_scratch(self) -> int:
         """Compute the hash from the columns alone; equals `state_hash` unless there is a bug."""
@@ -114,18 +124,38 @@ class SlotState(SlotColumns):
 
     def _append(self, slot: Int32Column, block: Int32Column) -> None:
         slots = slot.astype(np.intp)
-        index = (self.num_blocks_held[slots] + _occurrence(slot)).astype(np.intp)
+        index = self.num_blocks_held[slots].astype(np.intp)
+        if len(set(slot.tolist())) == len(slot):
+            self.num_blocks_held[slots] = index + 1
+        else:
+            index += _occurrence(slot)
+            np.add.at(self.num_blocks_held, slots, 1)
         self.block_table[slots, index] = block
-        np.add.at(self.num_blocks_held, slots, 1)
-        np.add.at(self.num_holders, block, 1)
+        np.add.at(self.num_holders, block.astype(np.intp), 1)
         self._hash.add(self._block_keys.sum_of_entries(slots, index, block))
 
+    def _repeat(self, steady: SteadyRows, batch: Batch) -> None:
+        if len(batch.append_slot):
+            self._append(batch.append_slot, batch.append_block)
+        steady.advance(batch)
+        self._hash.add(steady.key_sum)
+        self.planned[steady.slot] = steady.end
+        self.num_tokens_known[steady.slot] = steady.end + batch.row_num_tokens
+
+    def _expect_repetition(self, batch: Batch) -> None:
+        """After a second batch of the same decode rows, prepare for more."""
+        before, self._row_slot = self._row_slot, batch.row_slot.tobytes()
+        if self._row_slot == before and SteadyRows.is_decode(batch):
+            keys = self._length_key[batch.row_slot.astype(np.intp)]
+            steady = SteadyRows(self, batch, int(keys.sum()))
+            self._steady = steady if steady.is_regular else None
+
     def _advance(self, batch: Batch) -> None:
-        slot, end = batch.row_slot, batch.row_start + batch.row_num_tokens
+        slots, end = batch.row_slot.astype(np.intp), batch.row_start + batch.row_num_tokens
         num_tokens = batch.row_num_tokens.astype(np.uint64)
-        self._hash.add(int(np.dot(self._length_key.take(slot), num_tokens)))
-        self.planned[slot] = end
-        self.num_tokens_known[slot] += batch.row_flags == ROW_SAMPLES
+        self._hash.add(int(self._length_key[slots].dot(num_tokens)))
+        self.planned[slots] = end
+        self.num_tokens_known[slots] += batch.row_flags == ROW_SAMPLES
 
 
 def _occurrence(values: Int32Column) -> Int32Column:

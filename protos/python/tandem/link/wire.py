@@ -14,7 +14,7 @@ from tandem.executor.v1 import batch_pb2, result_pb2, session_pb2
 from tandem.link.batch import Batch, Command, KvMode, Resume, Step, StepFailed, StepResult, Suspend
 from tandem.link.batch_codec import read_batch, write_batch
 from tandem.link.fields import MAX_MESSAGE_BYTES, known_kind, malformed, parsed
-from tandem.link.result_codec import read_result, result_message
+from tandem.link.result_codec import read_result, write_result
 from tandem.link.session import Attach, Attached, Heartbeat
 
 __all__ = [
@@ -100,7 +100,7 @@ def encode_response(value: Attached | StepResult | StepFailed | Heartbeat) -> by
     response = result_pb2.ExecuteResponse()
     match value:
         case StepResult():
-            response.result.CopyFrom(result_message(value))
+            write_result(value, response.result)
         case Heartbeat():
             response.heartbeat.SetInParent()
             response.heartbeat.running_step_id = value.running_step_id

@@ -1,0 +1,129 @@
+"""
+Batches that repeat the one before: the same rows, each one token further.
+
+Most batches do nothing else, and that they fit the slot state follows from the last one having
+done so: the slots are live and distinct, each row's token is known by then, and it writes into the
+block it wrote into before. What is left to check is that each row whose block is full gets one
+that nobody holds, and nobody else does. Any other batch is checked in full (`batch_check`).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column
+from tandem.link.slot_columns import SlotColumns
+
+
+class SteadyRows:
+    """
+    The decode rows of the batch that was applied last; only the next one may repeat it.
+
+    Attributes:
+        slot: Their slots, shape ``[R]``.
+        end: Positions planned for each, which is where the next step starts.
+        key_sum: What a step of all of them adds to the state hash.
+        is_regular: No slot has a whole block to spare; else these rows must not be relied on.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_flags",
+        "_full",
+        "_num_steps",
+        "_ones",
+        "_row_slot",
+        "end",
+        "is_regular",
+        "key_sum",
+        "slot",
+    )
+
+    def __init__(self, slots: SlotColumns, batch: Batch, key_sum: int) -> None:
+        """
+        Args:
+            slots: State after the batch.
+            batch: Of decode rows that sample.
+            key_sum: See the attributes.
+        """
+        self.slot = batch.row_slot.astype(np.intp)
+        self.end: Int32Column = batch.row_start + batch.row_num_tokens
+        self.key_sum = key_sum
+        self._block_size = slots.block_size
+        self._row_slot = batch.row_slot.tobytes()
+        self._ones = batch.row_num_tokens.tobytes()
+        self._flags = batch.row_flags.tobytes()
+        self._num_steps = 0
+        spare = slots.num_blocks_held[self.slot] * np.int32(slots.block_size) - self.end
+        self.is_regular = bool(spare.max() < slots.block_size)
+        self._full = self._by_step(spare)
+
+    @staticmethod
+    def is_decode(batch: Batch) -> bool:
+        """True for a batch of decode rows that all sample and nothing else but appends."""
+        others = (
+            batch.release_slot,
+            batch.copy_source,
+            batch.copy_destination,
+            batch.swap_out_block,
+            batch.swap_out_host,
+            batch.swap_in_host,
+            batch.swap_in_block,
+        )
+        return (
+            len(batch.row_slot) > 0
+            and not batch.admits
+            and not any(map(len, others))
+            and bool((batch.row_num_tokens == 1).all() and (batch.row_flags == ROW_SAMPLES).all())
+        )
+
+    def is_repeated(self, slots: SlotColumns, batch: Batch) -> bool:
+        """True when a batch is the next step of these rows and fits the slot state."""
+        if (
+            batch.admits
+            or len(batch.release_slot)
+            or len(batch.copy_source)
+            or len(batch.copy_destination)
+            or len(batch.swap_out_block)
+            or len(batch.swap_out_host)
+            or len(batch.swap_in_host)
+            or len(batch.swap_in_block)
+            or batch.row_slot.tobytes() != self._row_slot
+            or batch.row_start.tobytes() != self.end.tobytes()
+            or batch.row_num_tokens.tobytes() != self._ones
+            or batch.row_flags.tobytes() != self._flags
+        ):
+            return False
+        growing, blocks = self.growing(), batch.append_block
+        return (
+            len(blocks) == len(growing)
+            and batch.append_slot.tobytes() == growing.tobytes()
+            and (not len(blocks) or self._may_be_given(slots, growing, blocks))
+        )
+
+    def growing(self) -> Int32Column:
+        """Slots that need a block for the next step, shape ``[G]``, in the order of rows."""
+        return self._full[self._num_steps % self._block_size]
+
+    def advance(self, batch: Batch) -> None:
+        """Note that a batch repeated these rows."""
+        self.end = batch.row_start + batch.row_num_tokens
+        self._num_steps += 1
+
+    @staticmethod
+    def _may_be_given(slots: SlotColumns, growing: Int32Column, blocks: Int32Column) -> bool:
+        distinct = set(blocks.tolist())
+        if len(distinct) < len(blocks) or min(distinct) < 1 or max(distinct) > slots.num_blocks:
+            return False
+        num_holders = slots.num_holders[blocks.astype(np.intp)]
+        num_held = slots.num_blocks_held[growing.astype(np.intp)]
+        return not num_holders.any() and bool(num_held.max() < slots.max_blocks_per_slot)
+
+    def _by_step(self, spare: Int32Column) -> list[Int32Column]:
+        """Who fills a block before step i of every `block_size`, for i from 0."""
+        order = spare.argsort(kind="stable")
+        bounds = spare[order].searchsorted(np.arange(self._block_size + 1)).tolist()
+        ordered = self.slot[order].astype(np.int32)
+        return [ordered[start:stop] for start, stop in pairwise(bounds)]

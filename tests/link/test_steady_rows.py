@@ -1,0 +1,220 @@
+"""Batches that repeat the one before: taken with fewer checks, to the same effect."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tandem.errors import SessionLost
+from tandem.link.batch import Batch
+from tandem.link.slot_state import SlotState
+from tests.link.values import admission, flags, ints
+
+NUM_SLOTS, WIDTH, BLOCK_SIZE, NUM_BLOCKS = 6, 20, 4, 100
+SLOTS = (0, 1, 3, 4)
+COLUMNS = ("live", "planned", "num_tokens_known", "num_blocks_held", "block_table", "num_holders")
+
+
+class Planner:
+    """Plans decode steps of four slots of different lengths, in the order of slots."""
+
+    def __init__(self) -> None:
+        self.length = {slot: 3 + slot for slot in SLOTS}
+        self.held = {slot: -(-length // BLOCK_SIZE) for slot, length in self.length.items()}
+        self.next_block = 1
+
+    def admit(self) -> Batch:
+        admits = []
+        for slot in SLOTS:
+            blocks = list(range(self.next_block, self.next_block + self.held[slot]))
+            self.next_block += self.held[slot]
+            admits.append(admission(slot, 1, self.length[slot], blocks))
+        lengths = list(self.length.values())
+        return Batch(
+            admits=tuple(admits),
+            row_slot=ints(*SLOTS),
+            row_num_tokens=ints(*lengths),
+            row_start=ints(*[0] * len(SLOTS)),
+            row_flags=flags(*[1] * len(SLOTS)),
+        )
+
+    def decode(self) -> Batch:
+        full = [slot for slot in SLOTS if self.length[slot] == self.held[slot] * BLOCK_SIZE]
+        blocks = list(range(self.next_block, self.next_block + len(full)))
+        self.next_block += len(full)
+        for slot in full:
+            self.held[slot] += 1
+        starts = list(self.length.values())
+        for slot in SLOTS:
+            self.length[slot] += 1
+        return Batch(
+            row_slot=ints(*SLOTS),
+            row_num_tokens=ints(*[1] * len(SLOTS)),
+            row_start=ints(*starts),
+            row_flags=flags(*[1] * len(SLOTS)),
+            append_slot=ints(*full),
+            append_block=ints(*blocks),
+        )
+
+
+def state() -> SlotState:
+    return SlotState(NUM_SLOTS, WIDTH, BLOCK_SIZE, NUM_BLOCKS)
+
+
+def columns(slots: SlotState) -> dict[str, list]:
+    return {name: getattr(slots, name).tolist() for name in COLUMNS}
+
+
+def outcome(slots: SlotState, batch: Batch) -> tuple:
+    """What a copy of the state becomes, or the error."""
+    slots = deepcopy(slots)
+    try:
+        slots.apply(batch)
+    except SessionLost as error:
+        return error.message, columns(slots), slots.state_hash
+    return "", columns(slots), slots.state_hash
+
+
+def fully_checked(slots: SlotState) -> SlotState:
+    slots = deepcopy(slots)
+    slots._steady = None
+    return slots
+
+
+def after(num_steps: int) -> tuple[SlotState, Planner]:
+    slots, planner = state(), Planner()
+    slots.apply(planner.admit())
+    for _ in range(num_steps):
+        slots.apply(planner.decode())
+    return slots, planner
+
+
+DAMAGE = {
+    "another_slot": lambda b: replace(b, row_slot=ints(0, 1, 3, 5)),
+    "other_order": lambda b: replace(b, row_slot=b.row_slot[::-1], row_start=b.row_start[::-1]),
+    "a_row_less": lambda b: replace(
+        b,
+        row_slot=b.row_slot[1:],
+        row_start=b.row_start[1:],
+        row_num_tokens=b.row_num_tokens[1:],
+        row_flags=b.row_flags[1:],
+    ),
+    "start_too_late": lambda b: replace(b, row_start=b.row_start + ints(0, 1, 0, 0)),
+    "two_tokens": lambda b: replace(b, row_num_tokens=ints(1, 2, 1, 1)),
+    "samples_not": lambda b: replace(b, row_flags=flags(1, 0, 1, 1)),
+    "no_append": lambda b: replace(b, append_slot=ints(), append_block=ints()),
+    "append_of_others": lambda b: replace(b, append_slot=ints(5), append_block=ints(60)),
+    "append_too_many": lambda b: replace(
+        b, append_slot=ints(*b.append_slot, 4), append_block=ints(*b.append_block, 60)
+    ),
+    "append_held": lambda b: replace(b, append_block=ints(*[1] * len(b.append_block))),
+    "append_padding": lambda b: replace(b, append_block=ints(*[0] * len(b.append_block))),
+    "append_past_the_pool": lambda b: replace(b, append_block=ints(*[101] * len(b.append_block))),
+    "append_negative": lambda b: replace(b, append_block=ints(*[-1] * len(b.append_block))),
+    "append_without_block": lambda b: replace(b, append_block=ints()),
+    "release": lambda b: replace(b, release_slot=ints(3)),
+    "release_of_nobody": lambda b: replace(b, release_slot=ints(5)),
+    "admission": lambda b: replace(b, admits=(admission(5, 1, 3, [60]),)),
+    "copy": lambda b: replace(b, copy_source=ints(1), copy_destination=ints(60)),
+    "half_a_copy": lambda b: replace(b, copy_destination=ints(60)),
+    "swap_out": lambda b: replace(b, swap_out_block=ints(1), swap_out_host=ints(1)),
+    "half_a_swap": lambda b: replace(b, swap_in_block=ints(1)),
+}
+
+
+class TestSteadyRows:
+    def test_repeated_batches_do_what_fully_checked_ones_do(self):
+        """
+        Over 60 steps, state and hash are those of an end that checks each batch in full.
+        """
+        slots, planner = after(0)
+        checked = deepcopy(slots)
+        num_repeated = 0
+        for _ in range(60):
+            batch = planner.decode()
+            checked._steady = None
+            checked.apply(batch)
+            num_repeated += slots._steady is not None and slots._steady.is_repeated(slots, batch)
+            slots.apply(batch)
+            assert columns(checked) == columns(slots)
+            assert checked.state_hash == slots.state_hash == slots.hash_from_scratch()
+        assert 59 == num_repeated
+
+    @pytest.mark.parametrize("num_steps", range(8, 12))
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_what_is_no_repetition_is_checked_in_full(self, damage, num_steps):
+        """
+        A batch that is anything but the next step of the same rows has the outcome, error message
+        included, that it has at an end that checks each batch in full.
+        """
+        slots, planner = after(num_steps)
+        assert slots._steady is not None
+        damaged = DAMAGE[damage](planner.decode())
+
+        assert outcome(fully_checked(slots), damaged) == outcome(slots, damaged)
+
+    def test_a_block_twice_is_refused(self):
+        """
+        Two rows that fill a block in the same step cannot get the same one.
+        """
+        slots = state()
+        twins = (admission(0, 1, 3, [1]), admission(1, 1, 3, [2]))
+        rows = {"row_slot": ints(0, 1), "row_flags": flags(1, 1)}
+        slots.apply(Batch(admits=twins, row_start=ints(0, 0), row_num_tokens=ints(3, 3), **rows))
+        step = {"row_num_tokens": ints(1, 1), **rows}
+        slots.apply(Batch(row_start=ints(3, 3), **step))
+        blocks = {"append_slot": ints(0, 1), "append_block": ints(3, 4)}
+        slots.apply(Batch(row_start=ints(4, 4), **step, **blocks))
+        for start in (5, 6, 7):
+            slots.apply(Batch(row_start=ints(start, start), **step))
+        same = {"append_slot": ints(0, 1), "append_block": ints(5, 5)}
+        batch = Batch(row_start=ints(8, 8), **step, **same)
+
+        assert slots._steady is not None
+        assert outcome(fully_checked(slots), batch) == outcome(slots, batch)
+        with pytest.raises(SessionLost, match="shares"):
+            slots.apply(batch)
+
+    def test_a_full_table_is_refused(self):
+        """
+        A row whose table is full gets no block.
+        """
+        slots, planner = after(9)
+        slots.max_blocks_per_slot = 4
+        # Slot 0 has 12 tokens by now, slot 4 has 16.
+        batch = planner.decode()
+        assert [0, 4] == batch.append_slot.tolist()
+        with pytest.raises(SessionLost, match="append_slot 4 would hold over 4 blocks"):
+            slots.apply(batch)
+
+    def test_rows_with_a_block_to_spare_are_checked_in_full(self):
+        """
+        A row with more blocks than it needs never takes the short way, and may use them up.
+        """
+        slots = state()
+        row = {"row_slot": ints(2), "row_flags": flags(1)}
+        slots.apply(
+            Batch(
+                admits=(admission(2, 1, 3, [1, 2, 3]),),
+                row_start=ints(0),
+                row_num_tokens=ints(3),
+                **row,
+            )
+        )
+        for start in range(3, 12):
+            slots.apply(Batch(row_start=ints(start), row_num_tokens=ints(1), **row))
+        with pytest.raises(SessionLost, match="longer than its blocks"):
+            slots.apply(Batch(row_start=ints(12), row_num_tokens=ints(1), **row))
+        assert np.array_equal([0, 0, 12, 0, 0, 0], slots.planned)
+
+    def test_a_reset_forgets_them(self):
+        """
+        After a reset nothing is a repetition.
+        """
+        slots, planner = after(9)
+        slots.reset()
+        with pytest.raises(SessionLost, match="is not live"):
+            slots.apply(planner.decode())
