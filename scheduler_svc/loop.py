@@ -40,6 +40,8 @@ POSITION_INTERVAL_S = 2.0
 """How often waiting requests learn their place."""
 FIRST_POSITION_S = 0.1
 """How soon a new one does."""
+POSITION_REST = 50
+"""Telling places waits at least this many times as long as it took the last time."""
 LAST_FLUSH_S = 2.0
 """How long a stopping core waits for frontends to take their last messages."""
 
@@ -108,6 +110,7 @@ class CoreLoop:
         self._was_busy = False
         self._num_accepted_seen = 0
         self._positions_due_s = 0.0
+        self._positions_rest_s = 0.0
 
     def frontend_died(self, frontend: int) -> None:
         """Tell that a frontend's process ended."""
@@ -219,12 +222,16 @@ class CoreLoop:
     def _tell_positions(self, core: Scheduler, now: float) -> None:
         if self._intake.num_accepted != self._num_accepted_seen:
             self._num_accepted_seen = self._intake.num_accepted
-            self._positions_due_s = min(self._positions_due_s, now + FIRST_POSITION_S)
+            soon = max(now + FIRST_POSITION_S, self._positions_rest_s)
+            self._positions_due_s = min(self._positions_due_s, soon)
         if now < self._positions_due_s:
             return
+        began_s = self._clock()
         for position, handle in enumerate(core.waiting_handles()):
             self._publisher.add_progress(handle, ProgressKind.QUEUED, position)
         self._positions_due_s = now + POSITION_INTERVAL_S
+        # A long queue takes milliseconds, however often somebody new arrives.
+        self._positions_rest_s = now + POSITION_REST * (self._clock() - began_s)
 
     def _check_when_idle(self, core: Scheduler) -> None:
         is_busy = core.has_pending_work()

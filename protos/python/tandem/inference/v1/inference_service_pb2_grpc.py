@@ -68,9 +68,10 @@ class InferenceServiceServicer:
     def Generate(self, request, context):
         """Generate streams the completions of one prompt: Started, Progress*, Delta*, one Finished per choice, Done. With n
         choices the Deltas of all of them come interleaved, each choice's in order and before its Finished; one Done ends
-        the stream with the usage of all. Cancelling the call (or its deadline passing) frees everything the request holds
-        within two steps. Not idempotent unless a seed is sent; then a repetition gives the same tokens. Errors:
-        INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE, DATA_LOSS, ABORTED (SLOW_CONSUMER).
+        the stream with the usage of all; a choice that fails ends the whole stream with its error. Cancelling the call
+        (or its deadline passing) frees everything the request holds within two steps. Not idempotent unless a seed is
+        sent; then a repetition gives the same tokens. Errors: INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED,
+        UNAVAILABLE, DATA_LOSS, ABORTED (SLOW_CONSUMER).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
