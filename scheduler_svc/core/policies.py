@@ -9,7 +9,7 @@ requests share before any of them is cached, and an order is kept until it may h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from scheduler_svc.block_hashes import DIGEST_BYTES
@@ -192,49 +192,103 @@ class DfsWeightBucket(FcfsBucket):
         if view is None:
             return super().in_order(view, num_waiting)
         if self._version != view.version:
-            self._order = _depth_first(list(self._waiting.values()), view)
+            self._order = _depth_first(self._waiting.values(), view)
             self._version = view.version
         return self._still_here(self._order)
 
 
-def _depth_first(requests: list[Request], view: PrefixView) -> list[Request]:
-    """Order requests, given by arrival, as `DfsWeightBucket` says."""
-    path = {request.number: view.digests_of(request) for request in requests}
+class _Node:
+    """
+    A prefix that several waiting requests share.
+
+    Attributes:
+        depth: Bytes of its chain of digests.
+        own: Requests that share no longer prefix with another and have none cached.
+        branches: Longer prefixes, and requests with a longer prefix that is cached.
+        weight: Requests at and under it.
+        first: The earliest of them.
+    """
+
+    __slots__ = ("branches", "depth", "first", "own", "weight")
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.own: list[Request] = []
+        self.branches: list[tuple[int, int, _Node | Request]] = []
+        self.weight = 0
+        self.first = 0
+
+    def hang(self, request: Request, path: bytes, view: PrefixView) -> None:
+        """Add a request whose deepest shared prefix this is."""
+        digest = path[self.depth : self.depth + DIGEST_BYTES]
+        if digest and view.is_cached(digest):
+            self.branches.append((-1, request.number, request))
+        else:
+            self.own.append(request)
+        self._count(1, request.number)
+
+    def adopt(self, node: _Node) -> None:
+        """Add a node that is complete."""
+        self.branches.append((-node.weight, node.first, node))
+        self._count(node.weight, node.first)
+
+    def _count(self, weight: int, first: int) -> None:
+        self.first = min(self.first, first) if self.weight else first
+        self.weight += weight
+
+
+def _depth_first(requests: Iterable[Request], view: PrefixView) -> list[Request]:
+    """Order requests as `DfsWeightBucket` says."""
     order: list[Request] = []
-    # Groups still to visit, next one last, with the bytes of digests their requests share.
-    stack = [(requests, 0)]
+    stack: list[_Node | Request | list[Request]] = [_tree_of(requests, view)]
     while stack:
-        group, shared = stack.pop()
-        if len(group) == 1 or shared < 0:
-            order += group
-            continue
-        paths = [path[request.number] for request in group]
-        # Unbranching stretches are skipped: min and max differ where any two of a group do.
-        shared = _shared_bytes(min(paths), max(paths), shared)
-        branches: dict[bytes, list[Request]] = {}
-        for request in group:
-            digest = path[request.number][shared : shared + DIGEST_BYTES]
-            branches.setdefault(digest, []).append(request)
-        own = branches.pop(b"", [])
-        for digest, branch in list(branches.items()):
-            if len(branch) == 1 and not view.is_cached(digest):
-                own += branches.pop(digest)
-        by_weight = sorted(branches.values(), key=lambda branch: (-len(branch), branch[0].number))
-        stack.append((sorted(own, key=lambda request: request.number), -1))
-        stack += [(branch, shared + DIGEST_BYTES) for branch in reversed(by_weight)]
+        top = stack.pop()
+        if isinstance(top, _Node):
+            stack.append(sorted(top.own, key=lambda request: request.number))
+            branches = sorted(top.branches, key=lambda branch: branch[:2], reverse=True)
+            stack += [branch for _, _, branch in branches]
+        else:
+            order += top if isinstance(top, list) else [top]
     return order
 
 
-def _shared_bytes(one: bytes, other: bytes, low: int) -> int:
-    """Bytes of the digests that two chains share, at least `low`."""
-    high = min(len(one), len(other))
+def _tree_of(requests: Iterable[Request], view: PrefixView) -> _Node:
+    """
+    The tree of shared prefixes; returns its root.
+
+    Sorted by their chains, requests that share a prefix are neighbours, and what each shares with
+    the next says where nodes begin and end: however deep prefixes nest, each request costs a few
+    comparisons.
+    """
+    paths = sorted(((view.digests_of(one), one) for one in requests), key=lambda path: path[0])
+    open_nodes = [_Node(0)]
+    for i, (path, request) in enumerate(paths):
+        shared = _shared_bytes(path, paths[i + 1][0]) if i + 1 < len(paths) else 0
+        if shared > open_nodes[-1].depth:
+            open_nodes.append(_Node(shared))
+        open_nodes[-1].hang(request, path, view)
+        while open_nodes[-1].depth > shared:
+            done = open_nodes.pop()
+            if open_nodes[-1].depth < shared:
+                open_nodes.append(_Node(shared))
+            open_nodes[-1].adopt(done)
+    return open_nodes[0]
+
+
+def _shared_bytes(one: bytes, other: bytes) -> int:
+    """Bytes of the digests that two chains share."""
+    if one[:DIGEST_BYTES] != other[:DIGEST_BYTES]:
+        return 0
+    low, high = 0, min(len(one), len(other)) // DIGEST_BYTES
     while low < high:
-        middle = (low + high) // DIGEST_BYTES // 2 * DIGEST_BYTES + DIGEST_BYTES
-        if one[:middle] == other[:middle]:
+        middle = (low + high + 1) // 2
+        # Equal digests stand for equal prefixes, so one digest tells.
+        end = middle * DIGEST_BYTES
+        if one[end - DIGEST_BYTES : end] == other[end - DIGEST_BYTES : end]:
             low = middle
         else:
-            high = middle - DIGEST_BYTES
-    return low
+            high = middle - 1
+    return low * DIGEST_BYTES
 
 
 def scatter(number: int) -> int:

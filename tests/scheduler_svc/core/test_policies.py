@@ -225,12 +225,14 @@ class TestDfsWeight:
 
     def test_prefixes_nested_very_deep_are_ordered(self):
         """
-        A thousand prompts, each one block longer than the one before, go longest first; the last
+        Two thousand prompts, each one block longer than the one before, go longest first; the last
         block is shared with nobody, so the last two go by arrival.
         """
-        requests = [request(i, [1] * BLOCK * (i + 1)) for i in range(1100)]
+        chain, cache = _digests([1] * BLOCK * 2000), FakeCache()
+        cache.digests_of = lambda one: chain[: (one.number + 1) * DIGEST_BYTES]
+        requests = [request(number, [1]) for number in range(2000)]
         queue = queue_of(SchedulePolicy.DFS_WEIGHT, requests)
-        assert [1098, 1099, *range(1097, -1, -1)] == order_of(queue, FakeCache())
+        assert [1998, 1999, *range(1997, -1, -1)] == order_of(queue, cache)
 
     @settings(max_examples=120, deadline=None)
     @given(

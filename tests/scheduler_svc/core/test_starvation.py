@@ -46,7 +46,8 @@ class Watch:
             self.waited_s[handle] += 1.0
         rig.step()
         still = set(rig.core.waiting_handles())
-        admitted = [handle for handle in before if handle not in still]
+        # Sorted, since the order that was told before the step is of a second ago.
+        admitted = sorted(handle for handle in before if handle not in still)
         aged = sorted(handle for handle in before if self.waited_s[handle] >= AGED_S)
         taken = [handle for handle in admitted if handle in aged]
         assert taken == aged[: len(taken)], "aged requests are not admitted by arrival"
@@ -103,7 +104,7 @@ def test_without_ageing_the_victim_would_wait():
     assert rig.core.state_of(victim) is RequestState.WAITING
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(SchedulePolicy),
     st.lists(
