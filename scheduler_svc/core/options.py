@@ -92,13 +92,16 @@ class CoreOptions:
         schedule_policy: Order of the queue.
         ageing_s: Seconds of waiting that raise a request by one priority level; a request that has
             waited ten times as long goes ahead of all that have not, in order of arrival.
-        priority_preemption: A waiting request may take the slot of a running one of lower priority.
+        priority_preemption: A waiting request may take the slot of a running one of worse priority;
+            each gives way once at most.
         prefix_caching: Share and keep the KV of equal prefixes.
         eviction: See `Eviction`.
         on_pressure: See `OnPressure`.
-        overlength: See `Overlength`.
+        overlength: See `Overlength`; what fits is also bounded by the KV memory and, for prompts,
+            by memory_threshold.
         max_queued_requests: Most requests that wait; None for no limit but max_num_seqs.
-        max_queued_tokens: Most uncached prompt tokens that wait; None for no limit.
+        max_queued_tokens: Most uncached prompt tokens of requests that never ran and wait; None for
+            no limit.
         max_tenant_requests: Most requests of one tenant in the system; None for no limit.
         schedule_conservativeness: Scales the share of max_tokens that running requests are expected
             to use; at least 0. Lower ones admit more and retract more; 0 admits whatever fits now.
