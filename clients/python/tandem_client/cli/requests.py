@@ -55,8 +55,9 @@ def _show_list(found: RequestList, *, as_json: bool) -> None:
         typer.echo(json.dumps({"requests": rows, "total": found.total}))
         return
     table = Table(
-        "request", "choice", "state", "tenant", "priority", "prompt", "cached", "output", "age",
-        "preemptions",
+        "request/choice", "state", "tenant", "prio", "prompt (cached)", "output", "age",
+        "preempted",
+        box=None,
     )  # fmt: skip
     for one in found.requests:
         table.add_row(*_row(one))
@@ -67,13 +68,11 @@ def _show_list(found: RequestList, *, as_json: bool) -> None:
 
 def _row(one: RequestSummary) -> tuple[str, ...]:
     return (
-        one.request_id,
-        str(one.choice),
+        f"{one.request_id}/{one.choice}",
         one.state.name.lower(),
         one.tenant,
         str(one.priority),
-        str(one.prompt_tokens),
-        str(one.cached_tokens),
+        f"{one.prompt_tokens} ({one.cached_tokens})",
         str(one.output_tokens),
         f"{one.age_s:.1f} s",
         str(one.preemptions),
@@ -84,7 +83,7 @@ def _show_events(events: list[RequestEvent], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([_as_json(event, kind=event.kind.name) for event in events]))
         return
-    table = Table("at", "choice", "event", "detail")
+    table = Table("at", "choice", "event", "detail", box=None)
     for event in events:
         if event.dropped_events:
             table.add_row("", str(event.choice), f"({event.dropped_events} not kept)", "")
