@@ -44,9 +44,9 @@ def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> b
         rows.num_departures == slots.num_departures
         and not result.row_errors
         and len(result.token) == len(rows.sampling_slot)
+        and result.position.tobytes() == rows.sampling_end.tobytes()
         and result.slot.tobytes() == rows.sampling_slot.tobytes()
         and result.generation.tobytes() == rows.sampling_generation.tobytes()
-        and result.position.tobytes() == rows.sampling_end.tobytes()
     )
 
 

@@ -46,6 +46,8 @@ def plan(state: CoreState, now: float) -> Batch | None:
 
 def _plan_prompts(draft: Draft, now: float, *, others_decode: bool) -> None:
     state, kept_back = draft.state, 0
+    if not state.queue and state.slots.num_running == state.slots.num_decoding:
+        return
     if others_decode and state.options.max_prefill_share < 1.0:
         share = int(state.options.max_prefill_share * state.limits.max_total_tokens)
         kept_back = max(draft.budget - max(share, 1), 0)

@@ -6,9 +6,9 @@ import enum
 from typing import NoReturn
 
 from tandem.errors import InternalError, SessionLost
-from tandem.link.batch import Command, Step, StepFailed, StepResult
+from tandem.link.batch import Command, StepFailed, StepResult
 from tandem.link.session import Attach, Attached, Heartbeat
-from tandem.link.wire import encode_step
+from tandem.link.step_encoder import StepEncoder
 
 
 class LinkState(enum.Enum):
@@ -51,6 +51,7 @@ class SchedulerEnd:
 
     __slots__ = (
         "_attach_id",
+        "_encoder",
         "_heartbeat",
         "_heartbeat_s",
         "_max_inflight_steps",
@@ -70,6 +71,7 @@ class SchedulerEnd:
                 result. At most the executor's `max_inflight_steps`.
         """
         self._max_inflight_steps = max_inflight_steps
+        self._encoder = StepEncoder()
         self.state = LinkState.CLOSED
         self.boot_id = ""
         self.session_epoch = 0
@@ -92,7 +94,7 @@ class SchedulerEnd:
     @property
     def can_send(self) -> bool:
         """True when attached and credit is left."""
-        return self.state is LinkState.ATTACHED and self.num_inflight < self._max_inflight_steps
+        return self.state is LinkState.ATTACHED and len(self._sent) < self._max_inflight_steps
 
     @property
     def last_heartbeat(self) -> Heartbeat | None:
@@ -185,14 +187,12 @@ class SchedulerEnd:
                 f"with {self.num_inflight} steps in flight"
             )
         step_id = self.last_sent_step_id + 1
-        raw = encode_step(
-            Step(
-                session_epoch=self.session_epoch,
-                step_id=step_id,
-                acked_step_id=self.last_applied_step_id,
-                state_hash=state_hash,
-                command=command,
-            )
+        raw = self._encoder.encode(
+            command,
+            session_epoch=self.session_epoch,
+            step_id=step_id,
+            acked_step_id=self.last_applied_step_id,
+            state_hash=state_hash,
         )
         self._sent[step_id] = raw
         self.last_sent_step_id = step_id

@@ -1,0 +1,151 @@
+"""
+Serialized steps, written by hand where they repeat.
+
+Most steps hold nothing but decode rows, and most of these have the slots, token counts and flags
+of the step before: the very same read-only columns. Their fields are then kept serialized, and the
+message around them, which has few fields of fixed kinds, costs less to write here than to build.
+A message is what protobuf makes of it: the order of fields is free, and everything else is left to
+`wire.encode_step`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from tandem.executor.v1 import batch_pb2
+from tandem.link.batch import Batch, Command, Int32Column, Step, UInt8Column
+from tandem.link.fields import INT32, UINT8, raw_column
+from tandem.link.wire import encode_step
+
+_LENGTH_DELIMITED, _VARINT, _FIXED64 = 2, 0, 1
+
+
+def _tag(number: int, wire_type: int) -> bytes:
+    return bytes([number << 3 | wire_type])
+
+
+_STEP = batch_pb2.Step.DESCRIPTOR.fields_by_name
+_BATCH = batch_pb2.ExecutionBatch.DESCRIPTOR.fields_by_name
+_REQUEST = batch_pb2.ExecuteRequest.DESCRIPTOR.fields_by_name
+_STEP_TAG = _tag(_REQUEST["step"].number, _LENGTH_DELIMITED)
+_EPOCH_TAG = _tag(_STEP["session_epoch"].number, _VARINT)
+_ID_TAG = _tag(_STEP["step_id"].number, _VARINT)
+_ACKED_TAG = _tag(_STEP["acked_step_id"].number, _VARINT)
+_HASH_TAG = _tag(_STEP["state_hash"].number, _FIXED64)
+_BATCH_TAG = _tag(_STEP["batch"].number, _LENGTH_DELIMITED)
+_SLOT_TAG = _tag(_BATCH["row_slot"].number, _LENGTH_DELIMITED)
+_NUM_TOKENS_TAG = _tag(_BATCH["row_num_tokens"].number, _LENGTH_DELIMITED)
+_START_TAG = _tag(_BATCH["row_start"].number, _LENGTH_DELIMITED)
+_FLAGS_TAG = _tag(_BATCH["row_flags"].number, _LENGTH_DELIMITED)
+_APPEND_SLOT_TAG = _tag(_BATCH["append_slot"].number, _LENGTH_DELIMITED)
+_APPEND_BLOCK_TAG = _tag(_BATCH["append_block"].number, _LENGTH_DELIMITED)
+_FIXED64_BYTES = struct.Struct("<Q").pack
+_SMALL = [bytes([number]) for number in range(128)]
+
+
+def _varint(number: int) -> bytes:
+    """A number below 2^64 as protobuf writes it: seven bits per byte, lowest first."""
+    if number < 128:
+        return _SMALL[number]
+    if number < 1 << 14:
+        return bytes((number & 127 | 128, number >> 7))
+    groups = bytearray()
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)
+
+
+class StepEncoder:
+    """Encodes the steps of one link's end."""
+
+    __slots__ = ("_columns", "_flags", "_num_tokens", "_row_slot")
+
+    def __init__(self) -> None:
+        self._row_slot: Int32Column | None = None
+        self._num_tokens: Int32Column | None = None
+        self._flags: UInt8Column | None = None
+        self._columns = b""
+        """These three, serialized."""
+
+    def encode(
+        self,
+        command: Command,
+        *,
+        session_epoch: int,
+        step_id: int,
+        acked_step_id: int,
+        state_hash: int,
+    ) -> bytes:
+        """
+        Serialize a step, as an ExecuteRequest.
+
+        Raises:
+            TypeError: A column's type is not the documented one and cannot be widened to it.
+        """
+        if not isinstance(command, Batch) or not self._repeats(command):
+            return encode_step(
+                Step(
+                    session_epoch=session_epoch,
+                    step_id=step_id,
+                    acked_step_id=acked_step_id,
+                    state_hash=state_hash,
+                    command=command,
+                )
+            )
+        start = raw_column(command.row_start, INT32)
+        changing = [_START_TAG, _varint(len(start)), start]
+        if len(command.append_slot):
+            for tag, column in (
+                (_APPEND_SLOT_TAG, command.append_slot),
+                (_APPEND_BLOCK_TAG, command.append_block),
+            ):
+                raw = raw_column(column, INT32)
+                changing += (tag, _varint(len(raw)), raw)
+        batch = self._columns + b"".join(changing)
+        head = b"".join(
+            (
+                _EPOCH_TAG,
+                _varint(session_epoch),
+                _ID_TAG,
+                _varint(step_id),
+                _ACKED_TAG,
+                _varint(acked_step_id),
+                _HASH_TAG,
+                _FIXED64_BYTES(state_hash),
+                _BATCH_TAG,
+                _varint(len(batch)),
+            )
+        )
+        return b"".join((_STEP_TAG, _varint(len(head) + len(batch)), head, batch))
+
+    def _repeats(self, batch: Batch) -> bool:
+        """True for decode rows and appends alone, the rows being those kept serialized."""
+        if (
+            batch.admits
+            or len(batch.release_slot)
+            or len(batch.copy_source)
+            or len(batch.swap_out_block)
+            or len(batch.swap_in_host)
+        ):
+            return False
+        if (
+            batch.row_slot is self._row_slot
+            and batch.row_num_tokens is self._num_tokens
+            and batch.row_flags is self._flags
+        ):
+            return True
+        columns = (batch.row_slot, batch.row_num_tokens, batch.row_flags)
+        if not len(batch.row_slot) or any(column.flags.writeable for column in columns):
+            return False
+        self._row_slot, self._num_tokens, self._flags = columns
+        parts = []
+        for tag, raw in (
+            (_SLOT_TAG, raw_column(batch.row_slot, INT32)),
+            (_NUM_TOKENS_TAG, raw_column(batch.row_num_tokens, INT32)),
+            (_FLAGS_TAG, raw_column(batch.row_flags, UINT8)),
+        ):
+            parts += [tag, _varint(len(raw)), raw]
+        self._columns = b"".join(parts)
+        return True

@@ -1,0 +1,119 @@
+"""Steps written by hand: the messages that protobuf would make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.executor.v1 import batch_pb2
+from tandem.link.batch import Batch, KvMode, Resume, Step, Suspend
+from tandem.link.step_encoder import StepEncoder
+from tandem.link.wire import encode_step
+from tests.link.values import admission, ints
+
+NUMBER = st.one_of(
+    st.sampled_from([0, 1, 127, 128, 2**14 - 1, 2**14, 2**21, 2**63, 2**64 - 1]),
+    st.integers(0, 2**64 - 1),
+)
+NUMBERS = ("session_epoch", "step_id", "acked_step_id", "state_hash")
+
+
+def decode_rows(count: int) -> Batch:
+    """Decode rows with the read-only columns that one step hands to the next."""
+    columns = {
+        "row_slot": np.arange(count, dtype=np.int32),
+        "row_num_tokens": np.ones(count, np.int32),
+        "row_flags": np.ones(count, np.uint8),
+    }
+    for column in columns.values():
+        column.flags.writeable = False
+    return Batch(row_start=np.arange(7, 7 + count, dtype=np.int32), **columns)
+
+
+def parsed(raw: bytes) -> batch_pb2.ExecuteRequest:
+    return batch_pb2.ExecuteRequest.FromString(raw)
+
+
+def expected(command: object, numbers: dict[str, int]) -> batch_pb2.ExecuteRequest:
+    return parsed(encode_step(Step(command=command, **numbers)))
+
+
+ONES = dict.fromkeys(NUMBERS, 1)
+
+
+class TestStepEncoder:
+    @settings(max_examples=100, deadline=None)
+    @given(
+        count=st.sampled_from([1, 2, 31, 32, 127, 128, 300, 5000]),
+        num_appends=st.sampled_from([0, 1, 16, 40, 5000]),
+        numbers=st.fixed_dictionaries(dict.fromkeys(NUMBERS, NUMBER)),
+    )
+    def test_repeated_rows_are_the_same_message(self, count, num_appends, numbers):
+        """
+        Whatever the numbers and lengths, the first step of some rows and those that repeat it
+        parse like the message that protobuf writes.
+        """
+        encoder, batch = StepEncoder(), decode_rows(count)
+        appends = np.arange(num_appends, dtype=np.int32)
+        for step in range(3):
+            batch = replace(
+                batch,
+                row_start=batch.row_start + 1,
+                append_slot=appends,
+                append_block=appends + step,
+            )
+            assert expected(batch, numbers) == parsed(encoder.encode(batch, **numbers))
+
+    def test_rows_that_change_are_encoded_anew(self):
+        """
+        Other rows, and columns somebody may write to, are never taken for those of the last step.
+        """
+        encoder = StepEncoder()
+        few, many = decode_rows(3), decode_rows(5)
+        for batch in (few, many, few, replace(many, row_flags=few.row_flags)):
+            assert expected(batch, ONES) == parsed(encoder.encode(batch, **ONES))
+        for _ in range(2):
+            writable = replace(few, row_slot=few.row_slot.copy())
+            assert expected(writable, ONES) == parsed(encoder.encode(writable, **ONES))
+            writable.row_slot[0] += 1
+            assert expected(writable, ONES) == parsed(encoder.encode(writable, **ONES))
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"admits": (admission(9, 1, 3, [4]),)},
+            {"release_slot": ints(4)},
+            {"copy_source": ints(1), "copy_destination": ints(2)},
+            {"swap_out_block": ints(1), "swap_out_host": ints(2)},
+            {"swap_in_host": ints(1), "swap_in_block": ints(2)},
+        ],
+        ids=lambda more: next(iter(more)),
+    )
+    def test_nothing_else_gets_lost(self, more):
+        """
+        A batch of the same rows with anything else is encoded whole, and the next one again
+        without it.
+        """
+        encoder, batch = StepEncoder(), decode_rows(3)
+        for command in (batch, replace(batch, **more), batch):
+            assert expected(command, ONES) == parsed(encoder.encode(command, **ONES))
+
+    @pytest.mark.parametrize("command", [Batch(), Suspend(kv_mode=KvMode.OFFLOAD), Resume()])
+    def test_other_commands(self, command):
+        """
+        Empty batches, suspensions and resumptions are encoded like anywhere else.
+        """
+        assert expected(command, ONES) == parsed(StepEncoder().encode(command, **ONES))
+
+    def test_wide_starts_are_refused(self):
+        """
+        A column that would have to be narrowed is a TypeError, in repeated rows too.
+        """
+        encoder, batch = StepEncoder(), decode_rows(3)
+        encoder.encode(batch, **ONES)
+        with pytest.raises(TypeError):
+            encoder.encode(replace(batch, row_start=batch.row_start.astype(np.int64)), **ONES)
