@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tandem.errors import SessionLost
-from tandem.link.batch import KvMode
+from tandem.link.batch import Batch, KvMode
 from tests.executor_svc.stepping import Bench, Row, admission, batch, random_tokens
 from tests.executor_svc.test_runner import NOISY, decode, token_of
 
@@ -109,6 +112,76 @@ class TestSwap:
         back = batch(Row(2, 22), admits=[again], swaps_in=[(1, 1), (2, 2), (3, 3)])
         found.append(token_of(bench.runner.execute(back, 60), 2))
         assert undisturbed[:4] == found
+
+
+NUM_BLOCKS, NUM_HOST_BLOCKS = 8, 5
+BLOCKS = st.integers(1, NUM_BLOCKS)
+
+
+@st.composite
+def moving_batches(draw: st.DrawFn) -> list[Batch]:
+    """Batches that only move blocks, as the link allows them, one after the other."""
+    written: set[int] = set()
+    batches = []
+    for _ in range(draw(st.integers(1, 5))):
+        hosts = draw(st.lists(st.integers(1, NUM_HOST_BLOCKS), max_size=3, unique=True))
+        out = [(draw(BLOCKS), host) for host in hosts]
+        readable = sorted(written - set(hosts))
+        back = draw(st.lists(st.sampled_from(readable), max_size=3)) if readable else []
+        targets = draw(st.permutations(range(1, NUM_BLOCKS + 1)))
+        num_copies = draw(st.integers(0, 2))
+        copied, filled = targets[:num_copies], targets[num_copies : num_copies + len(back)]
+        sources = [block for block in range(1, NUM_BLOCKS + 1) if block not in copied]
+        batches.append(
+            batch(
+                swaps_out=out,
+                copies=[(draw(st.sampled_from(sources)), block) for block in copied],
+                swaps_in=list(zip(back, filled, strict=True)),
+            )
+        )
+        written |= set(hosts)
+    return batches
+
+
+@pytest.fixture(scope="module")
+def small(zoo: Zoo) -> Bench:
+    """As few blocks as let random batches meet each other."""
+    return Bench.build(
+        zoo("llama_mha"),
+        block_size=4,
+        num_blocks=NUM_BLOCKS,
+        num_host_blocks=NUM_HOST_BLOCKS,
+        num_slots=1,
+        max_model_len=16,
+    )
+
+
+class TestAnyBatches:
+    @settings(max_examples=60, deadline=None)
+    @given(batches=moving_batches())
+    def test_every_batch_swaps_out_then_copies_then_swaps_in(
+        self, small: Bench, batches: list[Batch]
+    ):
+        """
+        Whatever blocks a batch swaps and copies, the same ones among them, all bits end where that order puts them.
+        """
+        small.runner.reset()
+        for number, layer in enumerate(small.kv.layers):
+            for block in range(NUM_BLOCKS + 1):
+                layer[block] = 100 * block + number
+        device, host = list(range(NUM_BLOCKS + 1)), [0] * (NUM_HOST_BLOCKS + 1)
+        for step, plan in enumerate(batches, 1):
+            small.runner.execute(plan, step)
+            for here, there in zip(plan.swap_out_block, plan.swap_out_host, strict=True):
+                host[there] = device[here]
+            before = list(device)
+            for here, there in zip(plan.copy_source, plan.copy_destination, strict=True):
+                device[there] = before[here]
+            for here, there in zip(plan.swap_in_host, plan.swap_in_block, strict=True):
+                device[there] = host[here]
+        for number, layer in enumerate(small.kv.layers):
+            expected = torch.tensor([100.0 * held + number for held in device])
+            assert torch.equal(expected.view(-1, 1, 1, 1, 1).expand(layer.shape), layer)
 
 
 class TestRefusal:
