@@ -41,7 +41,7 @@ class SchedulingSettings(ServiceSettings):
     schedule_conservativeness: float = Field(
         1.0,
         description="scales the share of max_tokens that running requests are expected to use: "
-        "lower admits more, higher retracts less; at least 0",
+        "lower admits more, higher retracts less; 0 admits whatever fits now",
     )
     ageing_s: float = Field(
         5.0, description="seconds of waiting that raise a request by one level of priority"
