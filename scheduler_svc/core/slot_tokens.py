@@ -19,7 +19,7 @@ from scheduler_svc.core.decode_rows import DecodeRows
 from scheduler_svc.core.request import Request
 from tandem.link.batch import Int32Column
 
-TAIL_LEN = 256
+TAIL_LEN = 512
 """Most output tokens a slot collects before they move to its request."""
 MAX_LATE = 32
 """Most results that are kept unwritten."""
@@ -43,6 +43,7 @@ class SlotTokens:
         "_known",
         "_last_token_s",
         "_late",
+        "_raw",
         "_requests",
         "tail_start",
     )
@@ -59,6 +60,7 @@ class SlotTokens:
         self._last_token_s = np.zeros(n, np.float64)
         self.tail_start = np.zeros(n, np.int32)
         self._flat = np.zeros(n * _ROW_LEN, np.int32)
+        self._raw = self._flat.data.cast("B")
         # Index of a slot's token at position p is p plus this.
         self._base = np.zeros(n, np.int64)
         self._late: list[_Result] = []
@@ -87,7 +89,8 @@ class SlotTokens:
         self._known[slot] = request.num_known
         self._applied[slot] = num_cached
         self._last_token_s[slot] = 0.0 if request.last_token_s is None else request.last_token_s
-        self._empty(slot)
+        self.tail_start[slot] = request.num_known
+        self._base[slot] = slot * _ROW_LEN - request.num_known
 
     def push(self, slots: NDArray[np.intp], position: Int32Column, token: Int32Column) -> None:
         """Append one output token to each of these slots, no one twice; all three ``[N]``."""
@@ -109,7 +112,7 @@ class SlotTokens:
     def flush(self, slot: int) -> None:
         """Move a slot's latest tokens to its request."""
         self._write()
-        self._flush(slot)
+        self._flush(np.array([slot], np.intp))
 
     def tail_len(self, slot: int) -> int:
         """Tokens in a slot's tail."""
@@ -133,20 +136,20 @@ class SlotTokens:
         count = len(tokens)
         is_full = first + count - self.tail_start[slots] > TAIL_LEN
         if np.count_nonzero(is_full):
-            for slot in slots[is_full].tolist():
-                self._flush(slot)
+            self._flush(slots[is_full])
         index = self._base[slots] + first
         self._flat[index + np.arange(count)[:, None] if count > 1 else index] = tokens
         self._known[slots] = first + count
 
-    def _flush(self, slot: int) -> None:
-        request = self._requests[slot]
-        assert request is not None
-        start = int(self._base[slot] + self.tail_start[slot])
-        stop = start + int(self._known[slot] - self.tail_start[slot])
-        request.outputs.frombytes(self._flat[start:stop].tobytes())
-        self._empty(slot)
-
-    def _empty(self, slot: int) -> None:
-        self.tail_start[slot] = known = self._known[slot]
-        self._base[slot] = slot * _ROW_LEN - int(known)
+    def _flush(self, slots: NDArray[np.intp]) -> None:
+        known = self._known[slots]
+        start = self._base[slots] + self.tail_start[slots]
+        stop = self._base[slots] + known
+        places = zip(slots.tolist(), start.tolist(), stop.tolist(), strict=True)
+        size = self._flat.itemsize
+        for slot, first, end in places:
+            request = self._requests[slot]
+            assert request is not None
+            request.outputs.frombytes(self._raw[size * first : size * end])
+        self.tail_start[slots] = known
+        self._base[slots] = slots * _ROW_LEN - known
