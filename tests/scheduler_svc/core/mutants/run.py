@@ -92,14 +92,15 @@ class Table:
 
 def try_all(table: Table, mutants: list[Mutant], jobs: int) -> None:
     """Try these mutants."""
+    with tempfile.TemporaryDirectory() as folder:
+        if failed := Workshop(Path(folder)).notices(None):
+            raise SystemExit(f"the tests fail without a mutant: {failed}")
     left = iter(mutants)
     lock = threading.Lock()
 
     def work() -> None:
         with tempfile.TemporaryDirectory() as folder:
             workshop = Workshop(Path(folder))
-            if failed := workshop.notices(None):
-                raise SystemExit(f"the tests fail without a mutant: {failed}")
             while True:
                 with lock:
                     mutant = next(left, None)
