@@ -118,6 +118,46 @@ class TestLateColumns:
         assert (-(-slots.planned[running] // BLOCK_SIZE) == slots.num_blocks[running]).all()
         bench.core.check_integrity()
 
+    def test_equal_steps_are_written_when_looked_at_or_many(self):
+        """
+        Results and blocks of equal steps stay unwritten until somebody looks or there are many.
+        """
+        bench = service()
+        for prompt_len in range(BLOCK_SIZE):
+            bench.submit(bench.request(16 + prompt_len, LONGEST - 50))
+        for _ in range(3):
+            bench.turn()
+        slots = bench.core._state.slots
+        late_tokens, late_blocks = [], []
+        assert slots.known.any()
+        assert slots.num_blocks.any()
+        for _ in range(2 * MAX_LATE_BLOCKS + 1):
+            bench.turn()
+            late_tokens.append(len(slots._tokens._late))
+            late_blocks.append(len(slots._blocks._late))
+        expected = [number % MAX_LATE_TOKENS for number in range(1, len(late_tokens) + 1)]
+        assert expected == late_tokens
+        assert MAX_LATE_BLOCKS - 1 == max(late_blocks)
+        assert 0 in late_blocks[1:]
+        before = slots._tokens._known.copy()
+        assert slots.known is slots._tokens._known
+        assert (slots.known != before).any()
+        assert not slots._tokens._late
+
+    def test_full_tails_move_to_their_requests(self):
+        """
+        A tail never holds more than its length, and what does not fit is with the request.
+        """
+        bench = service()
+        bench.submit(bench.request(4, LONGEST - 10))
+        for _ in range(TAIL_LEN + 2 * MAX_LATE_TOKENS):
+            bench.turn()
+        state = bench.core._state
+        request = state.slots.request_of(0)
+        assert 0 < state.slots.tail_len(0) <= TAIL_LEN
+        assert TAIL_LEN - MAX_LATE_TOKENS < len(request.outputs) <= TAIL_LEN
+        assert int(state.slots.known[0]) == 4 + len(request.outputs) + state.slots.tail_len(0)
+
 
 class TestSharedColumns:
     def test_steps_of_the_same_rows_share_their_columns(self):
