@@ -182,6 +182,11 @@ class TestAnyBatches:
         for number, layer in enumerate(small.kv.layers):
             expected = torch.tensor([100.0 * held + number for held in device])
             assert torch.equal(expected.view(-1, 1, 1, 1, 1).expand(layer.shape), layer)
+        swapped = small.runner.slots.is_host_written.nonzero()[0].tolist()
+        back = list(zip(swapped, range(1, NUM_BLOCKS + 1), strict=False))
+        small.runner.execute(batch(swaps_in=back), len(batches) + 1)
+        for host_block, block in back:
+            assert (small.kv.layers[1][block] == 100.0 * host[host_block] + 1).all()
 
 
 class TestRefusal:
