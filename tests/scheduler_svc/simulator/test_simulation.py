@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -127,6 +128,16 @@ class TestClock:
         Time that planning takes passes on the virtual clock too.
         """
         assert run(core_us="5000").results["duration_s"] > run().results["duration_s"]
+
+    def test_measured_cost_is_the_real_one(self, monkeypatch):
+        """
+        With core_us measured, what passes is what the machine's clock says planning took.
+        """
+        ticks = itertools.count()
+        monkeypatch.setattr("time.perf_counter", lambda: next(ticks) / 256)
+        measured = run(core_us="measured", requests="20")
+        fixed = run(core_us="3906.25", requests="20")
+        assert fixed.results == measured.results
 
     def test_running_ahead_hides_the_link(self):
         """
