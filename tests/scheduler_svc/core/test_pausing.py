@@ -225,21 +225,30 @@ class TestEndsWhilePaused:
         """
         Tokens in flight when it was paused count, also one that ends it.
         """
-        ends = []
-        for token in range(50):
-            rig = crowd(0, 100, num_blocks=7, delay=delay)
-            for _ in range(2):
-                rig.submit(prompt_len=8, max_tokens=20, eos_token_ids=frozenset({token}))
-            while rig.core.has_pending_work():
-                batch = rig.plan()
-                before = paused(rig)
-                rig.now += 1
-                while len(rig.pending) >= delay or (batch is None and rig.pending):
-                    rig.deliver()
-                ends += [handle for handle in before if handle in rig.ended]
-            for handle in range(2):
-                assert rig.expected(handle) == rig.outputs[handle]
-        assert ends
+        rig = crowd(0, 100, num_blocks=7, delay=delay)
+        rig.submit(prompt_len=8, max_tokens=20)
+        handle = rig.submit(prompt_len=8, max_tokens=20)
+        while handle not in paused(rig):
+            rig.step()
+        # The last token under way when it was paused, which is the first of its kind.
+        offset = int(rig.core._state.slots.planned[rig.core._state.by_handle[handle].slot]) - 8
+        token = rig.expected(handle)[offset]
+        assert token not in rig.expected(handle)[:offset]
+
+        rig = crowd(0, 100, num_blocks=7, delay=delay)
+        rig.submit(prompt_len=8, max_tokens=20)
+        rig.submit(prompt_len=8, max_tokens=20, eos_token_ids=frozenset({token}))
+        was_paused = False
+        while handle not in rig.ended:
+            batch = rig.plan()
+            was_paused = handle in paused(rig)
+            rig.now += 1
+            while len(rig.pending) >= delay or (batch is None and rig.pending):
+                rig.deliver()
+        assert was_paused
+        rig.run()
+        for handle in range(2):
+            assert rig.expected(handle) == rig.outputs[handle]
 
     def test_an_executor_that_dies_takes_the_paused_along(self):
         """

@@ -175,7 +175,7 @@ class TestWhatIsSaid:
         The warning says what it costs, which settings help, and how many there were.
         """
         rig = growing(8, bold(), num_blocks=16)
-        while rig.core.stats().retractions < 120:
+        while rig.core.stats().retractions < 60:
             if rig.core.stats().num_waiting < 4:
                 rig.submit(prompt_len=8, max_tokens=40)
             rig.step()
@@ -183,7 +183,7 @@ class TestWhatIsSaid:
             rig, "there is not enough KV cache space. This can affect the end-to-end performance."
         )
         counts = [int(line.rsplit("=", 1)[1]) for line in warned]
-        assert [1, 50, 100] == counts
+        assert [1, 50] == counts
         assert all("max_num_blocks" in line and "max_batch_size" in line for line in warned)
         assert all(line.is_warning for line in rig.log_lines if "not enough KV" in line.text)
 
