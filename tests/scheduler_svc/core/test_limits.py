@@ -153,6 +153,16 @@ class TestTenants:
         with pytest.raises(QueueFull, match="tenant 'blue' has 2"):
             rig.submit(tenant="blue", request_id="more")
 
+    def test_every_choice_counts_for_its_tenant(self):
+        """
+        With one place left a tenant's request for two choices is refused and one for one is taken.
+        """
+        rig = rig_of(max_tenant_requests=3)
+        rig.submit(tenant="red", num_choices=2)
+        with pytest.raises(QueueFull, match="tenant 'red' has 2"):
+            rig.submit(tenant="red", num_choices=2, request_id="two")
+        rig.submit(tenant="red", request_id="one", handle=10)
+
     def test_nobody_has_no_limit(self):
         """
         Requests without a tenant are not counted.
