@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -155,11 +157,54 @@ class TestMemory:
     @pytest.mark.skipif("cuda" not in DEVICES, reason="pages are locked for a CUDA device alone")
     def test_pages_are_locked_for_cuda(self):
         """
-        Host blocks of a CUDA device are pinned, and unlocked when they go.
+        Host blocks of a CUDA device are pinned.
         """
         kv = build("cuda")
         assert kv._host is not None
         assert kv._host.is_pinned
-        address = kv._host._host.data_ptr()
-        del kv
-        assert 0 != int(torch.cuda.cudart().cudaHostUnregister(address))
+
+
+class Runtime:
+    """Stands for CUDA's runtime: keeps what is locked; answers with an error code if told."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+        self.locked: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - its name
+        assert flags == 0
+        self.locked[address] = size
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - its name
+        del self.locked[address]
+        return 0
+
+
+class TestLocking:
+    def test_exactly_the_host_blocks_are_locked_while_they_live(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
+        """
+        The pages of all host blocks, and no more, are locked until the memory is gone.
+        """
+        runtime = Runtime()
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+        memory = torch.zeros(5, 1000)
+        host_blocks._lock_pages(memory)
+        assert {memory.data_ptr(): 20_000} == runtime.locked
+        view = memory[1]
+        del memory
+        gc.collect()
+        assert [20_000] == list(runtime.locked.values())
+        del view
+        gc.collect()
+        assert {} == runtime.locked
+
+    def test_host_that_refuses_to_lock_is_out_of_memory(self, monkeypatch: pytest.MonkeyPatch):
+        """
+        Pages that cannot be locked are an error naming the setting and the limit.
+        """
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(code=2))
+        with pytest.raises(OutOfMemory, match=r"CUDA error 2\): lower swap_space_gb or raise"):
+            host_blocks._lock_pages(torch.zeros(5))
