@@ -45,16 +45,20 @@ class BatchRules:
             share = max(1, int(self.options.max_prefill_share * self.limits.max_total_tokens))
             assert prefill_tokens.sum() <= share, "prompts got more than their share"
         if self.options.step_priority is StepPriority.DECODE_FIRST and len(prefill_tokens):
-            assert not self._left_out(batch).size, "a prefill ran before a decode"
+            assert not self.left_out(batch), "a prefill ran before a decode"
         self._check_threshold(batch)
         self._check_nobody_passes_the_aged(batch)
 
-    def _left_out(self, batch: Batch):
-        """Running decodes that have something to compute and no row, shape ``[N]``."""
+    def left_out(self, batch: Batch) -> list[tuple[int, int]]:
+        """Slot and generation of each decode that has something to compute and no row."""
         slots = self.state.slots
         ready = slots.running & slots.decoding & (slots.planned < slots.stop_len - 1)
         ready[batch.row_slot] = False
-        return np.flatnonzero(ready)
+        return [(slot, int(slots.generation[slot])) for slot in np.flatnonzero(ready).tolist()]
+
+    def max_left_out(self) -> int:
+        """Batches in a row that may leave a decode out, as those with a row take turns."""
+        return 2 * -(-self.limits.max_running // self.limits.max_total_tokens) + 1
 
     def _check_nobody_passes_the_aged(self, batch: Batch) -> None:
         """Who has waited long is passed only by those that arrived before."""

@@ -34,7 +34,7 @@ from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 
 Choose = Callable[[list], Any]
 
-ENDS = [frozenset(), frozenset(), frozenset({3}), frozenset(range(10))]
+ENDS = [*[frozenset()] * 5, frozenset({3}), frozenset(range(10))]
 ALL_EVENTS = {
     "track_request_events": True, "track_token_events": True, "track_paused_events": True
 }  # fmt: skip
@@ -53,7 +53,7 @@ def draw_options(choose: Choose) -> CoreOptions:
         max_queued_requests=choose([None, None, 5]),
         max_queued_tokens=choose([None, None, 60]),
         max_tenant_requests=choose([None, None, 4]),
-        schedule_conservativeness=choose([1.0, 0.0, 0.3, 1.3]),
+        schedule_conservativeness=choose([0.0, 0.0, 0.0, 0.3, 1.0, 1.3]),
         victim_rule=choose(list(VictimRule)),
         paused_budget_blocks=choose([0, 2, 6]),
         preemption_mode=choose(list(PreemptionMode)),
@@ -76,13 +76,15 @@ class CoreWorld:
             max_batch_size=choose([4, 2]),
             max_total_tokens=choose([7, 4, 32]),
             max_model_len=max(block_size, min(48, num_blocks * block_size)),
-            memory_threshold=choose([1.0, 0.6]),
+            memory_threshold=choose([1.0, 1.0, 0.6]),
             max_num_seqs=12,
         )
         options = draw_options(choose) if options is None else options
         num_slots = self.config.max_batch_size + choose([0, 3])
         num_host_blocks = choose([0, 4, 32])
-        self.geometry = geometry_of(self.config, num_slots, num_host_blocks)
+        geometry = geometry_of(self.config, num_slots, num_host_blocks)
+        most_tokens = min(geometry.max_total_tokens, choose([32, 32, 32, 2]))
+        self.geometry = replace(geometry, max_total_tokens=most_tokens)
         self.delay = choose([4, 2, 1])
         self.rig = Rig(self.config, delay=self.delay, options=options, geometry=self.geometry)
         self.options = options
@@ -94,7 +96,7 @@ class CoreWorld:
     def submit(self, choose: Choose) -> None:
         """Requests arrive together; a refused one is typed and leaves no trace."""
         max_tokens = choose([12, 1, 4, 20, 20, 28])
-        lives_s = choose([None, None, None, 3, 20])
+        lives_s = choose([*[None] * 8, 3, 20])
         fields = {
             "prompt": self._draw_prompt(choose),
             "eos_token_ids": choose(ENDS),
@@ -105,7 +107,7 @@ class CoreWorld:
             "tenant": choose(["", "blue", "red"]),
             "cache_salt": choose([b"", b"", b"", b"salt"]),
         }
-        for _ in range(choose([1, 2, 4])):
+        for _ in range(choose([1, 2, 4, 4])):
             before = len(self.rig.submitted)
             with suppress(TandemError):
                 self.rig.submit(max_tokens=max_tokens, **fields)
@@ -127,7 +129,7 @@ class CoreWorld:
 
     def step(self, choose: Choose) -> None:
         """Time passes."""
-        for _ in range(choose([1, 2, 5, 12])):
+        for _ in range(choose([5, 1, 2, 12, 20])):
             self.rig.step()
 
     def plan_ahead(self, _choose: Choose) -> None:
@@ -285,7 +287,7 @@ class CoreWorld:
 
 
 EVERYTHING: dict[str, int] = {
-    "submit": 6, "step": 8, "plan_ahead": 4, "end_request": 1, "end_handle": 1, "flush_prefix_cache": 1, "poison": 1,
+    "submit": 8, "step": 16, "plan_ahead": 4, "end_request": 1, "end_handle": 1, "flush_prefix_cache": 1, "poison": 1,
     "preempt": 1, "suspend": 1, "resume": 3, "lose_executor": 1, "change_executor": 1, "fail_all": 1,
 }  # fmt: skip
 """What can happen, and how often in a random walk, relative to each other."""

@@ -10,7 +10,7 @@ import numpy as np
 from scheduler_svc.core.admission import Acceptance
 from scheduler_svc.core.events import Ended, Failed, Progress
 from scheduler_svc.core.geometry import ExecutorGeometry
-from scheduler_svc.core.options import CoreOptions
+from scheduler_svc.core.options import CoreOptions, StepPriority
 from scheduler_svc.core.request import NewRequest, RequestState
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step_log import LogLine
@@ -80,6 +80,8 @@ class Rig:
         """Handles for which it does or did."""
         self.sampled: set[tuple[int, int]] = set()
         """(handle, position) of every token the present executor has sampled."""
+        self.left_out: dict[tuple[int, int], int] = {}
+        """Batches in a row in which a decode had no row, by slot and generation."""
         self.waited: dict[int, float] = defaultdict(float)
         """Seconds each handle has spent in the queue."""
 
@@ -124,6 +126,7 @@ class Rig:
         batch = self.core.schedule(self.now)
         if batch is not None:
             rules.check(batch)
+            self._note_left_out(rules, batch)
             self.batches.append(batch)
             salts = {
                 admission.slot: self.core._state.slots.request_of(admission.slot).new.cache_salt
@@ -137,6 +140,15 @@ class Rig:
         self.collect()
         self.check()
         return batch
+
+    def _note_left_out(self, rules: BatchRules, batch: Batch) -> None:
+        """No decode is left out for long, but where prompts go first."""
+        if rules.options.step_priority is StepPriority.PREFILL_FIRST:
+            return
+        before, self.left_out = self.left_out, {}
+        for key in rules.left_out(batch):
+            self.left_out[key] = before.get(key, 0) + 1
+            assert self.left_out[key] <= rules.max_left_out(), "a decode is left out for ever"
 
     def _poison(self, admission: Admission) -> None:
         self.poisons_next = False
