@@ -74,7 +74,15 @@ class PrefixCache:
     Without an index (prefix caching is off) nothing is found and nothing indexed.
     """
 
-    __slots__ = ("_being_written", "_index", "_may_index", "_num_indexed", "_pool", "_slots")
+    __slots__ = (
+        "_awaited",
+        "_being_written",
+        "_index",
+        "_may_index",
+        "_num_indexed",
+        "_pool",
+        "_slots",
+    )
 
     def __init__(self, slots: SlotTable, pool: BlockPool) -> None:
         num_slots = len(slots.live)
@@ -85,7 +93,12 @@ class PrefixCache:
         self._num_indexed = [0] * num_slots
         """Leading blocks of a slot's table that the index leads to."""
         self._being_written: dict[bytes, int] = {}
-        """Blocks that will be indexed, to the slot that computes them."""
+        """
+        Per slot that computes a prompt, the first of its blocks that is not indexed yet. Of blocks
+        that have one digest all before them have too, so nobody can wait for a later one of it.
+        """
+        self._awaited: dict[int, bytes] = {}
+        """The same, by slot."""
 
     @property
     def version(self) -> int:
@@ -142,8 +155,7 @@ class PrefixCache:
             num_indexed = min(num_indexed, self._num_indexed[shared_with])
         self._num_indexed[slot] = num_indexed
         if self._may_index[slot] and num_indexed == prefix.num_shared:
-            for digest in self._chain(request)[num_indexed:]:
-                self._being_written.setdefault(digest, slot)
+            self._let_wait_for(slot, self._chain(request))
 
     def index_sent(self, slot: int) -> None:
         """Index the blocks of a prompt whose last positions were sent by now."""
@@ -156,23 +168,21 @@ class PrefixCache:
             return
         if self.is_cached(chain[start]):
             # Somebody else's block got the digest first: what follows is indexed at release.
-            self._forget_writing(slot, chain)
+            self._let_nobody_wait_for(slot)
             return
         parent = int(slots.block_table[slot, start - 1]) if start else NO_BLOCK
+        self._let_nobody_wait_for(slot)
         self._add(slot, slots.block_table[slot, :end], chain, start, parent)
-        for digest in chain[start:end]:
-            self._being_written.pop(digest, None)
+        self._let_wait_for(slot, chain)
 
-    def note_vacated(self, slot: int, request: Request) -> None:
+    def note_vacated(self, slot: int) -> None:
         """A request lost its slot: nobody need wait for its blocks."""
-        if self._index is not None:
-            self._forget_writing(slot, request.digests)
+        self._let_nobody_wait_for(slot)
 
     def distrust(self, slot: int) -> None:
         """Nothing that a slot holds is to be indexed from now on."""
         self._may_index[slot] = False
-        for digest in [key for key, writer in self._being_written.items() if writer == slot]:
-            del self._being_written[digest]
+        self._let_nobody_wait_for(slot)
 
     def forget_written_by(self, writers: AbstractSet[int]) -> None:
         """
@@ -207,6 +217,7 @@ class PrefixCache:
         """
         self._may_index = [False] * len(self._may_index)
         self._being_written.clear()
+        self._awaited.clear()
         return self._pool.flush()
 
     def check_integrity(self) -> None:
@@ -229,8 +240,14 @@ class PrefixCache:
             num_indexed = self._num_indexed[slot]
             if self._may_index[slot] and None in parents[:num_indexed]:
                 raise InternalError(f"slot {slot} has fewer than {num_indexed} blocks indexed")
-        for digest, slot in self._being_written.items():
-            if not slots.running[slot] or digest not in slots.request_of(slot).digests:
+        if self._being_written != {digest: slot for slot, digest in self._awaited.items()}:
+            raise InternalError("who is waited for and for what differ")
+        for slot, digest in self._awaited.items():
+            is_next = (
+                slots.running[slot]
+                and digest == (slots.request_of(slot).digests[self._num_indexed[slot]])
+            )
+            if not is_next:
                 raise InternalError(f"slot {slot} is waited for and does not compute the block")
 
     def _index_released(self, slot: int, request: Request, blocks: Int32Column) -> list[int]:
@@ -267,11 +284,16 @@ class PrefixCache:
         self._index.add_chain(blocks[start:end], chain[start:end], parent, writer)
         self._num_indexed[slot] = end
 
-    def _forget_writing(self, slot: int, chain: list[bytes]) -> None:
-        if self._being_written:
-            for digest in chain[self._num_indexed[slot] :]:
-                if self._being_written.get(digest) == slot:
-                    del self._being_written[digest]
+    def _let_wait_for(self, slot: int, chain: list[bytes]) -> None:
+        """Note which block a slot will be the next to index, if it is the only one to."""
+        start = self._num_indexed[slot]
+        if start < len(chain) and self._being_written.setdefault(chain[start], slot) == slot:
+            self._awaited[slot] = chain[start]
+
+    def _let_nobody_wait_for(self, slot: int) -> None:
+        digest = self._awaited.pop(slot, None)
+        if digest is not None:
+            del self._being_written[digest]
 
     def _chain(self, request: Request, num_blocks: int | None = None) -> list[bytes]:
         """Digests of the first full blocks of a request, hashed where they were not yet."""

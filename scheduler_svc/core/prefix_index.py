@@ -57,7 +57,7 @@ class PrefixIndex:
         self.writer: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
         self._block_of: dict[bytes, int] = {}
         self._digest_of = [b""] * (num_blocks + 1)
-        self._parent = [NO_BLOCK] * (num_blocks + 1)
+        self._parent: NDArray[np.int32] = np.full(num_blocks + 1, NO_BLOCK, np.int32)
         self._unheld: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -85,15 +85,8 @@ class PrefixIndex:
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
         """Blocks of the leading digests that are indexed, in order."""
-        count = self.match_len(digests)
-        if not count:
-            return []
-        parent, block = self._parent, self._block_of[digests[count - 1]]
-        blocks = [block]
-        while block := parent[block]:
-            blocks.append(block)
-        blocks.reverse()
-        return blocks
+        block_of = self._block_of
+        return [block_of[digest] for digest in digests[: self.match_len(digests)]]
 
     def block_of(self, digest: bytes) -> int | None:
         """The block under a digest."""
@@ -101,7 +94,7 @@ class PrefixIndex:
 
     def parent_of(self, block: int) -> int | None:
         """The block that an indexed one continues, or NO_BLOCK; None for one not indexed."""
-        return self._parent[block] if self.is_indexed[block] else None
+        return int(self._parent[block]) if self.is_indexed[block] else None
 
     def add_chain(
         self, blocks: Int32Column, digests: Sequence[bytes], parent: int, writer: int
@@ -121,8 +114,8 @@ class PrefixIndex:
         self._block_of.update(zip(digests, ids, strict=True))
         for block, digest in zip(ids, digests, strict=True):
             self._digest_of[block] = digest
-            self._parent[block] = parent
-            parent = block
+        self._parent[blocks[1:]] = blocks[:-1]
+        self._parent[blocks[0]] = parent
         self.is_indexed[blocks] = True
         self.writer[blocks] = writer
         self.version += 1
@@ -166,11 +159,12 @@ class PrefixIndex:
         Takes time proportional to the index: for errors.
         """
         is_wrong: dict[int, bool] = {NO_BLOCK: False}
+        parents = self._parent.tolist()
         for last in self._block_of.values():
             chain, block = [], last
             while block not in is_wrong:
                 chain.append(block)
-                block = self._parent[block]
+                block = parents[block]
             wrong = is_wrong[block]
             for member in reversed(chain):
                 wrong = wrong or int(self.writer[member]) in writers
@@ -199,7 +193,7 @@ class PrefixIndex:
         _require(place.keys() == expected, "unheld blocks are not those without a holder")
         _require(self.keeps_unheld or not place, "a block without a holder is still indexed")
         for block in indexed:
-            parent = self._parent[block]
+            parent = int(self._parent[block])
             _require(parent == NO_BLOCK or parent in indexed, f"block {block} has lost its parent")
             if parent in place:
                 in_order = block in place and place[block] < place[parent]

@@ -324,7 +324,7 @@ class CoreState:
         self.paused.pop(slot, None)
         request = self.slots.request_of(slot)
         self.may_give_way.discard(-request.number)
-        self.prefix_cache.note_vacated(slot, request)
+        self.prefix_cache.note_vacated(slot)
         self.leaving[slot] = request
         self.slots.vacate(slot)
 
