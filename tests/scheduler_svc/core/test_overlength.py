@@ -115,13 +115,15 @@ class TestTruncate:
         After a cut other tokens stand in each block, so the given digests name nothing: the prompt
         shares KV with its own tokens and with nobody else's.
         """
-        rig = rig_of()
-        whole = np.arange(100, dtype=np.int32) % 50
+        rig = rig_of(max_model_len=66)
+        whole = np.arange(67, dtype=np.int32) % 50
+        # As many as of the cut prompt, so that their number does not give them away.
         digests = block_digests(whole, 4)
-        submit(rig, new_request(100, 1, prompt=whole, block_digests=digests))
+        accepted = submit(rig, new_request(67, 1, prompt=whole, block_digests=digests))
+        assert 2 == accepted.num_truncated_tokens
         rig.run()
         submit(rig, new_request(16, 2, request_id="start", handle=1, prompt=whole[:16]))
-        submit(rig, new_request(32, 2, request_id="kept", handle=2, prompt=whole[37:69]))
+        submit(rig, new_request(32, 2, request_id="kept", handle=2, prompt=whole[2:34]))
         rig.run()
         assert (0, 31) == (rig.ended[1].num_cached_tokens, rig.ended[2].num_cached_tokens)
         for handle in (1, 2):
