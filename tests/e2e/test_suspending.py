@@ -50,6 +50,7 @@ def rest(stream):
     return [token for event in stream if isinstance(event, Delta) for token in event.token_ids]
 
 
+@pytest.mark.slow
 class TestSuspend:
     @pytest.mark.parametrize("mode", list(KvMode))
     def test_requests_go_on_with_the_same_tokens(self, suspendable, undisturbed, idle, mode):

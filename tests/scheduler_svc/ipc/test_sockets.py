@@ -23,7 +23,7 @@ from scheduler_svc.ipc.messages import (
     Update,
 )
 from scheduler_svc.ipc.sockets import PIPE_MESSAGES, CoreSocket, FrontendGone, FrontendSocket
-from tandem.admin.v1.admin_service_pb2 import GetStatsResponse
+from tandem.admin.v1.stats_pb2 import GetStatsResponse
 
 REFUSED = Refused(
     stream_id=7,
