@@ -8,7 +8,9 @@ One step's plan: who computes how many tokens next.
     the queue, head first                        while slots, budget, threshold and blocks allow
 
 Under prefill-first the prompts are planned before the decodes, which then get what these leave of
-the budget, longest unserved first; in the batch decodes stand first all the same.
+the budget, longest unserved first; in the batch decodes stand first all the same. Decodes that get
+nothing free no slot, so at most `max_batch_size` prompts go ahead of them in a row;
+`max_prefill_share` leaves them a part of every step.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ def plan(state: CoreState, now: float) -> Batch | None:
     else:
         _plan_prompts(draft, now, others_decode=bool(state.slots.decoding.any()))
         _plan_decodes(draft)
+    if state.paused:
+        stay_paused(state)
     if draft.prefills or state.counters.decode_steps >= state.step_log.due_step:
         report_step(draft, now)
     return draft.batch()
@@ -82,8 +86,6 @@ def _plan_decodes(draft: Draft) -> None:
         draft.decodes = rows if ready is rows.slot else slots.rows_of(ready)
         draft.budget -= len(ready)
         draft.state.counters.decode_steps += 1
-    if draft.state.paused:
-        stay_paused(draft.state)
 
 
 def _least_served(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:

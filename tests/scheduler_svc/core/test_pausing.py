@@ -290,6 +290,27 @@ class TestEvents:
             assert num_left_out
             assert num_left_out * asked == self.kinds(rig).count(EventKind.PAUSE)
 
+    def test_a_step_of_prompts_alone_leaves_the_paused_out_too(self):
+        """
+        Who is paused while others compute prompts stays paused for that step.
+        """
+        rig = Rig(
+            small_config(max_num_blocks=7, max_model_len=24, max_batch_size=2, max_total_tokens=2),
+            options=pausing(100, track_request_events=True, track_paused_events=True),
+        )
+        first = rig.submit(prompt_len=4, max_tokens=12)
+        for _ in range(2):
+            rig.step()
+        rig.submit(prompt_len=16, max_tokens=2)
+        step_until_paused(rig)
+        assert [first] == paused(rig)
+        num_events = self.kinds(rig).count(EventKind.PAUSE)
+        batch = rig.step()
+        assert [first] == paused(rig)
+        assert 1 == len(batch.row_slot)
+        assert num_events + 1 == self.kinds(rig).count(EventKind.PAUSE)
+        rig.run()
+
     def test_losing_paused_blocks_is_an_eviction(self):
         """
         A request that was paused and lost its slot is EVICTed, not RETRACTed.
