@@ -214,11 +214,23 @@ def metrics_snapshot() -> MetricsSnapshot:
             running_requests=3,
             waiting_requests=4,
             used_blocks=25,
-            free_blocks=75,
+            free_blocks=60,
+            cached_blocks=15,
             total_blocks=100,
             prefill_tokens=70,
             output_tokens=80,
             preemptions=9,
+            retractions=7,
+            prefix_cache_lookup_tokens=200,
+            prefix_cache_hit_tokens=50,
+            paused_requests=2,
+            swapped_requests=1,
+            host_blocks=8,
+            used_host_blocks=6,
+            queued_tokens=123,
+            new_token_ratio=0.5,
+            refused_by_limit={"max_num_seqs": 2, "max_tenant_requests": 3},
+            schedule_policy="lpm",
         ),
         ready=True,
         finished_by_reason={"EOS": 5, "MAX_TOKENS": 6},
@@ -253,7 +265,7 @@ class TestMetrics:
         status, body = await http(frontend.servers.metrics_address, page)
         assert "HTTP/1.1 200 OK" == status
         samples = {
-            (sample.name, *sample.labels.values()): sample.value
+            (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
             for family in text_string_to_metric_families(body)
             for sample in family.samples
         }
@@ -276,6 +288,20 @@ class TestMetrics:
             ("tandem_inter_token_seconds_count",): 6,
             ("tandem_inter_token_seconds_sum",): 4.5,
             ("tandem_model_info", "small", "rev-1"): 1,
+            ("tandem_kv_blocks_cached",): 15,
+            ("tandem_prefix_cache_lookup_tokens_total",): 200,
+            ("tandem_prefix_cache_hit_tokens_total",): 50,
+            ("tandem_retractions_total",): 7,
+            ("tandem_requests_paused",): 2,
+            ("tandem_requests_swapped",): 1,
+            ("tandem_host_blocks",): 8,
+            ("tandem_host_blocks_used",): 6,
+            ("tandem_queued_tokens",): 123,
+            ("tandem_new_token_ratio",): 0.5,
+            ("tandem_refusals_total", "max_num_seqs"): 2,
+            ("tandem_refusals_total", "max_tenant_requests"): 3,
+            ("tandem_schedule_time_seconds_bucket", "0.1", "lpm"): 2,
+            ("tandem_schedule_time_seconds_count", "lpm"): 6,
         }
         assert expected == {key: samples.get(key) for key in expected}
 
