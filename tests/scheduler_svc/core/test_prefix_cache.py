@@ -300,7 +300,6 @@ class TestMemory:
         assert [0, 0, 8] == cached_in_order(rig)
         assert_outputs(rig)
 
-
     def test_digests_for_other_blocks_are_not_used(self):
         """
         When the block size changes, digests that came with prompts name nothing any more, also
