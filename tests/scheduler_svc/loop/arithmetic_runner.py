@@ -6,7 +6,7 @@ import numpy as np
 
 from scheduler_svc.core.geometry import ExecutorGeometry
 from tandem.errors import SessionLost
-from tandem.link.batch import ROW_SAMPLES, Batch, Step, StepResult
+from tandem.link.batch import ROW_SAMPLES, Batch, Resume, Step, StepResult, Suspend
 from tandem.link.slot_state import SlotState
 
 GEOMETRY = ExecutorGeometry(
@@ -48,6 +48,7 @@ class ArithmeticRunner:
         )
         self._tokens: dict[int, list[int]] = {}
         self.num_steps = 0
+        self.commands: list[Suspend | Resume] = []
 
     def reset(self) -> None:
         """Start a session."""
@@ -62,7 +63,11 @@ class ArithmeticRunner:
             SessionLost: The batch or the hash is wrong.
         """
         batch = step.command
-        assert isinstance(batch, Batch)
+        if not isinstance(batch, Batch):
+            self.commands.append(batch)
+            batch = Batch()
+        elif self.commands and isinstance(self.commands[-1], Suspend):
+            raise SessionLost("a batch came while suspended")
         self.slots.apply(batch)
         if self.slots.state_hash != step.state_hash:
             raise SessionLost(f"state hash of step {step.step_id} does not match")

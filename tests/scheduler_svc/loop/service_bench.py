@@ -52,6 +52,7 @@ class FakeFrontend:
         self.models: list[Model] = []
         self.availabilities: list[Availability] = []
         self.num_updates = 0
+        self._num_choices: dict[int, int] = {}
         self._query_ids = itertools.count(1)
         self.send(Hello(index, 1000 + index))
 
@@ -80,7 +81,9 @@ class FakeFrontend:
             "arrival_s": time.monotonic(),
             "deadline_s": None,
         }
-        self.send(Submit(**(fields | changes)))
+        submit = Submit(**(fields | changes))
+        self._num_choices[stream_id] = submit.num_choices
+        self.send(submit)
 
     def end(self, stream_id: int, reason=FinishReason.CANCELLED, num_output_tokens=None) -> None:
         self.send(
@@ -99,7 +102,8 @@ class FakeFrontend:
             case None:
                 return False
             case Accepted():
-                self.accepted.add(message.stream_id)
+                first = message.stream_id
+                self.accepted.update(range(first, first + self._num_choices[first]))
             case Refused():
                 self.refused[message.stream_id] = message
             case Reply():

@@ -1,0 +1,113 @@
+"""Choices, digests and what operators ask for, through the whole core process but its sockets' ends."""
+
+import pytest
+
+from scheduler_svc.core.request import FinishReason
+from scheduler_svc.ipc import snapshot
+from tandem.link.batch import KvMode, Resume, Suspend
+from tests.scheduler_svc.loop.arithmetic_runner import expected_outputs
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+class TestChoices:
+    def test_each_choice_has_its_own_stream(self, bench):
+        """One submission gives every choice its tokens and its end, and all are forgotten then."""
+        frontend = bench.frontend()
+        frontend.submit(10, PROMPT, 6, num_choices=3, temperature=1.0)
+        bench.until(lambda: len(frontend.ended) == 3)
+        assert {10, 11, 12} == set(frontend.ended)
+        assert [expected_outputs(PROMPT, 6)] * 3 == [frontend.tokens[10 + i] for i in range(3)]
+        bench.until(lambda: not bench.link.runner.slots.live.any())
+
+    def test_one_choice_ends_alone(self, bench):
+        """A frontend that ends one choice lets the others go on to their own ends."""
+        frontend = bench.frontend()
+        bench.link.is_holding = True
+        frontend.submit(10, PROMPT, 6, num_choices=2, temperature=1.0)
+        bench.until(lambda: frontend.accepted)
+        frontend.end(11, FinishReason.CANCELLED)
+        bench.until(lambda: 11 in frontend.ended)
+        bench.link.is_holding = False
+        bench.link.compute()
+        bench.until(lambda: 10 in frontend.ended)
+        assert (FinishReason.MAX_TOKENS, FinishReason.CANCELLED) == (
+            frontend.ended[10].reason,
+            frontend.ended[11].reason,
+        )
+
+    def test_a_frontend_that_dies_takes_all_choices_along(self, bench):
+        """Nothing of a dead frontend's requests is left."""
+        frontend, other = bench.frontend(0), bench.frontend(1)
+        bench.link.is_holding = True
+        frontend.submit(10, PROMPT, 50, num_choices=4, temperature=1.0)
+        bench.until(lambda: frontend.accepted)
+        bench.loop.frontend_died(0)
+        bench.link.is_holding = False
+        bench.link.compute()
+
+        def is_empty():
+            stats = snapshot.decode_stats(bench.reply(other, "stats").result)
+            return stats.running_requests + stats.waiting_requests + stats.used_blocks == 0
+
+        bench.until(is_empty)
+
+
+class TestDigests:
+    def test_digests_for_other_blocks_are_not_used(self, bench):
+        """A prompt hashed for another block size is served, and what it finds is its own."""
+        frontend = bench.frontend()
+        wrong = bytes(32) * 3
+        for stream_id, prompt in ((1, [5] * 12), (2, [6] * 12)):
+            frontend.submit(stream_id, prompt, 4, block_digests=wrong, digest_block_size=16)
+            bench.until(lambda stream_id=stream_id: stream_id in frontend.ended)
+        assert [0, 0] == [frontend.ended[number].num_cached_tokens for number in (1, 2)]
+        assert expected_outputs([6] * 12, 4) == frontend.tokens[2]
+
+
+class TestOperators:
+    def test_flush_forgets_what_was_cached(self, bench):
+        """A second equal prompt finds the first; after a flush a third finds nothing."""
+        frontend = bench.frontend()
+        for stream_id in (1, 2):
+            frontend.submit(stream_id, [5] * 12, 2)
+            bench.until(lambda stream_id=stream_id: stream_id in frontend.ended)
+        flushed = snapshot.decode_flush_result(bench.reply(frontend, "flush").result)
+        frontend.submit(3, [5] * 12, 2)
+        bench.until(lambda: 3 in frontend.ended)
+        assert [0, 11, 0] == [frontend.ended[number].num_cached_tokens for number in (1, 2, 3)]
+        assert flushed.freed_blocks > 0
+
+    def test_events_that_are_not_kept_are_a_typed_error(self, bench):
+        """Without tracking, events are refused and say what to switch on."""
+        frontend = bench.frontend()
+        reply = bench.reply(frontend, "events", b'{"request_id": "0-1"}')
+        assert "EVENTS_NOT_TRACKED" == reply.error.reason
+        assert "--track-request-events" in reply.error.message
+
+    @pytest.mark.parametrize("mode", list(KvMode))
+    def test_suspension_is_a_step_and_answered_once_obeyed(self, bench, mode):
+        """The executor is told before the answer comes, nothing is sent until it is resumed."""
+        frontend = bench.frontend()
+        frontend.submit(1, PROMPT, 40)
+        bench.until(lambda: frontend.tokens.get(1))
+        argument = snapshot.encode_json(snapshot.SuspendArgument(mode.value))
+        assert bench.reply(frontend, "suspend", argument).error is None
+        assert [Suspend(kv_mode=mode)] == bench.link.runner.commands
+        assert not frontend.availabilities[-1].ready
+        frontend.submit(2, [9], 3)
+        bench.until(lambda: 2 in frontend.accepted)
+        assert snapshot.decode_stats(bench.reply(frontend, "stats").result).suspended
+        assert bench.reply(frontend, "resume").error is None
+        assert isinstance(bench.link.runner.commands[-1], Resume)
+        bench.until(lambda: len(frontend.ended) == 2)
+        assert expected_outputs(PROMPT, 40) == frontend.tokens[1]
+        assert expected_outputs([9], 3) == frontend.tokens[2]
+
+    def test_nobody_can_be_suspended_without_an_executor(self, make_bench):
+        """Before an executor is attached suspending is refused, resuming does nothing."""
+        bench = make_bench()
+        frontend = bench.frontend()
+        argument = snapshot.encode_json(snapshot.SuspendArgument(1))
+        assert "NO_EXECUTOR" == bench.reply(frontend, "suspend", argument).error.reason
+        assert bench.reply(frontend, "resume").error is None
