@@ -166,7 +166,11 @@ def _call_changes(
     if name in _TWINS:
         _, last = text.span(node.func)
         yield last - len(name), last, _TWINS[name]
-    if len(node.args) > 1 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2]):
+    if (
+        name not in {"min", "max"}
+        and len(node.args) > 1
+        and not any(isinstance(arg, ast.Starred) for arg in node.args[:2])
+    ):
         (a, b), (c, d) = text.span(node.args[0]), text.span(node.args[1])
         if text.source[a:b] != text.source[c:d]:
             swapped = text.source[c:d] + text.source[b:c] + text.source[a:b]

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import random
-import tempfile
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.scheduler_svc.core.mutants.mutations import Mutant, mutants_of
-from tests.scheduler_svc.core.mutants.trial import ROOT, Workshop
+from tests.scheduler_svc.core.mutants.trial import ROOT, begin
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.tsv"
@@ -73,7 +71,6 @@ class Table:
     """The verdicts on disk, rewritten after each."""
 
     def __init__(self, mutants: list[Mutant]) -> None:
-        self._lock = threading.Lock()
         known = load_results()
         self.rows = {
             m.key: row_of(m, known[m.key]["noticed_by"]) for m in mutants if m.key in known
@@ -82,41 +79,43 @@ class Table:
 
     def add(self, mutant: Mutant, noticed_by: str) -> None:
         """Keep a verdict."""
-        with self._lock:
-            self.rows[mutant.key] = row_of(mutant, noticed_by)
-            with RESULTS.open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, delimiter="\t", lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(self.rows[key] for key in self._order if key in self.rows)
+        self.rows[mutant.key] = row_of(mutant, noticed_by)
+        with RESULTS.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, delimiter="\t", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows[key] for key in self._order if key in self.rows)
 
 
-def try_all(table: Table, mutants: list[Mutant], jobs: int) -> None:
-    """Try these mutants."""
-    with tempfile.TemporaryDirectory() as folder:
-        if failed := Workshop(Path(folder)).notices(None):
-            raise SystemExit(f"the tests fail without a mutant: {failed}")
-    left = iter(mutants)
-    lock = threading.Lock()
+def try_all(table: Table, mutants: list[Mutant], jobs: int, *, is_brief: bool) -> None:
+    """Try these mutants; `is_brief` keeps no verdict of those that only a full trial may notice."""
+    left, running = list(reversed(mutants)), dict[int, tuple[Mutant, int]]()
+    while left or running:
+        while left and len(running) < jobs:
+            mutant = left.pop()
+            process, verdict = begin(mutant, is_brief=is_brief)
+            running[process] = mutant, verdict
+        process, status = os.wait()
+        mutant, verdict = running.pop(process)
+        with os.fdopen(verdict) as pipe:
+            noticed_by = pipe.read() if status == 0 else "out of time"
+        if noticed_by or not is_brief:
+            table.add(mutant, noticed_by)
+        print(f"{noticed_by or 'SURVIVED':60} {mutant.key} {mutant.path}:{mutant.line}")
 
-    def work() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            workshop = Workshop(Path(folder))
-            while True:
-                with lock:
-                    mutant = next(left, None)
-                if mutant is None:
-                    return
-                if workshop.source(mutant.path) != (ROOT / mutant.path).read_text():
-                    raise SystemExit(f"{mutant.path} has changed meanwhile: start again")
-                noticed_by = workshop.notices(mutant)
-                table.add(mutant, noticed_by)
-                print(
-                    f"{noticed_by or 'SURVIVED':60} {mutant.path}:{mutant.line} {mutant.function}"
-                )
 
-    with ThreadPoolExecutor(jobs) as pool:
-        for job in [pool.submit(work) for _ in range(jobs)]:
-            job.result()
+def check_tests(*, is_brief: bool) -> None:
+    """
+    Run the tests without a mutant.
+
+    Raises:
+        SystemExit: One of them fails.
+    """
+    process, verdict = begin(None, is_brief=is_brief)
+    _, status = os.waitpid(process, 0)
+    with os.fdopen(verdict) as pipe:
+        failed = pipe.read()
+    if status or failed:
+        raise SystemExit(f"the tests fail without a mutant: {failed or 'out of time'}")
 
 
 def noticed(table: Table, mutant: Mutant) -> bool:
@@ -132,6 +131,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--files", nargs="*", help="try only mutants of these modules")
     parser.add_argument("--again", action="store_true", help="try survivors again")
+    parser.add_argument("--brief", action="store_true", help="try only the likeliest tests")
     arguments = parser.parse_args()
     mutants = sample(arguments.per_file, arguments.seed)
     table = Table(mutants)
@@ -141,8 +141,9 @@ def main() -> None:
         if (not arguments.files or Path(mutant.path).stem in arguments.files)
         and (mutant.key not in table.rows or (arguments.again and not noticed(table, mutant)))
     ]
-    try_all(table, left, arguments.jobs)
-    tried = [mutant for mutant in mutants if mutant.key in table.rows]
+    check_tests(is_brief=arguments.brief)
+    try_all(table, left, arguments.jobs, is_brief=arguments.brief)
+    tried = mutants if arguments.brief else [m for m in mutants if m.key in table.rows]
     survivors = [mutant for mutant in tried if not noticed(table, mutant)]
     print(f"{len(tried) - len(survivors)} of {len(tried)} noticed")
     for mutant in survivors:

@@ -1,117 +1,158 @@
-"""Whether the core's fast tests notice a mutant: one process per mutant, in a copy of the tree."""
+"""
+Whether the core's fast tests notice a mutant: one forked process per mutant.
+
+The process is forked from one that has imported all but the core and its tests, and compiles the
+mutant in place of the module: nothing on disk changes.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import os
-import shutil
-import subprocess
+import resource
 import sys
 from pathlib import Path
+
+import hypothesis.stateful  # noqa: F401  imported before the fork
+import numpy  # noqa: F401, ICN001
+import pytest
 
 from tests.scheduler_svc.core.mutants.mutations import Mutant
 
 ROOT = Path(__file__).parents[4]
-COPIED = ("pyproject.toml", "scheduler_svc", "protos/python", "tests/scheduler_svc/core")
-TESTS = "tests/scheduler_svc/core"
-NOT_RUN = ("test_planted_bugs.py", "test_properties.py", "test_random_walks.py")
+TESTS = ROOT / "tests/scheduler_svc/core"
+NOT_RUN = {"test_planted_bugs.py", "test_properties.py", "test_random_walks.py"}
 SELECTED = "not test_any_ and not very_deep"
 """Leaves out what searches at random, so that a verdict can be repeated, and what takes long."""
-TEST_TIMEOUT_S = 45
-TIMEOUT_S = 600
-WALKS = """
-from tests.scheduler_svc.core.random_walk import walk_all
-walk_all(range(60), num_events=25)
-"""
+NUM_WALKS = 30
+MAX_CPU_S = 150
+"""Time in which any trial ends, and a mutant that never ends is noticed."""
+
+RELATED = {
+    "admission": ("limits", "overlength", "choices"),
+    "admitting": ("planner", "prefix_cache", "choices", "swapping", "prefills"),
+    "applier": ("ends", "recovery", "planner", "prefix_cache"),
+    "decode_rows": ("planner", "retraction"),
+    "draft": ("planner", "prefix_cache", "swapping"),
+    "end_ids": ("ends",),
+    "events": ("ends", "planner"),
+    "forks": ("choices",),
+    "geometry": ("admission", "recovery"),
+    "growth": ("retraction", "preemption", "pausing"),
+    "headroom": ("new_token_ratio", "retraction", "planner"),
+    "host_blocks": ("swapping",),
+    "keyed_heap": ("queue", "policies"),
+    "listing": ("request_events",),
+    "options": ("admission", "new_token_ratio", "prefills", "policies"),
+    "pausing": ("retraction",),
+    "planner": ("prefills", "pausing", "preemption"),
+    "prefix_cache": ("prefix_index", "choices"),
+    "request": ("ends", "recovery"),
+    "retry_advice": ("limits",),
+    "scheduler": ("ends", "recovery", "admission", "suspension"),
+    "slot_blocks": ("decode_rows", "planner"),
+    "slot_tokens": ("decode_rows", "ends"),
+    "slots": ("decode_rows", "ends", "planner"),
+    "state": ("ends", "recovery", "prefix_cache", "swapping", "pausing"),
+    "stats": ("ends", "planner", "admission"),
+    "step_report": ("step_log",),
+    "swapping": ("suspension",),
+    "tenants": ("limits",),
+    "victims": ("preemption", "retraction"),
+}
+"""Tests to try first on a mutant of a module, besides those named for it."""
 
 
-class Workshop:
-    """A copy of the tree that one trial after the other changes and restores."""
+class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module from a changed source."""
 
-    def __init__(self, folder: Path) -> None:
-        self._tree = folder / "tree"
-        self._bytecode = folder / "bytecode"
-        for name in COPIED:
-            source, target = ROOT / name, self._tree / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(source, target, ignore=ignored)
-            else:
-                shutil.copy(source, target)
-        tests = (self._tree / TESTS).glob("test_*.py")
-        self._tests = sorted(path.name for path in tests if path.name not in NOT_RUN)
+    def __init__(self, mutant: Mutant) -> None:
+        self._path = ROOT / mutant.path
+        self._name = mutant.path.removesuffix(".py").replace("/", ".")
+        self._source = mutant.apply(self._path.read_text())
 
-    def source(self, path: str) -> str:
-        """A file of the copy."""
-        return (self._tree / path).read_text()
-
-    def notices(self, mutant: Mutant | None) -> str:
-        """
-        The first test that fails with a mutant in place, "" when none does.
-
-        Raises:
-            RuntimeError: The tests did not run.
-        """
-        if mutant is None:
-            return self._walk() or self._test(self._tests)
-        first = {f"test_{Path(mutant.path).name}"} & {*self._tests}
-        path = self._tree / mutant.path
-        source = path.read_text()
-        path.write_text(mutant.apply(source))
-        try:
-            self._forget_bytecode(path)
-            return (
-                self._walk()
-                or (first and self._test(sorted(first)))
-                or self._test(sorted({*self._tests} - first))
-            )
-        finally:
-            path.write_text(source)
-            self._forget_bytecode(path)
-
-    def _forget_bytecode(self, path: Path) -> None:
-        """Bytecode is compared by the second and size: a mutant would be taken for the original."""
-        for compiled in self._bytecode.rglob(f"{path.stem}.*.pyc"):
-            compiled.unlink()
-
-    def _walk(self) -> str:
-        """The same histories as `test_random_walks.py`, without what pytest costs."""
-        run = self._run(["-c", WALKS])
-        if run is None:
-            return "timeout walks"
-        return "walks" if run.returncode else ""
-
-    def _test(self, names: list[str]) -> str:
-        run = self._run(
-            [
-                "-m", "pytest", "-x", "-q", "--tb=line", "-m", "not slow", "-rfE",
-                "-p", "no:cacheprovider", "-k", SELECTED, f"--timeout={TEST_TIMEOUT_S}",
-                *(f"{TESTS}/{name}" for name in names),
-            ]
-        )  # fmt: skip
-        if run is None:
-            return "timeout tests"
-        if run.returncode in {0, 5}:  # 5: none of them is selected
-            return ""
-        lines = run.stdout.splitlines()
-        failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        if not failed:
-            raise RuntimeError(run.stdout + run.stderr)
-        test = failed[0].split(" - ")[0].split("/")[-1]
-        return f"timeout {test}" if "Timeout (>" in run.stdout else test
-
-    def _run(self, arguments: list[str]) -> subprocess.CompletedProcess[str] | None:
-        """Run Python in the copy; None when it did not end in time."""
-        paths = [self._tree, self._tree / "protos/python"]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
-            "PYTHONPYCACHEPREFIX": str(self._bytecode),
-            "OMP_NUM_THREADS": "1",
-        }
-        try:
-            return subprocess.run(
-                [sys.executable, *arguments], cwd=self._tree, env=environment, check=False,
-                timeout=TIMEOUT_S, capture_output=True, text=True,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
+    def find_spec(self, fullname, path=None, target=None) -> importlib.machinery.ModuleSpec | None:
+        """Find the module that is changed, and no other."""
+        if fullname != self._name:
             return None
+        return importlib.util.spec_from_loader(fullname, self, origin=str(self._path))
+
+    def exec_module(self, module) -> None:
+        """Run the changed source."""
+        module.__file__ = str(self._path)
+        exec(compile(self._source, str(self._path), "exec"), module.__dict__)
+
+
+class _FirstFailure:
+    """Remembers which test failed first."""
+
+    def __init__(self) -> None:
+        self.test = ""
+
+    def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """A report came in."""
+        if report.failed and not self.test:
+            self.test = report.nodeid.split("/")[-1]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called by pytest."""
+        self.note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Called by pytest."""
+        self.note(report)
+
+
+def begin(mutant: Mutant | None, *, is_brief: bool) -> tuple[int, int]:
+    """
+    Start a trial, which ends by itself; `is_brief` tries only the walks and the tests of the
+    mutant's module.
+
+    Returns:
+        The process and a pipe that gives the verdict: which test failed first, or nothing.
+    """
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process:
+        os.close(writing)
+        return process, reading
+    os.setsid()  # else all trials together get one process's share of a machine others use too
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+    os.write(writing, _verdict(mutant, is_brief=is_brief).encode())
+    os._exit(0)
+
+
+def _verdict(mutant: Mutant | None, *, is_brief: bool) -> str:
+    names = {path.name for path in TESTS.glob("test_*.py")} - NOT_RUN
+    first: set[str] = set()
+    if mutant is not None:
+        sys.meta_path.insert(0, _Mutated(mutant))
+        stem = Path(mutant.path).stem
+        first = {f"test_{name}.py" for name in (stem, *RELATED.get(stem, ()))} & names
+    try:
+        walks = importlib.import_module("tests.scheduler_svc.core.random_walk")
+        walks.walk_all(range(NUM_WALKS), num_events=25)
+    except BaseException as error:  # noqa: BLE001  whatever it is, the mutant is noticed
+        return f"walks: {type(error).__name__}"
+    noticed_by = _test(first) if first else ""
+    if not noticed_by and not is_brief:
+        noticed_by = _test(names - first)
+    return noticed_by
+
+
+def _test(names: set[str]) -> str:
+    failure = _FirstFailure()
+    pytest.main(
+        [
+            "-x", "-q", "--tb=no", "-m", "not slow", "-k", SELECTED, "-p", "no:cacheprovider",
+            "--timeout=0", f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}",
+            *(str(TESTS / name) for name in sorted(names)),
+        ],
+        plugins=[failure],
+    )  # fmt: skip
+    return failure.test

@@ -1,0 +1,99 @@
+"""Numbers that bound what the core keeps, passes over and promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.end_ids import MAX_END_ID
+from scheduler_svc.core.keyed_heap import KeyedHeap
+from scheduler_svc.core.options import CoreOptions, SchedulePolicy
+from scheduler_svc.core.request import RequestState
+from tests.scheduler_svc.core.harness import Rig, small_config
+
+WIDE = {"max_num_blocks": 400, "max_batch_size": 48, "max_num_seqs": 100, "max_total_tokens": 64}
+
+
+class TestPassedOver:
+    @pytest.mark.parametrize(("num_followers", "is_admitted"), [(31, True), (32, False)])
+    def test_one_plan_passes_over_so_many_that_wait_for_a_prefix(self, num_followers, is_admitted):
+        """
+        Behind 32 requests that wait for a prefix being computed the plan looks no further.
+        """
+        options = CoreOptions(schedule_policy=SchedulePolicy.FCFS, schedule_conservativeness=0.0)
+        rig = Rig(small_config(**WIDE), options=options)
+        prompt = np.arange(32, dtype=np.int32)
+        for _ in range(1 + num_followers):
+            rig.submit(prompt=prompt, max_tokens=2)
+        other = rig.submit(prompt_len=5, max_tokens=2)
+        rig.plan()
+        expected = RequestState.DECODE if is_admitted else RequestState.WAITING
+        assert expected is rig.core.state_of(other)
+        assert RequestState.WAITING is rig.core.state_of(1)
+        rig.run()
+
+
+class TestBadRows:
+    @pytest.mark.parametrize("caching", [True, False])
+    def test_what_a_bad_row_computed_is_not_found(self, caching):
+        """
+        After a row error the same prompt is computed anew, and well.
+        """
+        rig = Rig(options=CoreOptions(prefix_caching=caching))
+        rig.submit(prompt_len=9)
+        rig.executor.poisoned.add((0, 1))
+        rig.run()
+        again = rig.submit(prompt=rig.submitted[0].prompt)
+        rig.run()
+        assert {0} == set(rig.failed)
+        assert 0 == rig.ended[again].num_cached_tokens
+        assert rig.expected(again) == rig.outputs[again]
+
+
+class TestCounts:
+    def test_the_largest_end_id_is_a_24_bit_number(self):
+        """
+        Ids that end a request go up to 16,777,215.
+        """
+        assert 16_777_215 == MAX_END_ID
+
+    @pytest.mark.parametrize("num_choices", [1, 2, 4])
+    def test_further_choices_queue_one_token_each(self, num_choices):
+        """
+        The prompt of a request counts once among the queued tokens, and one for each other choice.
+        """
+        rig = Rig(options=CoreOptions(max_queued_tokens=100))
+        rig.submit(prompt_len=9, num_choices=num_choices)
+        assert 9 + num_choices - 1 == rig.core._state.queue.num_fresh_tokens
+        rig.run()
+
+    def test_removed_items_do_not_fill_a_heap(self):
+        """
+        A heap keeps at most twice its items and 64 more entries.
+        """
+        heap: KeyedHeap[int] = KeyedHeap()
+        for number in range(1000):
+            heap.push(float(number % 7), number, number)
+        for number in range(990):
+            heap.discard(number)
+            assert len(heap._heap) <= 2 * len(heap) + 65
+        assert sorted(range(990, 1000), key=lambda n: (n % 7, n)) == list(heap)
+
+
+class TestPromises:
+    def test_room_is_made_for_each_of_several_better_requests(self):
+        """
+        Blocks promised to one request are not counted again for the next.
+        """
+        options = CoreOptions(priority_preemption=True, schedule_conservativeness=0.0)
+        config = small_config(max_num_blocks=8, max_batch_size=4, max_total_tokens=32)
+        rig = Rig(config, options=options)
+        for _ in range(2):
+            rig.submit(prompt_len=12, max_tokens=4, priority=5)
+        rig.step()
+        for _ in range(2):
+            rig.submit(prompt_len=12, max_tokens=4, priority=0)
+        rig.step()
+        assert 2 == rig.core.stats().preemptions
+        rig.run()
+        assert all(rig.expected(handle) == rig.outputs[handle] for handle in range(4))
