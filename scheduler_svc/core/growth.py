@@ -20,7 +20,7 @@ from scheduler_svc.core.options import VictimRule
 from scheduler_svc.core.pausing import fail_alone, pause_without_block, preempt_for_blocks
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_log import retraction_line
-from scheduler_svc.core.victims import VICTIM_POLICIES
+from scheduler_svc.core.victims import VICTIM_POLICIES, least_urgent
 
 
 def grow(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -44,13 +44,16 @@ def grow(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _retract(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Take slots away by the victim rule, at least one of two, until the others can go on."""
+    """
+    Take slots away, worst priority first and then by the victim rule, at least one of two, until
+    the others can go on.
+    """
     state, slots = draft.state, draft.state.slots
     victim_of = VICTIM_POLICIES[state.options.victim_rule]
     before, num_retracted = state.ratio.at(state.counters.decode_steps), 0
     candidates = slots.running.nonzero()[0]
     while len(candidates) > 1:
-        preempt_for_blocks(draft, victim_of(slots, candidates))
+        preempt_for_blocks(draft, victim_of(slots, least_urgent(slots, candidates)))
         num_retracted += 1
         candidates = slots.running.nonzero()[0]
         full = full[slots.running[full]]

@@ -38,6 +38,27 @@ def last_admitted(slots: SlotTable, candidates: NDArray[np.intp]) -> int:
     return int(candidates[np.argmax(slots.turn[candidates])])
 
 
+def least_urgent(slots: SlotTable, candidates: NDArray[np.intp]) -> NDArray[np.intp]:
+    """
+    Those of the slots given, shape ``[N]``, whose requests have the worst priority, shape ``[M]``,
+    M >= 1; the rule then chooses among these.
+
+    Who was admitted for having waited long counts as the most urgent: else it could be admitted and
+    retracted in turn for as long as better priorities arrive.
+
+    Source: vLLM under priority scheduling, without its order of arrival, which is the rule's to
+    say. Takes Python time per row, at a retraction only.
+    """
+    requests = [slots.request_of(slot) for slot in candidates.tolist()]
+    most_urgent = np.iinfo(np.int64).min
+    priority = np.array(
+        [most_urgent if request.was_aged else request.new.priority for request in requests],
+        np.int64,
+    )
+    chosen: NDArray[np.intp] = candidates[priority == priority.max()]
+    return chosen
+
+
 VICTIM_POLICIES: dict[VictimRule, VictimPolicy] = {
     VictimRule.FEWEST_GENERATED: fewest_generated,
     VictimRule.LAST_ADMITTED: last_admitted,

@@ -67,6 +67,37 @@ class TestVictims:
         assert victim == batch.release_slot[0]
         rig.run()
 
+    @pytest.mark.parametrize("rule", [VictimRule.FEWEST_GENERATED, VictimRule.LAST_ADMITTED])
+    def test_the_worst_priority_goes_first_whatever_the_rule(self, rule):
+        """
+        A request of worse priority is the victim though the rule alone would choose another.
+        """
+        config = small_config(max_num_blocks=14, max_total_tokens=64)
+        rig = Rig(config, options=bold(rule))
+        for prompt_len, priority in ((4, 3), (20, 0), (4, 0)):
+            rig.submit(prompt_len=prompt_len, max_tokens=30, priority=priority)
+        worst = rig.core._state.by_handle[0]
+        step_until_retracted(rig)
+        assert 1 == worst.num_preemptions
+        rig.run()
+
+    @pytest.mark.parametrize("rule", [VictimRule.FEWEST_GENERATED, VictimRule.LAST_ADMITTED])
+    def test_who_was_admitted_for_its_age_is_spared_before_any_priority(self, rule):
+        """
+        A request admitted because it had waited long is no victim while others run.
+        """
+        config = small_config(max_num_blocks=14, max_total_tokens=64)
+        rig = Rig(config, options=bold(rule))
+        rig.submit(prompt_len=8, max_tokens=30, priority=9)
+        rig.submit(prompt_len=8, max_tokens=30)
+        rig.submit(prompt_len=8, max_tokens=30)
+        rig.step()
+        aged = rig.core._state.by_handle[0]
+        aged.was_aged = True
+        step_until_retracted(rig)
+        assert 0 == aged.num_preemptions
+        rig.run()
+
     @pytest.mark.parametrize("delay", [1, 2, 4])
     @pytest.mark.parametrize("rule", list(VictimRule))
     @pytest.mark.parametrize("caching", [True, False])
