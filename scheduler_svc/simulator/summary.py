@@ -25,35 +25,20 @@ def summarize(
     weigh each step by how long it took.
     """
     sent = slice(0, recorder.num_sent)
-    end, arrival_s, end_s = recorder.end[sent], recorder.arrival_s[sent], recorder.end_s[sent]
-    done = end > 0
-    num_outputs, prompt_len = recorder.num_outputs[sent], recorder.prompt_len[sent]
+    arrival_s, end_s = recorder.arrival_s[sent], recorder.end_s[sent]
+    done = recorder.end[sent] > 0
     ttft_s = recorder.first_token_s[sent] - arrival_s
     tpot_s = _time_per_token(recorder)
-    duration_s = float(end_s.max() - arrival_s.min()) if recorder.num_sent else 0.0
     is_good = done & (ttft_s <= slo_ttft_s) & ~(tpot_s > slo_tpot_s)
-    work, step_s = recorder.work, recorder.step_s
-    admitted = recorder.cached_tokens[sent] >= 0
-    num_input = int(prompt_len[admitted].sum())
-    num_cached = int(recorder.cached_tokens[sent][admitted].sum())
+    duration_s = float(end_s.max() - arrival_s.min()) if recorder.num_sent else 0.0
+    tokens = _tokens(recorder)
     return {
         "duration_s": duration_s,
-        "requests": {
-            "sent": recorder.num_sent,
-            "finished": int(np.count_nonzero(done)),
-            "failed": int(np.count_nonzero(end == FAILED)),
-            "refused": int(np.count_nonzero(end == REFUSED)),
-            "ends": {
-                reason.name.lower(): int(np.count_nonzero(end == reason))
-                for reason in FinishReason
-                if (end == reason).any()
-            },
-            "errors": dict(sorted(recorder.errors.items())),
-        },
+        "requests": _requests(recorder),
         "throughput": {
             "requests_per_s": _ratio(np.count_nonzero(done), duration_s),
-            "output_tokens_per_s": _ratio(num_outputs.sum(), duration_s),
-            "total_tokens_per_s": _ratio(num_outputs.sum() + num_input, duration_s),
+            "output_tokens_per_s": _ratio(tokens["output"], duration_s),
+            "total_tokens_per_s": _ratio(tokens["output"] + tokens["prompt"], duration_s),
             "goodput_per_s": _ratio(np.count_nonzero(is_good), duration_s),
             "good_share": _ratio(np.count_nonzero(is_good), recorder.num_sent),
         },
@@ -62,31 +47,66 @@ def summarize(
         "tpot_s": _spread(tpot_s),
         "end_to_end_s": _spread((end_s - arrival_s)[done]),
         "queue_s": _spread(recorder.queue_s[sent]),
-        "tokens": {
-            "prompt": num_input,
-            "output": int(num_outputs.sum()),
-            "cached": num_cached,
-            "computed": int(work[:, 2].sum()),
-            "recomputed": recorder.recomputed_tokens,
-            "cache_hit_ratio": _ratio(num_cached, num_input),
-        },
-        "memory": {
-            "preemptions": int(recorder.num_preemptions[sent].sum()),
-            "preempted_requests": int(np.count_nonzero(recorder.num_preemptions[sent])),
-            "copied_blocks": int(work[:, 3].sum()),
-            "swapped_out_blocks": int(work[:, 4].sum()),
-            "swapped_in_blocks": int(work[:, 5].sum()),
-            **_kv_usage(recorder, total_blocks),
-        },
-        "steps": {
-            "count": len(work),
-            "busy_share": _ratio(step_s.sum(), _span_s(recorder)),
-            "mean_step_s": _ratio(step_s.sum(), len(work)),
-            "mean_rows": _ratio((work[:, 0] * step_s).sum(), step_s.sum()),
-            "mean_decodes": _ratio((work[:, 1] * step_s).sum(), step_s.sum()),
-            "mean_tokens": _ratio((work[:, 2] * step_s).sum(), step_s.sum()),
-        },
+        "tokens": tokens,
+        "memory": _memory(recorder, total_blocks),
+        "steps": _steps(recorder),
         "over_time": series(recorder),
+    }
+
+
+def _requests(recorder: Recorder) -> dict[str, Any]:
+    end = recorder.end[: recorder.num_sent]
+    return {
+        "sent": recorder.num_sent,
+        "finished": int(np.count_nonzero(end > 0)),
+        "failed": int(np.count_nonzero(end == FAILED)),
+        "refused": int(np.count_nonzero(end == REFUSED)),
+        "ends": {
+            reason.name.lower(): int(np.count_nonzero(end == reason))
+            for reason in FinishReason
+            if (end == reason).any()
+        },
+        "errors": dict(sorted(recorder.errors.items())),
+    }
+
+
+def _tokens(recorder: Recorder) -> dict[str, Any]:
+    """Prompts count once admitted, by what was cached at their first admission."""
+    cached = recorder.cached_tokens[: recorder.num_sent]
+    admitted = cached >= 0
+    num_input = int(recorder.prompt_len[: recorder.num_sent][admitted].sum())
+    num_cached = int(cached[admitted].sum())
+    return {
+        "prompt": num_input,
+        "output": recorder.num_tokens,
+        "cached": num_cached,
+        "computed": int(recorder.work[:, 2].sum()),
+        "recomputed": recorder.recomputed_tokens,
+        "cache_hit_ratio": _ratio(num_cached, num_input),
+    }
+
+
+def _memory(recorder: Recorder, total_blocks: int) -> dict[str, Any]:
+    preemptions, work = recorder.num_preemptions[: recorder.num_sent], recorder.work
+    return {
+        "preemptions": int(preemptions.sum()),
+        "preempted_requests": int(np.count_nonzero(preemptions)),
+        "copied_blocks": int(work[:, 3].sum()),
+        "swapped_out_blocks": int(work[:, 4].sum()),
+        "swapped_in_blocks": int(work[:, 5].sum()),
+        **_kv_usage(recorder, total_blocks),
+    }
+
+
+def _steps(recorder: Recorder) -> dict[str, Any]:
+    work, step_s = recorder.work, recorder.step_s
+    return {
+        "count": len(work),
+        "busy_share": _ratio(step_s.sum(), _span_s(recorder)),
+        "mean_step_s": _ratio(step_s.sum(), len(work)),
+        "mean_rows": _ratio((work[:, 0] * step_s).sum(), step_s.sum()),
+        "mean_decodes": _ratio((work[:, 1] * step_s).sum(), step_s.sum()),
+        "mean_tokens": _ratio((work[:, 2] * step_s).sum(), step_s.sum()),
     }
 
 
