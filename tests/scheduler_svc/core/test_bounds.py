@@ -8,7 +8,11 @@ import pytest
 from scheduler_svc.core.end_ids import MAX_END_ID
 from scheduler_svc.core.keyed_heap import KeyedHeap
 from scheduler_svc.core.options import CoreOptions, SchedulePolicy
-from scheduler_svc.core.request import RequestState
+from scheduler_svc.core.request import FinishReason, RequestState
+from scheduler_svc.core.request_events import EventKind
+from scheduler_svc.core.retry_advice import RetryAdvice
+from tandem.admin.v1 import requests_pb2
+from tandem.common.v1 import finish_reason_pb2
 from tests.scheduler_svc.core.harness import Rig, small_config
 
 WIDE = {"max_num_blocks": 400, "max_batch_size": 48, "max_num_seqs": 100, "max_total_tokens": 64}
@@ -78,6 +82,42 @@ class TestCounts:
             heap.discard(number)
             assert len(heap._heap) <= 2 * len(heap) + 65
         assert sorted(range(990, 1000), key=lambda n: (n % 7, n)) == list(heap)
+
+    def test_a_new_request_has_not_waited(self):
+        """
+        Waiting counts from the submission.
+        """
+        rig = Rig()
+        rig.now = 7.0
+        rig.submit()
+        assert 7.0 == rig.core._state.queue.since_s(rig.core._state.by_handle[0])
+
+    @pytest.mark.parametrize(
+        ("ends_s", "now", "expected_s"),
+        [((0.0, 60.0), 60.0, 60.0), ((0.0, 60.5), 60.5, None), ((0.0, 50.0), 50.0, 60.0),
+         ((0.0, 1.0), 1.0, 2.0), ((0.0, 0.001), 0.001, 0.1)],
+    )  # fmt: skip
+    def test_advice_looks_a_minute_back_and_a_minute_ahead(self, ends_s, now, expected_s):
+        """
+        Ends of exactly the last minute count, and advice is from a tenth of a second to a minute.
+        """
+        advice = RetryAdvice()
+        for end_s in ends_s:
+            advice.note_end(end_s)
+        assert expected_s == advice.after_ends(2, now)
+
+    def test_numbers_are_those_of_the_contract(self):
+        """
+        Reasons and events have the numbers of their protos.
+        """
+        for ours, theirs, prefix in (
+            (FinishReason, finish_reason_pb2.FinishReason, "FINISH_REASON_"),
+            (EventKind, requests_pb2.RequestEventKind, "REQUEST_EVENT_KIND_"),
+        ):
+            numbers = {name.removeprefix(prefix): number for name, number in theirs.items()}
+            assert {one.name: one.value for one in ours} == {
+                name: number for name, number in numbers.items() if number
+            }
 
 
 class TestPromises:

@@ -339,6 +339,7 @@ class TestListing:
         Each live request has a row, in order of arrival, with its counts as they are now.
         """
         rig = Rig(small_config(max_batch_size=1))
+        rig.now = 0.25
         rig.submit(prompt_len=6, max_tokens=8, tenant="blue", priority=-2)
         rig.now = 0.5
         rig.submit(prompt_len=4)
@@ -348,7 +349,7 @@ class TestListing:
         assert ("r0", 0, 0, RequestState.DECODE, "blue", -2) == (
             first.request_id, first.handle, first.choice, first.state, first.tenant, first.priority,
         )  # fmt: skip
-        assert (6, 3, 0.0, 1.5, 0) == (
+        assert (6, 3, 0.25, 1.25, 0) == (
             first.num_prompt_tokens, first.num_output_tokens, first.arrival_s, first.ttft_s,
             first.num_preemptions,
         )  # fmt: skip

@@ -15,6 +15,7 @@ import argparse
 import csv
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.scheduler_svc.core.mutants.mutations import Mutant, mutants_of
@@ -88,6 +89,14 @@ class Table:
 
 def try_all(table: Table, mutants: list[Mutant], jobs: int, *, is_brief: bool) -> None:
     """Try these mutants; `is_brief` keeps no verdict of those that only a full trial may notice."""
+    for mutant, noticed_by in trials(mutants, jobs, is_brief=is_brief):
+        if noticed_by or not is_brief:
+            table.add(mutant, noticed_by)
+        print(f"{noticed_by or 'SURVIVED':60} {mutant.key} {mutant.path}:{mutant.line}")
+
+
+def trials(mutants: list[Mutant], jobs: int, *, is_brief: bool) -> Iterator[tuple[Mutant, str]]:
+    """Each mutant and what noticed it, in the order in which the trials end."""
     left, running = list(reversed(mutants)), dict[int, tuple[Mutant, int]]()
     while left or running:
         while left and len(running) < jobs:
@@ -97,10 +106,7 @@ def try_all(table: Table, mutants: list[Mutant], jobs: int, *, is_brief: bool) -
         process, status = os.wait()
         mutant, verdict = running.pop(process)
         with os.fdopen(verdict) as pipe:
-            noticed_by = pipe.read() if status == 0 else "out of time"
-        if noticed_by or not is_brief:
-            table.add(mutant, noticed_by)
-        print(f"{noticed_by or 'SURVIVED':60} {mutant.key} {mutant.path}:{mutant.line}")
+            yield mutant, pipe.read() if status == 0 else "out of time"
 
 
 def check_tests(*, is_brief: bool) -> None:
@@ -118,6 +124,27 @@ def check_tests(*, is_brief: bool) -> None:
         raise SystemExit(f"the tests fail without a mutant: {failed or 'out of time'}")
 
 
+def repeat(count: int, jobs: int) -> None:
+    """
+    Try some mutants again that the walks noticed.
+
+    Raises:
+        SystemExit: One is not noticed any more, or half of them are not there any more.
+    """
+    rows = [row for row in load_results().values() if row["noticed_by"].startswith("walks")]
+    chosen = {row["key"]: row["file"] for row in rows[:: max(len(rows) // count, 1)][:count]}
+    mutants = []
+    for name in sorted({*chosen.values()}):
+        path = ROOT / CORE / name
+        found = mutants_of(f"{CORE}/{name}", path.read_text()) if path.exists() else []
+        mutants += [mutant for mutant in found if mutant.key in chosen]
+    if 2 * len(mutants) < count:
+        raise SystemExit("the core has changed since the mutants were tried: try them again")
+    verdicts = dict(trials(mutants, jobs, is_brief=True))
+    if passed := [mutant.key for mutant in mutants if not verdicts[mutant]]:
+        raise SystemExit(f"mutants {passed} pass unnoticed")
+
+
 def noticed(table: Table, mutant: Mutant) -> bool:
     """True when some test failed."""
     return bool(table.rows.get(mutant.key, {}).get("noticed_by"))
@@ -131,8 +158,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--files", nargs="*", help="try only mutants of these modules")
     parser.add_argument("--again", action="store_true", help="try survivors again")
+    parser.add_argument("--repeat", type=int, help="only try so many again that were noticed")
     parser.add_argument("--brief", action="store_true", help="try only the likeliest tests")
     arguments = parser.parse_args()
+    if arguments.repeat:
+        repeat(arguments.repeat, arguments.jobs)
+        return
     mutants = sample(arguments.per_file, arguments.seed)
     table = Table(mutants)
     left = [

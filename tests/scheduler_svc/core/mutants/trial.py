@@ -133,7 +133,7 @@ def _verdict(mutant: Mutant | None, *, is_brief: bool) -> str:
     if mutant is not None:
         sys.meta_path.insert(0, _Mutated(mutant))
         stem = Path(mutant.path).stem
-        first = {f"test_{name}.py" for name in (stem, *RELATED.get(stem, ()))} & names
+        first = {f"test_{name}.py" for name in (stem, "bounds", *RELATED.get(stem, ()))} & names
     try:
         walks = importlib.import_module("tests.scheduler_svc.core.random_walk")
         walks.walk_all(range(NUM_WALKS), num_events=25)
