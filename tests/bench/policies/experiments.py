@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
-from tables import Cell
-
-Cells = dict[str, list[Cell]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A sentence about the numbers, and whether they bear it out."""
-
-    text: str
-    holds: Callable[[Cells], bool]
+import claims
+from claims import Claim
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,12 +36,6 @@ class Experiment:
     claims: tuple[Claim, ...] = ()
 
 
-def ratio(cells: Cells, workload: str, heading: str, first: str, second: str) -> float:
-    """The first variant's mean over the second's."""
-    means = {cell.label: cell.mean(heading) for cell in cells[workload]}
-    return means[first] / means[second] if means[second] else float("inf")
-
-
 def _variants(name: str, *values: str) -> dict[str, dict[str, str]]:
     return {value: {name: value} for value in values}
 
@@ -64,8 +48,17 @@ _LOADED = {
     "long-tail": {"request_rate": "30", "ask_slack": "2"},
 }
 _LONG = {
-    "chat": {"request_rate": "150", "think_s": "1"},
-    "long-tail": {"request_rate": "30"},
+    "chat": {
+        "request_rate": "150",
+        "think_s": "1",
+        "output_len": "lognormal:500:0.8:2048",
+        "max_tokens": "2048",
+    },
+    "long-tail": {
+        "request_rate": "30",
+        "prompt_len": "lognormal:250:1.2:6000",
+        "output_len": "lognormal:400:1.1:2048",
+    },
     "reasoning": {"request_rate": "14"},
 }
 _LATENCY = ("out tok/s", "good/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "e2e p50")
@@ -77,13 +70,18 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         question=(
             "Who of those that wait is admitted next: the oldest (fcfs), the one with the longest "
             "cached prefix (lpm), depth first over the tree of prefixes (dfs-weight), the longest "
-            "output asked for (lof) or anyone (random)."
+            "output asked for (lof) or anyone (random). Requests that arrived in an earlier period of "
+            "5 s (`ageing_s`) go first whatever the policy, so that nobody starves."
         ),
         workloads=_LOADED,
         base=_TIGHT,
-        variants=_variants("schedule_policy", "fcfs", "lpm", "dfs-weight", "lof", "random"),
+        variants={
+            **_variants("schedule_policy", "fcfs", "lpm", "dfs-weight", "lof", "random"),
+            "lpm, ageing 60 s": {"schedule_policy": "lpm", "ageing_s": "60"},
+        },
         columns=(*_LATENCY, "TTFT max", "hit %"),
         plotted="shared-prefix",
+        claims=claims.ORDER,
     ),
     Experiment(
         name="cache",
@@ -101,6 +99,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         },
         columns=(*_LATENCY, "hit %", "KV %"),
         plotted="chat",
+        claims=claims.CACHE,
     ),
     Experiment(
         name="conservativeness",
@@ -111,9 +110,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ),
         workloads=_LONG,
         base={**_TIGHT, "prefix_caching": "false"},
-        variants=_variants("schedule_conservativeness", "0", "0.3", "1.0", "1.3"),
+        variants=_variants("schedule_conservativeness", "1.0", "0", "0.3", "1.3"),
         columns=(*_LATENCY, "preempted", "recomputed", "KV %", "rows"),
         plotted="reasoning",
+        claims=claims.CONSERVATIVENESS,
     ),
     Experiment(
         name="preemption",
@@ -127,6 +127,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         variants=_variants("preemption_mode", "recompute", "swap"),
         columns=(*_LATENCY, "ITL max", "preempted", "recomputed", "swapped"),
         plotted="reasoning",
+        claims=claims.PREEMPTION,
     ),
     Experiment(
         name="victims",
@@ -145,6 +146,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         },
         columns=(*_LATENCY, "e2e p99", "preempted", "recomputed"),
         plotted="reasoning",
+        claims=claims.VICTIMS,
     ),
     Experiment(
         name="step",
@@ -169,5 +171,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         },
         columns=(*_LATENCY, "ITL max", "rows"),
         plotted="long-tail",
+        claims=claims.STEP,
     ),
 )

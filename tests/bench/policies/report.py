@@ -21,8 +21,8 @@ from tables import Cell, comparison_table, run_cells  # noqa: E402 -- beside thi
 
 from scheduler_svc.simulator.plots import draw  # noqa: E402 -- after the path is set
 
-NUM_SEEDS = 3
-REQUESTS = 600
+NUM_SEEDS = 2
+REQUESTS = 300
 
 _HEAD = """\
 # Scheduling policies compared
@@ -33,12 +33,14 @@ virtual clock (`python -m scheduler_svc.simulator`): the decisions are real, the
 modelled. The executor is an 8B model on one H100, its step times computed from the data sheet
 (`scheduler_svc/simulator/presets.py`), with two steps in flight. Read ratios, not absolute times.
 
-Each row is the mean of {num_seeds} seeds with {requests} requests each; "±" is half the distance
-between the largest and the smallest of them, and a difference within it says nothing. Latencies
+Each row is the mean of {num_seeds} seeds with {requests} requests each. In brackets: the change
+against the table's first row, the mean of what each seed's own requests show, with half the distance
+between the seeds ("±"); bold where it is better, by 1 % and by more than the seeds differ. Latencies
 are milliseconds: TTFT from arrival to the first token, ITL between successive tokens of a request,
 preemptions and pauses included, e2e from arrival to the last token. "hit" is the share of prompt tokens
 found in the prefix cache at first admission, "recomputed" counts tokens computed more than once.
-The best value of a column is bold where it differs from the worst by more than the seeds do.
+"good/s" counts requests with a first token within 2 s and 0.1 s per further one. What is said below a
+table is checked against its numbers by the script.
 
 Workloads: **shared-prefix**: 64 system prompts of 512 to 2,048 tokens, the popular ones more often,
 in bursts of 8; **chat**: conversations of 5 turns behind 8 system prompts, each turn holding

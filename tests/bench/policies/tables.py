@@ -6,11 +6,13 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from scheduler_svc.simulator.comparison import Outcome, run_one
 from scheduler_svc.simulator.printing import lookup
+from scheduler_svc.simulator.settings import build
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,9 +69,21 @@ class Cell:
         """A column's mean over the seeds."""
         return float(np.mean(self.values(heading)))
 
-    def spread(self, heading: str) -> float:
-        """Half the distance between a column's largest and smallest value."""
-        return float(np.ptp(self.values(heading)) / 2)
+    def changes(self, heading: str, base: Cell) -> list[float]:
+        """
+        A column's share of the base's, seed by seed, less 1: both ran the same requests, so what
+        differs between seeds does not blur what differs between variants.
+        """
+        pairs = zip(self.values(heading), base.values(heading), strict=True)
+        return [mine / theirs - 1 if theirs else float(bool(mine)) for mine, theirs in pairs]
+
+
+_DONE: dict[tuple[tuple[str, Any], ...], Outcome] = {}
+"""By all settings, since some experiments share runs."""
+
+
+def _key(run: Mapping[str, str]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(build(run).settings.items()))
 
 
 def run_cells(
@@ -78,8 +92,11 @@ def run_cells(
     """Run every variant with every seed, on all cores."""
     keys = [(label, seed) for label in variants for seed in seeds]
     runs = [{**base, **variants[label], "seed": str(seed)} for label, seed in keys]
+    fresh = [run for run in runs if _key(run) not in _DONE]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        found = dict(zip(keys, pool.map(run_one, runs), strict=True))
+        for run, outcome in zip(fresh, pool.map(run_one, fresh), strict=True):
+            _DONE[_key(run)] = outcome
+    found = {key: _DONE[_key(run)] for key, run in zip(keys, runs, strict=True)}
     return [
         Cell(
             label=label,
@@ -92,24 +109,24 @@ def run_cells(
 
 
 def comparison_table(cells: list[Cell], headings: Iterable[str]) -> list[str]:
-    """Markdown lines: one row per variant, the best of each column bold."""
-    headings = list(headings)
-    lines = ["| | " + " | ".join(headings) + " |", "|---|" + "---:|" * len(headings)]
+    """Markdown lines: one row per variant, all but the first with their change against it."""
+    columns = [COLUMNS[heading] for heading in headings]
+    heads = " | ".join(column.heading for column in columns)
+    lines = [f"| | {heads} |", "|---|" + "---:|" * len(columns)]
     for cell in cells:
-        texts = [_text(cell, cells, COLUMNS[heading]) for heading in headings]
-        lines.append(f"| {cell.label} | " + " | ".join(texts) + " |")
+        texts = " | ".join(_text(cell, cells[0], column) for column in columns)
+        lines.append(f"| {cell.label} | {texts} |")
     return lines
 
 
-def _text(cell: Cell, cells: list[Cell], column: Column) -> str:
+def _text(cell: Cell, base: Cell, column: Column) -> str:
     text = column.text(cell.mean(column.heading))
-    if (spread := cell.spread(column.heading)) and column.is_less_better is not None:
-        text += f" ±{column.text(spread)}"
-    if column.is_less_better is None:
+    if cell is base or column.is_less_better is None or not base.mean(column.heading):
         return text
-    means = [one.mean(column.heading) for one in cells]
-    noise = max(one.spread(column.heading) for one in cells)
-    best = min(means) if column.is_less_better else max(means)
-    is_clear = max(means) - min(means) > noise
-    is_best = column.text(best) == column.text(cell.mean(column.heading))
-    return f"**{text}**" if is_best and is_clear else text
+    changes = 100 * np.array(cell.changes(column.heading, base))
+    change, spread = float(changes.mean()), float(np.ptp(changes) / 2)
+    shown = f"{change:+.0f}" if round(change) else "0"
+    shown += f" ±{spread:.0f}" if round(spread) else ""
+    is_clear = abs(change) >= 1 and abs(change) > spread
+    is_better = is_clear and (change < 0) == column.is_less_better
+    return f"{text} ({shown} %)" if not is_better else f"{text} (**{shown} %**)"
