@@ -172,12 +172,7 @@ class EventRecorder:
     @classmethod
     def of(cls, options: CoreOptions) -> EventRecorder | None:
         """A recorder where any of the `track_*` options is on, else None."""
-        is_on = (
-            options.track_request_events
-            or options.track_token_events
-            or options.track_paused_events
-        )
-        return cls(options) if is_on else None
+        return cls(options) if options.tracks_events else None
 
     def note(self, kind: EventKind, request: Request, now: float, detail: str = "") -> None:
         """Record anything but a token or a pause."""

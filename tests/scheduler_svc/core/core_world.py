@@ -255,6 +255,10 @@ class CoreWorld:
         assert len(rig.submitted) == stats.accepted_requests
         assert (len(rig.ended), len(rig.failed)) == (stats.finished_requests, stats.failed_requests)
         assert sum(map(len, rig.outputs.values())) == stats.output_tokens
+        counters = rig.core._state.counters
+        num_in = sum(len(batch.swap_in_block) for batch in rig.batches)
+        num_out = sum(len(batch.swap_out_block) for batch in rig.batches)
+        assert (num_in, num_out) == (counters.swapped_in_blocks, counters.swapped_out_blocks)
         times = [times for times in rig.token_times.values() if times]
         waits = [t[0] - rig.submitted[h].arrival_s for h, t in rig.token_times.items() if t]
         gaps = [late - soon for one in times for soon, late in pairwise(one)]

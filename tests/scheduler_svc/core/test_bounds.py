@@ -11,6 +11,7 @@ from scheduler_svc.core.options import CoreOptions, SchedulePolicy
 from scheduler_svc.core.request import FinishReason, RequestState
 from scheduler_svc.core.request_events import EventKind
 from scheduler_svc.core.retry_advice import RetryAdvice
+from scheduler_svc.core.stats import INTER_TOKEN_BOUNDS_S, TTFT_BOUNDS_S
 from tandem.admin.v1 import requests_pb2
 from tandem.common.v1 import finish_reason_pb2
 from tests.scheduler_svc.core.harness import Rig, small_config
@@ -78,7 +79,10 @@ class TestCounts:
         heap: KeyedHeap[int] = KeyedHeap()
         for number in range(1000):
             heap.push(float(number % 7), number, number)
-        for number in range(990):
+        entries = heap._heap
+        heap.discard(0)
+        assert entries is heap._heap  # not built anew for one that goes
+        for number in range(1, 990):
             heap.discard(number)
             assert len(heap._heap) <= 2 * len(heap) + 65
         assert sorted(range(990, 1000), key=lambda n: (n % 7, n)) == list(heap)
@@ -105,6 +109,17 @@ class TestCounts:
         for end_s in ends_s:
             advice.note_end(end_s)
         assert expected_s == advice.after_ends(2, now)
+
+    def test_histograms_have_these_bounds(self):
+        """
+        First tokens are counted up to a minute, gaps between tokens up to ten seconds.
+        """
+        assert TTFT_BOUNDS_S == (
+            0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
+        )  # fmt: skip
+        assert INTER_TOKEN_BOUNDS_S == (
+            0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
+        )  # fmt: skip
 
     def test_numbers_are_those_of_the_contract(self):
         """

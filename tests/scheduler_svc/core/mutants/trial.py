@@ -28,8 +28,8 @@ NOT_RUN = {"test_planted_bugs.py", "test_properties.py", "test_random_walks.py"}
 SELECTED = "not test_any_ and not very_deep"
 """Leaves out what searches at random, so that a verdict can be repeated, and what takes long."""
 NUM_WALKS = 30
-MAX_CPU_S = 150
-"""Time in which any trial ends, and a mutant that never ends is noticed."""
+MAX_CPU_S = {True: 50, False: 200}
+"""Time in which any brief trial ends, and any other: a mutant that never ends is noticed."""
 
 RELATED = {
     "admission": ("limits", "overlength", "choices"),
@@ -46,7 +46,7 @@ RELATED = {
     "host_blocks": ("swapping",),
     "keyed_heap": ("queue", "policies"),
     "listing": ("request_events",),
-    "options": ("admission", "new_token_ratio", "prefills", "policies"),
+    "options": ("request_events", "admission", "new_token_ratio", "prefills", "policies"),
     "pausing": ("retraction",),
     "planner": ("prefills", "pausing", "preemption"),
     "prefix_cache": ("prefix_index", "choices"),
@@ -122,7 +122,7 @@ def begin(mutant: Mutant | None, *, is_brief: bool) -> tuple[int, int]:
     os.setsid()  # else all trials together get one process's share of a machine others use too
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S[is_brief], MAX_CPU_S[is_brief]))
     os.write(writing, _verdict(mutant, is_brief=is_brief).encode())
     os._exit(0)
 
