@@ -256,3 +256,10 @@ class Rig:
         """Everything the core keeps is consistent."""
         if self.checked:
             self.core.check_integrity()
+            stats = self.core.stats()
+            num_live = len(self.core._state.by_handle)
+            assert num_live == stats.num_running + stats.num_waiting
+            num_blocks = stats.used_blocks + stats.cached_blocks + stats.free_blocks
+            assert stats.total_blocks == num_blocks
+            held = [copy.blocks for copy in self.core._state.host._copies.values()]
+            assert sum(map(len, held)) == stats.used_host_blocks

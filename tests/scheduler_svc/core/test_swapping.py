@@ -67,6 +67,17 @@ class TestSwapping:
             assert rig.expected(handle) == rig.outputs[handle]
         assert num_host_blocks == rig.core._state.host.num_free
 
+    def test_what_is_swapped_in_is_not_called_cached(self):
+        """
+        The line of a prompt batch counts what the prefix cache held, not what was swapped in.
+        """
+        rig = swapping(4)
+        rig.run()
+        assert rig.core._state.counters.swapped_in_blocks
+        lines = [line.text for line in rig.log_lines if line.text.startswith("Prefill batch")]
+        assert lines
+        assert all("#cached-token: 0," in line for line in lines)
+
     @pytest.mark.parametrize("block_size", [1, 4, 7])
     def test_nothing_is_computed_twice(self, block_size):
         """
