@@ -18,7 +18,7 @@ class TestSimulate:
         The command runs the simulator in a process of its own with every argument it got, and its
         stdout is the simulator's.
         """
-        outcome = simulate("--json", "--requests", "5", "--machine=cpu-135m", "--seed=3")
+        outcome = simulate("--json", "--requests", "5", "--prompt-len=50", "--seed=3")
         printed = json.loads(outcome.stdout)
         assert 0 == outcome.returncode
         assert (3, 5) == (printed["settings"]["seed"], printed["results"]["requests"]["finished"])
