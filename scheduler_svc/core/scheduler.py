@@ -233,13 +233,14 @@ class Scheduler:
     @property
     def is_suspended(self) -> bool:
         """True from `suspend` until `resume`, and until that command was taken."""
-        return self._state.suspension.mode is not None or self._state.suspension.is_sent
+        suspension = self._state.suspension
+        return suspension.mode is not None or suspension.sent_mode is not None
 
     @property
     def is_command_due(self) -> bool:
         """True from `suspend` or `resume` until `take_command` gave out what they ask for."""
         suspension = self._state.suspension
-        return suspension.is_sent != (suspension.mode is not None)
+        return suspension.sent_mode is not suspension.mode
 
     def suspend(self, mode: KvMode, now: float) -> None:
         """

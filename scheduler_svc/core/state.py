@@ -39,13 +39,10 @@ from tandem.link.batch import KvMode
 
 @dataclass(slots=True)
 class Suspension:
-    """
-    Whether steps are suspended: the mode asked for, None for none, and whether the executor was
-    told.
-    """
+    """How steps are to be suspended, and what the executor was told; None for not at all."""
 
     mode: KvMode | None = None
-    is_sent: bool = False
+    sent_mode: KvMode | None = None
 
 
 class CoreState:
@@ -53,8 +50,8 @@ class CoreState:
     What the core knows. Planner and applier change it through the moves below.
 
     A request is in `by_id` and `by_handle` from acceptance to its end, and meanwhile in exactly one
-        place: the queue,
-    a slot, or `draining`, keyed by the slot and generation its results in flight carry.
+    place: the queue, a slot, or `draining`, keyed by the slot and generation its results in flight
+    carry.
 
     Attributes:
         paused: Slots that hold their blocks and are in no step until there is one more for each,
@@ -289,7 +286,7 @@ class CoreState:
         self.slots = SlotTable(limits)
         self.prefix_cache = PrefixCache(self.slots, self.pool)
         self.host = HostBlocks(limits.num_host_blocks)
-        self.suspension.is_sent = False
+        self.suspension.sent_mode = None
         self.swapping.clear()
 
     def note_first_tokens(self, requests: list[Request], now: float) -> None:

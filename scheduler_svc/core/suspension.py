@@ -37,15 +37,16 @@ def resume(state: CoreState) -> None:
 def take_command(state: CoreState) -> Suspend | Resume | None:
     """The command that must be sent before any further batch; None when there is none."""
     suspension = state.suspension
-    if suspension.mode is None:
-        if not suspension.is_sent:
-            return None
-        suspension.is_sent = False
+    if suspension.sent_mode is suspension.mode:
+        return None
+    if suspension.sent_mode is not None:  # Also before it is suspended in another mode.
+        suspension.sent_mode = None
         _note_in_flight(state)
         return Resume()
-    if suspension.is_sent or _must_release(state):
+    assert suspension.mode is not None
+    if _must_release(state):
         return None
-    suspension.is_sent = True
+    suspension.sent_mode = suspension.mode
     if suspension.mode is KvMode.RECOMPUTE:
         state.prefix_cache.flush()
     _note_in_flight(state)
@@ -64,7 +65,7 @@ def plan_suspended(state: CoreState) -> Batch | None:
 def _must_release(state: CoreState) -> bool:
     """The executor drops KV only when no slot is live."""
     suspension = state.suspension
-    is_dropping = suspension.mode is KvMode.RECOMPUTE and not suspension.is_sent
+    is_dropping = suspension.mode is KvMode.RECOMPUTE and suspension.sent_mode is None
     return is_dropping and bool(state.slots.ended)
 
 

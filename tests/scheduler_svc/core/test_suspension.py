@@ -165,6 +165,23 @@ class TestSuspension:
         assert rig.core.take_command() is None
         rig.run()
 
+    def test_another_mode_asked_for_before_the_resume_was_taken_is_obeyed(self):
+        """
+        Resumed and at once suspended in another mode, the executor gets both commands.
+        """
+        rig = started()
+        rig.core.suspend(KvMode.PERSIST, rig.now)
+        rig.settle()
+        rig.core.resume()
+        rig.core.suspend(KvMode.RECOMPUTE, rig.now)
+        rig.execute(rig.core.take_command())
+        assert rig.suspended is None
+        rig.settle()
+        assert rig.suspended is KvMode.RECOMPUTE
+        rig.core.resume()
+        rig.run()
+        assert all(rig.outputs[handle] == rig.expected(handle) for handle in rig.submitted)
+
     def test_a_request_can_end_meanwhile(self):
         """
         An abort during a suspension is told at once and frees its blocks after the resume.
