@@ -153,7 +153,7 @@ def noticed(table: Table, mutant: Mutant) -> bool:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--per-file", type=int, default=10)
+    parser.add_argument("--per-file", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--files", nargs="*", help="try only mutants of these modules")
