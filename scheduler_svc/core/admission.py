@@ -236,13 +236,10 @@ def _count_queued_tokens(state: CoreState, first: Request) -> None:
     Raises:
         NeverFits: It is more than may wait at all.
     """
-    bound = state.options.max_queued_tokens
-    if bound is None:
-        return
     cached_len = 0 if state.prefixes is None else state.prefixes.match_len(first)
     first.queued_tokens = max(first.prompt_len - cached_len, 1)
-    own = first.queued_tokens + first.new.num_choices - 1
-    if own > bound:
+    own, bound = first.queued_tokens + first.new.num_choices - 1, state.options.max_queued_tokens
+    if bound is not None and own > bound:
         message = (
             f"{own} tokens of the prompt are to be computed and max_queued_tokens is {bound}: "
             "shorten the prompt or raise max_queued_tokens"

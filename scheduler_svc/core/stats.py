@@ -106,7 +106,7 @@ class CoreStats:
     all tokens of requests when they are admitted, `prefix_hit_tokens` those of them found in the
     prefix cache or shared with another choice. `num_swapped` requests have a copy of their KV in
     host memory; `queued_tokens` are the uncached prompt tokens of those that wait for the first
-    time, counted where max_queued_tokens bounds them. Counters count since the core was made.
+    time. Counters count since the core was made.
     Histograms are in seconds: time from arrival to the first token, and between successive tokens
     of a request.
     """

@@ -71,7 +71,7 @@ def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
         ("requests_swapped", "Requests whose KV is in host memory.", stats.swapped_requests),
         (
             "queued_tokens",
-            "Uncached prompt tokens that wait; counted where max_queued_tokens is set.",
+            "Uncached prompt tokens of requests that wait for the first time.",
             stats.queued_tokens,
         ),
         (
@@ -144,6 +144,13 @@ def _plain_counters(snapshot: MetricsSnapshot) -> tuple[tuple[str, str, float], 
             stats.prefix_cache_hit_tokens,
         ),
         ("retractions", "Preemptions for lack of KV blocks.", stats.retractions),
+        ("swapped_out_blocks", "KV blocks copied to host memory.", stats.swapped_out_blocks),
+        ("swapped_in_blocks", "KV blocks copied back from there.", stats.swapped_in_blocks),
+        (
+            "swap_fallbacks",
+            "Preemptions by swapping that lacked host blocks and are recomputed.",
+            stats.swap_fallbacks,
+        ),
         ("requests_accepted", "Requests accepted.", stats.accepted_requests),
         ("preemptions", "Requests that lost their KV blocks and queued again.", stats.preemptions),
         ("steps", "Steps whose result was applied.", stats.steps),

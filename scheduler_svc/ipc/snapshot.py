@@ -183,6 +183,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     schedule_s: float = 0.0
     schedule_policy: str = ""
     suspended: bool = False
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    swap_fallbacks: int = 0
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,6 +89,7 @@ class TestSizedServices:
         assert 6 == len(set(map(tuple, found)))
         stats = idle(swapping)
         assert stats.preemptions > 0
+        assert 0 < stats.swapped_in_blocks <= stats.swapped_out_blocks
         assert 0 == stats.used_host_blocks
         assert "is preempted (by swap)" in swapping.scheduler.log.read_text()
 

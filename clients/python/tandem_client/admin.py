@@ -65,6 +65,9 @@ class Stats:
     schedule_s: float
     schedule_policy: str
     suspended: bool
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    swap_fallbacks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,16 @@ class TestQueuedTokens:
         with pytest.raises(QueueFull, match="12 prompt tokens wait"):
             rig.submit(prompt_len=1, request_id="one")
 
+    def test_they_are_counted_without_a_limit_too(self):
+        """
+        What waits is counted for operators where no limit asks for it, and leaves with who waits.
+        """
+        rig = rig_of(1)
+        rig.submit(prompt_len=12, num_choices=2)
+        assert 12 + 1 == rig.core.stats().queued_tokens
+        rig.run()
+        assert 0 == rig.core.stats().queued_tokens
+
     def test_those_that_ran_are_not_counted_twice(self):
         """
         A request that lost its slot was counted when it came and does not count again.

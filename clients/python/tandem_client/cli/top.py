@@ -72,7 +72,10 @@ def table(now: Stats, before: Stats | None) -> Table:
         "new token ratio": f"{now.new_token_ratio:.4f}",
     }
     if now.host_blocks:
-        rows["host blocks"] = f"{now.used_host_blocks}/{now.host_blocks} used"
+        rows["host blocks"] = (
+            f"{now.used_host_blocks}/{now.host_blocks} used; {now.swapped_out_blocks} out, "
+            f"{now.swapped_in_blocks} back, {now.swap_fallbacks} times too few"
+        )
     grid = Table(show_header=False, box=None)
     for name, value in rows.items():
         grid.add_row(name, value)

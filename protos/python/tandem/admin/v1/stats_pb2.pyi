@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "used_blocks", "free_blocks", "total_blocks", "block_size", "accepted_requests", "finished_requests", "failed_requests", "refused_requests", "prefill_tokens", "output_tokens", "preemptions", "steps", "steps_in_flight", "executor_attached", "draining", "uptime_s", "cached_blocks", "token_usage", "prefix_cache_lookup_tokens", "prefix_cache_hit_tokens", "retractions", "paused_requests", "swapped_requests", "new_token_ratio", "host_blocks", "used_host_blocks", "refused_by_limit", "queued_tokens", "schedule_s", "schedule_policy", "suspended")
+    __slots__ = ("running_requests", "waiting_requests", "used_blocks", "free_blocks", "total_blocks", "block_size", "accepted_requests", "finished_requests", "failed_requests", "refused_requests", "prefill_tokens", "output_tokens", "preemptions", "steps", "steps_in_flight", "executor_attached", "draining", "uptime_s", "cached_blocks", "token_usage", "prefix_cache_lookup_tokens", "prefix_cache_hit_tokens", "retractions", "paused_requests", "swapped_requests", "new_token_ratio", "host_blocks", "used_host_blocks", "refused_by_limit", "queued_tokens", "schedule_s", "schedule_policy", "suspended", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks")
     class RefusedByLimitEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,9 @@ class GetStatsResponse(_message.Message):
     SCHEDULE_S_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_POLICY_FIELD_NUMBER: _ClassVar[int]
     SUSPENDED_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     waiting_requests: int
     used_blocks: int
@@ -81,4 +84,7 @@ class GetStatsResponse(_message.Message):
     schedule_s: float
     schedule_policy: str
     suspended: bool
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., accepted_requests: _Optional[int] = ..., finished_requests: _Optional[int] = ..., failed_requests: _Optional[int] = ..., refused_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., executor_attached: _Optional[bool] = ..., draining: _Optional[bool] = ..., uptime_s: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., token_usage: _Optional[float] = ..., prefix_cache_lookup_tokens: _Optional[int] = ..., prefix_cache_hit_tokens: _Optional[int] = ..., retractions: _Optional[int] = ..., paused_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., new_token_ratio: _Optional[float] = ..., host_blocks: _Optional[int] = ..., used_host_blocks: _Optional[int] = ..., refused_by_limit: _Optional[_Mapping[str, int]] = ..., queued_tokens: _Optional[int] = ..., schedule_s: _Optional[float] = ..., schedule_policy: _Optional[str] = ..., suspended: _Optional[bool] = ...) -> None: ...
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    swap_fallbacks: int
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., accepted_requests: _Optional[int] = ..., finished_requests: _Optional[int] = ..., failed_requests: _Optional[int] = ..., refused_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., executor_attached: _Optional[bool] = ..., draining: _Optional[bool] = ..., uptime_s: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., token_usage: _Optional[float] = ..., prefix_cache_lookup_tokens: _Optional[int] = ..., prefix_cache_hit_tokens: _Optional[int] = ..., retractions: _Optional[int] = ..., paused_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., new_token_ratio: _Optional[float] = ..., host_blocks: _Optional[int] = ..., used_host_blocks: _Optional[int] = ..., refused_by_limit: _Optional[_Mapping[str, int]] = ..., queued_tokens: _Optional[int] = ..., schedule_s: _Optional[float] = ..., schedule_policy: _Optional[str] = ..., suspended: _Optional[bool] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., swap_fallbacks: _Optional[int] = ...) -> None: ...
