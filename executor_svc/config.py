@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tandem.engine_config import EngineConfig
+from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.settings.reader import read_settings
 from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
 from tandem.settings.schema import (
@@ -55,7 +55,7 @@ class ExecutorSettings(ServiceSettings):
         description="KV blocks to allocate, unless another setting sizes the KV memory",
     )
     buffer_size_gb: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="GiB of KV memory; sizes it"
+        None, gt=0, le=MAX_GIB, description="GiB of KV memory; sizes it"
     )
     mem_fraction_static: float | None = Field(
         None,
@@ -73,7 +73,7 @@ class ExecutorSettings(ServiceSettings):
     swap_space_gb: float = Field(
         0.0,
         ge=0,
-        allow_inf_nan=False,
+        le=MAX_GIB,
         description="GiB of host memory for the KV of preempted requests; 0: compute it again",
     )
     max_batch_size: int = Field(_DEFAULTS.max_batch_size, description="most sequences in one step")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -12,6 +10,7 @@ from executor_svc.host_blocks import HostBlocks
 from executor_svc.memory_budget import block_bytes
 from executor_svc.model.config import ModelConfig
 from executor_svc.out_of_memory import in_one_line, is_out_of_memory
+from tandem.engine_config import MAX_GIB
 from tandem.errors import InvalidConfig, OutOfMemory
 from tandem.link.batch import Int32Column, KvMode
 
@@ -35,10 +34,11 @@ def host_blocks_within(swap_space_gb: float, bytes_per_block: int) -> int:
     Host blocks that fit into so many GiB, rounded down.
 
     Raises:
-        InvalidConfig: Not a finite number from 0 on.
+        InvalidConfig: Not a number from 0 to MAX_GIB.
     """
-    if not (math.isfinite(swap_space_gb) and swap_space_gb >= 0):
-        raise InvalidConfig(f"swap_space_gb must be at least 0, got {swap_space_gb}")
+    if not 0 <= swap_space_gb <= MAX_GIB:
+        message = f"swap_space_gb must be at least 0 and at most {MAX_GIB}, got {swap_space_gb}"
+        raise InvalidConfig(message)
     return int(swap_space_gb * 2**30) // bytes_per_block
 
 

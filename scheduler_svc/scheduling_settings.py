@@ -20,6 +20,7 @@ from scheduler_svc.core.options import (
     StepPriority,
     VictimRule,
 )
+from tandem.engine_config import MAX_GIB
 from tandem.errors import InvalidConfig
 from tandem.settings.schema import Metavar, ServiceSettings
 
@@ -82,7 +83,7 @@ class SchedulingSettings(ServiceSettings):
     paused_buffer_size_gb: float | None = Field(
         None,
         ge=0,
-        allow_inf_nan=False,
+        le=MAX_GIB,
         description="GiB of KV memory that paused requests may keep, instead of a number of blocks",
     )
     preemption_mode: Annotated[str, _choices(PreemptionMode)] = Field(

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from tandem.errors import InvalidConfig
 
 
+MIN_AGEING_S = 0.001
+"""Shorter periods would only make the numbers of periods meaningless."""
+
+
 class OnPressure(enum.StrEnum):
     """What happens to a request that arrives while KV use is at memory_threshold or over."""
 
@@ -90,8 +94,9 @@ class CoreOptions:
 
     Attributes:
         schedule_policy: Order of the queue.
-        ageing_s: Seconds of waiting that raise a request by one priority level; a request that has
-            waited ten times as long goes ahead of all that have not, in order of arrival.
+        ageing_s: Seconds of waiting that raise a request by one priority level, at least 0.001; a
+            request that has waited ten times as long goes ahead of all that have not, in order of
+            arrival.
         priority_preemption: A waiting request may take the slot of a running one of worse priority;
             each gives way once at most.
         prefix_caching: Share and keep the KV of equal prefixes.
@@ -164,8 +169,9 @@ class CoreOptions:
         for name, value in limits.items():
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} is {value}: it must be at least 1", field=name)
-        if not (math.isfinite(self.ageing_s) and self.ageing_s > 0):
-            raise InvalidConfig(f"ageing_s is {self.ageing_s}: it must be over 0", field="ageing_s")
+        if not (math.isfinite(self.ageing_s) and self.ageing_s >= MIN_AGEING_S):
+            message = f"ageing_s is {self.ageing_s}: it must be finite and at least {MIN_AGEING_S}"
+            raise InvalidConfig(message, field="ageing_s")
         conservativeness = self.schedule_conservativeness
         if not (math.isfinite(conservativeness) and conservativeness >= 0):
             raise InvalidConfig(

@@ -131,7 +131,7 @@ class TestMemory:
         assert [0, 0, 1, 2] == [
             host_blocks_within(size / 2**30, 4096) for size in (0, 4095, 4096, 12287)
         ]
-        for bad in (-0.1, float("nan"), float("inf")):
+        for bad in (-0.1, float("nan"), float("inf"), 1e300):
             with pytest.raises(InvalidConfig, match="swap_space_gb must be at least 0"):
                 host_blocks_within(bad, 4096)
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from tandem.errors import InvalidConfig
 
+MAX_GIB = 1 << 20
+"""Most GiB that a setting may ask for: more, a PiB, is a slip of the keyboard."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:

@@ -170,6 +170,11 @@ class TestSchedulingSettings:
                 "max_tenant_requests is 0: it must be at least 1 (--max-tenant-requests)",
             ),
             (
+                ("--ageing-s=1e-308",),
+                "ageing_s",
+                "ageing_s is 1e-308: it must be finite and at least 0.001 (--ageing-s)",
+            ),
+            (
                 ("--max-prefill-share=1.5",),
                 "max_prefill_share",
                 "max_prefill_share is 1.5: it must be over 0, at most 1 (--max-prefill-share)",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tandem.engine_config import EngineConfig
+from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.settings.presets import PresetName
 
 LIMITS = tuple(EngineConfig().as_dict())
@@ -72,10 +72,10 @@ class ServiceSettings(BaseModel):
         None, description="named starting point; whatever is set elsewhere wins over it"
     )
     # The executor's alone; it says what they mean. A file that serves both services may have them.
-    buffer_size_gb: Annotated[float | None, Gt(0)] = Field(None, exclude=True)
+    buffer_size_gb: Annotated[float | None, Gt(0), Le(MAX_GIB)] = Field(None, exclude=True)
     mem_fraction_static: Annotated[float | None, Gt(0), Lt(1)] = Field(None, exclude=True)
     gpu_memory_utilization: Annotated[float | None, Gt(0), Le(1)] = Field(None, exclude=True)
-    swap_space_gb: Annotated[float, Ge(0)] = Field(0.0, exclude=True)
+    swap_space_gb: Annotated[float, Ge(0), Le(MAX_GIB)] = Field(0.0, exclude=True)
 
     def engine_config(self) -> EngineConfig:
         """The engine limits as set here."""
