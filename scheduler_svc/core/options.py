@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tandem.errors import InvalidConfig
 
-
 MIN_AGEING_S = 0.001
 """Shorter periods would only make the numbers of periods meaningless."""
 

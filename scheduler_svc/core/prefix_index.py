@@ -50,9 +50,17 @@ class PrefixIndex:
         "writer",
     )
 
-    def __init__(self, num_blocks: int, *, keeps_unheld: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, *, keeps_unheld: bool = True, first_version: int = 0
+    ) -> None:
+        """
+        Args:
+            num_blocks: Of the pool.
+            keeps_unheld: See the attributes.
+            first_version: More than that of any index which this one replaces.
+        """
         self.keeps_unheld = keeps_unheld
-        self.version = 0
+        self.version = first_version
         self.is_indexed: NDArray[np.bool_] = np.zeros(num_blocks + 1, np.bool_)
         self.writer: NDArray[np.int64] = np.zeros(num_blocks + 1, np.int64)
         self._block_of: dict[bytes, int] = {}

@@ -282,7 +282,8 @@ class CoreState:
                 request.digests.clear()
                 request.new = replace(request.new, block_digests=b"")
         self.limits = limits
-        self.pool = _pool(limits, self.options)
+        # Orders of the queue that were made for the old cache must not pass for those of the new.
+        self.pool = _pool(limits, self.options, self.prefix_cache.version + 1)
         self.slots = SlotTable(limits)
         self.prefix_cache = PrefixCache(self.slots, self.pool)
         self.host = HostBlocks(limits.num_host_blocks)
@@ -335,8 +336,9 @@ class CoreState:
             self.counters.swap_fallbacks += 1
 
 
-def _pool(limits: Limits, options: CoreOptions) -> BlockPool:
+def _pool(limits: Limits, options: CoreOptions, first_version: int = 0) -> BlockPool:
     if not options.prefix_caching:
         return BlockPool(limits.num_blocks)
     keeps_unheld = options.eviction is Eviction.LRU
-    return BlockPool(limits.num_blocks, PrefixIndex(limits.num_blocks, keeps_unheld=keeps_unheld))
+    index = PrefixIndex(limits.num_blocks, keeps_unheld=keeps_unheld, first_version=first_version)
+    return BlockPool(limits.num_blocks, index)

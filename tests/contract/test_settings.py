@@ -218,10 +218,12 @@ class TestKvSize:
             ("gpu_memory_utilization", 0),
             ("gpu_memory_utilization", 1.01),
             ("swap_space_gb", -0.5),
+            ("swap_space_gb", 1e300),
+            ("buffer_size_gb", 1e300),
         ],
     )
     def test_value_out_of_range_is_refused(self, load, knob, bad):
         """
-        Sizes are over 0; shares are over 0 and under 1, the utilization at most 1.
+        Sizes are over 0 and at most a PiB; shares are over 0 and under 1, the utilization at most 1.
         """
         assert f"{knob}: input should be" in complaint(load, file={knob: bad})

@@ -51,6 +51,25 @@ class TestExecutorLost:
         assert [0, 1, 2, 3] == rig.core.waiting_handles()
         rig.run()
 
+    def test_the_order_of_the_queue_forgets_the_lost_cache(self):
+        """
+        What was cached on the lost executor gives nobody a better place, however many changes the
+        new cache has seen.
+        """
+        rig = Rig(small_config(max_batch_size=1))
+        cached = np.arange(9, dtype=np.int32)
+        rig.submit(prompt=cached, max_tokens=1)
+        rig.run()
+        rig.submit(prompt_len=1, max_tokens=20)
+        for _ in range(5):
+            rig.step()
+        first, second = rig.submit(prompt_len=9, max_tokens=1), rig.submit(prompt=cached)
+        assert [second, first] == rig.core.waiting_handles()
+        rig.lose_executor()
+        rig.step()
+        assert [first, second] == rig.core.waiting_handles()
+        rig.run()
+
     def test_an_end_found_before_the_loss_stays_an_end(self):
         """
         A request that had ended is not run again, though its slot was never released.
