@@ -9,6 +9,7 @@ from scheduler_svc.core.geometry import Limits
 from scheduler_svc.core.options import OnPressure, Overlength
 from scheduler_svc.core.request import NewRequest, Request
 from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.truncation import num_to_drop
 from tandem.errors import (
     DuplicateRequestId,
     EmptyPrompt,
@@ -54,7 +55,8 @@ def check(state: CoreState, new: NewRequest) -> Request:
         raise DuplicateRequestId(message, field="request_id")
     _check_parameters(new)
     limits, whole_len = state.limits, len(new.prompt)
-    if state.options.overlength is Overlength.TRUNCATE:
+    # Where not even two tokens fit no cut helps.
+    if state.options.overlength is Overlength.TRUNCATE and _longest(limits) > 1:
         new = _truncated(limits, new)
         total_len = min(len(new.prompt) + new.max_tokens, _longest(limits))
     else:
@@ -130,12 +132,14 @@ def _longest(limits: Limits) -> int:
 
 
 def _truncated(limits: Limits, new: NewRequest) -> NewRequest:
-    """The request without the oldest tokens of a prompt that leaves no room for one output."""
-    room = min(_longest(limits) - 1, _max_prompt_blocks(limits) * limits.block_size)
-    if len(new.prompt) <= room or room < 1:
+    """The request without the oldest tokens of a prompt that is too long for output or memory."""
+    prompt_len = len(new.prompt)
+    fitting = prompt_len - num_to_drop(prompt_len, new.max_tokens, _longest(limits))
+    kept = min(fitting, _max_prompt_blocks(limits) * limits.block_size)
+    if kept == prompt_len or kept < 1:
         return new
     # Other tokens stand in its blocks now, so the digests that came with it are of no use.
-    return replace(new, prompt=new.prompt[-room:], block_digests=b"")
+    return replace(new, prompt=new.prompt[-kept:], block_digests=b"")
 
 
 def _max_prompt_blocks(limits: Limits) -> int:

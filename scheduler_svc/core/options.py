@@ -75,7 +75,7 @@ class Overlength(enum.StrEnum):
 
     REJECT = "reject"
     TRUNCATE = "truncate"
-    """max_tokens is lowered; a prompt that leaves no room loses its oldest tokens."""
+    """max_tokens is lowered; a prompt that leaves no room for output loses its oldest tokens."""
 
 
 class StepPriority(enum.StrEnum):

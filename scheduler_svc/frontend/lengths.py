@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.truncation import num_to_drop
 from scheduler_svc.ipc.messages import Model
 from tandem.errors import EmptyPrompt, PromptTooLong, TotalTooLong
 
@@ -37,8 +38,8 @@ def fit_lengths(prompt_len: int, max_tokens: int | None, model: Model, *, prompt
     Check prompt and output against `max_model_len`, or cut them to it where the model's server
     truncates.
 
-    Output is cut first, down to one token. A prompt that leaves no room even for that loses its
-    oldest tokens, so many that what was asked for has room, up to half of `max_model_len`.
+    Output is cut first, down to one token; then the prompt, see `num_to_drop`. The core cuts by the
+    same rule where memory holds less than `max_model_len`.
 
     Args:
         prompt_len: Tokens of the prompt.
@@ -56,9 +57,8 @@ def fit_lengths(prompt_len: int, max_tokens: int | None, model: Model, *, prompt
         raise EmptyPrompt("the prompt has no token.", field=prompt_field)
     wanted = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     num_dropped = 0
-    if model.truncates and prompt_len >= longest:
-        room = min(wanted, max(1, longest // 2))
-        num_dropped = prompt_len - max(1, longest - room)
+    if model.truncates and longest > 1:
+        num_dropped = num_to_drop(prompt_len, wanted, longest)
         prompt_len -= num_dropped
     check_prompt_len(prompt_len, longest, prompt_field=prompt_field)
     room = longest - prompt_len

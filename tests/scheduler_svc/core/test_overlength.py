@@ -71,28 +71,54 @@ class TestTruncate:
         rig.run()
         assert (4, FinishReason.CONTEXT_LIMIT) == (len(rig.outputs[0]), rig.ended[0].reason)
 
-    @pytest.mark.parametrize(("prompt_len", "num_cut"), [(63, 0), (64, 1), (65, 2), (200, 137)])
-    def test_a_prompt_that_leaves_no_room_loses_its_oldest_tokens(self, prompt_len, num_cut):
+    @pytest.mark.parametrize(
+        ("prompt_len", "asked", "num_cut", "granted", "reason"),
+        [
+            (63, 10, 0, 1, FinishReason.CONTEXT_LIMIT),
+            (64, 10, 10, 10, FinishReason.MAX_TOKENS),
+            (200, 10, 146, 10, FinishReason.MAX_TOKENS),
+            (64, 1, 1, 1, FinishReason.MAX_TOKENS),
+            (64, 32, 32, 32, FinishReason.MAX_TOKENS),
+            (64, 33, 32, 32, FinishReason.CONTEXT_LIMIT),
+        ],
+    )
+    def test_a_prompt_that_leaves_no_room_loses_its_oldest_tokens(
+        self, prompt_len, asked, num_cut, granted, reason
+    ):
         """
-        The newest max_model_len - 1 tokens are kept, one output token fits and is right for them.
+        So many that what was asked for has room, up to half of max_model_len, and what comes is
+        right for the rest.
         """
-        rig, new = rig_of(), new_request(prompt_len, 10)
+        rig, new = rig_of(), new_request(prompt_len, asked)
         accepted = submit(rig, new)
-        assert Acceptance(num_truncated_tokens=num_cut, max_tokens=1) == accepted
+        assert Acceptance(num_truncated_tokens=num_cut, max_tokens=granted) == accepted
         rig.run()
-        assert expected_outputs(new.prompt[num_cut:], 1, set()) == rig.outputs[0]
-        assert (63, FinishReason.CONTEXT_LIMIT) == (
+        assert expected_outputs(new.prompt[num_cut:], granted, set()) == rig.outputs[0]
+        assert (prompt_len - num_cut, reason) == (
             rig.ended[0].num_prompt_tokens, rig.ended[0].reason,
         )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("changes", "error"),
+        [({"max_model_len": 1}, TotalTooLong), ({"max_num_blocks": 1}, NeverFits)],
+    )
+    def test_where_only_one_token_fits_nothing_is_taken(self, changes, error):
+        """
+        A request that no cut leaves an output token is refused, and does not wait for ever.
+        """
+        rig = rig_of(block_size=1, memory_threshold=1.0, **changes)
+        for prompt_len in (1, 5):
+            with pytest.raises((error, PromptTooLong)):
+                submit(rig, new_request(prompt_len, 1))
 
     def test_a_small_pool_cuts_too(self):
         """
         Where the KV memory holds less than max_model_len, that is what a request is cut to.
         """
         rig = rig_of(max_num_blocks=10)
-        assert Acceptance(num_truncated_tokens=11, max_tokens=1) == submit(rig, new_request(50, 9))
+        assert Acceptance(num_truncated_tokens=19, max_tokens=9) == submit(rig, new_request(50, 9))
         rig.run()
-        assert 1 == len(rig.outputs[0])
+        assert 9 == len(rig.outputs[0])
 
     def test_the_threshold_cuts_too(self):
         """
@@ -135,9 +161,9 @@ class TestTruncate:
         """
         rig = rig_of()
         accepted = submit(rig, new_request(70, 5, num_choices=3))
-        assert Acceptance(num_truncated_tokens=7, max_tokens=1) == accepted
+        assert Acceptance(num_truncated_tokens=11, max_tokens=5) == accepted
         rig.run()
-        assert [63] * 3 == [rig.ended[handle].num_prompt_tokens for handle in range(3)]
+        assert [59] * 3 == [rig.ended[handle].num_prompt_tokens for handle in range(3)]
 
     @settings(max_examples=60, deadline=None)
     @given(
@@ -156,7 +182,9 @@ class TestTruncate:
             return
         accepted = submit(rig, new)
         longest = min(64, 4 * num_blocks)
-        room = min(longest - 1, 4 * int(threshold * num_blocks))
+        room = 4 * int(threshold * num_blocks)
+        if prompt_len >= longest:
+            room = min(room, longest - min(max_tokens, longest // 2))
         assert max(prompt_len - room, 0) == accepted.num_truncated_tokens
         kept = prompt_len - accepted.num_truncated_tokens
         assert min(max_tokens, longest - kept) == accepted.max_tokens
