@@ -13,10 +13,6 @@ from scheduler_svc.ipc.snapshot import (
     RequestSummary,
 )
 
-PAUSED = "paused"
-"""State of requests that keep their blocks and wait for one more."""
-
-
 def request_list(rows: list[RequestRow], wanted: ListArgument, now: float) -> RequestList:
     """
     Choose and cut.
@@ -30,7 +26,7 @@ def request_list(rows: list[RequestRow], wanted: ListArgument, now: float) -> Re
         row
         for row in rows
         if (wanted.tenant is None or row.tenant == wanted.tenant)
-        and (not wanted.states or _state(row) in wanted.states)
+        and (not wanted.states or row.state.value in wanted.states)
     ]
     return RequestList(
         requests=tuple(_summary(row, now) for row in chosen[: wanted.max_results]),
@@ -53,7 +49,7 @@ def _summary(row: RequestRow, now: float) -> RequestSummary:
     return RequestSummary(
         request_id=row.request_id,
         choice=row.choice,
-        state=_state(row),
+        state=row.state.value,
         tenant=row.tenant,
         priority=row.priority,
         prompt_tokens=row.num_prompt_tokens,
@@ -63,10 +59,6 @@ def _summary(row: RequestRow, now: float) -> RequestSummary:
         preemptions=row.num_preemptions,
         time_to_first_token_s=row.ttft_s,
     )
-
-
-def _state(row: RequestRow) -> str:
-    return PAUSED if row.is_paused else row.state.value
 
 
 def _entry(event: RequestEvent, arrival_s: float) -> EventEntry:

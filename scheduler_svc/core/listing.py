@@ -18,7 +18,6 @@ class RequestRow:
         handle: The submitter's number for it.
         choice: Which completion of the prompt, from 0.
         state: Where it is.
-        is_paused: It keeps its slot but is in no step, for want of a block.
         tenant: Whose it is; empty for nobody's.
         priority: Lower goes first.
         num_prompt_tokens: Tokens of the prompt.
@@ -26,14 +25,13 @@ class RequestRow:
         num_output_tokens: Output tokens known.
         arrival_s: When it arrived, on the clock the core is driven with.
         ttft_s: Seconds from arrival to the first token; None before it.
-        num_preemptions: How often it lost its slot for want of memory.
+        num_preemptions: How often it lost its slot, whatever for but the loss of the executor.
     """
 
     request_id: str
     handle: int
     choice: int
     state: RequestState
-    is_paused: bool
     tenant: str
     priority: int
     num_prompt_tokens: int
@@ -63,7 +61,6 @@ def _row(state: CoreState, request: Request) -> RequestRow:
         handle=new.handle,
         choice=new.sampling.choice,
         state=request.state,
-        is_paused=request.slot in state.paused,
         tenant=new.tenant,
         priority=new.priority,
         num_prompt_tokens=request.prompt_len,

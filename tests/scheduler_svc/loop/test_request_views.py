@@ -13,7 +13,6 @@ def row(number: int, **changes: object) -> RequestRow:
         "handle": number,
         "choice": 0,
         "state": RequestState.DECODE,
-        "is_paused": False,
         "tenant": "",
         "priority": 0,
         "num_prompt_tokens": 20,
@@ -29,7 +28,7 @@ def row(number: int, **changes: object) -> RequestRow:
 ROWS = [
     row(1, tenant="alice"),
     row(2, state=RequestState.WAITING, ttft_s=None),
-    row(3, is_paused=True, tenant="alice"),
+    row(3, state=RequestState.PAUSED, tenant="alice"),
     row(4),
 ]
 
