@@ -13,6 +13,7 @@ from scheduler_svc.ipc.snapshot import (
     RequestSummary,
 )
 
+
 def request_list(rows: list[RequestRow], wanted: ListArgument, now: float) -> RequestList:
     """
     Choose and cut.
