@@ -89,8 +89,8 @@ def _try_admit(
 ) -> bool:
     """Give a request a slot, blocks and its first chunk; False when there are too few blocks."""
     state, slots, limits = draft.state, draft.state.slots, draft.state.limits
-    is_swapped = state.host.copy_of(request.number) is not None
-    fitting = _fitting(draft, request, prefix, can_copy=not is_swapped)
+    copy = state.host.copy_of(request.number)
+    fitting = _fitting(draft, request, prefix, can_copy=copy is None)
     if fitting is None:
         state.note_full()
         return False
@@ -98,7 +98,7 @@ def _try_admit(
     writers = _writers(draft, prefix, sibling)
     blocks = _take_blocks(draft, request, prefix)
     num_cached = prefix.num_tokens
-    if is_swapped:
+    if copy is not None:
         num_cached = draft.swapping().copy_in(request, blocks, num_cached)
         writers |= request.kv_writers
     request.kv_writers = writers
@@ -109,6 +109,8 @@ def _try_admit(
     _note_first_admission(draft, request, prefix, now)
     slot = slots.occupy(request, blocks, limits.blocks_for(request.stop_len - 1), num_cached)
     state.prefix_cache.note_admitted(slot, request, prefix, sibling)
+    if copy is not None and not copy.may_index:
+        state.prefix_cache.distrust(slot)
     draft.admits.append(
         Admission(
             slot=slot,

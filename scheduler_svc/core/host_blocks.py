@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,11 +14,12 @@ from tandem.link.batch import Int32Column
 class HostCopy:
     """
     A request's KV in host memory: its first `num_tokens` positions, in `blocks` (host block ids in
-    the order of its block table).
+    the order of its block table); for the request alone where not `may_index`.
     """
 
     blocks: Int32Column
     num_tokens: int
+    may_index: bool = True
 
 
 class HostBlocks:
@@ -47,13 +48,15 @@ class HostBlocks:
         """Requests that have a copy."""
         return len(self._copies)
 
-    def try_reserve(self, number: int, num_tokens: int, block_size: int) -> bool:
+    def try_reserve(
+        self, number: int, num_tokens: int, block_size: int, *, may_index: bool = True
+    ) -> bool:
         """Set blocks aside for a request's first `num_tokens` positions; False when too few."""
         count = -(-num_tokens // block_size)
         if count > len(self._free):
             return False
         taken = [self._free.pop() for _ in range(count)]
-        self._copies[number] = HostCopy(np.array(taken, np.int32), num_tokens)
+        self._copies[number] = HostCopy(np.array(taken, np.int32), num_tokens, may_index)
         return True
 
     def copy_of(self, number: int) -> HostCopy | None:
@@ -69,6 +72,11 @@ class HostBlocks:
     def take_out(self, number: int) -> None:
         """Free a request's blocks for the batch after the one being planned, which reads them."""
         self._leaving.extend(self._copies.pop(number).blocks.tolist())
+
+    def forbid_indexing(self) -> None:
+        """The prefix cache was flushed: what is here is for its owners alone."""
+        for number, copy in self._copies.items():
+            self._copies[number] = replace(copy, may_index=False)
 
     def settle(self) -> None:
         """The batch that reads what was taken out is planned."""

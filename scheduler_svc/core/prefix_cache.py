@@ -179,6 +179,10 @@ class PrefixCache:
         """A request lost its slot: nobody need wait for its blocks."""
         self._let_nobody_wait_for(slot)
 
+    def may_index(self, slot: int) -> bool:
+        """False where nothing that a slot holds is to be indexed."""
+        return self._may_index[slot]
+
     def distrust(self, slot: int) -> None:
         """Nothing that a slot holds is to be indexed from now on."""
         self._may_index[slot] = False

@@ -155,6 +155,7 @@ class Scheduler:
         Let nothing that was computed so far be found any more; requests that share KV already go
         on sharing it. Returns how many blocks are free now that were only kept to be found.
         """
+        self._state.host.forbid_indexing()
         return self._state.prefix_cache.flush()
 
     def find(self, handle: int) -> str | None:

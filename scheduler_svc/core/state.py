@@ -330,7 +330,9 @@ class CoreState:
         """Set host blocks aside for a request that has lost its slot, if that is asked for."""
         if self.options.preemption_mode is not PreemptionMode.SWAP or not request.planned:
             return
-        if self.host.try_reserve(request.number, request.planned, self.limits.block_size):
+        may_index = self.prefix_cache.may_index(slot)
+        block_size = self.limits.block_size
+        if self.host.try_reserve(request.number, request.planned, block_size, may_index=may_index):
             self.swapping[slot] = request.number
         else:
             self.counters.swap_fallbacks += 1

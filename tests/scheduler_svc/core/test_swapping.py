@@ -156,6 +156,27 @@ class TestSwapping:
         rig.run()
         assert rig.expected(0) == rig.outputs[0]
 
+    @pytest.mark.parametrize(("flushed", "num_cached"), [("never", 7), ("before", 0), ("after", 0)])
+    def test_what_was_computed_before_a_flush_is_not_found_after_it(self, flushed, num_cached):
+        """
+        A request that is swapped out before or after a flush comes back with what it had computed,
+        and nobody else gets it.
+        """
+        rig = swapping(2, num_blocks=14, caching=True)
+        for _ in range(3):
+            rig.step()
+        if flushed == "before":
+            rig.core.flush_prefix_cache()
+        step_until_swapped_out(rig)
+        (swapped,) = rig.core._state.host._copies
+        if flushed == "after":
+            rig.core.flush_prefix_cache()
+        rig.run()
+        assert all(rig.expected(handle) == rig.outputs[handle] for handle in range(2))
+        late = rig.submit(prompt=rig.submitted[swapped].prompt, max_tokens=1)
+        rig.run()
+        assert num_cached == rig.ended[late].num_cached_tokens
+
     def test_a_batch_never_reads_host_blocks_it_writes(self):
         """
         A request preempted between two plans is back one batch after its blocks went out.
@@ -169,7 +190,6 @@ class TestSwapping:
         assert not out.admits
         assert out.swap_out_host.tolist() == back.swap_in_host.tolist()
         rig.run()
-
 
     def test_what_comes_back_is_not_copied_by_the_same_batch(self):
         """
