@@ -111,7 +111,10 @@ class Rig:
         bs, num_blocks = limits.block_size, limits.num_blocks
         longest = min(limits.max_model_len, num_blocks * bs)
         under_threshold = int(limits.memory_threshold * num_blocks + 1e-9) * bs
-        prompt_len = min(len(new.prompt), longest - 1, under_threshold)
+        prompt_len = len(new.prompt)
+        if prompt_len >= longest:
+            prompt_len = longest - min(new.max_tokens, longest // 2)
+        prompt_len = min(prompt_len, under_threshold)
         max_tokens = min(new.max_tokens, longest - prompt_len)
         assert len(new.prompt) - prompt_len == acceptance.num_truncated_tokens
         assert max_tokens == acceptance.max_tokens
