@@ -11,6 +11,7 @@ import sys
 
 from scheduler_svc.bench.admission import AdmissionCosts, measure_admission
 from scheduler_svc.bench.decode_step import StepCosts, measure_decode_step
+from scheduler_svc.printing_commands import run_printing
 
 DEFAULT_RUNNING = (1, 32, 128, 256, 1024)
 FULL_RUNNING = (*DEFAULT_RUNNING, 4096)
@@ -102,4 +103,4 @@ def _print_line(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_printing("bench", main))

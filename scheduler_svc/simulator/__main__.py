@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from scheduler_svc.printing_commands import run_printing
 from scheduler_svc.simulator.comparison import Outcome, grid, parse_axis, run_grid
 from scheduler_svc.simulator.plots import draw, require_matplotlib
 from scheduler_svc.simulator.presets import MACHINES
@@ -42,8 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error, EXIT_FAILED)
     except TandemError as error:
         return _fail(error, EXIT_USAGE)
-    except KeyboardInterrupt:
-        return 130
     if as_json:
         results = [outcome.as_json() for outcome in outcomes]
         _print(json.dumps(results if axes else results[0]))
@@ -110,4 +109,4 @@ def _print(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_printing("simulate", main))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
+import typer
 
 from tandem import errors
-from tandem_client.cli.failures import ExitCode, exit_code_of
+from tandem_client.cli.failures import ExitCode, exit_code_of, readable_errors
 
 
 class TestExitCodes:
@@ -27,3 +31,33 @@ class TestExitCodes:
         The code says who has to act: the caller, the operator, or nobody but time.
         """
         assert expected == exit_code_of(error)
+
+    @pytest.mark.parametrize(
+        ("error", "said", "expected"),
+        [
+            (
+                OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+                "tandem: cannot write the output: No space left on device\n",
+                ExitCode.FAILED,
+            ),
+            (
+                FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "prompts.jsonl"),
+                "tandem: prompts.jsonl: No such file or directory\n",
+                ExitCode.USAGE,
+            ),
+        ],
+        ids=["full disk", "missing file"],
+    )
+    def test_system_error_says_what_failed(self, capsys, error, said, expected):
+        """
+        A full disk under the output is no wrong usage, a file that is not there is; the line names either.
+        """
+
+        @readable_errors
+        def command() -> None:
+            raise error
+
+        with pytest.raises(typer.Exit) as caught:
+            command()
+        assert expected == caught.value.exit_code
+        assert said == capsys.readouterr().err

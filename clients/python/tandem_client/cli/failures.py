@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import functools
 import os
 import sys
@@ -51,6 +52,9 @@ _BY_GRPC_CODE = {
     "FAILED_PRECONDITION": ExitCode.USAGE,
     "CANCELLED": ExitCode.CANCELLED,
 }
+
+
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Terminated(SystemExit):
@@ -107,6 +111,9 @@ def readable_errors(command: Callable[Arguments, None]) -> Callable[Arguments, N
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(int(ExitCode.FAILED)) from None
         except OSError as error:
+            if error.filename is None and error.errno in _CANNOT_WRITE:
+                why = error.strerror or error
+                raise fail(f"cannot write the output: {why}", ExitCode.FAILED) from None
             what = f"{error.filename}: " if error.filename else ""
             raise fail(f"{what}{error.strerror or error}", ExitCode.USAGE) from None
 
