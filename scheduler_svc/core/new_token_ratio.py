@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler_svc.core.slots import SlotTable
 
@@ -75,6 +76,25 @@ class NewTokenRatio:
         expected = generated + RETRACT_STEPS * len(left)
         self._start = min(1.0, expected / max_new) if max_new else 1.0
         self._since_step = decode_step
+
+
+def lasts(free: int, left: NDArray[np.int64], held: NDArray[np.int64]) -> bool:
+    """
+    Say whether memory lasts while all produce what they have left, one token per step, and free
+    what they hold and have produced as they end.
+
+    Args:
+        free: Tokens that free and evictable blocks hold.
+        left: Tokens each will still produce, shape ``[N]``; 0 for who may end any time, which
+            frees nothing.
+        held: Tokens that each one's blocks hold now, shape ``[N]``.
+    """
+    left, held = left[left > 0], held[left > 0]
+    order = left.argsort(kind="stable")
+    left, held = left[order], held[order]
+    freed = held.cumsum() - held
+    num_going_on = np.arange(len(left), 0, -1)
+    return bool((free + freed - left * num_going_on > 0).all())
 
 
 @dataclass(slots=True)

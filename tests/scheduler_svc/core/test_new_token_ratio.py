@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scheduler_svc.core.new_token_ratio import (
     CLIP_MAX_NEW_TOKENS,
     AdmissionBudget,
     NewTokenRatio,
+    lasts,
 )
 from scheduler_svc.core.options import CoreOptions
 from tests.scheduler_svc.core.harness import Rig, small_config
+
+AN_EOS = frozenset({99})
+"""Of requests that might end early, and never do: tokens are below 50."""
 
 
 def columns(generated, max_new, prompt=5, running=True):
@@ -155,6 +161,49 @@ class TestBudget:
         assert budget.fits(61, extend_len=5, max_new=15)
 
 
+class TestLasts:
+    @pytest.mark.parametrize(
+        ("free", "left", "held", "expected"),
+        [
+            (21, [10, 10], [8, 8], True),
+            (20, [10, 10], [8, 8], False),
+            # The first ends after 2 steps and frees 30; the other then has 6 more to take.
+            (5, [8, 2], [8, 30], True),
+            (4, [8, 2], [8, 30], False),
+            (5, [40, 2], [8, 30], False),
+            # Who may end any time takes nothing and frees nothing.
+            (9, [8, 0, -3], [8, 30, 30], True),
+            (8, [8, 0, -3], [8, 30, 30], False),
+            (0, [0], [8], True),
+        ],
+    )
+    def test_who_has_least_left_frees_memory_first(self, free, left, held, expected):
+        """
+        Memory lasts when some is free at each end, all ends being those of max_tokens.
+        """
+        assert expected is lasts(free, np.array(left), np.array(held))
+
+    @given(
+        st.integers(0, 60),
+        st.lists(st.tuples(st.integers(-2, 12), st.integers(1, 20)), min_size=1, max_size=6),
+    )
+    def test_it_is_what_a_simulation_finds(self, free, requests):
+        """
+        Taking a token for each step by step, and back at each end, never runs out of memory.
+        """
+        left, held = map(np.array, zip(*requests, strict=True))
+        going_on, now = [list(one) for one in requests if one[0] > 0], free
+        ran_out = False
+        while going_on:
+            now -= len(going_on)
+            ends_now = any(one[0] == 1 for one in going_on)
+            ran_out |= ends_now and now <= 0
+            going_on = [[one[0] - 1, one[1] + 1] for one in going_on]
+            now += sum(one[1] for one in going_on if not one[0])
+            going_on = [one for one in going_on if one[0]]
+        assert ran_out is not lasts(free, left, held)
+
+
 def options(conservativeness: float = 1.0) -> CoreOptions:
     return CoreOptions(schedule_conservativeness=conservativeness, prefix_caching=False)
 
@@ -166,12 +215,26 @@ class TestAdmission:
         """
         for max_tokens, admitted in ((45, False), (44, True)):
             rig = Rig(small_config(max_num_blocks=22, max_model_len=88), options=options())
-            rig.submit(prompt_len=8, max_tokens=40)
+            rig.submit(prompt_len=8, max_tokens=40, eos_token_ids=AN_EOS)
             rig.step()
-            rig.submit(prompt_len=4, max_tokens=max_tokens)
+            rig.submit(prompt_len=4, max_tokens=max_tokens, eos_token_ids=AN_EOS)
             # One decode step: the ratio is 0.699, and 39 of 40 tokens are left to produce.
             batch = rig.plan()
             assert admitted is bool(batch.admits)
+
+    @pytest.mark.parametrize(("num_blocks", "admitted"), [(20, True), (19, False)])
+    def test_who_has_no_eos_is_admitted_if_memory_lasts(self, num_blocks, admitted):
+        """
+        Without a prefix cache it counts that the first of two requests ends after 10 steps and
+        leaves the other what it needs; nobody is retracted then.
+        """
+        rig = Rig(small_config(max_num_blocks=num_blocks, max_model_len=76), options=options())
+        rig.submit(prompt_len=8, max_tokens=10)
+        late = rig.submit(prompt_len=8, max_tokens=68)
+        assert 1 + admitted == len(rig.step().admits)
+        rig.run()
+        assert rig.expected(late) == rig.outputs[late]
+        assert 0 == rig.core.stats().retractions
 
     def test_a_lower_conservativeness_admits_more(self):
         """
@@ -183,9 +246,9 @@ class TestAdmission:
                 small_config(max_num_blocks=22, max_model_len=88),
                 options=options(conservativeness),
             )
-            rig.submit(prompt_len=8, max_tokens=40)
+            rig.submit(prompt_len=8, max_tokens=40, eos_token_ids=AN_EOS)
             rig.step()
-            rig.submit(prompt_len=4, max_tokens=55)
+            rig.submit(prompt_len=4, max_tokens=55, eos_token_ids=AN_EOS)
             rig.step()
             running.append(rig.core.stats().num_running)
         assert [1, 2] == running
@@ -205,8 +268,8 @@ class TestAdmission:
         While those who run go on the refused head costs nothing; it starts when one ends.
         """
         rig = Rig(small_config(max_num_blocks=20, max_model_len=80), options=options())
-        rig.submit(prompt_len=8, max_tokens=10)
-        late = rig.submit(prompt_len=8, max_tokens=70)
+        rig.submit(prompt_len=8, max_tokens=10, eos_token_ids=AN_EOS)
+        late = rig.submit(prompt_len=8, max_tokens=70, eos_token_ids=AN_EOS)
         rig.step()
         made = []
         of = AdmissionBudget.of
