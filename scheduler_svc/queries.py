@@ -14,6 +14,7 @@ from scheduler_svc.core.stats import CoreStats
 from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.ipc.messages import Query, Reply
 from scheduler_svc.ipc.snapshot import (
+    SUSPEND_WAIT_S,
     AbortResult,
     DrainResult,
     EventList,
@@ -44,10 +45,6 @@ from tandem.errors import (
 from tandem.link.batch import KvMode
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-
-SUSPEND_WAIT_S = 300.0
-"""How long an answer may wait for the executor to move its KV memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -11,6 +11,7 @@ import msgspec
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.validation import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS
 from scheduler_svc.ipc.snapshot import (
+    SUSPEND_WAIT_S,
     DrainArgument,
     EventEntry,
     EventsArgument,
@@ -33,8 +34,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 DEFAULT_RESULTS = 100
 MAX_RESULTS = 10_000
-SUSPEND_WAIT_S = 300.0
-"""As long as the core waits for the executor."""
 _STATE_PREFIX = "REQUEST_STATE_"
 
 

@@ -20,6 +20,9 @@ from __future__ import annotations
 
 import msgspec
 
+SUSPEND_WAIT_S = 300.0
+"""How long "suspend" and "resume" may wait for the executor to move its KV memory."""
+
 
 class AbortArgument(msgspec.Struct, frozen=True):
     """Which request to end with CANCELLED; any frontend may ask for any request."""
