@@ -28,6 +28,7 @@ from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.metrics import CoreMetrics
 from scheduler_svc.publisher import RETRY_S, Publisher
 from scheduler_svc.queries import Queries
+from scheduler_svc.scheduling_settings import without_effect
 from scheduler_svc.service_state import ServiceState
 from scheduler_svc.wakeup import Wakeup
 from tandem.errors import ExecutorLost, HandedOver, InternalError, ModelChanged
@@ -157,6 +158,8 @@ class CoreLoop:
         if state.core is None:
             options = self._settings.core_options(description.kv_bytes_per_block)
             state.core = Scheduler(limits, geometry, options)
+            for warning in without_effect(options, limits, geometry.num_host_blocks):
+                _log.warning("unusual_setting", message=warning)
         else:
             self._fail_other_model(state.core, description, now)
             state.core.use_geometry(limits, geometry, now)

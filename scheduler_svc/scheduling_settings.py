@@ -20,7 +20,7 @@ from scheduler_svc.core.options import (
     StepPriority,
     VictimRule,
 )
-from tandem.engine_config import MAX_GIB
+from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.settings.schema import Metavar, ServiceSettings
 
@@ -166,6 +166,54 @@ class SchedulingSettings(ServiceSettings):
             raise InvalidConfig(message, field="paused_buffer_size_gb")
         num_bytes = self.paused_buffer_size_gb * 2**30
         return int(num_bytes // kv_bytes_per_block) if kv_bytes_per_block else 0
+
+
+def without_effect(options: CoreOptions, limits: EngineConfig, num_host_blocks: int) -> list[str]:
+    """
+    Settings that work but do nothing, or nothing of use, together with others: a line for each.
+
+    Args:
+        options: How the core schedules.
+        limits: As they are in force.
+        num_host_blocks: Blocks of host memory that the executor has for swapping.
+    """
+    pauses, budget = options.victim_rule is VictimRule.PAUSED_BUDGET, options.paused_budget_blocks
+    swaps = options.preemption_mode is PreemptionMode.SWAP
+    rules = (
+        (
+            swaps and not num_host_blocks,
+            (
+                "preemption_mode is swap and the executor has no host blocks, so all is computed "
+                "again: set its swap_space_gb"
+            ),
+        ),
+        (
+            num_host_blocks and not swaps,
+            (
+                f"the executor keeps {num_host_blocks} host blocks and preemption_mode is "
+                f"{options.preemption_mode}: set it to swap, or swap_space_gb to 0"
+            ),
+        ),
+        (
+            pauses and not budget,
+            (
+                "victim_rule is paused_budget and the budget is 0 blocks, so nobody is paused: set "
+                "paused_budget_blocks or paused_buffer_size_gb"
+            ),
+        ),
+        (
+            budget and not pauses,
+            (
+                f"paused_budget_blocks is {budget} and victim_rule is {options.victim_rule}: only "
+                "paused_budget pauses requests"
+            ),
+        ),
+        (
+            limits.memory_threshold == 0.0,
+            "memory_threshold is 0, so every request is refused: raise it",
+        ),
+    )
+    return [line for holds, line in rules if holds]
 
 
 def _policy(text: str) -> SchedulePolicy:

@@ -16,7 +16,7 @@ from scheduler_svc.core.options import (
     StepPriority,
     VictimRule,
 )
-from scheduler_svc.scheduling_settings import SchedulingSettings
+from scheduler_svc.scheduling_settings import SchedulingSettings, without_effect
 from tandem.errors import InvalidConfig
 from tandem.settings.scheduling import SCHEDULING
 from tandem.settings.schema import ServiceSettings
@@ -188,3 +188,40 @@ class TestSchedulingSettings:
         with pytest.raises(InvalidConfig) as caught:
             load_settings(argv, {})
         assert (field, sentence) == (caught.value.field, caught.value.message)
+
+
+class TestWithoutEffect:
+    @pytest.mark.parametrize(
+        ("argv", "num_host_blocks", "said"),
+        [
+            (("--preemption-mode=swap",), 0, "the executor has no host blocks"),
+            ((), 7, "keeps 7 host blocks and preemption_mode is recompute"),
+            (("--victim-rule=paused_budget",), 0, "nobody is paused: set paused_budget_blocks"),
+            (("--paused-budget-blocks=3",), 0, "3 and victim_rule is fewest_generated"),
+            (("--memory-threshold=0",), 0, "every request is refused"),
+        ],
+    )
+    def test_what_does_nothing_is_told(self, argv, num_host_blocks, said):
+        """
+        A setting that another one leaves without effect gives one line that names both.
+        """
+        settings = load_settings(argv, {}).settings
+        found = without_effect(settings.core_options(), settings.engine_config(), num_host_blocks)
+        assert [said in line for line in found] == [True]
+
+    @pytest.mark.parametrize(
+        ("argv", "num_host_blocks"),
+        [
+            ((), 0),
+            (("--preemption-mode=swap",), 7),
+            (("--victim-rule=paused_budget", "--paused-budget-blocks=3"), 0),
+        ],
+    )
+    def test_what_works_is_not_told(self, argv, num_host_blocks):
+        """
+        Defaults, and settings that have what they need, give no line.
+        """
+        settings = load_settings(argv, {}).settings
+        assert [] == without_effect(
+            settings.core_options(), settings.engine_config(), num_host_blocks
+        )

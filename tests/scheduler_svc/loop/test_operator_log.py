@@ -54,3 +54,17 @@ class TestOperatorLog:
         assert "warning" == warned[0][0]
         for stream_id in range(8):
             assert expected_outputs([5 + stream_id] * 8, 50) == frontend.tokens[stream_id]
+
+    def test_settings_without_effect_are_a_warning(self, make_bench):
+        """
+        When the executor is known, a setting that does nothing with it is warned of, once.
+        """
+        bench = make_bench(preemption_mode="swap")
+        with structlog.testing.capture_logs() as logs:
+            bench.link.boot("boot-1")
+            frontend = bench.frontend()
+            frontend.submit(1, [5, 6, 7], 2)
+            bench.until(lambda: 1 in frontend.ended)
+        (warning,) = [entry for entry in logs if entry["event"] == "unusual_setting"]
+        assert "warning" == warning["log_level"]
+        assert "preemption_mode is swap and the executor has no host blocks" in warning["message"]
