@@ -9,7 +9,8 @@ import pytest
 import typer
 
 from tandem import errors
-from tandem_client.cli.failures import ExitCode, exit_code_of, readable_errors
+from tandem.status import PeerUnavailable
+from tandem_client.cli.failures import ExitCode, describe, exit_code_of, readable_errors
 
 
 class TestExitCodes:
@@ -61,3 +62,20 @@ class TestExitCodes:
             command()
         assert expected == caught.value.exit_code
         assert said == capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("message", "why"),
+        [
+            ("failed to connect: addr: ipv4:127.0.0.1:1: Connection refused", "Connection refused"),
+            (
+                "[DNS resolution failed for nonsense: Domain name not found]",
+                "Domain name not found",
+            ),
+        ],
+    )
+    def test_unreachable_server_is_told_with_the_last_cause(self, message, why):
+        """
+        Of gRPC's chain of causes the line keeps the last, and says what to do.
+        """
+        said = describe(PeerUnavailable(message), "nonsense")
+        assert f"cannot reach nonsense: {why}. Is it running? Start one with: tandem up" == said

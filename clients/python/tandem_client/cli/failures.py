@@ -79,6 +79,8 @@ def describe(error: TandemError, address: str | None = None) -> str:
     if isinstance(error, PeerUnavailable):
         where = "the server" if address is None else address
         why = line.rsplit(": ", 1)[-1]
+        if "[" not in why:
+            why = why.removesuffix("]")
         return f"cannot reach {where}: {why}. Is it running? Start one with: tandem up"
     if isinstance(error, CallCancelled) and error.metadata.get("grpc_code") == "DEADLINE_EXCEEDED":
         return "the deadline passed before the answer was complete"
