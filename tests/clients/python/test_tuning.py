@@ -106,6 +106,15 @@ class TestFormula:
 
 
 class TestCommand:
+    @pytest.mark.parametrize("size", ["inf", "nan", "1e300", "-1"])
+    def test_memory_that_is_no_size_is_refused(self, size):
+        """
+        What no device can have is a mistake of usage, not a failure.
+        """
+        result = CliRunner().invoke(app, ["config", "suggest", f"--memory-gb={size}"])
+        assert 2 == result.exit_code
+        assert "--memory-gb" in result.stderr
+
     def test_file_is_read_by_both_services(self, tmp_path):
         """
         The printed file has a reason over each line, and gives both services the same limits.

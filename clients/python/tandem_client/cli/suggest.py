@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem.engine_config import MAX_GIB
 from tandem_client.cli import options
 from tandem_client.cli.failures import ExitCode, fail, readable_errors
 from tandem_client.cli.tuning import Facts, Suggestion, Wishes, step_tokens
@@ -37,7 +38,8 @@ def suggest(
         int | None, typer.Option(min=1, help="Longest request; default: 2048 or the model's.")
     ] = None,
     memory_gb: Annotated[
-        float | None, typer.Option(min=0, help="GiB of the device; default: this machine's.")
+        float | None,
+        typer.Option(min=0, max=MAX_GIB, help="GiB of the device; default: this machine's."),
     ] = None,
     utilization: Annotated[
         float, typer.Option(min=0.01, max=1, help="Share of that memory to use.")
