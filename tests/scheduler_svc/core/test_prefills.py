@@ -311,6 +311,15 @@ class TestLongPrompts:
         rig.run()
         assert [16, 16, 16, 2] == chunks_of(rig, handle)
 
+    def test_a_last_token_of_the_step_goes_to_a_long_prompt_too(self):
+        """
+        Where shorter prompts leave a single token, it is used.
+        """
+        rig = make(budget=9, long_prefill_threshold=4)
+        rig.submit(prompt_len=40, max_tokens=2)
+        rig.submit(prompt_len=4, max_tokens=2)
+        assert 9 == rig.step().num_tokens
+
     def test_long_prompts_make_progress_beside_short_ones(self):
         """
         A stream of short prompts leaves a long one its part of every step.
