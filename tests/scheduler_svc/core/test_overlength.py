@@ -136,6 +136,15 @@ class TestTruncate:
         with pytest.raises(NeverFits, match="memory_threshold"):
             submit(rig_of(memory_threshold=0.0), new_request(5, 5))
 
+    def test_digests_of_a_prompt_that_stays_whole_are_used(self):
+        """
+        Where nothing is cut the digests that came with the prompt are not computed again.
+        """
+        rig, digests = rig_of(), [bytes([number]) * 32 for number in range(15)]
+        submit(rig, new_request(60, 100, block_digests=b"".join(digests)))
+        rig.step()
+        assert digests == rig.core._state.by_handle[0].digests
+
     def test_digests_of_the_uncut_prompt_are_not_used(self):
         """
         After a cut other tokens stand in each block, so the given digests name nothing: the prompt
