@@ -236,6 +236,18 @@ class TestAdmission:
         assert rig.expected(late) == rig.outputs[late]
         assert 0 == rig.core.stats().retractions
 
+    @pytest.mark.parametrize(("num_blocks", "num_admitted"), [(2053, 2), (2052, 1)])
+    def test_nobody_is_expected_to_produce_more_than_4096_tokens(self, num_blocks, num_admitted):
+        """
+        Two requests without EOS that may fill the memory alone are admitted where both have room
+        for 4,096 tokens beside their prompts.
+        """
+        config = small_config(max_num_blocks=num_blocks, max_model_len=8200)
+        rig = Rig(config, options=options())
+        for _ in range(2):
+            rig.submit(prompt_len=8, max_tokens=8000)
+        assert num_admitted == len(rig.step().admits)
+
     def test_a_lower_conservativeness_admits_more(self):
         """
         What 1.0 keeps waiting 0.3 admits.
