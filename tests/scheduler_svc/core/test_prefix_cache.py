@@ -357,3 +357,19 @@ class TestRowErrors:
         rig.run()
         assert rig.expected(again) == rig.outputs[again]
         assert not rig.failed
+
+    def test_nothing_that_a_failed_row_produced_is_found(self):
+        """
+        Blocks that a row filled with outputs before its error are not kept at its release.
+        """
+        rig = rig_of()
+        bad = rig.submit(prompt=prompt_of(3), max_tokens=12)
+        while len(rig.outputs[bad]) < 6:
+            rig.step()
+        rig.executor.poisoned.add((0, 1))
+        rig.run()
+        assert isinstance(rig.failed[bad].error, InvalidLogits)
+        text = np.concatenate([prompt_of(3), np.array(rig.outputs[bad], np.int32)])
+        later = rig.submit(prompt=text, max_tokens=2)
+        rig.run()
+        assert 0 == rig.ended[later].num_cached_tokens
