@@ -83,7 +83,9 @@ def start(launch: Launch, model_dir, folder) -> Cluster:
         "--max-batch-size=10",
         f"--max-total-tokens={CHUNK_TOKENS if launch.chunked else PLENTY_TOKENS}",
     ]
-    cluster = Cluster(model_dir, folder, limits, ["--memory-threshold=1.0"])
+    # In little memory whoever fits now is admitted, or nobody would be preempted.
+    options = ["--memory-threshold=1.0", *(["--schedule-conservativeness=0"] * launch.tight)]
+    cluster = Cluster(model_dir, folder, limits, options)
     cluster.start_executor()
     return cluster
 

@@ -18,14 +18,15 @@ MET = {
     "RETRACT shared KV was wrong", "RETRACT suspended", "EVICT out of memory", "copied_blocks",
     "retractions", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks", "prefix_hit_tokens",
 }  # fmt: skip
-"""What ten long histories must come across, or they would prove little."""
+"""What twenty long histories must come across, or they would prove little."""
 
 
 def what_happened(world: CoreWorld) -> Counter[str]:
     """How often a history met what."""
     rig = world.rig
     counters = asdict(rig.core._state.counters)
-    seen = Counter(counters.pop("refused_by_limit")) + Counter(counters)
+    del counters["refused_by_limit"]  # asdict counts a Counter's pairs
+    seen = rig.core._state.counters.refused_by_limit + Counter(counters)
     seen["copied_blocks"] = sum(len(batch.copy_source) for batch in rig.batches)
     seen.update(ended.reason.name for ended in rig.ended.values())
     seen.update(failed.error.reason for failed in rig.failed.values())
@@ -45,12 +46,12 @@ class TestRandomWalks:
         walk_all(range(first_seed, first_seed + 10), num_events=25)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("first_seed", range(10_000, 10_040, 10))
+    @pytest.mark.parametrize("first_seed", range(10_000, 10_040, 20))
     def test_long_walks_keep_every_promise(self, first_seed):
         """
         The same over histories of many requests, which meet every kind of preemption and end.
         """
         seen = Counter[str]()
-        for seed in range(first_seed, first_seed + 10):
+        for seed in range(first_seed, first_seed + 20):
             seen += what_happened(walk(seed, num_events=400))
         assert not MET.difference(seen)
