@@ -190,7 +190,7 @@ class TestKeepUp:
             self.kill(executor)
             server.keep_up(0.0)
         self.kill(executor)
-        with pytest.raises(ServiceFailed):
+        with pytest.raises(ServiceFailed, match="started again 3 times in 120 s before"):
             server.keep_up(RESTARTS_WITHIN_S - 1.0)
 
         assert None is not server.keep_up(RESTARTS_WITHIN_S)

@@ -182,8 +182,11 @@ class RunningServer:
             executor.check()
         except ServiceFailed as failure:
             recent_s = [at_s for at_s in self._restarts_s if now_s - at_s < RESTARTS_WITHIN_S]
-            if failure.code is ExitCode.USAGE or len(recent_s) >= RESTARTS:
+            if failure.code is ExitCode.USAGE:
                 raise
+            if len(recent_s) >= RESTARTS:
+                often = f"it was started again {RESTARTS} times in {RESTARTS_WITHIN_S:g} s before"
+                raise ServiceFailed(f"{failure.line}; {often}", failure.code) from None
             executor.restart()
             self._restarts_s = [*recent_s, now_s]
             return f"{failure.line}; starting it again"
