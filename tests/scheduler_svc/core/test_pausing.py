@@ -8,6 +8,7 @@ import pytest
 from scheduler_svc.core.options import CoreOptions, VictimRule
 from scheduler_svc.core.request import FinishReason, RequestState
 from scheduler_svc.core.request_events import EventKind
+from tandem.errors import NeverFits
 from tests.scheduler_svc.core.harness import Rig, small_config
 
 
@@ -345,3 +346,18 @@ class TestWhoRanIsGone:
         rig.run()
         for handle in range(3):
             assert rig.expected(handle) == rig.outputs[handle]
+
+    def test_who_is_alone_and_lacks_a_block_fails_at_once(self):
+        """
+        Blocks that are missing, which no request can cause, make a request fail and not wait.
+        """
+        rig = Rig(
+            small_config(max_num_blocks=16, max_total_tokens=64), options=pausing(4), checked=False
+        )
+        handle = rig.submit(prompt_len=8, max_tokens=40)
+        rig.step()
+        pool = rig.core._state.pool
+        assert pool.try_take(pool.num_available) is not None
+        while rig.core.num_requests:
+            rig.step()
+        assert isinstance(rig.failed[handle].error, NeverFits)

@@ -167,7 +167,7 @@ def _call_changes(
         _, last = text.span(node.func)
         yield last - len(name), last, _TWINS[name]
     if (
-        name not in {"min", "max"}
+        name not in {"min", "max", "minimum", "maximum"}
         and len(node.args) > 1
         and not any(isinstance(arg, ast.Starred) for arg in node.args[:2])
     ):
