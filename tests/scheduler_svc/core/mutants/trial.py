@@ -32,7 +32,7 @@ MAX_CPU_S = {True: 50, False: 200}
 """Time in which any brief trial ends, and any other: a mutant that never ends is noticed."""
 
 RELATED = {
-    "admission": ("limits", "overlength", "choices"),
+    "admission": ("limits", "overlength", "choices", "recovery"),
     "admitting": ("planner", "prefix_cache", "choices", "swapping", "prefills"),
     "applier": ("ends", "recovery", "planner", "prefix_cache"),
     "decode_rows": ("planner", "retraction"),
