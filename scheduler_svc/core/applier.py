@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.decode_rows import DecodeRows
+from scheduler_svc.core.distrust import distrust, retry_alone
 from scheduler_svc.core.events import Progress, ProgressKind
 from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.request import FinishReason, Request, RequestState
@@ -300,9 +301,9 @@ def _fail_row(state: CoreState, error: RowError) -> None:
     if request is None:
         return
     if request.kv_writers and error.kind is RowErrorKind.INVALID_LOGITS:
-        state.retry_alone(request)
+        retry_alone(state, request)
     else:
-        state.distrust(request)
+        distrust(state, request)
         state.fail(request, _row_error(request, error))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from scheduler_svc.core.new_token_ratio import NewTokenRatio
 from scheduler_svc.core.options import CoreOptions, Eviction, PreemptionMode
 from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.policies import PrefixView
-from scheduler_svc.core.prefix_cache import PrefixCache, writer_key
+from scheduler_svc.core.prefix_cache import PrefixCache
 from scheduler_svc.core.prefix_index import PrefixIndex
 from scheduler_svc.core.queue import WaitingQueue
 from scheduler_svc.core.request import FinishReason, Request, RequestState
@@ -150,7 +149,7 @@ class CoreState:
         """
         request = self.slots.request_of(slot)
         was_paused = slot in self.paused
-        self._vacate(slot)
+        self.vacate(slot)
         self._plan_swap(slot, request)
         request.num_preemptions += 1
         self.counters.preemptions += 1
@@ -169,54 +168,19 @@ class CoreState:
         request.move(RequestState.WAITING)
         self.queue.put_back(request, self.now_s)
 
+    def vacate(self, slot: int) -> None:
+        """Part a request from its slot, which is released in the next batch."""
+        self.is_full = False
+        self.paused.pop(slot, None)
+        request = self.slots.request_of(slot)
+        self.may_give_way.discard(-request.number)
+        self.prefix_cache.note_vacated(slot)
+        self.leaving[slot] = request
+        self.slots.vacate(slot)
+
     def release(self, slot: int) -> None:
         """Free a vacated slot and its blocks; what of them is cached can be matched from now on."""
         self.prefix_cache.release(slot, self.leaving.pop(slot), self.slots.forget(slot))
-
-    def distrust(self, request: Request, also: AbstractSet[int] = frozenset()) -> None:
-        """
-        Forget the KV that a request computed whose result was an error, and what the writers `also`
-        computed; whoever shares the request's KV starts over without that of others.
-        """
-        culprit = writer_key(*request.slot_key)
-        sharers = [other for other in self.by_handle.values() if culprit in other.kv_writers]
-        keys = {writer_key(*sharer.slot_key) for sharer in sharers}
-        self.prefix_cache.forget_written_by({culprit, *keys, *also})
-        self._index_nothing_of(request)
-        for sharer in sharers:
-            self._start_over(sharer)
-
-    def retry_alone(self, request: Request) -> None:
-        """
-        Let a request start over whose result was an error after it shared KV of others, which may
-        have been what was wrong.
-        """
-        self.distrust(request, request.kv_writers)
-        self._start_over(request)
-
-    def _index_nothing_of(self, request: Request) -> None:
-        slot = request.slot_key[0]
-        if request.slot is not None or self.leaving.get(slot) is request:
-            self.prefix_cache.distrust(slot)
-
-    def _start_over(self, request: Request) -> None:
-        """
-        Have a request compute all its KV itself; unlike at a preemption, what it has in flight is
-        dropped.
-        """
-        request.kv_writers = frozenset()
-        request.is_alone = True
-        self.host.discard(request.number)
-        if request.state is RequestState.WAITING:
-            return
-        self._index_nothing_of(request)
-        if request.slot is not None:
-            self._vacate(request.slot)
-            request.num_preemptions += 1
-            self.counters.preemptions += 1
-            if self.recorder is not None:
-                self.recorder.note(EventKind.RETRACT, request, self.now_s, "shared KV was wrong")
-        self.wait_again(request)
 
     def finish(
         self,
@@ -269,7 +233,7 @@ class CoreState:
         ran = [request for request in self.slots.requests if request is not None]
         for request in ran:
             assert request.slot is not None
-            self._vacate(request.slot)
+            self.vacate(request.slot)
             if self.recorder is not None:
                 self.recorder.note(EventKind.RETRACT, request, self.now_s, "executor lost")
         for request in [*ran, *self.draining.values()]:
@@ -301,7 +265,7 @@ class CoreState:
         self.is_full = False
         self.host.discard(request.number)
         if request.slot is not None:
-            self._vacate(request.slot)
+            self.vacate(request.slot)
         elif request.state is RequestState.DRAINING:
             del self.draining[request.slot_key]
         else:
@@ -316,15 +280,6 @@ class CoreState:
         del self.by_handle[request.new.handle]
         if not self.by_id:
             self.ratio.reset(self.counters.decode_steps)
-
-    def _vacate(self, slot: int) -> None:
-        self.is_full = False
-        self.paused.pop(slot, None)
-        request = self.slots.request_of(slot)
-        self.may_give_way.discard(-request.number)
-        self.prefix_cache.note_vacated(slot)
-        self.leaving[slot] = request
-        self.slots.vacate(slot)
 
     def _plan_swap(self, slot: int, request: Request) -> None:
         """Set host blocks aside for a request that has lost its slot, if that is asked for."""

@@ -50,15 +50,12 @@ class Requests(Protocol):
     @property
     def max_handles(self) -> int:
         """Most completions it can ask for, all choices counted."""
-        ...
 
     def opening(self) -> Iterator[Ask]:
         """Requests that come whatever happens, in order of arrival."""
-        ...
 
     def follow(self, ask: Ask, outputs: Int32Column, now: float) -> Ask | None:
         """The request that follows the end of another, its output given; None for none."""
-        ...
 
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_svc.simulator.step_time import StepTime, from_hardware
 from tandem.engine_config import EngineConfig
@@ -64,19 +64,11 @@ _H100_8B = Machine(
 
 # The same device and model with the KV memory that a larger model, or a smaller device, would
 # leave: 3,000 blocks hold 48,000 tokens, so that policies for a shortage of blocks have work.
-_H100_8B_TIGHT = Machine(
+_H100_8B_TIGHT = replace(
+    _H100_8B,
     name="h100-8b-tight",
     about="as h100-8b with KV memory for 48,000 tokens only",
-    step_time=_H100_8B.step_time,
-    limits=EngineConfig(
-        block_size=_BLOCK_SIZE,
-        max_num_blocks=3000,
-        max_batch_size=256,
-        max_num_seqs=100_000,
-        max_model_len=8192,
-        max_total_tokens=2048,
-        memory_threshold=1.0,
-    ),
+    limits=replace(_H100_8B.limits, max_num_blocks=3000),
     num_host_blocks=6000,
 )
 

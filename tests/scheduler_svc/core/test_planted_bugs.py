@@ -171,8 +171,8 @@ def fail_who_read_bad_rows(monkeypatch):
     def fail(core_state, victim):
         core_state.fail(victim, InvalidLogits("NaN"))
 
-    monkeypatch.setattr(state.CoreState, "distrust", lambda *_: None)
-    monkeypatch.setattr(state.CoreState, "retry_alone", fail)
+    monkeypatch.setattr(applier, "distrust", lambda *_: None)
+    monkeypatch.setattr(applier, "retry_alone", fail)
 
 
 def forget_host_copies(monkeypatch):

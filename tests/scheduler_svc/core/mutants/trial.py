@@ -36,6 +36,7 @@ RELATED = {
     "admitting": ("planner", "prefix_cache", "choices", "swapping", "prefills"),
     "applier": ("ends", "recovery", "planner", "prefix_cache"),
     "decode_rows": ("planner", "retraction"),
+    "distrust": ("prefix_cache", "recovery"),
     "draft": ("planner", "prefix_cache", "swapping"),
     "end_ids": ("ends",),
     "events": ("ends", "planner"),
