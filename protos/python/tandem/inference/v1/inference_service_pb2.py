@@ -24,34 +24,35 @@ _sym_db = _symbol_database.Default()
 
 from tandem.common.v1 import finish_reason_pb2 as tandem_dot_common_dot_v1_dot_finish__reason__pb2
 from tandem.inference.v1 import request_pb2 as tandem_dot_inference_dot_v1_dot_request__pb2
+from tandem.inference.v1 import resume_pb2 as tandem_dot_inference_dot_v1_dot_resume__pb2
 from tandem.inference.v1 import stream_pb2 as tandem_dot_inference_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+tandem/inference/v1/inference_service.proto\x12\x13tandem.inference.v1\x1a$tandem/common/v1/finish_reason.proto\x1a!tandem/inference/v1/request.proto\x1a tandem/inference/v1/stream.proto\"\xd8\x03\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.tandem.inference.v1.TokenIdsH\x00\x12\x31\n\x04\x63hat\x18\x04 \x01(\x0b\x32!.tandem.inference.v1.ChatMessagesH\x00\x12\x35\n\x08sampling\x18\x05 \x01(\x0b\x32#.tandem.inference.v1.SamplingParams\x12\x35\n\x08stopping\x18\x06 \x01(\x0b\x32#.tandem.inference.v1.StoppingParams\x12\x1a\n\rtime_limit_ms\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x01n\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x15\n\x08priority\x18\t \x01(\x05H\x04\x88\x01\x01\x12\x13\n\x06tenant\x18\n \x01(\tH\x05\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0b \x01(\tH\x06\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_request_idB\x10\n\x0e_time_limit_msB\x04\n\x02_nB\x0b\n\t_priorityB\t\n\x07_tenantB\r\n\x0b_cache_salt\"\x8a\x02\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.StartedH\x00\x12\x31\n\x08progress\x18\x02 \x01(\x0b\x32\x1d.tandem.inference.v1.ProgressH\x00\x12+\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1a.tandem.inference.v1.DeltaH\x00\x12\x31\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1d.tandem.inference.v1.FinishedH\x00\x12)\n\x04\x64one\x18\x05 \x01(\x0b\x32\x19.tandem.inference.v1.DoneH\x00\x42\x07\n\x05\x65vent\"H\n\x0f\x43ompleteRequest\x12\x35\n\x07request\x18\x01 \x01(\x0b\x32$.tandem.inference.v1.GenerateRequest\"\xa3\x01\n\nCompletion\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12.\n\x06reason\x18\x04 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x05 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x06 \x01(\x0fH\x00\x42\t\n\x07matched\"\xa0\x01\n\x10\x43ompleteResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.Started\x12\x34\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x1f.tandem.inference.v1.Completion\x12\'\n\x04\x64one\x18\x03 \x01(\x0b\x32\x19.tandem.inference.v1.Done\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x11\n\x0fGetModelRequest\"\xf8\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\x0f\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12;\n\x0e\x64\x65\x66\x61ult_params\x18\t \x01(\x0b\x32#.tandem.inference.v1.ResolvedParams2\xef\x02\n\x10InferenceService\x12Y\n\x08Generate\x12$.tandem.inference.v1.GenerateRequest\x1a%.tandem.inference.v1.GenerateResponse0\x01\x12W\n\x08\x43omplete\x12$.tandem.inference.v1.CompleteRequest\x1a%.tandem.inference.v1.CompleteResponse\x12N\n\x05\x41\x62ort\x12!.tandem.inference.v1.AbortRequest\x1a\".tandem.inference.v1.AbortResponse\x12W\n\x08GetModel\x12$.tandem.inference.v1.GetModelRequest\x1a%.tandem.inference.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+tandem/inference/v1/inference_service.proto\x12\x13tandem.inference.v1\x1a$tandem/common/v1/finish_reason.proto\x1a!tandem/inference/v1/request.proto\x1a tandem/inference/v1/resume.proto\x1a tandem/inference/v1/stream.proto\"\xeb\x04\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.tandem.inference.v1.TokenIdsH\x00\x12\x31\n\x04\x63hat\x18\x04 \x01(\x0b\x32!.tandem.inference.v1.ChatMessagesH\x00\x12\x35\n\x08sampling\x18\x05 \x01(\x0b\x32#.tandem.inference.v1.SamplingParams\x12\x35\n\x08stopping\x18\x06 \x01(\x0b\x32#.tandem.inference.v1.StoppingParams\x12\x1a\n\rtime_limit_ms\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x01n\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x15\n\x08priority\x18\t \x01(\x05H\x04\x88\x01\x01\x12\x13\n\x06tenant\x18\n \x01(\tH\x05\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0b \x01(\tH\x06\x88\x01\x01\x12\x30\n\x06resume\x18\x0c \x01(\x0b\x32\x1b.tandem.inference.v1.ResumeH\x07\x88\x01\x01\x12\x1c\n\x0fidempotency_key\x18\r \x01(\tH\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\t\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_request_idB\x10\n\x0e_time_limit_msB\x04\n\x02_nB\x0b\n\t_priorityB\t\n\x07_tenantB\r\n\x0b_cache_saltB\t\n\x07_resumeB\x12\n\x10_idempotency_keyB\x0b\n\t_logprobs\"\x8a\x02\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.StartedH\x00\x12\x31\n\x08progress\x18\x02 \x01(\x0b\x32\x1d.tandem.inference.v1.ProgressH\x00\x12+\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x1a.tandem.inference.v1.DeltaH\x00\x12\x31\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1d.tandem.inference.v1.FinishedH\x00\x12)\n\x04\x64one\x18\x05 \x01(\x0b\x32\x19.tandem.inference.v1.DoneH\x00\x42\x07\n\x05\x65vent\"H\n\x0f\x43ompleteRequest\x12\x35\n\x07request\x18\x01 \x01(\x0b\x32$.tandem.inference.v1.GenerateRequest\"\xd9\x01\n\nCompletion\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12.\n\x06reason\x18\x04 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x05 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x06 \x01(\x0fH\x00\x12\x34\n\x08logprobs\x18\x07 \x03(\x0b\x32\".tandem.inference.v1.TokenLogprobsB\t\n\x07matched\"\xa0\x01\n\x10\x43ompleteResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1c.tandem.inference.v1.Started\x12\x34\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x1f.tandem.inference.v1.Completion\x12\'\n\x04\x64one\x18\x03 \x01(\x0b\x32\x19.tandem.inference.v1.Done\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0f\n\rAbortResponse\"\x11\n\x0fGetModelRequest\"\xf8\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\x0f\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12;\n\x0e\x64\x65\x66\x61ult_params\x18\t \x01(\x0b\x32#.tandem.inference.v1.ResolvedParams2\xef\x02\n\x10InferenceService\x12Y\n\x08Generate\x12$.tandem.inference.v1.GenerateRequest\x1a%.tandem.inference.v1.GenerateResponse0\x01\x12W\n\x08\x43omplete\x12$.tandem.inference.v1.CompleteRequest\x1a%.tandem.inference.v1.CompleteResponse\x12N\n\x05\x41\x62ort\x12!.tandem.inference.v1.AbortRequest\x1a\".tandem.inference.v1.AbortResponse\x12W\n\x08GetModel\x12$.tandem.inference.v1.GetModelRequest\x1a%.tandem.inference.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.inference.v1.inference_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=176
-  _globals['_GENERATEREQUEST']._serialized_end=648
-  _globals['_GENERATERESPONSE']._serialized_start=651
-  _globals['_GENERATERESPONSE']._serialized_end=917
-  _globals['_COMPLETEREQUEST']._serialized_start=919
-  _globals['_COMPLETEREQUEST']._serialized_end=991
-  _globals['_COMPLETION']._serialized_start=994
-  _globals['_COMPLETION']._serialized_end=1157
-  _globals['_COMPLETERESPONSE']._serialized_start=1160
-  _globals['_COMPLETERESPONSE']._serialized_end=1320
-  _globals['_ABORTREQUEST']._serialized_start=1322
-  _globals['_ABORTREQUEST']._serialized_end=1356
-  _globals['_ABORTRESPONSE']._serialized_start=1358
-  _globals['_ABORTRESPONSE']._serialized_end=1373
-  _globals['_GETMODELREQUEST']._serialized_start=1375
-  _globals['_GETMODELREQUEST']._serialized_end=1392
-  _globals['_GETMODELRESPONSE']._serialized_start=1395
-  _globals['_GETMODELRESPONSE']._serialized_end=1643
-  _globals['_INFERENCESERVICE']._serialized_start=1646
-  _globals['_INFERENCESERVICE']._serialized_end=2013
+  _globals['_GENERATEREQUEST']._serialized_start=210
+  _globals['_GENERATEREQUEST']._serialized_end=829
+  _globals['_GENERATERESPONSE']._serialized_start=832
+  _globals['_GENERATERESPONSE']._serialized_end=1098
+  _globals['_COMPLETEREQUEST']._serialized_start=1100
+  _globals['_COMPLETEREQUEST']._serialized_end=1172
+  _globals['_COMPLETION']._serialized_start=1175
+  _globals['_COMPLETION']._serialized_end=1392
+  _globals['_COMPLETERESPONSE']._serialized_start=1395
+  _globals['_COMPLETERESPONSE']._serialized_end=1555
+  _globals['_ABORTREQUEST']._serialized_start=1557
+  _globals['_ABORTREQUEST']._serialized_end=1591
+  _globals['_ABORTRESPONSE']._serialized_start=1593
+  _globals['_ABORTRESPONSE']._serialized_end=1608
+  _globals['_GETMODELREQUEST']._serialized_start=1610
+  _globals['_GETMODELREQUEST']._serialized_end=1627
+  _globals['_GETMODELRESPONSE']._serialized_start=1630
+  _globals['_GETMODELRESPONSE']._serialized_end=1878
+  _globals['_INFERENCESERVICE']._serialized_start=1881
+  _globals['_INFERENCESERVICE']._serialized_end=2248
 # @@protoc_insertion_point(module_scope)

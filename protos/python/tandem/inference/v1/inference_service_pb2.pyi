@@ -1,5 +1,6 @@
 from tandem.common.v1 import finish_reason_pb2 as _finish_reason_pb2
 from tandem.inference.v1 import request_pb2 as _request_pb2
+from tandem.inference.v1 import resume_pb2 as _resume_pb2
 from tandem.inference.v1 import stream_pb2 as _stream_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -10,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "chat", "sampling", "stopping", "time_limit_ms", "n", "priority", "tenant", "cache_salt")
+    __slots__ = ("request_id", "text", "token_ids", "chat", "sampling", "stopping", "time_limit_ms", "n", "priority", "tenant", "cache_salt", "resume", "idempotency_key", "logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +23,9 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: _request_pb2.TokenIds
@@ -33,7 +37,10 @@ class GenerateRequest(_message.Message):
     priority: int
     tenant: str
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_request_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_request_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingParams, _Mapping]] = ..., time_limit_ms: _Optional[int] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    resume: _resume_pb2.Resume
+    idempotency_key: str
+    logprobs: int
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_request_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_request_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingParams, _Mapping]] = ..., time_limit_ms: _Optional[int] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., resume: _Optional[_Union[_resume_pb2.Resume, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "progress", "delta", "finished", "done")
@@ -56,20 +63,22 @@ class CompleteRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("choice", "text", "token_ids", "reason", "stop_string", "token_id")
+    __slots__ = ("choice", "text", "token_ids", "reason", "stop_string", "token_id", "logprobs")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     reason: _finish_reason_pb2.FinishReason
     stop_string: str
     token_id: int
-    def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[_finish_reason_pb2.FinishReason, str]] = ..., stop_string: _Optional[str] = ..., token_id: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_stream_pb2.TokenLogprobs]
+    def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[_finish_reason_pb2.FinishReason, str]] = ..., stop_string: _Optional[str] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_stream_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("started", "completions", "done")

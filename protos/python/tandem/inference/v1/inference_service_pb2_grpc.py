@@ -69,8 +69,10 @@ class InferenceServiceServicer:
         """Generate streams the completions of one prompt: Started, Progress*, Delta*, one Finished per choice, Done. With n
         choices the Deltas of all of them come interleaved, each choice's in order and before its Finished; one Done ends
         the stream with the usage of all; a choice that fails ends the whole stream with its error. Cancelling the call
-        (or its deadline passing) frees everything the request holds within two steps. Not idempotent unless a seed is
-        sent; then a repetition gives the same tokens. Errors: INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED,
+        (or its deadline passing) frees everything the request holds within two steps. A stream that breaks with UNAVAILABLE
+        is resumed by calling again with `resume` and the same `idempotency_key`. Not idempotent unless a seed is sent; then a
+        repetition gives the same tokens. A failure of a stream that was accepted says in ErrorInfo.metadata
+        "tokens_emitted" how many ids were sent in Deltas. Errors: INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED,
         UNAVAILABLE, DATA_LOSS, ABORTED (SLOW_CONSUMER).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -9,18 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "resolved_params", "prompt_tokens", "model_revision", "truncated_prompt_tokens")
+    __slots__ = ("request_id", "resolved_params", "prompt_tokens", "model_revision", "truncated_prompt_tokens", "resumed_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RESOLVED_PARAMS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     resolved_params: _request_pb2.ResolvedParams
     prompt_tokens: int
     model_revision: str
     truncated_prompt_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., resolved_params: _Optional[_Union[_request_pb2.ResolvedParams, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ..., truncated_prompt_tokens: _Optional[int] = ...) -> None: ...
+    resumed_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., resolved_params: _Optional[_Union[_request_pb2.ResolvedParams, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ..., truncated_prompt_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ...) -> None: ...
 
 class Queued(_message.Message):
     __slots__ = ("position",)
@@ -50,17 +52,29 @@ class Progress(_message.Message):
     prefilled: Prefilled
     def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ...) -> None: ...
 
+class TokenLogprobs(_message.Message):
+    __slots__ = ("logprob", "top_token_ids", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class Delta(_message.Message):
-    __slots__ = ("choice", "first_token_offset", "token_ids", "text")
+    __slots__ = ("choice", "first_token_offset", "token_ids", "text", "logprobs")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     first_token_offset: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
-    def __init__(self, choice: _Optional[int] = ..., first_token_offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, choice: _Optional[int] = ..., first_token_offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("choice", "reason", "stop_string", "token_id")
