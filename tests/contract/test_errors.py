@@ -109,6 +109,7 @@ class TestErrorTable:
             "SESSION_LOST": 51,
             "INCOMPATIBLE_EXECUTOR": 52,
             "STREAM_REPLACED": 53,
+            "CORRUPT_MESSAGE": 54,
             "INVALID_CONFIG": 60,
             "INVALID_MODEL": 61,
             "OUT_OF_MEMORY": 62,

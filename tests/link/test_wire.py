@@ -7,10 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tandem.errors import SessionLost
+from tandem.errors import CorruptMessage, SessionLost
 from tandem.executor.v1 import batch_pb2, result_pb2
 from tandem.link import fields
 from tandem.link.batch import Batch
+from tandem.link.checksum import FIELD_NUMBER, seal
 from tandem.link.wire import (
     decode_request,
     decode_response,
@@ -43,7 +44,8 @@ def request_of(**batch: object) -> bytes:
 
 def admit_of(**changes: object) -> bytes:
     """A request that admits one row, well-formed but for the changes."""
-    sampling = {"temperature": 1.0, "top_p": 1.0, **changes.pop("sampling", {})}
+    usual = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
+    sampling = {**usual, **changes.pop("sampling", {})}
     row = batch_pb2.AdmittedRow(sampling=batch_pb2.RowSampling(**sampling), **changes)
     return request_of(admit=[row])
 
@@ -53,6 +55,11 @@ def result_of(**changes: object) -> bytes:
     message = result_pb2.ExecuteResponse()
     message.result.CopyFrom(result_pb2.ExecutionResult(**changes))
     return message.SerializeToString()
+
+
+def logprobs_of(**columns: bytes) -> bytes:
+    """A response with the log probabilities of a result without rows."""
+    return result_of(logprobs=result_pb2.LogprobColumns(**columns))
 
 
 class TestRoundTrip:
@@ -151,6 +158,31 @@ class TestMalformed:
                 admit_of(sampling={"temperature": float("inf")}),
                 "step.batch.admit[0].sampling.temperature",
             ),
+            (
+                admit_of(sampling={"repetition_penalty": 0.0}),
+                "step.batch.admit[0].sampling.repetition_penalty",
+            ),
+            (
+                admit_of(sampling={"frequency_penalty": float("nan")}),
+                "step.batch.admit[0].sampling.frequency_penalty",
+            ),
+            (
+                admit_of(sampling={"presence_penalty": float("inf")}),
+                "step.batch.admit[0].sampling.presence_penalty",
+            ),
+            (admit_of(sampling={"min_p": 1.5}), "step.batch.admit[0].sampling.min_p"),
+            (admit_of(sampling={"min_tokens": 2**31}), "step.batch.admit[0].sampling.min_tokens"),
+            (admit_of(sampling={"end_ids": b"\0"}), "step.batch.admit[0].sampling.end_ids"),
+            (admit_of(sampling={"bias_ids": b"\0" * 4}), "step.batch.admit[0].sampling.bias"),
+            (
+                admit_of(sampling={"bias_ids": b"\0" * 8, "bias": b"\0" * 8}),
+                "step.batch.admit[0].sampling.bias_ids",
+            ),
+            (
+                admit_of(sampling={"bias_ids": b"\0" * 4, "bias": b"\0\0\x80\x7f"}),
+                "step.batch.admit[0].sampling.bias",
+            ),
+            (admit_of(sampling={"logprobs": 21}), "step.batch.admit[0].sampling.logprobs"),
             (b"", "message"),
             (batch_pb2.ExecuteRequest(step=batch_pb2.Step()).SerializeToString(), "step.command"),
             (
@@ -168,7 +200,7 @@ class TestMalformed:
         A malformed message down the link ends the session and names its field.
         """
         with pytest.raises(SessionLost) as error:
-            decode_request(raw)
+            decode_request(seal(raw))
         assert field == error.value.metadata["field"]
         assert field in error.value.message
 
@@ -183,6 +215,14 @@ class TestMalformed:
                 "result.token",
             ),
             (result_of(margin=b"\0" * 4), "result.margin"),
+            (logprobs_of(row=b"\0" * 4), "result.logprobs.chosen"),
+            (logprobs_of(), "result.logprobs.top_start"),
+            (logprobs_of(top_start=b"\0" * 4, top=b"\0" * 4), "result.logprobs.top"),
+            (logprobs_of(top_start=b"\1\0\0\0"), "result.logprobs.top_start"),
+            (
+                logprobs_of(row=b"\0" * 4, chosen=b"\0" * 4, top_start=b"\0" * 8),
+                "result.logprobs.row",
+            ),
             (result_of(row_errors=[result_pb2.RowError()]), "result.row_errors[0].kind"),
             (b"", "message"),
             (b"\xff", "ExecuteResponse"),
@@ -194,7 +234,7 @@ class TestMalformed:
         A malformed message up the link ends the session and names its field.
         """
         with pytest.raises(SessionLost) as error:
-            decode_response(raw)
+            decode_response(seal(raw))
         assert field == error.value.metadata["field"]
 
     def test_huge_message_is_refused_unread(self, monkeypatch):
@@ -212,7 +252,7 @@ class TestMalformed:
         monkeypatch.setattr("tandem.link.batch_codec.MAX_ADMITTED_ROWS", 1)
         row = batch_pb2.AdmittedRow(sampling=batch_pb2.RowSampling(top_p=1.0))
         with pytest.raises(SessionLost, match="admit has 2 rows"):
-            decode_request(request_of(admit=[row, row]))
+            decode_request(seal(request_of(admit=[row, row])))
 
 
 def outcome(decode: object, raw: bytes) -> str:
@@ -230,15 +270,27 @@ class TestGarbage:
     @example(b"\x0a\x03\x0a\x01\xff")
     def test_any_bytes_decode_or_lose_the_session(self, raw):
         """
-        Arbitrary bytes either decode or raise SessionLost, in both directions.
+        Arbitrary bytes under a right checksum either decode or raise SessionLost, both ways.
         """
-        assert {outcome(decode_request, raw), outcome(decode_response, raw)} <= {"decoded", "lost"}
+        outcomes = {outcome(decode, seal(raw)) for decode in (decode_request, decode_response)}
+        assert outcomes <= {"decoded", "lost"}
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.binary(max_size=200))
+    def test_bytes_without_checksum_are_corrupt(self, raw):
+        """
+        Bytes that do not end with their checksum are a corrupt message, both ways.
+        """
+        for decode in (decode_request, decode_response):
+            with pytest.raises(CorruptMessage):
+                decode(raw)
 
     @settings(max_examples=300, deadline=None)
     @given(st.data())
-    def test_any_damage_decodes_or_loses_the_session(self, data):
+    def test_any_damage_is_noticed(self, data):
         """
-        Well-formed messages with bytes changed, cut off or inserted either decode or raise SessionLost.
+        Messages with bytes changed, cut off or inserted on the way are corrupt; the same damage
+        done before the checksum was made either decodes or raises SessionLost.
         """
         batch = Batch(
             admits=(admission(1, 2, 5, [3, 4]),),
@@ -248,12 +300,26 @@ class TestGarbage:
         request = encode_step(step(1, command=batch))
         response = encode_response(result(3))
         for decode, raw in ((decode_request, request), (decode_response, response)):
+            bare = raw[:-5]
             damaged = bytearray(raw)
             for _ in range(data.draw(st.integers(1, 4))):
                 start = data.draw(st.integers(0, len(damaged)))
                 length = data.draw(st.integers(0, 3))
                 damaged[start : start + length] = data.draw(st.binary(max_size=3))
-            assert outcome(decode, bytes(damaged)) in {"decoded", "lost"}
+            if bytes(damaged) != raw:
+                with pytest.raises(CorruptMessage):
+                    decode(bytes(damaged))
+            assert raw == seal(bare)
+            assert outcome(decode, seal(bytes(damaged))) in {"decoded", "lost"}
+
+    def test_checksum_is_the_field_of_the_contract(self):
+        """
+        The checksum that is appended is field `crc32` of both messages.
+        """
+        for message in (batch_pb2.ExecuteRequest, result_pb2.ExecuteResponse):
+            assert FIELD_NUMBER == message.DESCRIPTOR.fields_by_name["crc32"].number
+            sealed = seal(message().SerializeToString())
+            assert int.from_bytes(sealed[-4:], "little") == message.FromString(sealed).crc32
 
     def test_flags_column_is_bytes(self):
         """

@@ -17,6 +17,7 @@ advice.
       OutOfMemory                                         FAILED_PRECONDITION  not until fixed
       AddressInUse                                        UNAVAILABLE          choose another
       SessionLost                                         ABORTED              open a new session
+      CorruptMessage                                      DATA_LOSS            attach again
       InvalidLogits                                       DATA_LOSS            never
       InternalError                                       INTERNAL             our bug: report it
 
@@ -215,6 +216,13 @@ class SessionLost(TandemError):
 
     reason = "SESSION_LOST"
     code = "ABORTED"
+
+
+class CorruptMessage(TandemError):
+    """A message of the step link was changed on the way."""
+
+    reason = "CORRUPT_MESSAGE"
+    code = "DATA_LOSS"
 
 
 class IncompatibleExecutor(TandemError):

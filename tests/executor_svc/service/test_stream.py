@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from executor_svc.runner_thread import is_sticky
-from tandem.errors import SessionLost, StreamReplaced
+from executor_svc.device import is_sticky
+from tandem.errors import CorruptMessage, SessionLost, StreamReplaced
 from tandem.link.batch import KvMode, Resume, Step, StepFailed, StepResult, Suspend
+from tandem.link.checksum import seal
 from tandem.link.session import Attach, Attached, Heartbeat
 from tandem.link.wire import decode_request, encode_attach, encode_step
 from tests.executor_svc.service.harness import StepClient, Stream, wait_until
@@ -213,8 +214,20 @@ class TestRefusals:
         Bytes that are no ExecuteRequest end the stream with a typed error.
         """
         stream = client.attach()
-        stream.send(raw)
+        stream.send(seal(raw))
         assert isinstance(stream.ended_with(), SessionLost)
+
+    def test_message_changed_on_the_way_comes_again_on_the_next_stream(self, client):
+        """
+        A message that does not match its checksum ends the stream and leaves the session alone.
+        """
+        stream = client.attach()
+        raw = client.plan()
+        stream.send(raw[:7] + bytes([raw[7] ^ 1]) + raw[8:])
+        assert isinstance(stream.ended_with(), CorruptMessage)
+        again = client.attach()
+        wait_until(lambda: again.of(StepResult))
+        assert [1] == [result.step_id for result in again.of(StepResult)]
 
     def test_first_message_must_be_attach_and_only_the_first(self, executor, client):
         """

@@ -5,6 +5,7 @@ import pytest
 import structlog
 
 from tandem.errors import SessionHeld
+from tandem.link.checksum import seal
 from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, expected_outputs
 from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor, free_address
 
@@ -171,12 +172,21 @@ class TestBreaking:
         assert {} == frontend.failed
 
     def test_garbage_on_the_stream_opens_a_new_session(self, bench, make_executor):
-        """A message that cannot be decoded ends the session; the next one goes on."""
+        """A message that says nothing ends the session; the next one goes on."""
+        executor = make_executor()
+        frontend = _start(bench)
+        executor.garbage = seal(b"\xff\xff\xff")
+        _assert_all_complete(bench, frontend)
+        assert 2 == executor.num_sessions
+
+    def test_message_changed_on_the_way_is_sent_again(self, bench, make_executor):
+        """A message that does not match its checksum costs the stream, not the session."""
         executor = make_executor()
         frontend = _start(bench)
         executor.garbage = b"\xff\xff\xff"
         _assert_all_complete(bench, frontend)
-        assert 2 == executor.num_sessions
+        assert 1 == executor.num_sessions
+        assert 1 == bench.loop._session.num_reattachments
 
     def test_session_lost_by_the_executor_opens_a_new_one(self, bench, make_executor):
         """SESSION_LOST from the executor leads to a new session with the same requests."""

@@ -14,6 +14,7 @@ import struct
 
 from tandem.executor.v1 import batch_pb2
 from tandem.link.batch import Batch, Command, Int32Column, Step, UInt8Column
+from tandem.link.checksum import seal
 from tandem.link.fields import INT32, UINT8, raw_column
 from tandem.link.wire import encode_step
 
@@ -118,7 +119,7 @@ class StepEncoder:
                 _varint(len(batch)),
             )
         )
-        return b"".join((_STEP_TAG, _varint(len(head) + len(batch)), head, batch))
+        return seal(b"".join((_STEP_TAG, _varint(len(head) + len(batch)), head, batch)))
 
     def _repeats(self, batch: Batch) -> bool:
         """True for decode rows and appends alone, the rows being those kept serialized."""

@@ -4,8 +4,9 @@ The step link's encoding: values of `tandem.link` as serialized `ExecuteRequest`
 
 Both services run `Execute` with identity serializers, so a message is encoded once and replayed as
 the same bytes. Columns travel as little-endian arrays and come back as read-only views of the
-received bytes. Whatever arrives either decodes or raises `SessionLost` naming the field; what it
-means (is the slot live? is the step next?) is checked by `SlotState` and the two ends.
+received bytes. Whatever arrives either decodes or raises: `CorruptMessage` where it was changed on
+the way, else `SessionLost` naming the field. What it means (is the slot live? is the step next?) is
+checked by `SlotState` and the two ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from tandem.executor.v1 import batch_pb2, result_pb2, session_pb2
 from tandem.link.batch import Batch, Command, KvMode, Resume, Step, StepFailed, StepResult, Suspend
 from tandem.link.batch_codec import read_batch, write_batch
+from tandem.link.checksum import check_seal, seal
 from tandem.link.fields import MAX_MESSAGE_BYTES, known_kind, malformed, parsed
 from tandem.link.result_codec import read_result, write_result
 from tandem.link.session import Attach, Attached, Heartbeat
@@ -35,7 +37,7 @@ def encode_attach(attach: Attach) -> bytes:
         attach_id=attach.attach_id,
         acked_step_id=attach.acked_step_id,
     )
-    return batch_pb2.ExecuteRequest(attach=message).SerializeToString()
+    return seal(batch_pb2.ExecuteRequest(attach=message).SerializeToString())
 
 
 def encode_step(step: Step) -> bytes:
@@ -58,7 +60,7 @@ def encode_step(step: Step) -> bytes:
             message.suspend.kv_mode = kv_mode.value  # type: ignore[assignment]  # generated enums are ints
         case Resume():
             message.resume.SetInParent()
-    return request.SerializeToString()
+    return seal(request.SerializeToString())
 
 
 def decode_request(raw: bytes) -> Attach | Step:
@@ -66,8 +68,10 @@ def decode_request(raw: bytes) -> Attach | Step:
     Decode a message down the link.
 
     Raises:
+        CorruptMessage: Its checksum does not match.
         SessionLost: Not an ExecuteRequest, or a field is malformed; the message names it.
     """
+    check_seal(raw)
     request = parsed(batch_pb2.ExecuteRequest(), raw)
     which = request.WhichOneof("message")
     if which == "attach":
@@ -118,7 +122,7 @@ def encode_response(value: Attached | StepResult | StepFailed | Heartbeat) -> by
             response.step_failed.reason = value.reason
             response.step_failed.message = value.message
             response.step_failed.sticky = value.sticky
-    return response.SerializeToString()
+    return seal(response.SerializeToString())
 
 
 def decode_response(raw: bytes) -> Attached | StepResult | StepFailed | Heartbeat:
@@ -126,8 +130,10 @@ def decode_response(raw: bytes) -> Attached | StepResult | StepFailed | Heartbea
     Decode a message up the link.
 
     Raises:
+        CorruptMessage: Its checksum does not match.
         SessionLost: Not an ExecuteResponse, or a field is malformed; the message names it.
     """
+    check_seal(raw)
     response = parsed(result_pb2.ExecuteResponse(), raw)
     which = response.WhichOneof("message")
     if which == "result":

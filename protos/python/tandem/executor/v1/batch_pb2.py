@@ -25,27 +25,27 @@ _sym_db = _symbol_database.Default()
 from tandem.executor.v1 import session_pb2 as tandem_dot_executor_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/executor/v1/batch.proto\x12\x12tandem.executor.v1\x1a tandem/executor/v1/session.proto\"s\n\x0e\x45xecuteRequest\x12,\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x1a.tandem.executor.v1.AttachH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.tandem.executor.v1.StepH\x00\x42\t\n\x07message\"\xf7\x01\n\x04Step\x12\x15\n\rsession_epoch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x15\n\racked_step_id\x18\x03 \x01(\x04\x12\x12\n\nstate_hash\x18\x04 \x01(\x06\x12\x33\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\".tandem.executor.v1.ExecutionBatchH\x00\x12.\n\x07suspend\x18\x06 \x01(\x0b\x32\x1b.tandem.executor.v1.SuspendH\x00\x12,\n\x06resume\x18\x07 \x01(\x0b\x32\x1a.tandem.executor.v1.ResumeH\x00\x42\t\n\x07\x63ommand\"6\n\x07Suspend\x12+\n\x07kv_mode\x18\x01 \x01(\x0e\x32\x1a.tandem.executor.v1.KvMode\"\x08\n\x06Resume\"\xdc\x02\n\x0e\x45xecutionBatch\x12.\n\x05\x61\x64mit\x18\x01 \x03(\x0b\x32\x1f.tandem.executor.v1.AdmittedRow\x12\x10\n\x08row_slot\x18\x02 \x01(\x0c\x12\x16\n\x0erow_num_tokens\x18\x03 \x01(\x0c\x12\x11\n\trow_start\x18\x04 \x01(\x0c\x12\x11\n\trow_flags\x18\x05 \x01(\x0c\x12\x13\n\x0b\x61ppend_slot\x18\x06 \x01(\x0c\x12\x14\n\x0c\x61ppend_block\x18\x07 \x01(\x0c\x12\x14\n\x0crelease_slot\x18\x08 \x01(\x0c\x12\x13\n\x0b\x63opy_source\x18\t \x01(\x0c\x12\x18\n\x10\x63opy_destination\x18\n \x01(\x0c\x12\x16\n\x0eswap_out_block\x18\x0b \x01(\x0c\x12\x15\n\rswap_out_host\x18\x0c \x01(\x0c\x12\x14\n\x0cswap_in_host\x18\r \x01(\x0c\x12\x15\n\rswap_in_block\x18\x0e \x01(\x0c\"\xbe\x01\n\x0b\x41\x64mittedRow\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x01(\x0c\x12\x31\n\x08sampling\x18\x07 \x01(\x0b\x32\x1f.tandem.executor.v1.RowSampling\"^\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r*b\n\x06KvMode\x12\x17\n\x13KV_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fKV_MODE_PERSIST\x10\x01\x12\x13\n\x0fKV_MODE_OFFLOAD\x10\x02\x12\x15\n\x11KV_MODE_RECOMPUTE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/executor/v1/batch.proto\x12\x12tandem.executor.v1\x1a tandem/executor/v1/session.proto\"\x82\x01\n\x0e\x45xecuteRequest\x12,\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x1a.tandem.executor.v1.AttachH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.tandem.executor.v1.StepH\x00\x12\r\n\x05\x63rc32\x18\x0f \x01(\x07\x42\t\n\x07message\"\xf7\x01\n\x04Step\x12\x15\n\rsession_epoch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x15\n\racked_step_id\x18\x03 \x01(\x04\x12\x12\n\nstate_hash\x18\x04 \x01(\x06\x12\x33\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\".tandem.executor.v1.ExecutionBatchH\x00\x12.\n\x07suspend\x18\x06 \x01(\x0b\x32\x1b.tandem.executor.v1.SuspendH\x00\x12,\n\x06resume\x18\x07 \x01(\x0b\x32\x1a.tandem.executor.v1.ResumeH\x00\x42\t\n\x07\x63ommand\"6\n\x07Suspend\x12+\n\x07kv_mode\x18\x01 \x01(\x0e\x32\x1a.tandem.executor.v1.KvMode\"\x08\n\x06Resume\"\xdc\x02\n\x0e\x45xecutionBatch\x12.\n\x05\x61\x64mit\x18\x01 \x03(\x0b\x32\x1f.tandem.executor.v1.AdmittedRow\x12\x10\n\x08row_slot\x18\x02 \x01(\x0c\x12\x16\n\x0erow_num_tokens\x18\x03 \x01(\x0c\x12\x11\n\trow_start\x18\x04 \x01(\x0c\x12\x11\n\trow_flags\x18\x05 \x01(\x0c\x12\x13\n\x0b\x61ppend_slot\x18\x06 \x01(\x0c\x12\x14\n\x0c\x61ppend_block\x18\x07 \x01(\x0c\x12\x14\n\x0crelease_slot\x18\x08 \x01(\x0c\x12\x13\n\x0b\x63opy_source\x18\t \x01(\x0c\x12\x18\n\x10\x63opy_destination\x18\n \x01(\x0c\x12\x16\n\x0eswap_out_block\x18\x0b \x01(\x0c\x12\x15\n\rswap_out_host\x18\x0c \x01(\x0c\x12\x14\n\x0cswap_in_host\x18\r \x01(\x0c\x12\x15\n\rswap_in_block\x18\x0e \x01(\x0c\"\xbe\x01\n\x0b\x41\x64mittedRow\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x01(\x0c\x12\x31\n\x08sampling\x18\x07 \x01(\x0b\x32\x1f.tandem.executor.v1.RowSampling\"\xa7\x02\n\x0bRowSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\r\n\x05min_p\x18\t \x01(\x02\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x0f\n\x07\x65nd_ids\x18\x0b \x01(\x0c\x12\x10\n\x08\x62ias_ids\x18\x0c \x01(\x0c\x12\x0c\n\x04\x62ias\x18\r \x01(\x0c\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs*b\n\x06KvMode\x12\x17\n\x13KV_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fKV_MODE_PERSIST\x10\x01\x12\x13\n\x0fKV_MODE_OFFLOAD\x10\x02\x12\x15\n\x11KV_MODE_RECOMPUTE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.executor.v1.batch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVMODE']._serialized_start=1161
-  _globals['_KVMODE']._serialized_end=1259
-  _globals['_EXECUTEREQUEST']._serialized_start=88
-  _globals['_EXECUTEREQUEST']._serialized_end=203
-  _globals['_STEP']._serialized_start=206
-  _globals['_STEP']._serialized_end=453
-  _globals['_SUSPEND']._serialized_start=455
-  _globals['_SUSPEND']._serialized_end=509
-  _globals['_RESUME']._serialized_start=511
-  _globals['_RESUME']._serialized_end=519
-  _globals['_EXECUTIONBATCH']._serialized_start=522
-  _globals['_EXECUTIONBATCH']._serialized_end=870
-  _globals['_ADMITTEDROW']._serialized_start=873
-  _globals['_ADMITTEDROW']._serialized_end=1063
-  _globals['_ROWSAMPLING']._serialized_start=1065
-  _globals['_ROWSAMPLING']._serialized_end=1159
+  _globals['_KVMODE']._serialized_start=1379
+  _globals['_KVMODE']._serialized_end=1477
+  _globals['_EXECUTEREQUEST']._serialized_start=89
+  _globals['_EXECUTEREQUEST']._serialized_end=219
+  _globals['_STEP']._serialized_start=222
+  _globals['_STEP']._serialized_end=469
+  _globals['_SUSPEND']._serialized_start=471
+  _globals['_SUSPEND']._serialized_end=525
+  _globals['_RESUME']._serialized_start=527
+  _globals['_RESUME']._serialized_end=535
+  _globals['_EXECUTIONBATCH']._serialized_start=538
+  _globals['_EXECUTIONBATCH']._serialized_end=886
+  _globals['_ADMITTEDROW']._serialized_start=889
+  _globals['_ADMITTEDROW']._serialized_end=1079
+  _globals['_ROWSAMPLING']._serialized_start=1082
+  _globals['_ROWSAMPLING']._serialized_end=1377
 # @@protoc_insertion_point(module_scope)

@@ -20,12 +20,14 @@ KV_MODE_OFFLOAD: KvMode
 KV_MODE_RECOMPUTE: KvMode
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("attach", "step")
+    __slots__ = ("attach", "step", "crc32")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
     attach: _session_pb2.Attach
     step: Step
-    def __init__(self, attach: _Optional[_Union[_session_pb2.Attach, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+    crc32: int
+    def __init__(self, attach: _Optional[_Union[_session_pb2.Attach, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("session_epoch", "step_id", "acked_step_id", "state_hash", "batch", "suspend", "resume")
@@ -106,15 +108,33 @@ class AdmittedRow(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[RowSampling, _Mapping]] = ...) -> None: ...
 
 class RowSampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed", "choice")
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "choice", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_p", "min_tokens", "end_ids", "bias_ids", "bias", "logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     seed: int
     choice: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    min_p: float
+    min_tokens: int
+    end_ids: bytes
+    bias_ids: bytes
+    bias: bytes
+    logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., min_p: _Optional[float] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[bytes] = ..., bias_ids: _Optional[bytes] = ..., bias: _Optional[bytes] = ..., logprobs: _Optional[int] = ...) -> None: ...

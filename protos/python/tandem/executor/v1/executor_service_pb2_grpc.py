@@ -89,7 +89,8 @@ class ExecutorServiceServicer:
         first answer is Attached, then results in step order with Heartbeat every heartbeat_interval_ms between them. Steps
         go on running while no stream is attached. Errors: FAILED_PRECONDITION (STREAM_REPLACED) when a higher attach_id
         arrives; ABORTED (SESSION_LOST) for an old boot_id or epoch, a gap in step ids, a result that is no longer held,
-        the same step id with other bytes, a step over the credit, or a state hash that does not match.
+        the same step id with other bytes, a step over the credit, or a state hash that does not match; DATA_LOSS
+        (CORRUPT_MESSAGE) for a message that was changed on the way, which the next stream carries again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

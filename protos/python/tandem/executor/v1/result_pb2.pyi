@@ -18,19 +18,21 @@ ROW_ERROR_KIND_INVALID_LOGITS: RowErrorKind
 ROW_ERROR_KIND_TOKEN_OUT_OF_RANGE: RowErrorKind
 
 class ExecuteResponse(_message.Message):
-    __slots__ = ("attached", "result", "step_failed", "heartbeat")
+    __slots__ = ("attached", "result", "step_failed", "heartbeat", "crc32")
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STEP_FAILED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
     attached: _session_pb2.Attached
     result: ExecutionResult
     step_failed: StepFailed
     heartbeat: _session_pb2.Heartbeat
-    def __init__(self, attached: _Optional[_Union[_session_pb2.Attached, _Mapping]] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    crc32: int
+    def __init__(self, attached: _Optional[_Union[_session_pb2.Attached, _Mapping]] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class ExecutionResult(_message.Message):
-    __slots__ = ("boot_id", "step_id", "slot", "generation", "position", "token", "row_errors", "timings", "graph", "device_memory_bytes", "margin")
+    __slots__ = ("boot_id", "step_id", "slot", "generation", "position", "token", "row_errors", "timings", "graph", "device_memory_bytes", "margin", "logprobs")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +44,7 @@ class ExecutionResult(_message.Message):
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     step_id: int
     slot: bytes
@@ -53,7 +56,22 @@ class ExecutionResult(_message.Message):
     graph: str
     device_memory_bytes: int
     margin: bytes
-    def __init__(self, boot_id: _Optional[str] = ..., step_id: _Optional[int] = ..., slot: _Optional[bytes] = ..., generation: _Optional[bytes] = ..., position: _Optional[bytes] = ..., token: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., graph: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., margin: _Optional[bytes] = ...) -> None: ...
+    logprobs: LogprobColumns
+    def __init__(self, boot_id: _Optional[str] = ..., step_id: _Optional[int] = ..., slot: _Optional[bytes] = ..., generation: _Optional[bytes] = ..., position: _Optional[bytes] = ..., token: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., graph: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., margin: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ...) -> None: ...
+
+class LogprobColumns(_message.Message):
+    __slots__ = ("row", "chosen", "top_start", "top_token", "top")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_START_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    row: bytes
+    chosen: bytes
+    top_start: bytes
+    top_token: bytes
+    top: bytes
+    def __init__(self, row: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., top_start: _Optional[bytes] = ..., top_token: _Optional[bytes] = ..., top: _Optional[bytes] = ...) -> None: ...
 
 class RowError(_message.Message):
     __slots__ = ("slot", "generation", "kind", "message")
