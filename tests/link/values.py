@@ -22,6 +22,7 @@ from tandem.link.batch import (
     StepTimings,
     Suspend,
 )
+from tandem.link.logprobs import LogprobColumns
 from tandem.link.session import Attach, Attached, Heartbeat
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
@@ -132,6 +133,16 @@ def admissions(draw: st.DrawFn) -> Admission:
             top_p=draw(st.floats(2.0**-20, 1, width=32)),
             seed=draw(UINT64),
             choice=draw(UINT32),
+            repetition_penalty=draw(st.floats(2.0**-20, 1e3, width=32)),
+            frequency_penalty=draw(st.floats(-2, 2, width=32)),
+            presence_penalty=draw(st.floats(-2, 2, width=32)),
+            min_p=draw(st.floats(0, 1, width=32)),
+            min_tokens=draw(SLOT),
+            end_ids=tuple(draw(st.lists(SLOT, max_size=3))),
+            logit_bias=tuple(
+                draw(st.dictionaries(SLOT, st.floats(-100, 100, width=32), max_size=3)).items()
+            ),
+            logprobs=draw(st.none() | st.integers(0, 20)),
         ),
     )
 
@@ -177,6 +188,21 @@ ROW_ERRORS = st.builds(
 
 
 @st.composite
+def logprobs(draw: st.DrawFn, num_rows: int) -> LogprobColumns:
+    """Of some rows of a result that has so many."""
+    row = sorted(draw(st.sets(st.integers(0, num_rows - 1)))) if num_rows else []
+    count = [draw(st.integers(0, 3)) for _ in row]
+    floats = st.floats(width=32)
+    return LogprobColumns(
+        row=ints(*row),
+        chosen=np.array([draw(floats) for _ in row], np.float32),
+        top_start=np.cumsum([0, *count]).astype(np.int32),
+        top_token=draw(columns(np.int32, sum(count))),
+        top=np.array([draw(floats) for _ in range(sum(count))], np.float32),
+    )
+
+
+@st.composite
 def results(draw: st.DrawFn) -> StepResult:
     num_rows = draw(st.integers(0, 4))
     margins = st.lists(st.floats(width=32), min_size=num_rows, max_size=num_rows)
@@ -198,6 +224,7 @@ def results(draw: st.DrawFn) -> StepResult:
         graph=draw(st.text()),
         device_memory_bytes=draw(UINT64),
         margin=np.array(draw(margins), np.float32) if with_margin else None,
+        logprobs=draw(st.none() | logprobs(num_rows)),
     )
 
 

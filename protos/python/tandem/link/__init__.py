@@ -3,5 +3,5 @@ The step link as pure state machines: no sockets, no threads, no clock. Both end
 share it.
 """
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of tandem.executor.v1's step protocol; Describe and OpenSession compare it."""

@@ -12,9 +12,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.link.logprobs import LogprobColumns
+
 Int32Column: TypeAlias = NDArray[np.int32]
 UInt32Column: TypeAlias = NDArray[np.uint32]
 UInt8Column: TypeAlias = NDArray[np.uint8]
+Float32Column: TypeAlias = NDArray[np.float32]
 
 ROW_SAMPLES = np.uint8(1)
 """Row flag: sample the token that follows the row's last computed position."""
@@ -39,7 +42,11 @@ class RowSampling:
     How one row draws its tokens, resolved: nothing is optional.
 
     `temperature` 0 is greedy, `top_k` 0 is off, `top_p` 1 is off; `seed` is a uint64, `choice`
-    counts from 0.
+    counts from 0. Penalties see the tokens before the one that is drawn: `repetition_penalty` (1 is
+    off) those of prompt and output, the other two (0 is off) those of the output. None of `end_ids`
+    is drawn before `min_tokens` outputs. `logit_bias` is added to the logits of distinct ids.
+    `logprobs` is the number of likeliest ids told with each token's log probability; None for
+    nothing told.
     """
 
     temperature: float
@@ -47,6 +54,23 @@ class RowSampling:
     top_p: float
     seed: int
     choice: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    end_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when the tokens so far change what is drawn next."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +192,8 @@ class StepResult:
     token)`.
 
     `position` is the token's index in its sequence, so a late result can always be attributed.
-    `margin` (float32) is present only where the runner was asked to collect it.
+    `margin` (float32) is present only where the runner was asked to collect it, `logprobs` only
+    where a row asked for its log probabilities.
     """
 
     boot_id: str
@@ -181,7 +206,8 @@ class StepResult:
     timings: StepTimings = StepTimings()
     graph: str = ""
     device_memory_bytes: int = 0
-    margin: NDArray[np.float32] | None = None
+    margin: Float32Column | None = None
+    logprobs: LogprobColumns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

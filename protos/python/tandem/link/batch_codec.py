@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from tandem.executor.v1 import batch_pb2
-from tandem.link.batch import Admission, Batch, RowSampling
+from tandem.link.batch import Admission, Batch
 from tandem.link.fields import INT32, UINT8, check_length, malformed, raw_column, read_column
+from tandem.link.sampling_codec import read_sampling, sampling_message
 
 MAX_ADMITTED_ROWS = 65_536
 """Most admissions in one batch: far above any `num_slots`, so that garbage cannot fill memory."""
@@ -77,7 +76,6 @@ def read_batch(message: batch_pb2.ExecutionBatch) -> Batch:
 
 
 def _admission_message(admission: Admission) -> batch_pb2.AdmittedRow:
-    sampling = admission.sampling
     return batch_pb2.AdmittedRow(
         slot=admission.slot,
         generation=admission.generation,
@@ -85,13 +83,7 @@ def _admission_message(admission: Admission) -> batch_pb2.AdmittedRow:
         num_prompt_tokens=admission.num_prompt_tokens,
         num_cached_tokens=admission.num_cached_tokens,
         block_ids=raw_column(admission.block_ids, INT32),
-        sampling=batch_pb2.RowSampling(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
-            choice=sampling.choice,
-        ),
+        sampling=sampling_message(admission.sampling),
     )
 
 
@@ -106,21 +98,5 @@ def _admission(row: batch_pb2.AdmittedRow, index: int) -> Admission:
         num_prompt_tokens=row.num_prompt_tokens,
         num_cached_tokens=row.num_cached_tokens,
         block_ids=read_column(row.block_ids, INT32, f"{field}.block_ids"),
-        sampling=_sampling(row.sampling, f"{field}.sampling"),
-    )
-
-
-def _sampling(message: batch_pb2.RowSampling, field: str) -> RowSampling:
-    if not (math.isfinite(message.temperature) and message.temperature >= 0):
-        raise malformed(f"{field}.temperature", f"is {message.temperature}")
-    if not 0 < message.top_p <= 1:
-        raise malformed(f"{field}.top_p", f"is {message.top_p}")
-    if message.top_k > _MAX_INT32:
-        raise malformed(f"{field}.top_k", f"is {message.top_k}")
-    return RowSampling(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        seed=message.seed,
-        choice=message.choice,
+        sampling=read_sampling(row.sampling, f"{field}.sampling"),
     )

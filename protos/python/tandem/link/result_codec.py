@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from tandem.executor.v1 import result_pb2
-from tandem.link.batch import RowError, RowErrorKind, StepResult, StepTimings
+from tandem.link.batch import Int32Column, RowError, RowErrorKind, StepResult, StepTimings
 from tandem.link.fields import (
     FLOAT32,
     INT32,
     UINT32,
     check_length,
     known_kind,
+    malformed,
     raw_column,
     read_column,
 )
+from tandem.link.logprobs import LogprobColumns
 
 
 def write_result(result: StepResult, message: result_pb2.ExecutionResult) -> None:
@@ -41,6 +43,8 @@ def write_result(result: StepResult, message: result_pb2.ExecutionResult) -> Non
     message.device_memory_bytes = result.device_memory_bytes
     if result.margin is not None:
         message.margin = raw_column(result.margin, FLOAT32)
+    if result.logprobs is not None:
+        _write_logprobs(result.logprobs, message.logprobs)
 
 
 def read_result(message: result_pb2.ExecutionResult) -> StepResult:
@@ -80,4 +84,34 @@ def read_result(message: result_pb2.ExecutionResult) -> StepResult:
         graph=message.graph,
         device_memory_bytes=message.device_memory_bytes,
         margin=margin,
+        logprobs=_read_logprobs(message.logprobs, slot) if message.HasField("logprobs") else None,
     )
+
+
+def _write_logprobs(columns: LogprobColumns, message: result_pb2.LogprobColumns) -> None:
+    message.SetInParent()
+    message.row = raw_column(columns.row, INT32)
+    message.chosen = raw_column(columns.chosen, FLOAT32)
+    message.top_start = raw_column(columns.top_start, INT32)
+    message.top_token = raw_column(columns.top_token, INT32)
+    message.top = raw_column(columns.top, FLOAT32)
+
+
+def _read_logprobs(message: result_pb2.LogprobColumns, slot: Int32Column) -> LogprobColumns:
+    field = "result.logprobs"
+    columns = LogprobColumns(
+        row=read_column(message.row, INT32, f"{field}.row"),
+        chosen=read_column(message.chosen, FLOAT32, f"{field}.chosen"),
+        top_start=read_column(message.top_start, INT32, f"{field}.top_start"),
+        top_token=read_column(message.top_token, INT32, f"{field}.top_token"),
+        top=read_column(message.top, FLOAT32, f"{field}.top"),
+    )
+    row, start = columns.row, columns.top_start
+    check_length(columns.chosen, len(row), f"{field}.chosen")
+    check_length(start, len(row) + 1, f"{field}.top_start")
+    check_length(columns.top, len(columns.top_token), f"{field}.top")
+    if len(row) and (row[0] < 0 or row[-1] >= len(slot) or (row[1:] <= row[:-1]).any()):
+        raise malformed(f"{field}.row", "is not ascending rows of the result")
+    if start[0] != 0 or start[-1] != len(columns.top) or (start[1:] < start[:-1]).any():
+        raise malformed(f"{field}.top_start", "does not divide the entries")
+    return columns
