@@ -50,6 +50,21 @@ class OutputText:
         """Output tokens so far, up to and including the one that ended it."""
         self.stopped: StopMatch | None = None
 
+    def go_on_after(self, token_ids: Sequence[int]) -> None:
+        """
+        Take tokens that the client has: they and what is certain of their text count as released.
+        Text still open then (half a code point) is released with the tokens that follow.
+
+        A stop string in them sets `stopped`; the caller looks whether and where.
+        """
+        for token_id in token_ids:
+            self.push(token_id)
+        self._num_released_tokens = self.num_tokens
+        self._num_released_chars += len(self._text)
+        self._ids.clear()
+        self._text = ""
+        self._boundaries.clear()
+
     def push(self, token_id: int) -> None:
         """Take the next token; ignored after a stop string."""
         if self.stopped is not None:
@@ -76,7 +91,9 @@ class OutputText:
         boundary = None
         while self._boundaries and self._boundaries[0][1] <= releasable:
             boundary = self._boundaries.popleft()
-        return None if boundary is None else self._release(*boundary)
+        chunk = None if boundary is None else self._release(*boundary)
+        # A stop string that began in what the client has leaves nothing to release.
+        return chunk if chunk is not None and (chunk.token_ids or chunk.text) else None
 
     def finish(self) -> OutputChunk | None:
         """End the output: everything left, which may complete a stop string still."""
@@ -96,14 +113,17 @@ class OutputText:
         if match is None:
             return
         self.stopped = match
-        self._text = self._text[: match.start - self._num_released_chars]
+        # Rounding can bring a stop string that begins in text which an earlier stream sent.
+        start = max(match.start, self._num_released_chars)
+        self._text = self._text[: start - self._num_released_chars]
         self.num_tokens = num_tokens
         del self._ids[num_tokens - self._num_released_tokens :]
         self._boundaries.clear()
-        self._boundaries.append((num_tokens, match.start))
+        self._boundaries.append((num_tokens, start))
 
     def _mark(self, num_tokens: int) -> None:
-        if self.stopped is None:
+        # Text that belongs to released tokens only has no token to go with: it waits for the next.
+        if self.stopped is None and num_tokens > self._num_released_tokens:
             boundary = (num_tokens, self._num_released_chars + len(self._text))
             self._boundaries.append(boundary)
 

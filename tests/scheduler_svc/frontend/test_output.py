@@ -105,7 +105,79 @@ class TestStop:
         assert "a\ufffd" == output.stopped.stop
 
 
+class TestGoingOn:
+    def test_half_character_is_completed_with_the_next_token(self):
+        """
+        After ids that end within a code point its text comes whole, with the token that completes it.
+        """
+        output = output_of([b"a\xe2", b"\x82\xac", b"b"])
+        output.go_on_after([0])
+        assert [(1, [1], "€"), (2, [2], "b")] == run(output, [1, 2])
+
+    def test_broken_character_goes_with_the_next_token(self):
+        """
+        A code point that turns out broken is U+FFFD in the text of the next token that is released, not of none.
+        """
+        output = output_of([b"a\xe2", b"\xe2", b"\x82\xac"])
+        output.go_on_after([0])
+        assert [(1, [1, 2], "\ufffd€")] == run(output, [1, 2])
+
+    def test_stop_string_may_begin_in_what_was_sent(self):
+        """
+        A stop string across the break ends the output; what was sent before is not taken back.
+        """
+        output = output_of([b"one E", b"N", b"D two"], stops=("END",))
+        output.go_on_after([0])
+        assert [(1, [1, 2], "")] == run(output, [1, 2])
+        assert (3, "END") == (output.num_tokens, output.stopped.stop)
+
+    def test_stop_string_completed_by_a_broken_character_has_nothing_to_release(self):
+        """
+        A stop string that only the next token makes certain, within ids that were sent, releases no empty chunk.
+        """
+        output = output_of([b"a\xe2", b"b"], stops=("a\ufffd",))
+        output.go_on_after([0])
+        assert [] == run(output, [1])
+        assert (1, "a\ufffd") == (output.num_tokens, output.stopped.stop)
+
+
 class TestAnyOutput:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        pieces=st.lists(
+            st.one_of(st.text("ab\n€", max_size=3).map(str.encode), st.binary(max_size=2)),
+            min_size=1,
+            max_size=12,
+        ),
+        stops=st.lists(st.text("ab\n€\ufffd", min_size=1, max_size=3), max_size=3),
+        takes=st.sets(st.integers(0, 12)),
+    )
+    def test_break_after_any_chunk_changes_nothing(self, pieces, stops, takes):
+        """
+        An output that goes on after the ids of any of its chunks releases the same ids and text as one that was
+        never broken, where the next token is the same.
+        """
+        unbroken = output_of(pieces, tuple(stops))
+        sent, text = 0, ""
+        for token_id in range(len(pieces)):
+            unbroken.push(token_id)
+            chunk = unbroken.take() if token_id in takes else None
+            if chunk is not None:
+                sent, text = sent + len(chunk.token_ids), text + chunk.text
+            if unbroken.stopped is None and chunk is not None:
+                resumed = output_of(pieces, tuple(stops))
+                resumed.go_on_after(range(sent))
+                assert resumed.stopped is None
+                rest = run(resumed, list(range(sent, len(pieces))))
+                whole = run(output_of(pieces, tuple(stops)), list(range(len(pieces))))
+                ids = [token_id for _, token_ids, _ in rest for token_id in token_ids]
+                assert [i for _, token_ids, _ in whole for i in token_ids] == [*range(sent), *ids]
+                assert "".join(t for *_, t in whole) == text + "".join(t for *_, t in rest)
+                offsets = [offset for offset, *_ in rest]
+                assert offsets == [
+                    sent + sum(len(r[1]) for r in rest[:n]) for n in range(len(rest))
+                ]
+
     @settings(max_examples=150, deadline=None)
     @given(
         pieces=st.lists(
