@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from executor_svc.out_of_memory import is_out_of_memory
 from tandem.errors import InvalidConfig
 
 DTYPES = {
@@ -18,6 +19,15 @@ DTYPES = {
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
+
+
+def is_sticky(error: Exception) -> bool:
+    """Tell whether the device is lost for this process: CUDA errors other than out of memory."""
+    if is_out_of_memory(error):
+        return False
+    return isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    )
 
 
 def resolve_device(name: str) -> torch.device:

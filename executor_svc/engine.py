@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,9 @@ import structlog
 import torch
 
 from executor_svc.config import LoadedSettings
-from executor_svc.device import resolve_device
+from executor_svc.device import is_sticky, resolve_device
 from executor_svc.limits import fit_limits, num_slots_for
+from executor_svc.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
 from executor_svc.memory import KvMemory, host_blocks_within
 from executor_svc.memory_budget import MemoryPlan
 from executor_svc.memory_plan import Readings, described, plan_memory
@@ -21,31 +21,17 @@ from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
 from executor_svc.model import LoadedModel, load_model
 from executor_svc.profiling import measure_activations
 from executor_svc.runner import ModelRunner
-from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
+from executor_svc.tokenizer_files import read_tokenizer_files
 from tandem.engine_config import EngineConfig
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.executor.v1.executor_service_pb2 import GenerationDefaults as DefaultsMessage
 from tandem.link import PROTOCOL_VERSION
-
-MAX_INFLIGHT_STEPS = 8
-"""Credit: steps a scheduler may send ahead of the results it has applied."""
-
-HEARTBEAT_INTERVAL_S = 0.2
 
 _GIB = 2**30
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds per period, or "max": PyTorch looks at cores alone."""
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """What a loaded executor is; the runner belongs to the thread that loaded it."""
-
-    runner: ModelRunner
-    description: DescribeResponse
-    tokenizer_files: tuple[TokenizerFile, ...]
 
 
 def load_engine(
@@ -95,6 +81,8 @@ def load_engine(
         runner=runner,
         description=_describe(loaded, model, kv, limits, num_slots=num_slots, boot_id=boot_id),
         tokenizer_files=tokenizer_files,
+        num_threads=torch.get_num_threads(),
+        is_sticky=is_sticky,
     )
 
 

@@ -8,12 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
-import torch
 
-from executor_svc.engine import Engine
-from executor_svc.out_of_memory import is_out_of_memory
+from executor_svc.loaded import Engine, StepRunner
 from executor_svc.progress import Progress
-from executor_svc.runner import ModelRunner
 from executor_svc.step_link import QueuedStep, SlotReset, StepLink
 from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch, Resume, Step, StepFailed, StepResult, Suspend
@@ -51,11 +48,13 @@ class RunnerThread(threading.Thread):
         self._load = load
         self._on_ready = on_ready
         self._on_fatal = on_fatal
+        self._is_sticky: Callable[[Exception], bool] = lambda _: False
 
     def run(self) -> None:
         """Load, then work until the link says stop or the device fails."""
         try:
             engine = self._load()
+            self._is_sticky = engine.is_sticky
             self._on_ready(engine)
             self._work(engine.runner)
         except TandemError as error:
@@ -64,7 +63,7 @@ class RunnerThread(threading.Thread):
             _log.error("runner_broken", exc_info=error)
             self._on_fatal(InternalError(f"the runner thread broke: {_in_words(error)}"))
 
-    def _work(self, runner: ModelRunner) -> None:
+    def _work(self, runner: StepRunner) -> None:
         while (job := self._link.next_job()) is not None:
             if isinstance(job, SlotReset):
                 runner.reset()
@@ -72,7 +71,7 @@ class RunnerThread(threading.Thread):
             else:
                 self._run_step(runner, job)
 
-    def _run_step(self, runner: ModelRunner, job: QueuedStep) -> None:
+    def _run_step(self, runner: StepRunner, job: QueuedStep) -> None:
         step = job.step
         num_tokens = step.command.num_tokens if isinstance(step.command, Batch) else 0
         started_ns = time.monotonic_ns()
@@ -95,7 +94,7 @@ class RunnerThread(threading.Thread):
         finally:
             self._progress.end()
 
-    def _execute(self, runner: ModelRunner, step: Step) -> StepResult:
+    def _execute(self, runner: StepRunner, step: Step) -> StepResult:
         """
         Run one command.
 
@@ -118,7 +117,7 @@ class RunnerThread(threading.Thread):
             )
         return result
 
-    def _lose(self, runner: ModelRunner, step: Step, error: SessionLost) -> None:
+    def _lose(self, runner: StepRunner, step: Step, error: SessionLost) -> None:
         slots = runner.slots
         live = slots.live.nonzero()[0]
         _log.error(
@@ -140,7 +139,7 @@ class RunnerThread(threading.Thread):
         Raises:
             TandemError: The device is unusable; the process must end.
         """
-        sticky = is_sticky(error)
+        sticky = self._is_sticky(error)
         typed = _typed(error)
         _log.error(
             "step_failed",
@@ -159,15 +158,6 @@ class RunnerThread(threading.Thread):
         self._link.complete(step, encode_response(failure), failed=True)
         if sticky:
             raise typed
-
-
-def is_sticky(error: Exception) -> bool:
-    """Tell whether the device is lost for this process: CUDA errors other than out of memory."""
-    if is_out_of_memory(error):
-        return False
-    return isinstance(error, torch.AcceleratorError) or (
-        isinstance(error, RuntimeError) and "CUDA error" in str(error)
-    )
 
 
 def _typed(error: Exception) -> TandemError:

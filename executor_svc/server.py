@@ -14,12 +14,11 @@ from pathlib import Path
 
 import grpc
 import structlog
-import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from executor_svc.engine import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
 from executor_svc.interceptor import ErrorInterceptor
+from executor_svc.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
 from executor_svc.progress import Progress
 from executor_svc.runner_thread import RunnerThread
 from executor_svc.service import SERVICE_NAME, ExecutorService
@@ -87,16 +86,21 @@ class ExecutorServer:
     """
 
     def __init__(
-        self, load: Callable[[str], Engine], on_fatal: Callable[[TandemError], None]
+        self,
+        load: Callable[[str], Engine],
+        on_fatal: Callable[[TandemError], None],
+        *,
+        max_inflight_steps: int = MAX_INFLIGHT_STEPS,
     ) -> None:
         """
         Args:
             load: Builds the engine for a boot_id; called on the runner thread.
             on_fatal: Called on the runner thread when an error ended it.
+            max_inflight_steps: Credit; must be what the engine's description says.
         """
         self.boot_id = uuid.uuid4().hex
         self.address = ""
-        self._link = StepLink(self.boot_id, MAX_INFLIGHT_STEPS)
+        self._link = StepLink(self.boot_id, max_inflight_steps)
         self._progress = Progress()
         self._service = ExecutorService(self._link, self.boot_id)
         self._health = health.HealthServicer()
@@ -184,7 +188,7 @@ class ExecutorServer:
             model=about.model_name,
             dtype=about.dtype,
             device=about.device,
-            threads=torch.get_num_threads(),
+            threads=engine.num_threads,
             num_slots=about.num_slots,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from executor_svc.engine import Engine
+from executor_svc.loaded import Engine
 from executor_svc.step_link import StepLink
 from executor_svc.step_stream import StepStream
 from executor_svc.tokenizer_files import chunks

@@ -8,9 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor_svc.model.fingerprint import TOKENIZER_FILES
 from tandem.errors import InvalidModel
 from tandem.executor.v1.executor_service_pb2 import GetTokenizerResponse
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+)
+"""Files of a model directory that decide what ids mean; those present count."""
 
 MAX_CHUNK_BYTES = 1 << 20
 

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-)
-"""Files of a model directory that decide what ids mean; those present count."""
+from executor_svc.tokenizer_files import TOKENIZER_FILES
 
 _NUM_THREADS = 2
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import grpc
 
 from executor_svc.config import load_settings
-from executor_svc.engine import Engine, load_engine
+from executor_svc.engine import load_engine
+from executor_svc.loaded import Engine
 from executor_svc.runner import ModelRunner
 from executor_svc.server import ExecutorServer
 from tandem.errors import TandemError

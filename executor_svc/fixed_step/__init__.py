@@ -1,0 +1,1 @@
+"""An executor without a model: the real server and step link, steps that take a fixed time."""
