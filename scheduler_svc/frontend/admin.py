@@ -9,7 +9,7 @@ import grpc
 import msgspec
 
 from scheduler_svc.frontend.core_client import CoreClient
-from scheduler_svc.frontend.validation import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS
+from scheduler_svc.frontend.names import check_request_id, check_tenant
 from scheduler_svc.ipc.snapshot import (
     SUSPEND_WAIT_S,
     DrainArgument,
@@ -119,12 +119,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     ) -> requests_pb2.GetRequestEventsResponse:
         """What happened to one request."""
         del context
-        num_chars = len(request.request_id)
-        if not 1 <= num_chars <= MAX_REQUEST_ID_CHARS:
-            raise InvalidParameter(
-                f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} characters, got {num_chars}.",
-                field="request_id",
-            )
+        check_request_id(request.request_id)
         argument = encode_json(EventsArgument(request.request_id))
         events = decode_event_list(await self._core.query("events", argument)).events
         return requests_pb2.GetRequestEventsResponse(events=[_event(event) for event in events])
@@ -144,11 +139,7 @@ def _list_argument(request: requests_pb2.ListRequestsRequest) -> ListArgument:
         raise InvalidParameter(
             f"max_results must be in [1, {MAX_RESULTS}], got {max_results}.", field="max_results"
         )
-    if len(request.tenant) > MAX_TENANT_CHARS:
-        raise InvalidParameter(
-            f"tenant must have at most {MAX_TENANT_CHARS} characters, got {len(request.tenant)}.",
-            field="tenant",
-        )
+    check_tenant(request.tenant)
     known = requests_pb2.RequestState.values()
     for at, state in enumerate(request.states):
         if state == 0 or state not in known:

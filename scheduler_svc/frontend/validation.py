@@ -12,19 +12,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler_svc.frontend.names import (
+    MAX_IDEMPOTENCY_KEY_CHARS,
+    check_name,
+    check_request_id,
+    check_tenant,
+)
 from scheduler_svc.ipc.messages import Model
 from tandem.errors import EmptyPrompt, InvalidParameter
 from tandem.inference.v1 import inference_service_pb2, request_pb2
 
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 2.0
-MAX_REQUEST_ID_CHARS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
 MAX_CHOICES = 16
-MAX_TENANT_CHARS = 128
 MAX_CACHE_SALT_BYTES = 256
 
 
@@ -69,7 +73,15 @@ def check_params(
     Raises:
         InvalidParameter: With the field's path.
     """
-    _check_request_id(request)
+    if request.HasField("request_id"):
+        check_request_id(request.request_id)
+    if request.HasField("idempotency_key"):
+        check_name(
+            request.idempotency_key,
+            field="idempotency_key",
+            at_least=1,
+            at_most=MAX_IDEMPOTENCY_KEY_CHARS,
+        )
     _check_sharing(request)
     if request.HasField("time_limit_ms") and request.time_limit_ms < 1:
         raise InvalidParameter(
@@ -143,22 +155,8 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, *, field: str) -> None:
         )
 
 
-def _check_request_id(request: inference_service_pb2.GenerateRequest) -> None:
-    num_chars = len(request.request_id)
-    if request.HasField("request_id") and not 1 <= num_chars <= MAX_REQUEST_ID_CHARS:
-        raise InvalidParameter(
-            f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} characters, got {num_chars}.",
-            field="request_id",
-        )
-
-
 def _check_sharing(request: inference_service_pb2.GenerateRequest) -> None:
-    num_chars = len(request.tenant)
-    if num_chars > MAX_TENANT_CHARS:
-        raise InvalidParameter(
-            f"tenant must have at most {MAX_TENANT_CHARS} characters, got {num_chars}.",
-            field="tenant",
-        )
+    check_tenant(request.tenant)
     num_bytes = len(request.cache_salt.encode())
     if num_bytes > MAX_CACHE_SALT_BYTES:
         raise InvalidParameter(

@@ -97,6 +97,7 @@ class TestListRequests:
             ({"max_results": 0}, "max_results"),
             ({"max_results": 10_001}, "max_results"),
             ({"tenant": "x" * 129}, "tenant"),
+            ({"tenant": "\x1b[2J"}, "tenant"),
             ({"states": [1, 0]}, "states[1]"),
             ({"states": [99]}, "states[0]"),
         ],

@@ -28,6 +28,31 @@ BAD_PARAMS = [
         "n must be 1 when using greedy sampling, got 2.",
     ),
     ({"tenant": "x" * 129}, "tenant", "tenant must have at most 128 characters, got 129."),
+    (
+        {"tenant": "a\x1b[2J"},
+        "tenant",
+        r"tenant must have printable characters only, got '\x1b' at 1.",
+    ),
+    (
+        {"request_id": "a\nb"},
+        "request_id",
+        r"request_id must have printable characters only, got '\n' at 1.",
+    ),
+    (
+        {"request_id": "\u202e"},
+        "request_id",
+        r"request_id must have printable characters only, got '\u202e' at 0.",
+    ),
+    (
+        {"idempotency_key": ""},
+        "idempotency_key",
+        "idempotency_key must have 1 to 128 characters, got 0.",
+    ),
+    (
+        {"idempotency_key": "\x00"},
+        "idempotency_key",
+        r"idempotency_key must have printable characters only, got '\x00' at 0.",
+    ),
     ({"cache_salt": "é" * 129}, "cache_salt", "cache_salt must have at most 256 bytes, got 258."),
     (
         {"sampling": {"temperature": math.nan}},
@@ -93,6 +118,8 @@ BAD_PARAMS = [
 
 GOOD_PARAMS = [
     {"request_id": "x" * 128},
+    {"request_id": "größe 1", "tenant": "team a"},
+    {"idempotency_key": "x" * 128},
     {"time_limit_ms": 1},
     {"sampling": {"temperature": 2.0, "top_p": 1.0, "top_k": 1, "seed": 2**64 - 1}},
     {"stopping": {"max_tokens": 1, "stop": ["y" * 1024] * 16, "stop_token_ids": [511] * 64}},
