@@ -11,8 +11,18 @@ from torch import Tensor
 
 from kernels.sampling import sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
+from kernels.sampling.edits import Biases, LogitEdits, Penalties
+from kernels.sampling.logprobs import Logprobs
 
-__all__ = ["Sampled", "SamplingColumns", "sample"]
+__all__ = [
+    "Biases",
+    "LogitEdits",
+    "Logprobs",
+    "Penalties",
+    "Sampled",
+    "SamplingColumns",
+    "sample",
+]
 
 _COLUMN_TYPES = {
     "temperature": torch.float32,
@@ -24,22 +34,35 @@ _COLUMN_TYPES = {
 }
 
 
-def sample(logits: Tensor, columns: SamplingColumns, *, margin_eps: float | None = None) -> Sampled:
+def sample(
+    logits: Tensor,
+    columns: SamplingColumns,
+    *,
+    edits: LogitEdits | None = None,
+    num_logprobs: Tensor | None = None,
+    margin_eps: float | None = None,
+) -> Sampled:
     """
     Draw one token per row by Gumbel-max over the row's kept set.
 
-    Order: divide by the temperature, keep the top_k best, of these the smallest set with mass of at
-    least top_p, add counter-based noise, take the largest. Greedy rows (temperature 0, or top_k 1)
-    take the largest logit. Ties go to the lowest id; ids that tie at a cut all stay.
+    Order: biases, penalties, divide by the temperature, drop what is less than min_p times as
+    likely as the best, keep the top_k best, of these the smallest set with mass of at least top_p,
+    add counter-based noise, take the largest. Greedy rows (temperature 0, or top_k 1) take the
+    largest logit after biases and penalties. Ties go to the lowest id; ids that tie at a cut all
+    stay.
 
     Args:
         logits: Floating, shape ``[R, V]``; -infinity masks an id. Not changed.
         columns: Parameters of each row, on the logits' device or on the host.
+        edits: Biases and penalties of the rows that have any.
+        num_logprobs: int64 ``[R]`` on the host: how many likeliest ids to tell with each token's
+            log probability; -1 for rows that are told nothing.
         margin_eps: Also compute margins, for ids within this of a cut; slower, for equality tests.
 
     Returns:
         Tokens and validity on the logits' device. A row with NaN, +infinity or nothing but
-        -infinity is not valid; the others are untouched by it.
+        -infinity is not valid; the others are untouched by it. Log probabilities are those of
+        `logits` as given.
 
     Raises:
         ValueError: A shape or type is not as described.
@@ -55,4 +78,6 @@ def sample(logits: Tensor, columns: SamplingColumns, *, margin_eps: float | None
                 f"{name} must be {dtype} of shape [{logits.shape[0]}], "
                 f"got {column.dtype} {list(column.shape)}"
             )
-    return sampler.sample(logits, columns, margin_eps=margin_eps)
+    return sampler.sample(
+        logits, columns, edits=edits, num_logprobs=num_logprobs, margin_eps=margin_eps
+    )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.sampling.logprobs import Logprobs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingColumns:
@@ -23,6 +25,7 @@ class SamplingColumns:
         seed: int64, the bits of a uint64; key of the noise.
         position: int64, index of the drawn token in its whole sequence, below 2**32.
         choice: int64, below 2**32; 0 unless a request draws several choices.
+        min_p: float32 in [0, 1]; 0 = off. None: off for all.
     """
 
     temperature: Tensor
@@ -31,6 +34,7 @@ class SamplingColumns:
     seed: Tensor
     position: Tensor
     choice: Tensor
+    min_p: Tensor | None = None
 
     @property
     def is_greedy(self) -> Tensor:
@@ -46,6 +50,7 @@ class SamplingColumns:
             seed=self.seed[rows],
             position=self.position[rows],
             choice=self.choice[rows],
+            min_p=None if self.min_p is None else self.min_p[rows],
         )
 
     def to(self, device: torch.device) -> SamplingColumns:
@@ -57,6 +62,7 @@ class SamplingColumns:
             seed=self.seed.to(device),
             position=self.position.to(device),
             choice=self.choice.to(device),
+            min_p=None if self.min_p is None else self.min_p.to(device),
         )
 
 
@@ -69,8 +75,10 @@ class Sampled:
         token: int64[R]; 0 where the row is not valid.
         valid: bool[R]; False where the logits held NaN or +infinity, or nothing but -infinity.
         margin: float32[R] or None; see `reference.margins`.
+        logprobs: Of the rows that asked; None where none did.
     """
 
     token: Tensor
     valid: Tensor
     margin: Tensor | None = None
+    logprobs: Logprobs | None = None

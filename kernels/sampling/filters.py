@@ -1,4 +1,4 @@
-"""The top_k and top_p cuts without a full sort where a short prefix of the best values decides."""
+"""The cuts of min_p, top_k and top_p, without a full sort where a few of the best values decide."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sampling.reference import mass, nucleus_mass
+from kernels.sampling.reference import mass, min_p_threshold, nucleus_mass
 
 _PREFIXES = (64, 512)
 """Best values looked at before sorting all: a trained model's nucleus rarely needs the second."""
@@ -19,7 +19,7 @@ _PREFIX_GAIN = 32
 _NEVER = float("-inf")
 
 
-def cut(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+def cut(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = None) -> None:
     """
     Set every id outside its row's kept set to -infinity, in place; see `reference.keep`.
 
@@ -27,8 +27,13 @@ def cut(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> None:
         scaled: float32[R, V], at most 0, best value of a row 0.
         top_k: int32[R], on any device.
         top_p: float32[R], likewise.
+        min_p: float32[R], likewise, or None.
     """
     vocab_size = scaled.shape[1]
+    if min_p is not None:
+        for rows, part in _parts(scaled, min_p > 0):
+            threshold = min_p_threshold(min_p[rows]).to(part.device)
+            _drop_below(scaled, rows, part, threshold[:, None])
     for rows, part in _parts(scaled, (top_k > 0) & (top_k < vocab_size)):
         k = top_k[rows]
         largest = part.topk(int(k.max()), dim=1).values

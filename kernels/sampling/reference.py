@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.columns import Sampled, SamplingColumns
+from kernels.sampling.edits import LogitEdits, Penalties, add_biases, penalised
+from kernels.sampling.logprobs import Logprobs
 from kernels.sampling.noise import gumbel, row_words
 
 MIN_TEMPERATURE = 0.01
@@ -24,27 +26,94 @@ _MASS_SCALE = 2.0**40
 _NEVER = float("-inf")
 
 
-def sample(logits: Tensor, columns: SamplingColumns, *, margin_eps: float | None = None) -> Sampled:
+def sample(
+    logits: Tensor,
+    columns: SamplingColumns,
+    *,
+    edits: LogitEdits | None = None,
+    num_logprobs: Tensor | None = None,
+    margin_eps: float | None = None,
+) -> Sampled:
     """
     Draw one token per row; see the package for arguments.
 
     A greedy row takes its best logit. Any other row keeps a set of ids and takes the best of
     `scaled + noise` over it. Ties go to the lowest id.
     """
-    logits = logits.float()
+    given = logits.float()
+    logits = given if edits is None else edit(given, edits)
     columns = columns.to(logits.device)
     best = logits.amax(dim=1)
     valid = best.isfinite()
     usable = torch.where(valid[:, None], logits, 0.0)
     greedy = columns.is_greedy[:, None]
     scaled = torch.where(greedy, usable, scale(usable, columns.temperature))
-    kept = torch.where(greedy, usable > _NEVER, keep(scaled, columns.top_k, columns.top_p).mask)
+    cuts = columns.top_k, columns.top_p, columns.min_p
+    kept = torch.where(greedy, usable > _NEVER, keep(scaled, *cuts).mask)
     scores = torch.where(greedy, scaled, scaled + noise(columns, logits.shape[1]))
     token = torch.where(kept, scores, _NEVER).argmax(dim=1)
     margin = None
     if margin_eps is not None:
-        margin = torch.where(valid, margins(scaled, scores, token, columns, margin_eps), 0.0)
-    return Sampled(token=torch.where(valid, token, 0), valid=valid, margin=margin)
+        gain = noise_gain(edits, len(logits)).to(logits.device)
+        margin = margins(scaled, scores, token, columns, margin_eps * gain) / gain
+        margin = torch.where(valid, margin, 0.0)
+    token = torch.where(valid, token, 0)
+    told = None if num_logprobs is None else logprobs(given, token, num_logprobs)
+    return Sampled(token=token, valid=valid, margin=margin, logprobs=told)
+
+
+def edit(logits: Tensor, edits: LogitEdits) -> Tensor:
+    """Logits after biases and penalties: float32[R, V]."""
+    edited = logits.clone()
+    if edits.biases is not None:
+        add_biases(edited, edits.biases, edits.biases.row)
+    if edits.penalties is not None:
+        penalties = edits.penalties
+        row = penalties.row.to(logits.device)
+        seen, counts = count_tokens(penalties, logits.shape[1])
+        before = edited[row]
+        edited[row] = torch.where(seen, penalised(before, counts, penalties), before)
+    return edited
+
+
+def count_tokens(penalties: Penalties, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Which ids stand in prompt or output, bool[P, V], and how often in the output, int32[P, V]."""
+    prompt_len, history_len = penalties.prompt_len.tolist(), penalties.history_len.tolist()
+    in_prompt, in_output = [], []
+    for tokens, first, end in zip(penalties.history, prompt_len, history_len, strict=True):
+        in_prompt.append(torch.bincount(tokens[:first], minlength=vocab_size))
+        in_output.append(torch.bincount(tokens[first:end], minlength=vocab_size))
+    counts = torch.stack(in_output)
+    return (torch.stack(in_prompt) + counts) > 0, counts.to(torch.int32)
+
+
+def noise_gain(edits: LogitEdits | None, num_rows: int) -> Tensor:
+    """How much larger a repetition penalty can make a difference in the logits: float32[R]."""
+    gain = torch.ones(num_rows)
+    if edits is not None and edits.penalties is not None:
+        repetition = edits.penalties.repetition
+        gain[edits.penalties.row] = torch.maximum(repetition, 1 / repetition)
+    return gain
+
+
+def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
+    """See `kernels.sampling.logprobs`; here by a whole log-softmax and a whole sort."""
+    row = (num_top >= 0).nonzero()[:, 0]
+    if len(row) == 0:
+        return None
+    here = row.to(logits.device)
+    asked = num_top[row].clamp(max=logits.shape[1])
+    values = logits[here].log_softmax(dim=1)
+    # by the logits: equal probabilities may come of different ones
+    order = logits[here].sort(dim=1, descending=True, stable=True).indices
+    top_token = order[:, : int(asked.max())]
+    return Logprobs(
+        row=row,
+        num_top=asked,
+        chosen=values.gather(1, token[here][:, None])[:, 0],
+        top_token=top_token,
+        top=values.gather(1, top_token),
+    )
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -90,14 +159,16 @@ class Kept:
     mass_above: Tensor
 
 
-def keep(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Kept:
+def keep(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = None) -> Kept:
     """
-    Choose each row's set: top_k, then top_p over its survivors.
+    Choose each row's set: min_p, then top_k, then top_p over the survivors.
 
-    Both cuts are a threshold on the value, so ids that tie at the cut all stay. The nucleus is the
+    All cuts are a threshold on the value, so ids that tie at the cut all stay. The nucleus is the
     smallest set of best values whose share is at least top_p.
     """
     vocab_size = scaled.shape[1]
+    if min_p is not None:
+        scaled = torch.where(scaled < min_p_threshold(min_p)[:, None], _NEVER, scaled)
     order = scaled.argsort(dim=1, descending=True)
     ordered = scaled.gather(1, order)
     k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long()[:, None]
@@ -114,33 +185,53 @@ def keep(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Kept:
     return Kept(survives & in_nucleus, survives, above.double() / total[:, None])
 
 
+def min_p_threshold(min_p: Tensor) -> Tensor:
+    """Scaled logit under which an id is dropped, float32[R]: that of the best is 0."""
+    return min_p.log()
+
+
 def nucleus_mass(total: Tensor, top_p: Tensor) -> Tensor:
     """Fixed-point mass a nucleus must reach, int64[R] as `total`."""
     return ((top_p.double() - TOP_P_SLACK) * total).ceil().to(torch.int64)
 
 
 def margins(
-    scaled: Tensor, scores: Tensor, token: Tensor, columns: SamplingColumns, eps: float
+    scaled: Tensor, scores: Tensor, token: Tensor, columns: SamplingColumns, eps: Tensor
 ) -> Tensor:
     """
     By how much each token won, in units of the score: float32[R].
 
     Best score minus the best other score among the ids that are kept or within `eps` of being
     kept; 0 if the winner is within `eps` of being dropped; infinity if there is no other. An id is
-    within eps of a cut if its value is less than eps away from the nearest one across it or, for
-    top_p, if the mass above it is less than eps away from top_p.
+    within eps of a cut if its value is less than eps away from the nearest one across it or from
+    what min_p asks for or, for top_p, if the mass above it is less than eps away from top_p, or
+    than the mass of the ids that min_p may drop or keep.
+
+    Args:
+        scaled: float32[R, V].
+        scores: float32[R, V].
+        token: int64[R].
+        columns: Of the rows.
+        eps: float32[R].
     """
-    winner = token[:, None]
-    greedy = columns.is_greedy[:, None]
-    kept = keep(scaled, columns.top_k, columns.top_p)
-    mask = torch.where(greedy, scaled > _NEVER, kept.mask)
+    winner, eps = token[:, None], eps[:, None]
+    noisy = ~columns.is_greedy[:, None]
+    kept = keep(scaled, columns.top_k, columns.top_p, columns.min_p)
+    mask = torch.where(noisy, kept.mask, scaled > _NEVER)
     worst_kept = torch.where(mask, scaled, torch.inf).amin(dim=1, keepdim=True)
     best_dropped = torch.where(mask, _NEVER, scaled).amax(dim=1, keepdim=True)
-    off_by = (kept.mass_above - columns.top_p.double()[:, None]).float()
-    has_nucleus = ~greedy & (columns.top_p < 1)[:, None]
-    by_mass = kept.survives_top_k & has_nucleus & (kept.mass_above > 0) & (off_by.abs() < eps)
-    near = mask | by_mass | ((scaled > worst_kept - eps) & (scaled > _NEVER))
+    by_min_p, loose_mass = torch.zeros_like(mask), torch.zeros_like(eps)
+    if columns.min_p is not None:
+        off_by = (scaled - min_p_threshold(columns.min_p)[:, None]).abs()
+        by_min_p = noisy & (scaled > _NEVER) & (scaled < 0) & (off_by < eps)
+        total = torch.where(kept.survives_top_k, mass(scaled), 0).sum(dim=1, keepdim=True)
+        loose_mass = torch.where(by_min_p, mass(scaled), 0).sum(dim=1, keepdim=True) / total
+    has_nucleus = noisy & (columns.top_p < 1)[:, None]
+    short_by = (kept.mass_above - columns.top_p.double()[:, None]).float().abs()
+    by_mass = kept.survives_top_k & has_nucleus & (kept.mass_above > 0)
+    by_mass &= short_by < eps + loose_mass
+    near = mask | by_min_p | by_mass | ((scaled > worst_kept - eps) & (scaled > _NEVER))
     others = torch.where(near, scores, _NEVER).scatter(1, winner, _NEVER).amax(dim=1)
     lead = scores.gather(1, winner)[:, 0] - others
-    shaky = by_mass | (scaled < best_dropped + eps)
+    shaky = by_min_p | by_mass | (scaled < best_dropped + eps)
     return torch.where(shaky.gather(1, winner)[:, 0], 0.0, lead).clamp(min=0.0)

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from kernels.sampling import reference
 from kernels.sampling.columns import Sampled, SamplingColumns
+from kernels.sampling.edits import LogitEdits
 from kernels.sampling.filters import cut
+from kernels.sampling.logprobs import logprobs
 from kernels.sampling.noise import MAX_SPREAD, gumbel, row_words
 
 _TILE_ELEMENTS = 1 << 15
@@ -17,18 +19,31 @@ _SPARSE_SHARE = 4
 """Where fewer than one in so many ids can win, only those get noise."""
 
 
-def sample(logits: Tensor, columns: SamplingColumns, *, margin_eps: float | None = None) -> Sampled:
+def sample(
+    logits: Tensor,
+    columns: SamplingColumns,
+    *,
+    edits: LogitEdits | None = None,
+    num_logprobs: Tensor | None = None,
+    margin_eps: float | None = None,
+) -> Sampled:
     """
     Draw one token per row; arguments as in the package's `sample`, unchecked.
 
     Greedy rows cost one pass. The others are cut, get noise where they can still win, and are
-    worked on in tiles of rows; a row's arithmetic does not depend on its tile.
+    worked on in tiles of rows; a row's arithmetic does not depend on its tile. Edited rows are
+    copied; the others do not pay for them.
     """
     if margin_eps is not None:
-        return reference.sample(logits, columns, margin_eps=margin_eps)
+        return reference.sample(
+            logits, columns, edits=edits, num_logprobs=num_logprobs, margin_eps=margin_eps
+        )
+    edited = None if edits is None else edits.rows
+    noisy = ~columns.is_greedy
+    if edited is not None:
+        noisy[edited] = False
     best, token = logits.max(dim=1)
     valid = best.isfinite()
-    noisy = ~columns.is_greedy
     num_noisy = int(noisy.count_nonzero())
     if num_noisy == len(noisy):
         token = _drawn(logits, columns)
@@ -36,7 +51,15 @@ def sample(logits: Tensor, columns: SamplingColumns, *, margin_eps: float | None
         rows = noisy.nonzero()[:, 0]
         here = rows.to(logits.device)
         token[here] = _drawn(logits[here], columns.select(rows))
-    return Sampled(token=torch.where(valid, token, 0), valid=valid)
+    if edits is not None and edited is not None and len(edited):
+        here = edited.to(logits.device)
+        changed = logits[here].float()
+        edits.apply(changed, edited)
+        drawn = sample(changed, columns.select(edited))
+        token[here], valid[here] = drawn.token, drawn.valid
+    token = torch.where(valid, token, 0)
+    told = None if num_logprobs is None else logprobs(logits, token, num_logprobs)
+    return Sampled(token=token, valid=valid, logprobs=told)
 
 
 def _drawn(logits: Tensor, columns: SamplingColumns) -> Tensor:
@@ -60,7 +83,7 @@ def _rows_per_tile(logits: Tensor) -> int:
 
 def _draw_tile(logits: Tensor, columns: SamplingColumns, words: Tensor) -> Tensor:
     scaled = reference.scale(logits.float(), columns.temperature.to(logits.device))
-    cut(scaled, columns.top_k, columns.top_p)
+    cut(scaled, columns.top_k, columns.top_p, columns.min_p)
     if scaled.device.type == "cpu":
         can_win = scaled > -MAX_SPREAD
         if int(can_win.count_nonzero()) * _SPARSE_SHARE < scaled.numel():

@@ -19,6 +19,7 @@ def make_columns(
     seed: int | list[int] = 7,
     first_position: int = 0,
     choice: int = 0,
+    min_p: float | list[float] | None = None,
 ) -> SamplingColumns:
     """Columns of `num_rows` rows at consecutive positions; lists give one value per row."""
 
@@ -33,6 +34,7 @@ def make_columns(
         seed=column(seed, torch.int64),
         position=torch.arange(first_position, first_position + num_rows),
         choice=column(choice, torch.int64),
+        min_p=None if min_p is None else column(min_p, torch.float32),
     )
 
 

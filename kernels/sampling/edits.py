@@ -1,0 +1,152 @@
+"""What changes some rows' logits before the temperature: biases, then penalties on past tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MAX = torch.finfo(torch.float32).max
+_TILE_ELEMENTS = 1 << 20
+"""Counts kept at a time on a CPU: in cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Biases:
+    """
+    Numbers added to single logits, shape ``[B]`` each; -infinity bans an id.
+
+    Attributes:
+        row: int64, row of the logits.
+        token: int64.
+        value: float32.
+    """
+
+    row: Tensor
+    token: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalties:
+    """
+    Penalties of P rows on the tokens that came before, shape ``[P]`` each but for the tokens.
+
+    Attributes:
+        row: int64, rows of the logits, ascending.
+        repetition: float32, above 0; divides positive and multiplies negative logits of ids in
+            prompt or output. 1 = off.
+        frequency: float32; taken off once for each time an id stands in the output. 0 = off.
+        presence: float32; taken off where an id stands in the output. 0 = off.
+        prompt_len: int64, tokens of the prompt.
+        history_len: int64, tokens of prompt and output, 1 to L.
+        history: int32 ``[P, L]`` on the logits' device: these tokens, then anything.
+    """
+
+    row: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+    prompt_len: Tensor
+    history_len: Tensor
+    history: Tensor
+
+    def select(self, part: slice) -> Penalties:
+        """Those of some of the P rows."""
+        return Penalties(
+            row=self.row[part],
+            repetition=self.repetition[part],
+            frequency=self.frequency[part],
+            presence=self.presence[part],
+            prompt_len=self.prompt_len[part],
+            history_len=self.history_len[part],
+            history=self.history[part],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitEdits:
+    """
+    All edits of one batch of rows, on the host but for `Penalties.history`.
+
+    Biases come first, then repetition, frequency and presence. Finite logits stay finite.
+    """
+
+    biases: Biases | None = None
+    penalties: Penalties | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """Rows of the logits that are edited, int64 ``[N]``, ascending."""
+        parts = [part.row for part in (self.biases, self.penalties) if part is not None]
+        return torch.unique(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
+
+    def apply(self, logits: Tensor, rows: Tensor) -> None:
+        """
+        Edit rows in place.
+
+        Args:
+            logits: float32 ``[N, V]``.
+            rows: int64 ``[N]`` on the host, ascending: which rows of the batch these are; all of
+                `self.rows` are among them.
+        """
+        if self.biases is not None:
+            add_biases(logits, self.biases, torch.searchsorted(rows, self.biases.row))
+        if self.penalties is None:
+            return
+        place = torch.searchsorted(rows, self.penalties.row)
+        num_rows, tile = len(place), max(1, _TILE_ELEMENTS // logits.shape[1])
+        if logits.device.type != "cpu":
+            tile = num_rows
+        for first in range(0, num_rows, tile):
+            part = slice(first, first + tile)
+            _penalise(logits, place[part].to(logits.device), self.penalties.select(part))
+
+
+def add_biases(logits: Tensor, biases: Biases, row: Tensor) -> None:
+    """Add biases in place, to these rows of ``[N, V]`` instead of `biases.row`."""
+    device = logits.device
+    place = (row.to(device), biases.token.to(device))
+    # Only bans can meet another entry of their id: the order of the sum does not matter.
+    logits.index_put_(place, biases.value.to(device), accumulate=True)
+
+
+def _penalise(logits: Tensor, row: Tensor, penalties: Penalties) -> None:
+    """
+    Change the logits of past tokens alone, in place.
+
+    Every place of the history reads and writes its own id's logit: ids that stand there more than
+    once are written more than once, each time with the same value.
+    """
+    device = logits.device
+    position = torch.arange(penalties.history.shape[1], device=device)
+    known = position < penalties.history_len.to(device)[:, None]
+    is_output = known & (position >= penalties.prompt_len.to(device)[:, None])
+    ids = torch.where(known, penalties.history, penalties.history[:, :1]).long()
+    counts = torch.zeros(len(row), logits.shape[1], dtype=torch.int32, device=device)
+    counts.scatter_add_(1, ids, is_output.to(torch.int32))
+    place = (row[:, None], ids)
+    before = logits[place]
+    after = penalised(before, counts.gather(1, ids), penalties)
+    logits[place] = after
+
+
+def penalised(logits: Tensor, counts: Tensor, penalties: Penalties) -> Tensor:
+    """
+    Logits of ids that all stand in prompt or output.
+
+    Args:
+        logits: float32 ``[P, ...]``.
+        counts: int32, same shape: how often each id stands in the output.
+        penalties: Of the same P rows.
+
+    Returns:
+        float32, same shape; finite where `logits` is.
+    """
+    device = logits.device
+    repetition = penalties.repetition.to(device)[:, None]
+    after = torch.where(logits > 0, logits / repetition, logits * repetition)
+    after = after - penalties.frequency.to(device)[:, None] * counts
+    after = after - penalties.presence.to(device)[:, None] * (counts > 0)
+    return torch.where(logits.isfinite(), after.clamp(-_MAX, _MAX), logits)

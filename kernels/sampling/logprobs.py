@@ -1,0 +1,75 @@
+"""Log probabilities of drawn tokens and of the likeliest ids, by the model's own logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_LOW_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """
+    Of Q rows, natural logarithms, best id first and the lower id first on ties.
+
+    Attributes:
+        row: int64 ``[Q]`` on the host, rows of the logits, ascending.
+        num_top: int64 ``[Q]`` on the host, how many of the K entries each row asked for.
+        chosen: float32 ``[Q]``, of the drawn token.
+        top_token: int64 ``[Q, K]``.
+        top: float32 ``[Q, K]``.
+    """
+
+    row: Tensor
+    num_top: Tensor
+    chosen: Tensor
+    top_token: Tensor
+    top: Tensor
+
+
+def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
+    """
+    Log-softmax of the rows that ask for it.
+
+    Args:
+        logits: Floating ``[R, V]``, before any edit.
+        token: int64 ``[R]``, drawn from them.
+        num_top: int64 ``[R]`` on the host: likeliest ids to tell; -1 for a row that does not ask.
+
+    Returns:
+        None where no row asks. K is the largest number asked for, at most V.
+    """
+    row = (num_top >= 0).nonzero()[:, 0]
+    if len(row) == 0:
+        return None
+    here = row.to(logits.device)
+    asked = num_top[row].clamp(max=logits.shape[1])
+    values = logits[here].float()
+    total = values.logsumexp(dim=1, keepdim=True)
+    top_token = best_ids(values, int(asked.max()))
+    return Logprobs(
+        row=row,
+        num_top=asked,
+        chosen=(values.gather(1, token[here][:, None]) - total)[:, 0],
+        top_token=top_token,
+        top=values.gather(1, top_token) - total,
+    )
+
+
+def best_ids(values: Tensor, count: int) -> Tensor:
+    """
+    Ids of the largest values, best first, the lower id first on ties: int64 ``[Q, count]``.
+
+    Args:
+        values: float32 ``[Q, V]`` without NaN.
+        count: 0 to V.
+    """
+    # One integer per id that sorts as (value, -id): `topk` alone leaves the order of ties open.
+    bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    ids = torch.arange(values.shape[1], device=values.device)
+    keys = (ordered << 32) + (_LOW_WORD - ids)
+    return _LOW_WORD - (keys.topk(count, dim=1).values & _LOW_WORD)

@@ -1,0 +1,110 @@
+"""Log probabilities are those of the model's own logits, whatever changes what is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.sampling import reference, sample
+from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
+from tests.kernels.sampling.rows import make_columns
+
+FLOAT32_STEPS = {"rtol": 1e-5, "atol": 1e-5}
+"""Rounding of sums in float32."""
+
+
+def by_numpy(logits: np.ndarray) -> np.ndarray:
+    """Log-softmax in float64."""
+    wide = logits.astype(np.float64)
+    return wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    values=st.lists(st.sampled_from([-3.0, -1.0, -0.0, 0.0, 0.5, 2.0, 4.0]), min_size=3, max_size=9),
+    num_top=st.integers(0, 12),
+    temperature=st.sampled_from([0.0, 0.5, 2.0]),
+)  # fmt: skip
+def test_row_tells_its_token_and_the_likeliest(values, num_top, temperature):
+    """
+    A row that asks gets its token's log probability and those of the likeliest ids, best first and
+    the lower id first on ties, in the quick way and in the definition.
+    """
+    logits = torch.tensor([values])
+    columns = make_columns(1, temperature=temperature)
+    expected = by_numpy(np.array(values))
+    order = sorted(range(len(values)), key=lambda token: (-values[token], token))
+    for way in (sample, reference.sample):
+        result = way(logits, columns, num_logprobs=torch.tensor([num_top]))
+        told = result.logprobs
+        assert order[:num_top] == told.top_token[0].tolist()
+        assert [min(num_top, len(values))] == told.num_top.tolist()
+        np.testing.assert_allclose(told.top[0].numpy(), expected[order[:num_top]], **FLOAT32_STEPS)
+        chosen = expected[int(result.token)]
+        np.testing.assert_allclose(told.chosen.numpy(), [chosen], **FLOAT32_STEPS)
+
+
+def test_only_rows_that_ask_are_told():
+    """
+    Rows are named in order; the widest asks for as many columns as there are.
+    """
+    logits = torch.arange(20.0).reshape(4, 5)
+    result = sample(logits, make_columns(4), num_logprobs=torch.tensor([-1, 2, -1, 0]))
+    assert [1, 3] == result.logprobs.row.tolist()
+    assert [2, 0] == result.logprobs.num_top.tolist()
+    assert (2, 2) == result.logprobs.top.shape
+
+
+def test_nothing_is_told_where_nobody_asks():
+    """
+    Without a row that asks there are no columns.
+    """
+    logits = torch.zeros(2, 5)
+    assert sample(logits, make_columns(2)).logprobs is None
+    assert sample(logits, make_columns(2), num_logprobs=torch.tensor([-1, -1])).logprobs is None
+
+
+@pytest.mark.parametrize("margin_eps", [None, 0.01])
+def test_edits_and_temperature_do_not_change_them(margin_eps):
+    """
+    Penalties, bans and the temperature change which token is drawn and not what the model thinks of
+    it.
+    """
+    logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    row = RowEdits(prompt=(1,), output=(1,), banned=(0,), frequency=2.0, repetition=1.5)
+    result = sample(
+        logits,
+        make_columns(2, temperature=0.0),
+        edits=edits_of({0: row}),
+        num_logprobs=torch.tensor([1, 1]),
+        margin_eps=margin_eps,
+    )
+    expected = by_numpy(np.array([3.0, 2.0, 1.0]))
+    assert [2, 0] == result.token.tolist()
+    np.testing.assert_allclose(result.logprobs.chosen.numpy(), expected[[2, 0]], **FLOAT32_STEPS)
+    assert [[0], [0]] == result.logprobs.top_token.tolist()
+
+
+def test_masked_ids_have_no_probability():
+    """
+    An id that the model rules out has a log probability of -infinity and comes last.
+    """
+    logits = torch.tensor([[float("-inf"), 1.0, float("-inf"), 0.0]])
+    told = sample(logits, make_columns(1), num_logprobs=torch.tensor([4])).logprobs
+    assert [1, 3, 0, 2] == told.top_token[0].tolist()
+    assert [True, True, False, False] == told.top[0].isfinite().tolist()
+
+
+def test_half_precision_is_widened_first():
+    """
+    bfloat16 logits, which often tie, are told as their exact float32 values are.
+    """
+    logits = torch.randn(5, 400, generator=torch.Generator().manual_seed(2)).bfloat16()
+    columns, asked = make_columns(5), torch.full((5,), 20)
+    wide = sample(logits.float(), columns, num_logprobs=asked).logprobs
+    narrow = sample(logits, columns, num_logprobs=asked).logprobs
+    assert torch.equal(wide.top_token, narrow.top_token)
+    assert torch.equal(wide.top, narrow.top)
