@@ -14,6 +14,7 @@ from executor_svc.progress import Progress
 from executor_svc.step_link import QueuedStep, SlotReset, StepLink
 from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch, Resume, Step, StepFailed, StepResult, Suspend
+from tandem.link.session import LossCause
 from tandem.link.wire import encode_response
 
 _log = structlog.get_logger(__name__)
@@ -113,7 +114,8 @@ class RunnerThread(threading.Thread):
         if runner.state_hash != step.state_hash:
             raise SessionLost(
                 f"after step {step.step_id} the scheduler's state hash is "
-                f"{step.state_hash:#018x}, the executor's {runner.state_hash:#018x}"
+                f"{step.state_hash:#018x}, the executor's {runner.state_hash:#018x}",
+                metadata=LossCause.STATE_HASH.as_metadata(),
             )
         return result
 

@@ -22,7 +22,7 @@ from tandem.errors import (
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1 import session_pb2
 from tandem.link import PROTOCOL_VERSION
-from tandem.link.session import Attach
+from tandem.link.session import Attach, SchedulerId
 from tandem.link.wire import decode_request
 
 SERVICE_NAME = "tandem.executor.v1.ExecutorService"
@@ -87,7 +87,7 @@ class ExecutorService:
         self._loaded()
         _check_open(request)
         epoch, is_reset = self._link.open_session(
-            request.scheduler_id,
+            SchedulerId(name=request.scheduler_name, incarnation=request.scheduler_incarnation),
             take_over=request.take_over,
             lease_s=request.lease_ms / 1000,
         )
@@ -148,8 +148,9 @@ def _check_open(request: session_pb2.OpenSessionRequest) -> None:
             f"the scheduler speaks step protocol {request.protocol_version}, this executor "
             f"{PROTOCOL_VERSION}: run both from the same release"
         )
-    if not request.scheduler_id:
-        raise InvalidParameter("scheduler_id must not be empty", field="scheduler_id")
+    for name in ("scheduler_name", "scheduler_incarnation"):
+        if not getattr(request, name):
+            raise InvalidParameter(f"{name} must not be empty", field=name)
     if request.lease_ms < MIN_LEASE_MS:
         raise InvalidParameter(
             f"lease_ms must be at least {MIN_LEASE_MS}, got {request.lease_ms}", field="lease_ms"

@@ -19,7 +19,7 @@ from executor_svc.step_stream import StepStream
 from tandem.errors import SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import Step
 from tandem.link.executor_end import ExecutorEnd
-from tandem.link.session import Attach, Heartbeat
+from tandem.link.session import Attach, Heartbeat, LossCause, SchedulerId
 from tandem.link.wire import encode_response
 
 _log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ class StepLink:
         self._stopped_by: TandemError | None = None
 
     def open_session(
-        self, scheduler_id: str, *, take_over: bool, lease_s: float
+        self, scheduler: SchedulerId, *, take_over: bool, lease_s: float
     ) -> tuple[int, threading.Event]:
         """
         Begin a session: steps still queued are dropped, an open stream ends.
@@ -74,8 +74,8 @@ class StepLink:
         with self._changed:
             if self._stopped_by is not None:
                 raise self._stopped_by
-            epoch = self._end.open_session(scheduler_id, take_over, lease_s, self._now_s())
-            self._end_stream(SessionLost(f"session {epoch} was opened by {scheduler_id!r}"))
+            epoch = self._end.open_session(scheduler, take_over, lease_s, self._now_s())
+            self._end_stream(self._end.fenced())
             kept = [job for job in self._jobs if isinstance(job, SlotReset)]
             dropped = len(self._jobs) - len(kept)
             self._jobs = deque([*kept, reset])
@@ -83,7 +83,7 @@ class StepLink:
         _log.info(
             "session_opened",
             session_epoch=epoch,
-            scheduler_id=scheduler_id,
+            scheduler=str(scheduler),
             take_over=take_over,
             lease_s=lease_s,
             dropped_steps=dropped,
@@ -165,7 +165,8 @@ class StepLink:
         """End the session a step belonged to: the two ends no longer agree."""
         with self._changed:
             if step.session_epoch == self._end.session_epoch:
-                self._end.lose(error.message)
+                cause = error.metadata.get("cause", LossCause.PROTOCOL.value)
+                self._end.lose(error.message, LossCause(cause))
                 self._end_stream(error)
 
     def beat(self) -> Heartbeat:

@@ -26,6 +26,7 @@ from tandem.settings.schema import (
     LIMIT_ALIASES,
     LIMITS,
     Address,
+    Addresses,
     Loaded,
     LogFormat,
     LogLevel,
@@ -55,7 +56,10 @@ class _EngineLimits(ServiceSettings):
 class SchedulerSettings(SchedulingSettings, _EngineLimits):
     """Settings of one scheduler service; validated where they are read."""
 
-    executor: Address = Field("127.0.0.1:50061", description="the executor's gRPC address")
+    executor: Addresses = Field(
+        "127.0.0.1:50061",
+        description="gRPC address of the executor; several, comma-separated, are tried in turn",
+    )
     listen: Address = Field(
         "127.0.0.1:50051", description="public gRPC address; port 0 takes a free one"
     )
@@ -70,11 +74,14 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
         16 * 1024 * 1024, ge=65_536, description="largest request message a client may send, bytes"
     )
 
-    window: int = Field(
-        1, ge=1, le=8, description="steps sent before a result is back, at most the executor's"
-    )
     recovery_timeout_s: float = Field(
         60.0, gt=0, description="seconds that requests wait for a lost executor before they fail"
+    )
+    lost_after_s: float = Field(
+        30.0,
+        gt=0,
+        description="seconds of silence, or of a stuck step, after which an executor is given up; "
+        "one that is back earlier has lost nothing",
     )
     ready_grace_s: float = Field(
         2.0,
@@ -85,6 +92,17 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
         10_000,
         ge=1000,
         description="milliseconds of silence after which another scheduler may take the executor",
+    )
+    scheduler_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="who this scheduler is to executors, the same at every start; default: host "
+        "name and public address",
+    )
+    take_over: bool = Field(
+        False,
+        description="take the executor from another scheduler that holds it, once, at the start",
     )
     drain_grace_s: float = Field(
         30.0, ge=0, description="seconds that requests may go on after SIGTERM"
@@ -98,6 +116,11 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
     log_format: LogFormat = Field(
         "console", description="one JSON object per line, or text for people; to stderr"
     )
+
+    @property
+    def executor_addresses(self) -> tuple[str, ...]:
+        """Every executor's address, preferred ones first."""
+        return tuple(self.executor.split(","))
 
 
 _PROGRAM = Program(

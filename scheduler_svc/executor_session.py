@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from scheduler_svc.executor_description import ExecutorDescription
-from scheduler_svc.executor_link import (
+from scheduler_svc.link_events import (
     ConnectFailed,
     LinkEvent,
     SessionOpened,

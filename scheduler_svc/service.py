@@ -26,7 +26,8 @@ from typing import NoReturn
 import structlog
 
 from scheduler_svc.addresses import ListenAddress
-from scheduler_svc.config import LoadedSettings
+from scheduler_svc.config import LoadedSettings, SchedulerSettings
+from scheduler_svc.executor_connection import ExecutorConnector
 from scheduler_svc.executor_link import ExecutorLink
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.ipc.messages import Hello
@@ -35,6 +36,7 @@ from scheduler_svc.loop import CoreLoop
 from scheduler_svc.model_cache import ModelCache
 from scheduler_svc.supervisor import Frontend, stop_frontends
 from scheduler_svc.wakeup import Wakeup
+from tandem.link.session import SchedulerId
 
 HELLO_DEADLINE_S = 60.0
 SAME_SIGNAL_S = 0.5
@@ -72,14 +74,15 @@ class Service:
         self._ipc_path = self._directory / "ipc" / "core.sock"
         self._wakeup = Wakeup()
         self._socket = CoreSocket(self._ipc_path)
-        self._link = ExecutorLink(
-            self._settings.executor,
-            scheduler_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        connector = ExecutorConnector(
+            self._settings.executor_addresses,
+            scheduler=_scheduler_id(self._settings),
             lease_ms=self._settings.lease_ms,
+            take_over=self._settings.take_over,
             cache=ModelCache(self._directory / "models"),
             accept=lambda description: loaded.limits_on(description.geometry),
-            wake=self._wakeup.set,
         )
+        self._link = ExecutorLink(connector, wake=self._wakeup.set)
         self._loop = CoreLoop(
             loaded,
             self._socket,
@@ -204,6 +207,12 @@ class Service:
         _log.info("listening", frontends=len(self._frontends), **addresses)
         if self._settings.ready_file is not None:
             _write_whole(self._settings.ready_file, json.dumps(addresses))
+
+
+def _scheduler_id(settings: SchedulerSettings) -> SchedulerId:
+    """The same name at every start on this host and address, another incarnation."""
+    name = settings.scheduler_name or f"{socket.gethostname()}-{settings.listen}"
+    return SchedulerId(name=name, incarnation=f"{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from tandem.errors import SessionLost, StreamReplaced, TandemError
+from tandem.errors import StreamReplaced, TandemError
 from tandem.link.batch import (
     ROW_SAMPLES,
     Batch,
@@ -19,7 +19,7 @@ from tandem.link.batch import (
     Suspend,
 )
 from tandem.link.executor_end import ExecutorEnd
-from tandem.link.session import Attach
+from tandem.link.session import Attach, SchedulerId
 from tandem.link.slot_state import SlotState
 from tandem.link.wire import decode_request, encode_response
 from tests.link.model_requests import extend, next_token
@@ -48,9 +48,11 @@ class FakeExecutor:
         self.tokens: dict[int, list[int]] = {}
         self.suspended: KvMode | None = None
 
-    def open_session(self, scheduler_id: str, take_over: bool, lease_s: float, now: float) -> int:
-        epoch = self.end.open_session(scheduler_id, take_over, lease_s, now)
-        self.end_stream(SessionLost(f"{scheduler_id} opened session {epoch}"))
+    def open_session(
+        self, scheduler: SchedulerId, take_over: bool, lease_s: float, now: float
+    ) -> int:
+        epoch = self.end.open_session(scheduler, take_over, lease_s, now)
+        self.end_stream(self.end.fenced())
         self.purge()
         while self.running is not None:
             self.finish()

@@ -9,7 +9,7 @@ from tandem.link.batch import KvMode
 from tests.link.model_requests import Place
 from tests.link.world import Parts, World
 
-WHO = st.sampled_from([0, 0, 0, 1])
+WHO = st.sampled_from([0, 0, 0, 0, 1, 2])
 ANY = st.integers(0, 7)
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 NUM_OUTPUTS = st.integers(2, 10)
@@ -20,7 +20,7 @@ MAX_FORK_OUTPUTS = 5
 """Prompt plus outputs stay below the 20 tokens a slot can hold."""
 
 EVENTS = ("plan", "plan", "down", "down", "up", "up", "start", "finish", "compute", "beat")
-DISASTERS = ("kill", "step fails", "open", "take over", "reopen", "answer lost")
+DISASTERS = ("kill", "step fails", "open", "inherit", "take over", "reopen", "answer lost")
 REPEATS = ("repeat down", "repeat up")
 TRAFFIC = st.lists(st.tuples(st.sampled_from(EVENTS + REPEATS), ANY), min_size=2, max_size=16)
 
@@ -123,8 +123,9 @@ class LinkMachine(RuleBasedStateMachine):
         elif what == "step fails":
             self.world.fail_among_others(who)
         else:
+            other = {"open": 1, "inherit": 2 if who == 0 else 0}
             self.world.open(
-                1 if what == "open" else who,
+                other.get(what, who),
                 take_over=what == "take over",
                 answer_arrives=what != "answer lost",
             )
@@ -157,5 +158,5 @@ class LinkMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         holds = [self.world.holder == scheduler.name for scheduler in self.world.schedulers]
-        for who in sorted((0, 1), key=lambda who: holds[who]):
+        for who in sorted(range(len(holds)), key=lambda who: holds[who]):
             self.world.settle(who)

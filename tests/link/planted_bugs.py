@@ -69,8 +69,31 @@ class RunsQueuedStepsAfterAFailure(ExecutorEnd):
 
 
 class IgnoresLeases(ExecutorEnd):
-    def open_session(self, scheduler_id, take_over, lease_s, now):
-        return super().open_session(scheduler_id, True, lease_s, now)
+    def open_session(self, scheduler, take_over, lease_s, now):
+        return super().open_session(scheduler, True, lease_s, now)
+
+
+class KnowsNoHeirs(ExecutorEnd):
+    def _is_heir(self, scheduler):
+        return False
+
+
+class LetsHeirsOfTheLivingIn(ExecutorEnd):
+    def _is_heir(self, scheduler):
+        return scheduler.name == self.holder.name and scheduler not in self._fenced
+
+
+class LetsTheFencedInherit(ExecutorEnd):
+    def _is_heir(self, scheduler):
+        return scheduler.name == self.holder.name and not self.attach_id
+
+
+class KnowsOnlyNames(ExecutorEnd):
+    """Takes every incarnation for the holder itself."""
+
+    def open_session(self, scheduler, take_over, lease_s, now):
+        is_namesake = self.holder is not None and scheduler.name == self.holder.name
+        return super().open_session(scheduler, take_over or is_namesake, lease_s, now)
 
 
 class DetachesByIdAlone(ExecutorEnd):
@@ -84,8 +107,8 @@ class DetachesWhicheverStreamEnds(ExecutorEnd):
 
 
 class KeepsEpoch(ExecutorEnd):
-    def open_session(self, scheduler_id, take_over, lease_s, now):
-        epoch = super().open_session(scheduler_id, take_over, lease_s, now)
+    def open_session(self, scheduler, take_over, lease_s, now):
+        epoch = super().open_session(scheduler, take_over, lease_s, now)
         self.session_epoch = max(1, epoch - 1)
         return self.session_epoch
 
@@ -343,6 +366,10 @@ PLANTED = {
             GoesOnAfterAFailure,
             RunsQueuedStepsAfterAFailure,
             IgnoresLeases,
+            KnowsNoHeirs,
+            LetsHeirsOfTheLivingIn,
+            LetsTheFencedInherit,
+            KnowsOnlyNames,
             DetachesByIdAlone,
             DetachesWhicheverStreamEnds,
             KeepsEpoch,

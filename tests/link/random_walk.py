@@ -40,7 +40,7 @@ def _prompt(draw: random.Random) -> list[int]:
 
 def _arguments(name: str, draw: random.Random) -> dict[str, object]:
     which = draw.randrange(8)
-    who = int(draw.random() < 0.15)
+    who = draw.choices([0, 1, 2], [80, 10, 10])[0]
     kinds = EVENTS + REPEATS
     events = [(draw.choice(kinds), draw.randrange(8)) for _ in range(draw.randint(2, 16))]
     by_name: dict[str, dict[str, object]] = {

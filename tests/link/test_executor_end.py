@@ -6,11 +6,12 @@ import pytest
 
 from tandem.errors import InternalError, SessionHeld, SessionLost, StreamReplaced
 from tandem.link.executor_end import ExecutorEnd
-from tandem.link.session import Attach, Attached, Heartbeat
+from tandem.link.session import Attach, Attached, Heartbeat, LossCause
 from tandem.link.wire import encode_step
-from tests.link.values import step
+from tests.link.values import scheduler_id, step
 
 LEASE_S = 10.0
+A, B, HEIR = scheduler_id("a"), scheduler_id("b"), scheduler_id("a", "2")
 
 
 def attach(attach_id: int = 1, acked: int = 0, epoch: int = 1, boot_id: str = "boot") -> Attach:
@@ -31,7 +32,7 @@ def run(end: ExecutorEnd, step_id: int, *, failed: bool = False) -> bool:
 def end():
     """An end with credit for three steps, its first session attached by scheduler "a"."""
     end = ExecutorEnd("boot", 3)
-    end.open_session("a", False, LEASE_S, 0.0)
+    end.open_session(A, False, LEASE_S, 0.0)
     end.attach(attach(), 0.0)
     return end
 
@@ -42,17 +43,18 @@ class TestSession:
         Every session's epoch is the one before plus 1.
         """
         end = ExecutorEnd("boot", 1)
-        assert [1, 2, 3] == [end.open_session("a", False, LEASE_S, 0.0) for _ in range(3)]
+        assert [1, 2, 3] == [end.open_session(A, False, LEASE_S, 0.0) for _ in range(3)]
 
     def test_live_lease_refuses_others_and_says_who(self, end):
         """
         While a lease is live another scheduler is refused with the holder and its age.
         """
         receive(end, 1, now=2.0)
-        with pytest.raises(SessionHeld, match="'a' holds") as error:
-            end.open_session("b", False, LEASE_S, 2.0 + 9.5)
-        assert {"holder": "a", "age_ms": "9500"} == error.value.metadata
-        assert (1, "a") == (end.session_epoch, end.holder)
+        with pytest.raises(SessionHeld, match="scheduler a/1 holds") as error:
+            end.open_session(B, False, LEASE_S, 2.0 + 9.5)
+        expected = {"holder": "a", "incarnation": "1", "age_ms": "9500", "lease_left_ms": "500"}
+        assert expected == error.value.metadata
+        assert (1, A) == (end.session_epoch, end.holder)
 
     def test_refusal_leaves_the_session_as_it_was(self, end):
         """
@@ -60,22 +62,22 @@ class TestSession:
         """
         receive(end, 1)
         with pytest.raises(SessionHeld):
-            end.open_session("b", False, LEASE_S, 1.0)
+            end.open_session(B, False, LEASE_S, 1.0)
         assert receive(end, 2)
 
     def test_expired_lease_lets_another_in(self, end):
         """
         A lease ends lease_s after the holder's last sign of life.
         """
-        assert 2 == end.open_session("b", False, LEASE_S, LEASE_S)
-        assert "b" == end.holder
+        assert 2 == end.open_session(B, False, LEASE_S, LEASE_S)
+        assert B == end.holder
 
     def test_lease_length_is_the_holders(self, end):
         """
         The lease that counts is the one the holder asked for, not the newcomer's.
         """
         with pytest.raises(SessionHeld):
-            end.open_session("b", False, 1.0, 5.0)
+            end.open_session(B, False, 1.0, 5.0)
 
     @pytest.mark.parametrize("sign", ["open", "attach", "step", "heartbeat"])
     def test_every_sign_of_life_renews_the_lease(self, end, sign):
@@ -84,7 +86,7 @@ class TestSession:
         """
         now = 8.0
         if sign == "open":
-            end.open_session("a", False, LEASE_S, now)
+            end.open_session(A, False, LEASE_S, now)
         elif sign == "attach":
             end.attach(attach(2), now)
         elif sign == "step":
@@ -92,7 +94,7 @@ class TestSession:
         else:
             end.heartbeat(now)
         with pytest.raises(SessionHeld):
-            end.open_session("b", False, LEASE_S, now + 9.0)
+            end.open_session(B, False, LEASE_S, now + 9.0)
 
     def test_heartbeat_without_a_stream_renews_nothing(self, end):
         """
@@ -100,15 +102,15 @@ class TestSession:
         """
         end.detach(1, 1)
         end.heartbeat(9.0)
-        assert 2 == end.open_session("b", False, LEASE_S, LEASE_S)
+        assert 2 == end.open_session(B, False, LEASE_S, LEASE_S)
 
     def test_take_over_fences_a_live_holder(self, end):
         """
         take_over opens a session at once, and the fenced scheduler's messages are refused.
         """
-        assert 2 == end.open_session("b", True, LEASE_S, 1.0)
+        assert 2 == end.open_session(B, True, LEASE_S, 1.0)
         value = step(1, epoch=1)
-        with pytest.raises(SessionLost, match="session 1 is over: scheduler 'b' holds session 2"):
+        with pytest.raises(SessionLost, match="session 1 is over: scheduler b/1 holds session 2"):
             end.receive(value, encode_step(value), 1, 1.0)
         with pytest.raises(SessionLost, match="session 1 is over"):
             end.attach(attach(2), 1.0)
@@ -119,7 +121,7 @@ class TestSession:
         """
         The holder itself is never refused.
         """
-        assert 2 == end.open_session("a", False, LEASE_S, 0.1)
+        assert 2 == end.open_session(A, False, LEASE_S, 0.1)
 
     def test_opening_forgets_steps_and_results(self, end):
         """
@@ -128,7 +130,7 @@ class TestSession:
         receive(end, 1)
         receive(end, 2)
         run(end, 1)
-        end.open_session("a", False, LEASE_S, 1.0)
+        end.open_session(A, False, LEASE_S, 1.0)
         answer, replay = end.attach(attach(1, epoch=2), 1.0)
         assert (0, 0) == (answer.last_received_step_id, answer.last_completed_step_id)
         assert [] == replay
@@ -139,7 +141,7 @@ class TestSession:
         """
         receive(end, 1)
         end.start(1, 0.0)
-        epoch = end.open_session("b", True, LEASE_S, 1.0)
+        epoch = end.open_session(B, True, LEASE_S, 1.0)
         end.attach(attach(1, epoch=epoch), 1.0)
         assert not end.complete(1, 1, b"late")
         assert ([], 0) == (end.attach(attach(2, epoch=epoch), 1.0)[1], end.last_completed_step_id)
@@ -339,7 +341,7 @@ class TestExecution:
         assert not receive(end, 3)
         answer, replay = end.attach(attach(2), 0.0)
         assert ([b"result 1"], 2) == (replay, answer.last_received_step_id)
-        end.open_session("a", False, LEASE_S, 0.0)
+        end.open_session(A, False, LEASE_S, 0.0)
         assert end.can_execute
 
     def test_lost_session_refuses_its_scheduler(self, end):
@@ -350,6 +352,74 @@ class TestExecution:
         end.lose("something later")
         with pytest.raises(SessionLost, match="the state hash does not match"):
             receive(end, 1)
+
+
+class TestHeirs:
+    def test_next_incarnation_waits_for_nothing_once_the_stream_is_gone(self, end):
+        """
+        A restarted scheduler gets its predecessor's session at once when no stream of it is attached.
+        """
+        end.detach(1, 1)
+        assert 2 == end.open_session(HEIR, False, LEASE_S, 0.1)
+        assert HEIR == end.holder
+
+    def test_next_incarnation_waits_while_the_stream_is_attached(self, end):
+        """
+        Two living schedulers of one name are two schedulers: the lease protects the holder.
+        """
+        with pytest.raises(SessionHeld):
+            end.open_session(HEIR, False, LEASE_S, 9.9)
+        assert 2 == end.open_session(HEIR, False, LEASE_S, 10.0)
+
+    @pytest.mark.parametrize("take_over", [False, True])
+    def test_replaced_incarnation_never_inherits(self, end, take_over):
+        """
+        Whoever was replaced, by an heir or by force, waits for the new holder's lease even when its stream is gone.
+        """
+        end.detach(1, 1)
+        end.open_session(HEIR, take_over, LEASE_S, 1.0)
+        with pytest.raises(SessionHeld):
+            end.open_session(A, False, LEASE_S, 10.9)
+        assert 3 == end.open_session(A, False, LEASE_S, 11.0)
+        with pytest.raises(SessionHeld):
+            end.open_session(HEIR, False, LEASE_S, 12.0)
+
+    def test_only_the_name_inherits(self, end):
+        """
+        Another scheduler waits for the lease even when no stream is attached.
+        """
+        end.detach(1, 1)
+        with pytest.raises(SessionHeld):
+            end.open_session(B, False, LEASE_S, 9.0)
+
+    def test_fenced_scheduler_is_told_by_whom(self, end):
+        """
+        What ends a fenced scheduler's stream, and refuses its messages, names cause and new holder.
+        """
+        end.open_session(B, True, LEASE_S, 0.0)
+        expected = {"cause": "fenced", "holder": "b", "incarnation": "1"}
+        assert expected == end.fenced().metadata
+        with pytest.raises(SessionLost) as lost:
+            end.attach(attach(2), 0.0)
+        assert expected == lost.value.metadata
+
+    @pytest.mark.parametrize("cause", list(LossCause))
+    def test_cause_of_a_loss_travels_with_every_refusal(self, end, cause):
+        """
+        A session given up by the executor says why to whoever attaches.
+        """
+        end.lose("a test", cause)
+        with pytest.raises(SessionLost) as lost:
+            end.attach(attach(2), 0.0)
+        assert {"cause": cause.value} == lost.value.metadata
+
+    def test_other_boot_is_a_cause_of_its_own(self, end):
+        """
+        A stream for a process that is gone learns that the KV is.
+        """
+        with pytest.raises(SessionLost) as lost:
+            end.attach(attach(2, boot_id="older"), 0.0)
+        assert {"cause": "new_boot"} == lost.value.metadata
 
 
 class TestDetach:
@@ -365,7 +435,7 @@ class TestDetach:
         """
         Attach ids begin anew in every session, so the session is compared too.
         """
-        end.open_session("a", False, LEASE_S, 0.0)
+        end.open_session(A, False, LEASE_S, 0.0)
         end.attach(attach(1, epoch=2), 0.0)
         end.detach(1, 1)
         assert 1 == end.attach_id

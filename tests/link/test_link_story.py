@@ -10,7 +10,7 @@ from tandem.link.executor_end import ExecutorEnd
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.slot_state import SlotState
 from tandem.link.wire import decode_request, decode_response, encode_attach, encode_response
-from tests.link.values import admission, ints, result, rows
+from tests.link.values import admission, ints, result, rows, scheduler_id
 
 FIRST = Batch(admits=(admission(0, 1, 5, [1, 2]),), **rows((0, 0, 5, 1)))
 SECOND = Batch(**rows((0, 5, 1, 1)))
@@ -30,7 +30,7 @@ class Pair:
         self.theirs = SlotState(2, 4, 4, 8)
 
     def open(self) -> None:
-        epoch = self.executor.open_session("a", False, 10.0, 0.0)
+        epoch = self.executor.open_session(scheduler_id("a"), False, 10.0, 0.0)
         self.theirs.reset()
         self.mine.reset()
         self.scheduler.open(self.executor.boot_id, epoch)

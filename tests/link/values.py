@@ -23,12 +23,17 @@ from tandem.link.batch import (
     Suspend,
 )
 from tandem.link.logprobs import LogprobColumns
-from tandem.link.session import Attach, Attached, Heartbeat
+from tandem.link.session import Attach, Attached, Heartbeat, SchedulerId
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 UINT64 = st.integers(0, 2**64 - 1)
 UINT32 = st.integers(0, 2**32 - 1)
 SLOT = st.integers(0, 2**31 - 1)
+
+
+def scheduler_id(name: str, incarnation: str = "1") -> SchedulerId:
+    """Who a scheduler is."""
+    return SchedulerId(name=name, incarnation=incarnation)
 
 
 def ints(*values: int) -> np.ndarray:

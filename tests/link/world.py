@@ -1,5 +1,6 @@
 """
-The world of the link's model: two schedulers, one executor that can be replaced, streams that break.
+The world of the link's model: three schedulers, the third a later incarnation of the first, one executor
+that can be replaced, streams that break.
 
 Every method is one event. Whatever an end raises is compared with what this world's own reckoning of
 boots, epochs, streams and leases says must be raised; anything else is a failure.
@@ -22,10 +23,13 @@ from tests.link.fake_executor import FakeExecutor
 from tests.link.model_requests import ModelRequest, Place, identity_of, next_token
 from tests.link.model_scheduler import Geometry, ModelScheduler
 from tests.link.network import Stream
+from tests.link.values import scheduler_id
 
 Response = Attached | Heartbeat | StepResult | StepFailed
 LEASE_S = 10.0
 MAX_SETTLE_ROUNDS = 400
+IDENTITIES = {"a": scheduler_id("a"), "b": scheduler_id("b"), "heir": scheduler_id("a", "2")}
+"""Who each scheduler of the model says it is."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,9 @@ class World:
         self.num_boots = 0
         self.schedulers = [
             self.parts.scheduler(name, self.parts.scheduler_end(window), self.geometry)
-            for name in ("a", "b")
+            for name in IDENTITIES
         ]
-        self.streams: dict[str, Stream | None] = {"a": None, "b": None}
+        self.streams: dict[str, Stream | None] = dict.fromkeys(IDENTITIES)
         self.old_streams: list[Stream] = []
         self.expected_state: dict[tuple[str, int, int], tuple[str, object]] = {}
         self.failed_steps: set[tuple[str, int, int]] = set()
@@ -77,6 +81,8 @@ class World:
         self.executor = self.parts.executor(end, slots, geometry)
         self.epoch = 0
         self.holder: str | None = None
+        self.replaced: set[str] = set()
+        self.attached: tuple[int, int] | None = None
         self.sign_of_life_s = 0.0
         self.newest_attach_id = 0
         self.num_executed = 0
@@ -85,16 +91,20 @@ class World:
     def open(self, who: int, *, take_over: bool, answer_arrives: bool) -> None:
         """A scheduler asks for a session."""
         scheduler = self.schedulers[who]
-        held = self.holder not in (None, scheduler.name)
-        must_refuse = held and not take_over and self.now - self.sign_of_life_s < LEASE_S
-        if must_refuse:
+        identity = IDENTITIES[scheduler.name]
+        if self.must_refuse(scheduler.name, take_over=take_over):
             with pytest.raises(SessionHeld) as refusal:
-                self.executor.open_session(scheduler.name, take_over, LEASE_S, self.now)
+                self.executor.open_session(identity, take_over, LEASE_S, self.now)
             age_ms = int((self.now - self.sign_of_life_s) * 1000)
-            assert refusal.value.metadata == {"holder": self.holder, "age_ms": str(age_ms)}
+            assert refusal.value.metadata["holder"] == IDENTITIES[str(self.holder)].name
+            assert refusal.value.metadata["age_ms"] == str(age_ms)
             return
-        epoch = self.executor.open_session(scheduler.name, take_over, LEASE_S, self.now)
+        epoch = self.executor.open_session(identity, take_over, LEASE_S, self.now)
         assert epoch == self.epoch + 1
+        if self.holder not in (None, scheduler.name):
+            self.replaced.add(str(self.holder))
+        self.replaced.discard(scheduler.name)
+        self.attached = None
         assert self.executor.running is None
         self.epoch = epoch
         self.holder = scheduler.name
@@ -105,6 +115,15 @@ class World:
         if answer_arrives:
             self.recover(scheduler, "it opens a new session")
             scheduler.end.open(self.executor.end.boot_id, epoch)
+
+    def must_refuse(self, name: str, *, take_over: bool) -> bool:
+        """Whether a session is held by another; an heir to its name without a stream may have it."""
+        if self.holder in (None, name) or take_over:
+            return False
+        namesake = IDENTITIES[name].name == IDENTITIES[str(self.holder)].name
+        if namesake and self.attached is None and name not in self.replaced:
+            return False
+        return self.now - self.sign_of_life_s < LEASE_S
 
     def recover(self, scheduler: ModelScheduler, why: str) -> None:
         """The scheduler gives its session up: what it had on the executor is gone."""
@@ -177,6 +196,7 @@ class World:
         self.sign_of_life_s = self.now
         if raw is stream.first_message:
             self.newest_attach_id = stream.attach.attach_id
+            self.attached = (stream.attach.session_epoch, stream.attach.attach_id)
             stream.was_accepted = True
 
     def expected_refusal(self, stream: Stream, raw: bytes) -> type[TandemError] | None:
@@ -243,7 +263,10 @@ class World:
     def detach(self, stream: Stream) -> None:
         """The handler of a stream that was accepted ends in the process it was opened to."""
         if stream.was_accepted and stream.boot_id == self.executor.end.boot_id:
-            self.executor.end.detach(stream.attach.session_epoch, stream.attach.attach_id)
+            number = (stream.attach.session_epoch, stream.attach.attach_id)
+            self.executor.end.detach(*number)
+            if number == self.attached:
+                self.attached = None
 
     def start(self) -> None:
         self.executor.start(self.now)
@@ -316,6 +339,7 @@ class World:
         end = self.executor.end
         assert end.last_received_step_id - end.acked_step_id <= self.window
         assert end.last_completed_step_id == self.num_executed
+        assert (end.attach_id > 0) == (self.attached is not None)
         for scheduler in self.schedulers:
             scheduler.check()
             assert scheduler.end.num_inflight <= self.window

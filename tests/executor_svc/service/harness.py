@@ -93,15 +93,20 @@ class RunningServer:
     def describe(self) -> executor_pb2.DescribeResponse:
         return self.stub.Describe(executor_pb2.DescribeRequest(), timeout=DEADLINE_S)
 
-    def open_session(self, scheduler_id: str = "one", **fields: object) -> int:
+    def open_session(self, scheduler_name: str = "one", **fields: object) -> int:
         return self.stub.OpenSession(
-            open_request(scheduler_id, **fields), timeout=DEADLINE_S
+            open_request(scheduler_name, **fields), timeout=DEADLINE_S
         ).session_epoch
 
 
-def open_request(scheduler_id: str = "one", **fields: object) -> session_pb2.OpenSessionRequest:
-    settings = {"protocol_version": PROTOCOL_VERSION, "take_over": False, "lease_ms": 60_000}
-    return session_pb2.OpenSessionRequest(scheduler_id=scheduler_id, **{**settings, **fields})
+def open_request(scheduler_name: str = "one", **fields: object) -> session_pb2.OpenSessionRequest:
+    settings = {
+        "protocol_version": PROTOCOL_VERSION,
+        "scheduler_incarnation": "1",
+        "take_over": False,
+        "lease_ms": 60_000,
+    }
+    return session_pb2.OpenSessionRequest(scheduler_name=scheduler_name, **{**settings, **fields})
 
 
 def start_server(
@@ -206,7 +211,7 @@ class StepClient:
     """
 
     running: RunningServer
-    scheduler_id: str = "one"
+    scheduler_name: str = "one"
     end: SchedulerEnd = field(default_factory=lambda: SchedulerEnd(64))
     results: list[StepResult] = field(default_factory=list)
 
@@ -219,7 +224,7 @@ class StepClient:
             about.num_blocks,
             about.num_host_blocks,
         )
-        self.end.open(about.boot_id, self.running.open_session(self.scheduler_id))
+        self.end.open(about.boot_id, self.running.open_session(self.scheduler_name))
 
     def attach(self) -> Stream:
         """Open a stream and send again what the executor has not received."""

@@ -16,9 +16,11 @@ from tandem.errors import (
     SessionLost,
 )
 from tandem.link.batch import Batch, Step, StepResult
-from tandem.link.session import Attach
+from tandem.link.session import Attach, SchedulerId
 from tandem.link.wire import encode_step
 from tests.executor_svc.service.harness import StepClient, refusal, wait_until
+
+ONE, TWO = (SchedulerId(name=name, incarnation="1") for name in ("one", "two"))
 
 
 class TestOpenSession:
@@ -45,7 +47,25 @@ class TestOpenSession:
         old = StepClient(executor, "one")
         stream = old.attach()
         assert 2 == executor.open_session("two", take_over=True)
-        assert isinstance(stream.ended_with(), SessionLost)
+        lost = stream.ended_with()
+        assert isinstance(lost, SessionLost)
+        assert ("fenced", "two") == (lost.metadata["cause"], lost.metadata["holder"])
+        assert isinstance(refusal(lambda: executor.open_session("one")), SessionHeld)
+
+    def test_restarted_scheduler_gets_the_session_of_its_dead_predecessor(self, executor):
+        """
+        Another incarnation of the holder's name is refused while the holder's stream is open and admitted at once when
+        its connection is gone, whatever is left of the lease.
+        """
+        old = StepClient(executor, "one")
+        stream = old.attach()
+        heir = {"scheduler_incarnation": "2"}
+        held = refusal(lambda: executor.open_session("one", **heir))
+        assert isinstance(held, SessionHeld)
+        assert 0 < int(held.metadata["lease_left_ms"]) <= 60_000
+        stream.call.cancel()
+        wait_until(lambda: executor.server._link._end.attach_id == 0)
+        assert 2 == executor.open_session("one", **heir)
         assert isinstance(refusal(lambda: executor.open_session("one")), SessionHeld)
 
     def test_all_slots_are_empty_afterwards(self, executor):
@@ -85,15 +105,16 @@ class TestOpenSession:
         [
             ({"protocol_version": 99}, IncompatibleExecutor, None),
             ({"lease_ms": 999}, InvalidParameter, "lease_ms"),
-            ({"scheduler_id": ""}, InvalidParameter, "scheduler_id"),
+            ({"scheduler_name": ""}, InvalidParameter, "scheduler_name"),
+            ({"scheduler_incarnation": ""}, InvalidParameter, "scheduler_incarnation"),
         ],
-        ids=["protocol", "lease", "id"],
+        ids=["protocol", "lease", "name", "incarnation"],
     )
     def test_unusable_request_is_refused_and_changes_nothing(self, executor, fields, error, field):
         """
-        Another protocol, a lease under a second or no id is refused with its field, before any epoch is issued.
+        Another protocol, a lease under a second or no identity is refused with its field, before any epoch is issued.
         """
-        refused = refusal(lambda: executor.open_session(**{"scheduler_id": "two", **fields}))
+        refused = refusal(lambda: executor.open_session(**{"scheduler_name": "two", **fields}))
         assert (error, field) == (type(refused), refused.field)
         assert 1 == executor.open_session()
 
@@ -158,46 +179,46 @@ class TestLease:
         """
         A silent holder is refused-for until its lease has passed, and replaced after.
         """
-        link.open_session("one", take_over=False, lease_s=5.0)
+        link.open_session(ONE, take_over=False, lease_s=5.0)
         clock.advance(4.9)
         with pytest.raises(SessionHeld):
-            link.open_session("two", take_over=False, lease_s=5.0)
+            link.open_session(TWO, take_over=False, lease_s=5.0)
         clock.advance(0.2)
-        assert 2 == link.open_session("two", take_over=False, lease_s=5.0)[0]
+        assert 2 == link.open_session(TWO, take_over=False, lease_s=5.0)[0]
 
     def test_attached_stream_keeps_the_lease(self, link, clock):
         """
         Heartbeats to an attached stream renew the lease; once detached it runs out.
         """
-        link.open_session("one", take_over=False, lease_s=5.0)
+        link.open_session(ONE, take_over=False, lease_s=5.0)
         stream = StepStream()
         link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
         for _ in range(10):
             clock.advance(4.0)
             link.beat()
         with pytest.raises(SessionHeld):
-            link.open_session("two", take_over=False, lease_s=5.0)
+            link.open_session(TWO, take_over=False, lease_s=5.0)
         link.detach(stream)
         clock.advance(5.1)
         link.beat()
-        assert 2 == link.open_session("two", take_over=False, lease_s=5.0)[0]
+        assert 2 == link.open_session(TWO, take_over=False, lease_s=5.0)[0]
 
     def test_stopped_link_refuses_sessions_and_gives_no_work(self, link):
         """
         After stop neither sessions nor steps begin.
         """
-        link.open_session("one", take_over=False, lease_s=5.0)
+        link.open_session(ONE, take_over=False, lease_s=5.0)
         assert isinstance(link.next_job(), SlotReset)
         link.stop(Draining("stopping"))
         assert link.next_job() is None
         with pytest.raises(Draining):
-            link.open_session("one", take_over=False, lease_s=5.0)
+            link.open_session(ONE, take_over=False, lease_s=5.0)
 
     def test_heartbeats_do_not_pile_up_behind_a_reader_that_is_slow(self, link):
         """
         While messages wait to be sent no heartbeat joins them.
         """
-        link.open_session("one", take_over=False, lease_s=5.0)
+        link.open_session(ONE, take_over=False, lease_s=5.0)
         stream = StepStream()
         link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
         for _ in range(50):
@@ -209,14 +230,14 @@ class TestLease:
         """
         A step that was running when a new session opened leaves nothing behind in it.
         """
-        link.open_session("one", take_over=False, lease_s=5.0)
+        link.open_session(ONE, take_over=False, lease_s=5.0)
         stream = StepStream()
         link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
         step = Step(session_epoch=1, step_id=1, acked_step_id=0, state_hash=0, command=Batch())
         link.receive(step, encode_step(step), stream)
         assert isinstance(link.next_job(), SlotReset)
         assert step is link.next_job().step
-        link.open_session("two", take_over=True, lease_s=5.0)
+        link.open_session(TWO, take_over=True, lease_s=5.0)
         link.complete(step, b"late result")
         fresh = StepStream()
         link.attach(Attach(boot_id="boot", session_epoch=2, attach_id=1, acked_step_id=0), fresh)

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.executor_connection import ModelInUse
 from scheduler_svc.executor_description import ExecutorDescription
-from scheduler_svc.executor_link import LinkEvent, SessionOpened, StreamBroken, StreamMessage
+from scheduler_svc.link_events import LinkEvent, SessionOpened, StreamBroken, StreamMessage
 from tandem.errors import SessionLost, TandemError
 from tandem.link.batch import Step, StepResult
 from tandem.link.executor_end import ExecutorEnd
-from tandem.link.session import Attach
+from tandem.link.session import Attach, SchedulerId
 from tandem.link.wire import decode_request, decode_response, encode_response
 from tandem.status import PeerUnavailable
 from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, ArithmeticRunner
+
+SCHEDULER = SchedulerId(name="test", incarnation="1")
 
 
 def describe(
@@ -63,8 +66,14 @@ class FakeLink:
 
     # What the session calls
 
-    def connect(self, delay_s: float = 0.0) -> None:
-        self.commands.append("connect")
+    def require(self, model: ModelInUse | None) -> None:
+        self.required = model
+
+    def seek(self) -> None:
+        self.commands.append("seek")
+
+    def connect(self, delay_s: float = 0.0, *, elsewhere: bool = False) -> None:
+        self.commands.append("connect elsewhere" if elsewhere else "connect")
         self._wants_session = True
         if self.is_up:
             self._open()
@@ -160,7 +169,7 @@ class FakeLink:
     def _open(self) -> None:
         self._wants_session = False
         self.runner.reset()
-        epoch = self.end.open_session("test", False, 1.0, 0.0)
+        epoch = self.end.open_session(SCHEDULER, False, 1.0, 0.0)
         self._events.append(
             SessionOpened(
                 description=self.description, tokenizer_dir=Path("/none"), session_epoch=epoch

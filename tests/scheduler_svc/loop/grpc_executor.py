@@ -20,7 +20,7 @@ from tandem.executor.v1 import session_pb2
 from tandem.link import PROTOCOL_VERSION
 from tandem.link.batch import Step
 from tandem.link.executor_end import ExecutorEnd
-from tandem.link.session import Attach
+from tandem.link.session import Attach, SchedulerId
 from tandem.link.wire import decode_request, encode_response
 from tandem.status import to_grpc_status
 from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, ArithmeticRunner
@@ -63,7 +63,8 @@ class GrpcExecutor(grpc.GenericRpcHandler):
         self.runner = ArithmeticRunner(self.boot_id, self.geometry)
         self.end = ExecutorEnd(self.boot_id, 4)
         if self.holder is not None:
-            self.end.open_session(self.holder, False, self.holder_lease_s, self.now())
+            holder = SchedulerId(name=self.holder, incarnation="1")
+            self.end.open_session(holder, False, self.holder_lease_s, self.now())
         self._lock = threading.Lock()
         self._outbound: queue.SimpleQueue[bytes | TandemError] = queue.SimpleQueue()
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -129,7 +130,9 @@ class GrpcExecutor(grpc.GenericRpcHandler):
         with self._lock:
             try:
                 epoch = self.end.open_session(
-                    request.scheduler_id,
+                    SchedulerId(
+                        name=request.scheduler_name, incarnation=request.scheduler_incarnation
+                    ),
                     request.take_over,
                     request.lease_ms / 1000,
                     self.now(),

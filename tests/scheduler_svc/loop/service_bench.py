@@ -11,6 +11,7 @@ import numpy as np
 
 from scheduler_svc.config import LoadedSettings, SchedulerSettings
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.executor_connection import ExecutorConnector
 from scheduler_svc.executor_link import ExecutorLink
 from scheduler_svc.ipc.messages import (
     Accepted,
@@ -31,6 +32,7 @@ from scheduler_svc.ipc.sockets import CoreSocket, FrontendSocket
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.model_cache import ModelCache
 from scheduler_svc.wakeup import Wakeup
+from tandem.link.session import SchedulerId
 from tests.scheduler_svc.loop.fake_link import FakeLink
 
 DEADLINE_S = 10.0
@@ -157,14 +159,15 @@ class ServiceBench:
             settings=SchedulerSettings(**settings), sources=dict.fromkeys(settings, "flag")
         )
         self.link = FakeLink()
-        self.real_link = ExecutorLink(
-            loaded.settings.executor,
-            scheduler_id="scheduler-1",
+        connector = ExecutorConnector(
+            loaded.settings.executor_addresses,
+            scheduler=SchedulerId(name="scheduler-1", incarnation="1"),
             lease_ms=loaded.settings.lease_ms,
+            take_over=loaded.settings.take_over,
             cache=ModelCache(tmp_path / "models"),
             accept=lambda description: loaded.limits_on(description.geometry),
-            wake=self.wakeup.set,
         )
+        self.real_link = ExecutorLink(connector, wake=self.wakeup.set)
         self.has_real_link = has_real_link
         self.loop = CoreLoop(
             loaded,

@@ -6,9 +6,11 @@ import structlog
 
 from tandem.errors import SessionHeld
 from tandem.link.checksum import seal
+from tandem.link.session import SchedulerId
 from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, expected_outputs
 from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor, free_address
 
+NEXT = SchedulerId(name="next", incarnation="1")
 PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
 
 
@@ -134,7 +136,7 @@ class TestHeldSession:
         assert not frontend.availabilities[-1].ready
         executor.lead_s += 501.0
         bench.until(lambda: frontend.availabilities[-1].ready)
-        assert "scheduler-1" == executor.end.holder
+        assert "scheduler-1" == executor.end.holder.name
 
     def test_stop_leaves_a_short_lease(self, bench, make_executor):
         """After an orderly stop another scheduler has to wait a second, not the whole lease."""
@@ -143,9 +145,9 @@ class TestHeldSession:
         bench.real_link.stop(release=True)
         bench.has_real_link = False
         with pytest.raises(SessionHeld):
-            executor.end.open_session("next", False, 10.0, executor.now())
+            executor.end.open_session(NEXT, False, 10.0, executor.now())
         executor.lead_s += 1.1
-        assert executor.end.open_session("next", False, 10.0, executor.now())
+        assert executor.end.open_session(NEXT, False, 10.0, executor.now())
 
 
 class TestBreaking:

@@ -4,8 +4,8 @@ import pytest
 import structlog
 
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.executor_link import ConnectFailed, StreamMessage
 from scheduler_svc.ipc import snapshot
+from scheduler_svc.link_events import ConnectFailed, StreamMessage
 from tandem.errors import IncompatibleExecutor, SessionLost, TandemError
 from tandem.link.batch import StepFailed
 from tandem.link.session import Heartbeat

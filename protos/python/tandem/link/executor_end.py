@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NoReturn
 
 from tandem.errors import InternalError, SessionHeld, SessionLost, StreamReplaced
 from tandem.link.batch import Step
-from tandem.link.session import Attach, Attached, Heartbeat
+from tandem.link.session import Attach, Attached, Heartbeat, LossCause, SchedulerId
+
+MAX_FENCED = 256
+"""Fenced schedulers remembered; one forgotten could only be heir to its own name again."""
 
 
 class ExecutorEnd:
@@ -21,7 +25,7 @@ class ExecutorEnd:
     Attributes:
         boot_id: This process.
         session_epoch: The newest session; 0 before the first.
-        holder: scheduler_id of the session's scheduler, None before the first.
+        holder: The session's scheduler, None before the first.
         attach_id: The session's newest stream if it is attached, else 0.
         last_received_step_id: Highest step received in this session.
         last_completed_step_id: Highest step completed in this session.
@@ -31,8 +35,10 @@ class ExecutorEnd:
 
     __slots__ = (
         "_failed_step_id",
+        "_fenced",
         "_lease_s",
         "_lost_because",
+        "_lost_cause",
         "_max_inflight_steps",
         "_newest_attach_id",
         "_received",
@@ -53,7 +59,8 @@ class ExecutorEnd:
         self.boot_id = boot_id
         self._max_inflight_steps = max_inflight_steps
         self.session_epoch = 0
-        self.holder: str | None = None
+        self.holder: SchedulerId | None = None
+        self._fenced: deque[SchedulerId] = deque(maxlen=MAX_FENCED)
         self._lease_s = 0.0
         self._sign_of_life_s = 0.0
         self._reset()
@@ -69,6 +76,7 @@ class ExecutorEnd:
         self._received: dict[int, bytes] = {}
         self._results: dict[int, bytes] = {}
         self._lost_because = ""
+        self._lost_cause = LossCause.PROTOCOL
         self._failed_step_id = 0
 
     @property
@@ -76,16 +84,22 @@ class ExecutorEnd:
         """False once the session is lost or a step of it failed: queued steps must not run."""
         return self.session_epoch > 0 and not self._lost_because and not self._failed_step_id
 
-    def open_session(self, scheduler_id: str, take_over: bool, lease_s: float, now: float) -> int:
+    def open_session(
+        self, scheduler: SchedulerId, take_over: bool, lease_s: float, now: float
+    ) -> int:
         """
         Make a scheduler the one holder; everything of the session before is forgotten.
 
-        Before the epoch is answered, the caller ends the stream of the session before with
-        `SessionLost` (its scheduler may wait for a result that will never come), drops steps still
-        queued (their epoch is not `session_epoch`), waits for the running one and resets its slots.
+        Before the epoch is answered, the caller ends the stream of the session before with the
+        error `fenced` makes (its scheduler may wait for a result that will never come), drops steps
+        still queued (their epoch is not `session_epoch`), waits for the running one and resets its
+        slots.
 
         Args:
-            scheduler_id: Who asks; the holder itself is never refused.
+            scheduler: Who asks. The holder itself is never refused, and another incarnation of its
+                name only while the holder's stream is attached: without one it has died, and its
+                lease protects nobody. Whoever was replaced once, and anyone else, waits until the
+                holder's lease has ended.
             take_over: Fence a live holder.
             lease_s: Seconds without a sign of life after which another may open a session. An
                 attached stream is a sign of life at every `heartbeat`.
@@ -95,23 +109,52 @@ class ExecutorEnd:
             The new epoch: the one before plus 1.
 
         Raises:
-            SessionHeld: Another scheduler's lease is live; metadata has `holder` and `age_ms`.
+            SessionHeld: The holder's lease is live and the asker may not have it; metadata has
+                `holder`, `incarnation`, `age_ms` and `lease_left_ms`.
         """
-        age_s = now - self._sign_of_life_s
-        held = self.holder is not None and self.holder != scheduler_id and age_s < self._lease_s
-        if held and not take_over:
-            age_ms = max(0, int(age_s * 1000))
-            raise SessionHeld(
-                f"scheduler {self.holder!r} holds this executor's session, its last sign of life "
-                f"is {age_ms} ms old; stop it, wait for its lease to end, or take over",
-                metadata={"holder": str(self.holder), "age_ms": str(age_ms)},
-            )
+        holder = self.holder
+        if holder is not None and holder != scheduler:
+            if not take_over and not self._is_heir(scheduler):
+                self._check_lease(holder, now)
+            if holder not in self._fenced:
+                self._fenced.append(holder)
+        if scheduler in self._fenced:
+            self._fenced.remove(scheduler)
         self._reset()
         self.session_epoch += 1
-        self.holder = scheduler_id
+        self.holder = scheduler
         self._lease_s = lease_s
         self._sign_of_life_s = now
         return self.session_epoch
+
+    def fenced(self) -> SessionLost:
+        """The error that ends the stream of the session before the newest."""
+        return SessionLost(
+            f"scheduler {self.holder} opened session {self.session_epoch}",
+            metadata=LossCause.FENCED.as_metadata() | self._holder_metadata(),
+        )
+
+    def _is_heir(self, scheduler: SchedulerId) -> bool:
+        """Whether the holder died and this is its next incarnation."""
+        is_namesake = self.holder is not None and scheduler.name == self.holder.name
+        return is_namesake and not self.attach_id and scheduler not in self._fenced
+
+    def _check_lease(self, holder: SchedulerId, now: float) -> None:
+        age_s = now - self._sign_of_life_s
+        if age_s >= self._lease_s:
+            return
+        age_ms = max(0, int(age_s * 1000))
+        left_ms = max(1, int(self._lease_s * 1000) - age_ms)
+        raise SessionHeld(
+            f"scheduler {holder} holds this executor's session, its last sign of life is "
+            f"{age_ms} ms old; stop it, wait for its lease to end, or take over",
+            metadata=self._holder_metadata()
+            | {"age_ms": str(age_ms), "lease_left_ms": str(left_ms)},
+        )
+
+    def _holder_metadata(self) -> dict[str, str]:
+        holder = self.holder
+        return {} if holder is None else {"holder": holder.name, "incarnation": holder.incarnation}
 
     def attach(self, attach: Attach, now: float) -> tuple[Attached, list[bytes]]:
         """
@@ -268,9 +311,10 @@ class ExecutorEnd:
         if session_epoch == self.session_epoch and attach_id == self.attach_id:
             self.attach_id = 0
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: str, cause: LossCause = LossCause.PROTOCOL) -> None:
         """End the session, for example because a state hash does not match: attach is refused."""
-        self._lost_because = self._lost_because or why
+        if not self._lost_because:
+            self._lost_because, self._lost_cause = why, cause
 
     def _acknowledge(self, acked: int) -> None:
         for step_id in range(self.acked_step_id + 1, acked + 1):
@@ -279,14 +323,21 @@ class ExecutorEnd:
 
     def _check_session(self, boot_id: str, session_epoch: int) -> None:
         if boot_id != self.boot_id:
-            raise SessionLost(f"this is boot {self.boot_id!r}, boot {boot_id!r} is gone")
+            raise SessionLost(
+                f"this is boot {self.boot_id!r}, boot {boot_id!r} is gone",
+                metadata=LossCause.NEW_BOOT.as_metadata(),
+            )
         if session_epoch != self.session_epoch or session_epoch == 0:
             raise SessionLost(
-                f"session {session_epoch} is over: scheduler {self.holder!r} holds session "
-                f"{self.session_epoch}"
+                f"session {session_epoch} is over: scheduler {self.holder} holds session "
+                f"{self.session_epoch}",
+                metadata=LossCause.FENCED.as_metadata() | self._holder_metadata(),
             )
         if self._lost_because:
-            raise SessionLost(f"session {session_epoch} is lost: {self._lost_because}")
+            raise SessionLost(
+                f"session {session_epoch} is lost: {self._lost_because}",
+                metadata=self._lost_cause.as_metadata(),
+            )
 
     def _raise_lost(self, why: str) -> NoReturn:
         self.lose(why)

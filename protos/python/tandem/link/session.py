@@ -1,11 +1,46 @@
 """
 The messages of the step link that carry no step: who attaches, what the other end holds, signs of
-life.
+life; who a scheduler is, and why a session ended.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerId:
+    """
+    Who asks for a session.
+
+    `name` stays over restarts of one scheduler and differs between schedulers; `incarnation` is
+    random per start. A restarted scheduler is its predecessor's heir by its name, and the
+    predecessor, should it live on, is told apart by the incarnation.
+    """
+
+    name: str
+    incarnation: str
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.incarnation}"
+
+
+class LossCause(enum.Enum):
+    """Why a session ended: `SessionLost.metadata["cause"]`; absent for `PROTOCOL`."""
+
+    PROTOCOL = "protocol"
+    """The two ends do not know the same steps; a bug, or a message that makes no sense."""
+    NEW_BOOT = "new_boot"
+    """The executor's process is another one: all KV is gone."""
+    FENCED = "fenced"
+    """Another scheduler, or another incarnation of this one, holds the executor."""
+    STATE_HASH = "state_hash"
+    """After a step the two ends held different slots; a bug."""
+
+    def as_metadata(self) -> dict[str, str]:
+        """For the error that ends a session."""
+        return {"cause": self.value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,16 @@ def _address(text: str) -> str:
     return text
 
 
+def _addresses(text: str) -> str:
+    parts = [_address(part.strip()) for part in text.split(",")]
+    if len(set(parts)) != len(parts):
+        raise ValueError("must not name an address twice")
+    return ",".join(parts)
+
+
 Address = Annotated[str, AfterValidator(_address), Metavar("HOST:PORT")]
+Addresses = Annotated[str, AfterValidator(_addresses), Metavar("HOST:PORT[,HOST:PORT...]")]
+"""One or several, without spaces; none twice."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 

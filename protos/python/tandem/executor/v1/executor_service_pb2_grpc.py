@@ -76,9 +76,10 @@ class ExecutorServiceServicer:
     def OpenSession(self, request, context):
         """OpenSession makes the caller the one scheduler of this executor and answers with a new epoch. It ends the stream of
         the session before (SESSION_LOST), purges queued steps, waits for the running one, resets all slots and only then
-        answers. An open stream keeps its scheduler's lease alive. Errors: FAILED_PRECONDITION
-        (SESSION_HELD) while another holder's lease is live and take_over is not set; FAILED_PRECONDITION
-        (INCOMPATIBLE_EXECUTOR) for another protocol_version; UNAVAILABLE while the model loads.
+        answers. An open stream keeps its scheduler's lease alive. Errors: FAILED_PRECONDITION (SESSION_HELD; metadata
+        holder, incarnation, age_ms, lease_left_ms) while another holder's lease is live, unless take_over is set or the
+        caller is the next incarnation of a holder without a stream; FAILED_PRECONDITION (INCOMPATIBLE_EXECUTOR) for
+        another protocol_version; UNAVAILABLE while the model loads or (DRAINING) while the executor stops.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,16 +5,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("protocol_version", "scheduler_id", "take_over", "lease_ms")
+    __slots__ = ("protocol_version", "scheduler_name", "take_over", "lease_ms", "scheduler_incarnation")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    SCHEDULER_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_NAME_FIELD_NUMBER: _ClassVar[int]
     TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
-    scheduler_id: str
+    scheduler_name: str
     take_over: bool
     lease_ms: int
-    def __init__(self, protocol_version: _Optional[int] = ..., scheduler_id: _Optional[str] = ..., take_over: _Optional[bool] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    scheduler_incarnation: str
+    def __init__(self, protocol_version: _Optional[int] = ..., scheduler_name: _Optional[str] = ..., take_over: _Optional[bool] = ..., lease_ms: _Optional[int] = ..., scheduler_incarnation: _Optional[str] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("boot_id", "session_epoch")
