@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import structlog
 
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.frontend.inbox import ChoiceInbox, StreamInbox
+from scheduler_svc.frontend.inbox import ChoiceInbox, Received, StreamInbox
 from scheduler_svc.frontend.served_model import ServedModel
 from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.ipc.messages import (
@@ -106,7 +106,7 @@ class CoreClient:
 
     @contextmanager
     def submit(
-        self, make_submit: Callable[[int], Submit], *, num_choices: int = 1
+        self, make_submit: Callable[[int], Submit], *, before: Sequence[Received] = (Received(),)
     ) -> Iterator[StreamInbox]:
         """
         Hand a request to the core; leaving the block before its end cancels it there.
@@ -114,7 +114,7 @@ class CoreClient:
         Args:
             make_submit: The request, given the number that its choice 0 will have; the others have
                 the numbers that follow.
-            num_choices: Of the request.
+            before: What the client has already, one per choice.
 
         Raises:
             HandedOver: The core is gone.
@@ -125,12 +125,12 @@ class CoreClient:
         if self.availability.draining:
             raise Draining("the service is draining and takes no new request: try another replica")
         stream_id = self._next_stream_id
-        self._next_stream_id += num_choices
+        self._next_stream_id += len(before)
         if self._next_stream_id > MAX_STREAM_ID:
             raise InternalError("this frontend ran out of stream numbers: restart it")
         inbox = StreamInbox(
             stream_id,
-            num_choices=num_choices,
+            before=before,
             max_pending_bytes=self._settings.max_pending_bytes,
             now_s=self._clock(),
         )

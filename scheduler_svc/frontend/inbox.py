@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,6 +11,19 @@ from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError, SlowConsumer, TandemError
 
 BYTES_PER_TOKEN = 4
+
+
+class Received(NamedTuple):
+    """
+    What the client of one choice had before the request was handed to the core.
+
+    Attributes:
+        num_tokens: Output tokens; those that come go on after them.
+        is_over: None will come, and no end.
+    """
+
+    num_tokens: int = 0
+    is_over: bool = False
 
 
 class ChoiceNews(NamedTuple):
@@ -40,7 +54,7 @@ class ChoiceInbox:
         stream_id: That number.
         choice: From 0.
         is_over: True once the core has nothing more to say of it.
-        num_received: Output tokens that came so far.
+        num_received: Output tokens that came so far, those the client had before included.
         progress: The newest.
     """
 
@@ -49,7 +63,7 @@ class ChoiceInbox:
         "progress", "stream_id",
     )  # fmt: skip
 
-    def __init__(self, inbox: StreamInbox, stream_id: int, choice: int) -> None:
+    def __init__(self, inbox: StreamInbox, stream_id: int, choice: int, before: Received) -> None:
         self._inbox = inbox
         self._wake = inbox.wake
         self._has_news = False
@@ -57,8 +71,8 @@ class ChoiceInbox:
         self._end: StreamEnd | None = None
         self.stream_id = stream_id
         self.choice = choice
-        self.is_over = False
-        self.num_received = 0
+        self.is_over = before.is_over
+        self.num_received = before.num_tokens
         self.progress: StreamProgress | None = None
 
     def put_token(self, offset: int, token_id: int) -> None:
@@ -128,7 +142,12 @@ class StreamInbox:
     """
 
     def __init__(
-        self, first_stream_id: int, *, num_choices: int = 1, max_pending_bytes: int, now_s: float
+        self,
+        first_stream_id: int,
+        *,
+        before: Sequence[Received] = (Received(),),
+        max_pending_bytes: int,
+        now_s: float,
     ) -> None:
         self._something = asyncio.Event()
         self.wake = self._something.set
@@ -136,7 +155,8 @@ class StreamInbox:
         self.with_news: list[ChoiceInbox] = []
         self.max_pending_tokens = max(1, max_pending_bytes // BYTES_PER_TOKEN)
         self.choices = [
-            ChoiceInbox(self, first_stream_id + choice, choice) for choice in range(num_choices)
+            ChoiceInbox(self, first_stream_id + choice, choice, one)
+            for choice, one in enumerate(before)
         ]
         self.accepted: Accepted | None = None
         self.last_sent_s = now_s

@@ -12,7 +12,7 @@ import structlog
 
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.frontend.core_client import CoreClient
-from scheduler_svc.frontend.inbox import StreamInbox
+from scheduler_svc.frontend.inbox import Received, StreamInbox
 from scheduler_svc.frontend.requests import default_params, prepare_request
 from scheduler_svc.frontend.stream import stream_messages
 from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
@@ -36,13 +36,24 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802  # named by the proto
         """Stream the completions of one prompt."""
-        async with self._serve(request) as (inbox, messages):
-            async for message in messages:
-                await self._write(inbox, message, context)
+        num_sent: int | None = None
+        try:
+            async with self._serve(request) as (inbox, messages):
+                async for message in messages:
+                    await self._write(inbox, message, context)
+                    num_sent = (num_sent or 0) + len(message.delta.token_ids)
+        except TandemError as error:
+            if num_sent is None:
+                raise
+            raise _with_tokens_emitted(error, num_sent) from None
 
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> pb.CompleteResponse:  # noqa: N802  # named by the proto
         """Collect the completions of one prompt."""
         del context
+        if request.request.HasField("resume"):
+            raise InvalidParameter(
+                "Complete gives whole outputs: resume with Generate.", field="request.resume"
+            )
         try:
             async with self._serve(request.request) as (_, messages):
                 return await _collect(messages)
@@ -83,12 +94,13 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[tuple[StreamInbox, AsyncGenerator[pb.GenerateResponse, None]]]:
         """The messages of a request; leaving the block early cancels it in the core."""
         arrival_s = self._clock()
-        if request.request_id:
+        if request.request_id.isprintable():
             structlog.contextvars.bind_contextvars(request_id=request.request_id)
         loaded = await self._core.served.get()
         prepared = await prepare_request(request, loaded, self._threads, now_s=arrival_s)
         structlog.contextvars.bind_contextvars(request_id=prepared.request_id)
-        with self._core.submit(prepared.make_submit, num_choices=len(prepared.outputs)) as inbox:
+        before = [Received(len(start.prior.token_ids), start.is_over) for start in prepared.starts]
+        with self._core.submit(prepared.make_submit, before=before) as inbox:
 
             def end_at_stop_string(choice: int, num_output_tokens: int) -> None:
                 self._core.end(
@@ -99,7 +111,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
             messages = stream_messages(
                 inbox,
-                prepared.outputs,
+                prepared.starts,
                 started=prepared.started,
                 end_at_stop_string=end_at_stop_string,
             )
@@ -119,6 +131,16 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             task.uncancel()
             raise inbox.slow from None
         inbox.end_write(self._clock())
+
+
+def _with_tokens_emitted(error: TandemError, num_tokens: int) -> TandemError:
+    """The same error; one object may end many streams, so it is not changed."""
+    return type(error)(
+        error.message,
+        field=error.field,
+        retry_after_s=error.retry_after_s,
+        metadata={**error.metadata, "tokens_emitted": str(num_tokens)},
+    )
 
 
 async def _collect(messages: AsyncIterator[pb.GenerateResponse]) -> pb.CompleteResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from scheduler_svc.frontend.lengths import (
     longest_prompt,
 )
 from scheduler_svc.frontend.output import OutputText
+from scheduler_svc.frontend.resume import ChoiceStart, Prior, check_resume, start_choices
 from scheduler_svc.frontend.served_model import LoadedModel
 from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
 from scheduler_svc.frontend.validation import (
@@ -35,6 +37,8 @@ INLINE_TEXT_CHARS = 2000
 """Shorter texts are tokenized at once: that takes less time than handing them to a thread."""
 INLINE_DIGEST_TOKENS = 4096
 """Shorter prompts are hashed at once, for the same reason."""
+INLINE_PRIOR_TOKENS = 1000
+"""Shorter outputs to go on after are turned into text at once, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class PreparedRequest:
     request_id: str
     make_submit: Callable[[int], Submit]
     started: stream_pb2.Started
-    outputs: list[OutputText]
+    starts: list[ChoiceStart]
     """One per choice."""
 
 
@@ -71,7 +75,26 @@ async def prepare_request(
     prompt = prompt[fit.num_dropped :]
     column = np.asarray(prompt, np.int32)
     digests = await _digests(column, params.cache_salt, model, threads)
+    priors = check_resume(request, params, vocab_size=model.vocab_size, max_tokens=fit.max_tokens)
+    end_token_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
+
+    def start() -> list[ChoiceStart]:
+        return start_choices(
+            priors,
+            lambda: OutputText(
+                loaded.text.detokenizer(prompt), stops=params.stop, end_token_ids=end_token_ids
+            ),
+            params,
+            max_tokens=fit.max_tokens,
+            fills_context=fit.fills_context,
+        )
+
+    is_short = sum(len(prior.token_ids) for prior in priors) <= INLINE_PRIOR_TOKENS
+    starts = start() if is_short else await threads.run(start)
     request_id = request.request_id or secrets.token_hex(12)
+    resolved = _resolved(params, fit.max_tokens)
+    has_key = bool(request.idempotency_key)
+    fingerprint = _fingerprint(column, params.cache_salt, resolved) if has_key else b""
 
     def make_submit(stream_id: int) -> Submit:
         return Submit(
@@ -84,27 +107,45 @@ async def prepare_request(
             fills_context=fit.fills_context,
             block_digests=digests,
             digest_block_size=model.block_size,
+            prior_outputs=_prior_outputs(priors),
+            finished_choices=tuple(at for at, start in enumerate(starts) if start.is_over),
+            idempotency_key=request.idempotency_key,
+            fingerprint=fingerprint,
+            is_seed_given=request.sampling.HasField("seed"),
             **_submitted(params, now_s),
         )
 
-    end_token_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
     return PreparedRequest(
         request_id=request_id,
         make_submit=make_submit,
         started=stream_pb2.Started(
             request_id=request_id,
-            resolved_params=_resolved(params, fit.max_tokens),
+            resolved_params=resolved,
             prompt_tokens=len(prompt),
             model_revision=model.revision,
             truncated_prompt_tokens=fit.num_dropped,
+            resumed_tokens=sum(len(prior.token_ids) for prior in priors),
         ),
-        outputs=[
-            OutputText(
-                loaded.text.detokenizer(prompt), stops=params.stop, end_token_ids=end_token_ids
-            )
-            for _ in range(params.num_choices)
-        ],
+        starts=starts,
     )
+
+
+def _prior_outputs(priors: list[Prior]) -> tuple[bytes, ...]:
+    if not any(len(prior.token_ids) for prior in priors):
+        return ()
+    return tuple(prior.token_ids.astype("<i4", copy=False).tobytes() for prior in priors)
+
+
+def _fingerprint(prompt: Int32Column, cache_salt: bytes, resolved: ResolvedParams) -> bytes:
+    """What two requests must agree in to be the same: all that makes tokens, but the seed."""
+    same = ResolvedParams()
+    same.CopyFrom(resolved)
+    same.ClearField("seed")
+    same.ClearField("priority")
+    digest = hashlib.sha256(same.SerializeToString(deterministic=True))
+    digest.update(len(cache_salt).to_bytes(4, "little") + cache_salt)
+    digest.update(prompt.astype("<i4", copy=False).tobytes())
+    return digest.digest()
 
 
 def _submitted(params: CheckedParams, now_s: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.frontend.inbox import ChoiceNews, News, StreamInbox
 from scheduler_svc.frontend.output import OutputChunk, OutputText
+from scheduler_svc.frontend.resume import ChoiceStart, PriorEnd
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError
 from tandem.inference.v1 import stream_pb2
@@ -20,7 +21,7 @@ that completed a stop string."""
 
 async def stream_messages(
     inbox: StreamInbox,
-    outputs: Sequence[OutputText],
+    starts: Sequence[ChoiceStart],
     *,
     started: stream_pb2.Started,
     end_at_stop_string: EndAtStopString,
@@ -32,7 +33,7 @@ async def stream_messages(
 
     Args:
         inbox: The core's news about it.
-        outputs: Fresh, one per choice.
+        starts: Where each choice begins.
         started: The first message.
         end_at_stop_string: See `EndAtStopString`.
 
@@ -46,7 +47,10 @@ async def stream_messages(
             raise refusal
     yield GenerateResponse(started=_as_accepted(started, inbox.accepted))
 
-    choices = [_Choice(number, output) for number, output in enumerate(outputs)]
+    choices = [_Choice(number, start) for number, start in enumerate(starts)]
+    for choice in choices:
+        if choice.prior_end is not None:
+            yield _finished_before(choice.number, choice.output, choice.prior_end)
     while True:
         news = inbox.take()
         deltas = [
@@ -61,9 +65,8 @@ async def stream_messages(
             yield message
         if news.failure is not None:
             raise news.failure
-        ends = [choice.end for choice in choices if choice.end is not None]
-        if len(ends) == len(choices):
-            yield _done(ends, [choice.output for choice in choices])
+        if all(choice.is_over for choice in choices):
+            yield _done(choices, started)
             return
         await inbox.wait()
 
@@ -71,13 +74,20 @@ async def stream_messages(
 class _Choice:
     """One choice on its way to the client."""
 
-    __slots__ = ("_is_end_asked", "_number", "end", "output")
+    __slots__ = ("_is_end_asked", "_is_over_before", "end", "number", "output", "prior_end")
 
-    def __init__(self, number: int, output: OutputText) -> None:
-        self._number = number
+    def __init__(self, number: int, start: ChoiceStart) -> None:
         self._is_end_asked = False
-        self.output = output
+        self._is_over_before = start.is_over
+        self.number = number
+        self.output = start.output
+        self.prior_end = start.end
         self.end: StreamEnd | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True once nothing more comes of it."""
+        return self._is_over_before or self.end is not None
 
     def messages(
         self, news: ChoiceNews, end_at_stop_string: EndAtStopString
@@ -87,19 +97,19 @@ class _Choice:
         for token_id in news.token_ids:
             output.push(token_id)
         chunk = output.take() if end is None else output.finish()
-        found = [] if chunk is None else [_delta(self._number, chunk)]
+        found = [] if chunk is None else [_delta(self.number, chunk)]
         if end is None:
             if output.stopped is not None and not self._is_end_asked:
                 self._is_end_asked = True
-                end_at_stop_string(self._number, output.num_tokens)
+                end_at_stop_string(self.number, output.num_tokens)
             return found
         if output.stopped is None and output.num_tokens != end.num_output_tokens:
             raise InternalError(
-                f"choice {self._number} ended after {end.num_output_tokens} output tokens, "
+                f"choice {self.number} ended after {end.num_output_tokens} output tokens, "
                 f"but {output.num_tokens} arrived"
             )
         self.end = end
-        return [*found, _finished(self._number, output, end)]
+        return [*found, _finished(self.number, output, end)]
 
 
 def _as_accepted(started: stream_pb2.Started, accepted: Accepted) -> stream_pb2.Started:
@@ -153,21 +163,33 @@ def _finished(choice: int, output: OutputText, end: StreamEnd) -> GenerateRespon
     return GenerateResponse(finished=finished)
 
 
-def _done(ends: Sequence[StreamEnd], outputs: Sequence[OutputText]) -> GenerateResponse:
-    """Of all choices, in their order; the prompt counts once, and as choice 0 found it."""
-    leader = ends[0]
+def _finished_before(choice: int, output: OutputText, end: PriorEnd) -> GenerateResponse:
+    """Of a choice that ended with the last token its client has."""
+    stop = None if output.stopped is None else output.stopped.stop
+    finished = stream_pb2.Finished(
+        choice=choice,
+        reason=int(end.reason),  # type: ignore[arg-type]  # numbers are the same
+        stop_string=stop,
+        token_id=end.matched_token,
+    )
+    return GenerateResponse(finished=finished)
+
+
+def _done(choices: Sequence[_Choice], started: stream_pb2.Started) -> GenerateResponse:
+    """Of all choices, in their order; the prompt counts once, and as the first to run found it."""
+    ends = [choice.end for choice in choices if choice.end is not None]
     first_token_s = [end.first_token_s for end in ends if end.first_token_s is not None]
     return GenerateResponse(
         done=stream_pb2.Done(
             usage=stream_pb2.Usage(
-                prompt_tokens=leader.num_prompt_tokens,
-                output_tokens=sum(output.num_tokens for output in outputs),
-                cached_tokens=leader.num_cached_tokens,
+                prompt_tokens=ends[0].num_prompt_tokens if ends else started.prompt_tokens,
+                output_tokens=sum(choice.output.num_tokens for choice in choices),
+                cached_tokens=ends[0].num_cached_tokens if ends else 0,
             ),
             timings=stream_pb2.Timings(
-                queue_s=min(end.queue_s for end in ends),
+                queue_s=min((end.queue_s for end in ends), default=0.0),
                 time_to_first_token_s=min(first_token_s, default=0.0),
-                total_s=max(end.total_s for end in ends),
+                total_s=max((end.total_s for end in ends), default=0.0),
                 preemptions=sum(end.num_preemptions for end in ends),
             ),
         )

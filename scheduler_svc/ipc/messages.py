@@ -52,6 +52,16 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     """See scheduler_svc.block_hashes; empty where the prompt was not hashed."""
     digest_block_size: int = 0
     """Block size they were made for; digests made for another one are of no use."""
+    prior_outputs: tuple[bytes, ...] = ()
+    """int32 output ids that each choice has already; empty where none has any."""
+    finished_choices: tuple[int, ...] = ()
+    """Choices that nothing is to be computed for; no event tells of them."""
+    idempotency_key: str = ""
+    """Empty: none."""
+    fingerprint: bytes = b""
+    """Of the prompt and all parameters but the seed; requests with one key must agree in it."""
+    is_seed_given: bool = False
+    """The client sent `seed`."""
 
 
 class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):

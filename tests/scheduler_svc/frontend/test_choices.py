@@ -6,7 +6,7 @@ import pytest
 from scheduler_svc.block_hashes import block_digests
 from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.frontend.inbox import StreamInbox
+from scheduler_svc.frontend.inbox import Received, StreamInbox
 from scheduler_svc.ipc.messages import Accepted, StreamProgress
 from tandem.errors import InvalidLogits, QueueFull, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb
@@ -225,7 +225,7 @@ class TestSlowReader:
         """
         Tokens that wait for the client count together, whichever choice they are of.
         """
-        inbox = StreamInbox(1, num_choices=4, max_pending_bytes=4 * 100, now_s=0.0)
+        inbox = StreamInbox(1, before=[Received()] * 4, max_pending_bytes=4 * 100, now_s=0.0)
         for choice in inbox.choices:
             for offset in range(20):
                 choice.put_token(offset, 70)
