@@ -37,6 +37,8 @@ from tandem.link.batch import StepResult
 TICK_S = 0.5
 """Longest wait of one poll: how late the silence of the executor may be noticed."""
 MESSAGES_PER_TURN = 512
+USUAL_STEP_WEIGHT = 0.1
+"""Of the latest step in how long one usually takes."""
 POSITION_INTERVAL_S = 2.0
 """How often waiting requests learn their place."""
 FIRST_POSITION_S = 0.1
@@ -95,8 +97,13 @@ class CoreLoop:
         self._metrics = CoreMetrics()
         self._publisher = Publisher(socket, self._frontend_gone)
         self._session = ExecutorSession(
-            link, self, window=settings.window, now=self._state.started_s
+            link,
+            self,
+            window=max(settings.window, settings.run_ahead),
+            now=self._state.started_s,
         )
+        self._usual_step_s = 0.0
+        """What a step usually takes the executor, without its time on the way."""
         self._queries = Queries(loaded, self._state, self._session, self._metrics, self._publisher)
         self._intake = Intake(
             self._state,
@@ -182,6 +189,8 @@ class CoreLoop:
         """Apply a result."""
         assert self._state.core is not None
         self._state.core.apply(result, now)
+        took_s = result.timings.total_ns / 1e9
+        self._usual_step_s += USUAL_STEP_WEIGHT * (took_s - self._usual_step_s)
         if result.step_id == self._state.command_step:
             self._state.command_step = None
         self._metrics.count_step(result, step_s)
@@ -196,7 +205,7 @@ class CoreLoop:
 
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)
-        while self._session.can_send:
+        while self._session.can_send and core.num_inflight < core.depth(self._usual_step_s):
             command = core.take_command()
             if command is not None:
                 state_hash = core.state_hash

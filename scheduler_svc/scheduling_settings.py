@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from scheduler_svc.core.options import (
+    MAX_WINDOW,
     CoreOptions,
     Eviction,
     OnPressure,
@@ -109,6 +110,19 @@ class SchedulingSettings(ServiceSettings):
         description="largest share of max_total_tokens that goes to prompts while others decode, "
         "over 0 to 1",
     )
+    window: int = Field(
+        2,
+        ge=1,
+        le=MAX_WINDOW,
+        description="steps sent before a result is back, at most as many as the executor takes",
+    )
+    run_ahead: int = Field(
+        4,
+        ge=1,
+        le=MAX_WINDOW,
+        description="the same while nobody waits, memory lasts and steps take under 5 ms; no effect "
+        "unless over window",
+    )
     track_request_events: bool = Field(
         False, description="keep what happened to each request, for GetRequestEvents"
     )
@@ -148,6 +162,8 @@ class SchedulingSettings(ServiceSettings):
             chunked_prefill_size=_or_off("chunked_prefill_size", self.chunked_prefill_size),
             long_prefill_threshold=_or_off("long_prefill_threshold", self.long_prefill_threshold),
             max_prefill_share=self.max_prefill_share,
+            window=self.window,
+            run_ahead=self.run_ahead,
             track_request_events=self.track_request_events,
             track_token_events=self.track_generated_token_events,
             track_paused_events=self.track_paused_request_events,

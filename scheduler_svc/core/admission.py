@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.end_ids import MAX_END_ID
+from scheduler_svc.core.forks import choices_of
 from scheduler_svc.core.geometry import Limits
 from scheduler_svc.core.options import OnPressure, Overlength
+from scheduler_svc.core.prior_outputs import check_prior_lengths, check_prior_outputs
 from scheduler_svc.core.request import NewRequest, Request
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.truncation import num_to_drop
@@ -38,10 +40,10 @@ class Acceptance:
     max_tokens: int
 
 
-def check(state: CoreState, new: NewRequest) -> Request:
+def check(state: CoreState, new: NewRequest) -> list[Request]:
     """
-    Say whether a request can be taken now; returns its first choice, cut to what fits under
-    overlength=truncate.
+    Say whether a request can be taken now; returns the choices to be produced, at least one, cut to
+    what fits under overlength=truncate.
 
     Raises:
         DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong, NeverFits,
@@ -63,16 +65,17 @@ def check(state: CoreState, new: NewRequest) -> Request:
         total_len = len(new.prompt) + new.max_tokens
         _check_lengths(limits, len(new.prompt), new.max_tokens)
     _check_blocks(limits, len(new.prompt), total_len)
-    _check_family(state, new)
-    first = Request(
-        new=new,
-        number=state.counters.accepted,
+    check_prior_lengths(new, total_len - len(new.prompt))
+    choices = choices_of(
+        new,
         stop_len=total_len,
+        first_number=state.counters.accepted,
         num_truncated_tokens=whole_len - len(new.prompt),
     )
-    _count_queued_tokens(state, first)
-    _check_capacity(state, first)
-    return first
+    _check_family(state, new, len(choices))
+    queued_tokens = _count_queued_tokens(state, choices)
+    _check_capacity(state, new, len(choices), queued_tokens)
+    return choices
 
 
 def check_still_fits(limits: Limits, request: Request) -> None:
@@ -98,7 +101,7 @@ def _check_parameters(new: NewRequest) -> None:
     if new.max_tokens < 1:
         message = f"max_tokens is {new.max_tokens}: ask for at least 1"
         raise InvalidParameter(message, field="stopping.max_tokens")
-    if any(not 0 <= token <= MAX_END_ID for token in new.eos_token_ids | new.stop_token_ids):
+    if any(not 0 <= token <= MAX_END_ID for token in new.end_ids):
         message = f"a stop token id is outside 0 to {MAX_END_ID}: use ids of the model's vocabulary"
         raise InvalidParameter(message, field="stopping.stop_token_ids")
     if new.num_choices < 1:
@@ -107,6 +110,7 @@ def _check_parameters(new: NewRequest) -> None:
     if not MIN_PRIORITY <= new.priority <= MAX_PRIORITY:
         message = f"priority is {new.priority}: it must be from {MIN_PRIORITY} to {MAX_PRIORITY}"
         raise InvalidParameter(message, field="priority")
+    check_prior_outputs(new)
 
 
 def _check_lengths(limits: Limits, prompt_len: int, max_tokens: int) -> None:
@@ -173,7 +177,7 @@ def _check_blocks(limits: Limits, prompt_len: int, total_len: int) -> None:
         raise NeverFits(message, field="prompt", metadata=metadata)
 
 
-def _check_family(state: CoreState, new: NewRequest) -> None:
+def _check_family(state: CoreState, new: NewRequest, num_choices: int) -> None:
     """Say whether all choices together could ever be in the system."""
     options = state.options
     bounds = {
@@ -182,21 +186,23 @@ def _check_family(state: CoreState, new: NewRequest) -> None:
         "max_tenant_requests": options.max_tenant_requests if new.tenant else None,
     }
     for name, bound in bounds.items():
-        if bound is not None and new.num_choices > bound:
-            message = f"n is {new.num_choices} and {name} is {bound}: ask for fewer choices"
+        if bound is not None and num_choices > bound:
+            message = f"n is {num_choices} and {name} is {bound}: ask for fewer choices"
             raise NeverFits(message, field="n", metadata=_of(name, bound))
 
 
-def _check_capacity(state: CoreState, first: Request) -> None:
+def _check_capacity(
+    state: CoreState, new: NewRequest, num_choices: int, queued_tokens: int
+) -> None:
     """
-    Say whether there is room for all choices now.
+    Say whether there is room for all choices now, with so many tokens to compute.
 
     The limits of the queue hold for every arrival, also where a slot is free: who arrives waits
     until the next plan.
     """
-    limits, options, new = state.limits, state.options, first.new
+    limits, options = state.limits, state.options
     num_live, num_waiting = len(state.by_handle), len(state.queue)
-    if (excess := num_live + new.num_choices - limits.max_num_seqs) > 0:
+    if (excess := num_live + num_choices - limits.max_num_seqs) > 0:
         message = (
             f"{num_live} requests are in the system and max_num_seqs is {limits.max_num_seqs}: try "
             "again when one has ended"
@@ -205,7 +211,7 @@ def _check_capacity(state: CoreState, first: Request) -> None:
     bound = options.max_tenant_requests
     if bound is not None and new.tenant:
         num_own = state.tenants.count(new.tenant)
-        if (excess := num_own + new.num_choices - bound) > 0:
+        if (excess := num_own + num_choices - bound) > 0:
             message = (
                 f"tenant {new.tenant!r} has {num_own} requests in the system and "
                 f"max_tenant_requests is {bound}: try again when one of them has ended"
@@ -214,13 +220,13 @@ def _check_capacity(state: CoreState, first: Request) -> None:
             ends = -(-excess * num_live // num_own)
             raise _full(state, message, "max_tenant_requests", bound, ends)
     bound = options.max_queued_requests
-    if bound is not None and (excess := num_waiting + new.num_choices - bound) > 0:
+    if bound is not None and (excess := num_waiting + num_choices - bound) > 0:
         message = (
             f"{num_waiting} requests wait and max_queued_requests is {bound}: try again when some "
             "have been admitted"
         )
         raise _full(state, message, "max_queued_requests", bound, excess)
-    _check_queued_tokens(state, first)
+    _check_queued_tokens(state, queued_tokens)
     if options.on_pressure is OnPressure.REFUSE and state.under_pressure():
         message = (
             f"{state.pool.num_used} of {state.pool.num_blocks} KV blocks are in use and "
@@ -233,27 +239,31 @@ def _check_capacity(state: CoreState, first: Request) -> None:
         )
 
 
-def _count_queued_tokens(state: CoreState, first: Request) -> None:
+def _count_queued_tokens(state: CoreState, choices: list[Request]) -> int:
     """
-    Count what is to be computed of a prompt: once, and one token for each further choice.
+    Count what is to be computed of a request before it goes on: a prompt once, the outputs that a
+    choice comes with, and at least one token for each choice.
 
     Raises:
         NeverFits: It is more than may wait at all.
     """
+    first = choices[0]
     cached_len = 0 if state.prefixes is None else state.prefixes.match_len(first)
-    first.queued_tokens = max(first.prompt_len - cached_len, 1)
-    own, bound = first.queued_tokens + first.new.num_choices - 1, state.options.max_queued_tokens
+    first.queued_tokens = max(first.num_known - cached_len, 1)
+    for other in choices[1:]:
+        other.queued_tokens = max(other.num_prior, 1)
+    own, bound = sum(c.queued_tokens for c in choices), state.options.max_queued_tokens
     if bound is not None and own > bound:
         message = (
             f"{own} tokens of the prompt are to be computed and max_queued_tokens is {bound}: "
             "shorten the prompt or raise max_queued_tokens"
         )
         raise NeverFits(message, field="prompt", metadata=_of("max_queued_tokens", bound))
+    return own
 
 
-def _check_queued_tokens(state: CoreState, first: Request) -> None:
+def _check_queued_tokens(state: CoreState, own: int) -> None:
     bound, queued = state.options.max_queued_tokens, state.queue.num_fresh_tokens
-    own = first.queued_tokens + first.new.num_choices - 1
     if bound is None or queued + own <= bound:
         return
     message = (

@@ -221,7 +221,7 @@ def _append_tokens(
     known = position + 1
     offset = position - slots.prompt_len[slot]
     slots.push_tokens(slot, position, token)
-    _note_times(state, slot, offset, now)
+    _note_times(state, slot, position, now)
     state.events.add_tokens(slots.handle[slot], offset, token)
     state.counters.output_tokens += len(slot)
     if state.recorder is not None:
@@ -241,15 +241,15 @@ def _finish_those_over(
 ) -> None:
     """End those, among the rows that may be at their end, whose latest token ends them."""
     for row in ends.nonzero()[0].tolist():
-        _finish_if_over(state, state.slots.request_of(int(slot[row])), int(token[row]), now)
+        finish_if_over(state, state.slots.request_of(int(slot[row])), int(token[row]), now)
 
 
-def _note_times(state: CoreState, slot: SlotColumn, offset: Int32Column, now: float) -> None:
+def _note_times(state: CoreState, slot: SlotColumn, position: Int32Column, now: float) -> None:
     slots = state.slots
     gaps = now - slots.last_token_s[slot]
     slots.last_token_s[slot] = now
-    if not offset.all():
-        first = offset == 0
+    first = position == slots.submitted_len[slot]
+    if first.any():
         state.note_first_tokens([slots.request_of(int(s)) for s in slot[first]], now)
         gaps = gaps[~first]
     state.inter_token_s.observe(gaps)
@@ -275,10 +275,10 @@ def _append_late_token(state: CoreState, result: StepResult, row: int, now: floa
     state.counters.output_tokens += 1
     if state.recorder is not None:
         state.recorder.note_tokens([(request, token)], state.pool, now)
-    _finish_if_over(state, request, token, now)
+    finish_if_over(state, request, token, now)
 
 
-def _finish_if_over(state: CoreState, request: Request, token: int, now: float) -> None:
+def finish_if_over(state: CoreState, request: Request, token: int, now: float) -> None:
     """End a request if its latest token ends it; EOS before stop ids before lengths."""
     slot = request.slot
     num_outputs = len(request.outputs) if slot is None else state.slots.num_outputs(slot)

@@ -10,23 +10,35 @@ nobody holds it any more, the next one admitted finds what the prefix cache hold
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 from scheduler_svc.core.prefix_cache import Prefix, writer_key
-from scheduler_svc.core.request import Request
+from scheduler_svc.core.request import NewRequest, Request
 from scheduler_svc.core.slots import SlotTable
 
 
-def choice_of(first: Request, choice: int, number: int) -> Request:
-    """Choice `choice` of a request, at least 1, under a number of its own."""
-    sampling = replace(first.new.sampling, choice=first.new.sampling.choice + choice)
-    return Request(
-        new=replace(first.new, handle=first.new.handle + choice, sampling=sampling),
-        number=number,
-        stop_len=first.stop_len,
-        queued_tokens=min(first.queued_tokens, 1),
-        num_truncated_tokens=first.num_truncated_tokens,
-    )
+def choices_of(
+    new: NewRequest, *, stop_len: int, first_number: int, num_truncated_tokens: int
+) -> list[Request]:
+    """The choices to be produced of a request, each with what it has of outputs already."""
+    requests: list[Request] = []
+    for choice in new.live_choices:
+        prior = new.prior_outputs[choice].tolist() if new.prior_outputs else []
+        own = new
+        if choice:
+            sampling = replace(new.sampling, choice=new.sampling.choice + choice)
+            own = replace(new, handle=new.handle + choice, sampling=sampling)
+        request = Request(
+            new=own,
+            number=first_number + len(requests),
+            stop_len=stop_len,
+            outputs=array("i", prior),
+            num_prior=len(prior),
+            num_truncated_tokens=num_truncated_tokens,
+        )
+        requests.append(request)
+    return requests
 
 
 def is_sibling_computing(slots: SlotTable, request: Request) -> bool:

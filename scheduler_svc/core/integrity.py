@@ -141,7 +141,8 @@ def _check_counters(state: CoreState) -> None:
 def _check_events(state: CoreState) -> None:
     if state.recorder is not None:
         live = state.by_handle.values()
-        state.recorder.check_integrity([(request, num_outputs(state, request)) for request in live])
+        seen = [(request, num_outputs(state, request) - request.num_prior) for request in live]
+        state.recorder.check_integrity(seen)
 
 
 def _require(holds: bool, what_is_wrong: str) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from tandem.errors import InvalidConfig
 
+MAX_WINDOW = 16
+"""Most steps in flight; executors advertise how many they take, ours as many as this."""
 MIN_AGEING_S = 0.001
 """Shorter periods would only make the numbers of periods meaningless."""
 
@@ -119,6 +121,9 @@ class CoreOptions:
             step, at most half of it, and leave the rest to shorter ones that need it; None for off.
         max_prefill_share: Largest share of max_total_tokens that goes to prompts while others
             decode, over 0 to 1; at least one token.
+        window: Most steps sent before the result of the first is back, 1 to 16; see `depth`.
+        run_ahead: The same while nobody waits, memory lasts and steps are short, 1 to 16; it has no
+            effect where it is not over `window`.
         track_request_events: Keep what happened to each request for operators.
         track_token_events: Also one event per token.
         track_paused_events: Also one event per request and step that it stays paused.
@@ -142,6 +147,8 @@ class CoreOptions:
     chunked_prefill_size: int | None = None
     long_prefill_threshold: int | None = None
     max_prefill_share: float = 1.0
+    window: int = 2
+    run_ahead: int = 4
     track_request_events: bool = False
     track_token_events: bool = False
     track_paused_events: bool = False
@@ -183,3 +190,7 @@ class CoreOptions:
         if not 0 < self.max_prefill_share <= 1:
             message = f"max_prefill_share is {self.max_prefill_share}: it must be over 0, at most 1"
             raise InvalidConfig(message, field="max_prefill_share")
+        for name, depth in (("window", self.window), ("run_ahead", self.run_ahead)):
+            if not 1 <= depth <= MAX_WINDOW:
+                message = f"{name} is {depth}: it must be from 1 to {MAX_WINDOW}"
+                raise InvalidConfig(message, field=name)

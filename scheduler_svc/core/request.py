@@ -67,6 +67,11 @@ class NewRequest:
         cache_salt: Only requests with the same salt share KV.
         block_digests: 32 bytes per full block of the prompt, see
             `scheduler_svc.block_hashes`; empty to have the core compute them.
+        prior_outputs: Output tokens that each choice has already, from the request's life on a
+            scheduler that is gone, ``num_choices`` columns; empty when none has any. They count
+            as outputs in every respect but that they are not told again: offsets go on after them.
+        finished_choices: Choices that ended in that life: nothing is produced of them, and no
+            event tells of them.
     """
 
     request_id: str
@@ -84,6 +89,18 @@ class NewRequest:
     tenant: str = ""
     cache_salt: bytes = b""
     block_digests: bytes = b""
+    prior_outputs: tuple[Int32Column, ...] = ()
+    finished_choices: frozenset[int] = frozenset()
+
+    @property
+    def live_choices(self) -> list[int]:
+        """The choices to be produced, ascending."""
+        return [i for i in range(self.num_choices) if i not in self.finished_choices]
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end it, for whatever reason."""
+        return self.eos_token_ids | self.stop_token_ids
 
 
 LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
@@ -115,7 +132,8 @@ class Request:
         new: What was submitted.
         number: Grows with arrival; never reused.
         stop_len: Tokens of prompt plus output at which it ends.
-        outputs: Output tokens so far.
+        outputs: Output tokens so far, those it came with included.
+        num_prior: Output tokens it came with.
         slot: Its slot; None while it waits or drains.
         slot_key: Slot and generation that its results in flight carry, once it had a slot.
         planned: Tokens sent for computing in its latest slot, once it drains.
@@ -137,6 +155,7 @@ class Request:
     stop_len: int
     state: RequestState = RequestState.WAITING
     outputs: array[int] = field(default_factory=lambda: array("i"))
+    num_prior: int = 0
     slot: int | None = None
     slot_key: tuple[int, int] = (-1, 0)
     planned: int = 0
@@ -169,7 +188,7 @@ class Request:
     @property
     def end_ids(self) -> frozenset[int]:
         """Token ids that end it, for whatever reason."""
-        return self.new.eos_token_ids | self.new.stop_token_ids
+        return self.new.end_ids
 
     @property
     def ends_by_context(self) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from scheduler_svc.core import integrity, suspension
 from scheduler_svc.core.admission import Acceptance, check, check_still_fits
-from scheduler_svc.core.applier import apply_result
+from scheduler_svc.core.applier import apply_result, finish_if_over
+from scheduler_svc.core.depth import depth
 from scheduler_svc.core.events import CoreEvents
-from scheduler_svc.core.forks import choice_of
 from scheduler_svc.core.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.listing import RequestRow, list_requests
 from scheduler_svc.core.options import CoreOptions
@@ -72,7 +72,7 @@ class Scheduler:
     def submit(self, new: NewRequest, now: float) -> Acceptance:
         """
         Take all choices of a request into the queue, or none; its prompt must not change from then
-        on. Returns what it was taken as.
+        on. One whose prior outputs are over ends at once. Returns what it was taken as.
 
         Raises:
             DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong,
@@ -81,16 +81,18 @@ class Scheduler:
         state = self._state
         self.expire(now)
         try:
-            first = check(state, new)
+            choices = check(state, new)
         except TandemError as error:
             state.counters.note_refused(error.metadata.get("limit"))
             raise
-        handles = range(new.handle, new.handle + new.num_choices)
-        if taken := [handle for handle in handles if handle in state.by_handle]:
+        if taken := [c.new.handle for c in choices if c.new.handle in state.by_handle]:
             raise InternalError(f"handle {taken[0]} is in use")
-        state.accept(first)
-        for choice in range(1, new.num_choices):
-            state.accept(choice_of(first, choice, state.counters.accepted))
+        for choice in choices:
+            state.accept(choice)
+        for choice in choices:
+            if choice.num_prior:
+                finish_if_over(state, choice, choice.outputs[-1], now)
+        first = choices[0]
         return Acceptance(
             num_truncated_tokens=first.num_truncated_tokens,
             max_tokens=first.stop_len - first.prompt_len,
@@ -279,12 +281,28 @@ class Scheduler:
         """Everything that happened since the last call."""
         return self._state.events.take()
 
-    def executor_lost(self, now: float) -> None:
+    def depth(self, usual_step_s: float) -> int:
+        """
+        How many steps may be in flight now, `take_command`'s included; costs O(1).
+
+        Args:
+            usual_step_s: Seconds that a step usually takes; 0 while that is not known.
+        """
+        return depth(self._state, usual_step_s)
+
+    def executor_lost(self, now: float, died_in: int | None = None) -> None:
         """
         Start over with an executor that holds nothing.
 
         Results in flight will not come. Who ran waits again with its outputs, in arrival order,
         ahead of who waited.
+
+        Args:
+            now: The time.
+            died_in: The step that was running when the executor died or failed, counted from the
+                oldest in flight, which is 0: its requests may be what killed it. None where no
+                step is to blame, as when only the connection or the session was lost; an index
+                past those in flight blames nobody either.
         """
         self.expire(now)
         self._state.forget_executor(self._state.limits)

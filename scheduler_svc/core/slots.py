@@ -31,6 +31,7 @@ class SlotTable:
         generation: Grows with every admission.
         admitted: Tokens known at admission; computing these is prefill.
         prompt_len: Tokens of the prompt.
+        submitted_len: Tokens the request came with, prompt and prior outputs.
         stop_len: Tokens of prompt plus output at which the request ends; the last is never
             computed.
         max_blocks: Blocks it can come to need.
@@ -51,6 +52,7 @@ class SlotTable:
         self.generation = np.zeros(n, np.uint32)
         self.admitted = np.zeros(n, np.int32)
         self.prompt_len = np.zeros(n, np.int32)
+        self.submitted_len = np.zeros(n, np.int32)
         self.stop_len = np.zeros(n, np.int32)
         self.max_blocks = np.zeros(n, np.int32)
         self.handle = np.zeros(n, np.int64)
@@ -137,6 +139,7 @@ class SlotTable:
         self.admitted[slot] = request.num_known
         self._tokens.begin(slot, request, num_cached)
         self.prompt_len[slot] = request.prompt_len
+        self.submitted_len[slot] = request.prompt_len + request.num_prior
         self.stop_len[slot] = request.stop_len
         self.max_blocks[slot] = max_blocks
         self.handle[slot] = request.new.handle
@@ -163,7 +166,7 @@ class SlotTable:
         self.flush_tail(slot)
         request.slot = None
         request.planned, request.applied = int(self.planned[slot]), int(self.applied[slot])
-        if len(request.outputs):
+        if len(request.outputs) > request.num_prior:
             request.last_token_s = float(self.last_token_s[slot])
         self.requests[slot] = None
         self.end_ids.remove(request.end_ids)

@@ -36,7 +36,6 @@ class Run:
         workload: Preset of the requests.
         trace: File of JSON lines to take the requests from instead.
         seed: Of everything that is drawn.
-        window: Steps that may be in flight.
         core_us: Virtual microseconds that each plan and each result costs the scheduler; measured
             for the time they really take here, which makes runs differ.
         num_host_blocks: KV blocks in host memory, for swapping; default: as the machine.
@@ -49,7 +48,6 @@ class Run:
     workload: str = "plain"
     trace: str | None = None
     seed: int = 0
-    window: int = 2
     core_us: str = "0"
     num_host_blocks: int | None = None
     slo_ttft_s: float = 2.0
@@ -146,7 +144,6 @@ def build(texts: Mapping[str, str]) -> Experiment:
         options=options,
         step_time=step_time,
         num_host_blocks=machine.num_host_blocks if num_host_blocks is None else num_host_blocks,
-        window=run.window,
         core_s=_core_s(run.core_us),
         is_checked=run.check,
     )
@@ -179,8 +176,7 @@ def _core_s(text: str) -> float:
 
 
 def _check_run(run: Run, setup: Setup) -> None:
-    limits = {"seed": (run.seed, 0), "window": (run.window, 1),
-              "num_host_blocks": (setup.num_host_blocks, 0)}  # fmt: skip
+    limits = {"seed": (run.seed, 0), "num_host_blocks": (setup.num_host_blocks, 0)}
     for name, (value, least) in limits.items():
         if value < least:
             raise InvalidConfig(f"{name} is {value}: it must be {least} or more", field=name)

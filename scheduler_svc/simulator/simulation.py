@@ -28,6 +28,8 @@ from tandem.link.batch import Batch, RowSampling, StepResult
 MEASURED = -1.0
 """`core_s` that stands for: as long as the core really takes on this machine."""
 STEPS_PER_SAMPLE = 16
+USUAL_STEP_WEIGHT = 0.1
+"""Of the latest step in how long one usually takes, as the service has it."""
 STALL_STEPS = 20_000
 """Steps in a row without any token or end after which something is taken to be stuck."""
 
@@ -62,7 +64,6 @@ class Setup:
         options: Of the core.
         step_time: Of the executor.
         num_host_blocks: Of the executor.
-        window: Steps that may be in flight.
         core_s: Virtual seconds that one `schedule` and one `apply` take, each; `MEASURED` for as
             long as they really do, which makes results differ from run to run.
         is_checked: Prove that all went right, see `audit`.
@@ -72,7 +73,6 @@ class Setup:
     options: CoreOptions
     step_time: StepTime
     num_host_blocks: int = 0
-    window: int = 2
     core_s: float = 0.0
     is_checked: bool = False
 
@@ -114,6 +114,7 @@ class Simulation:
         self._flights: deque[tuple[float, StepResult]] = deque()
         self._slot_handle = [-1] * setup.geometry.num_slots
         self._device_free_s = 0.0
+        self._usual_step_s = 0.0
         self._num_steps = 0
         self._last_news = 0
 
@@ -183,7 +184,7 @@ class Simulation:
 
     def _plan(self) -> None:
         self.core.expire(self.clock.now)
-        while len(self._flights) < self.setup.window:
+        while len(self._flights) < self.core.depth(self._usual_step_s):
             began = time.perf_counter()
             batch = self.core.schedule(self.clock.now)
             if batch is None:
@@ -205,6 +206,7 @@ class Simulation:
         )
         start_s = max(self.clock.now + times.link_s, self._device_free_s)
         self._device_free_s = start_s + step_s
+        self._usual_step_s += USUAL_STEP_WEIGHT * (step_s - self._usual_step_s)
         self._flights.append((self._device_free_s + times.link_s, result))
         self.recorder.step(work, start_s, step_s)
         if self._num_steps % STEPS_PER_SAMPLE == 0:

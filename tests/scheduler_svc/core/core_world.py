@@ -30,6 +30,7 @@ from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.request_events import EventKind
 from tandem.errors import InvalidLogits, TandemError
 from tandem.link.batch import KvMode
+from tests.scheduler_svc.core.fake_executor import expected_outputs
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 
 Choose = Callable[[list], Any]
@@ -85,7 +86,7 @@ class CoreWorld:
         geometry = geometry_of(self.config, num_slots, num_host_blocks)
         most_tokens = min(geometry.max_total_tokens, choose([32, 32, 32, 2]))
         self.geometry = replace(geometry, max_total_tokens=most_tokens)
-        self.delay = choose([4, 2, 1])
+        self.delay = choose([2, 1, 4, 8])
         self.rig = Rig(self.config, delay=self.delay, options=options, geometry=self.geometry)
         self.options = options
         self.cut: set[int] = set()
@@ -107,12 +108,30 @@ class CoreWorld:
             "tenant": choose(["", "blue", "red"]),
             "cache_salt": choose([b"", b"", b"", b"salt"]),
         }
+        fields |= self._draw_prior_outputs(choose, fields, max_tokens)
         for _ in range(choose([1, 2, 4, 4])):
-            before = len(self.rig.submitted)
+            before = self.rig.num_handles
             with suppress(TandemError):
                 self.rig.submit(max_tokens=max_tokens, **fields)
+                self.rig.collect()
                 if lives_s is not None:
-                    self.cut.update(range(before, len(self.rig.submitted)))
+                    self.cut.update(range(before, self.rig.num_handles))
+
+    def _draw_prior_outputs(self, choose: Choose, fields: dict[str, Any], max_tokens: int):
+        """Perhaps a former life, which knew the prompt as it is and ended somewhere."""
+        prompt, num_choices = fields["prompt"], fields["num_choices"]
+        limits = self.rig.core.limits
+        fits = len(prompt) + max_tokens <= min(limits.max_model_len, int(
+            limits.memory_threshold * limits.num_blocks) * limits.block_size)  # fmt: skip
+        if not fits or choose([False, False, True]):
+            return {}
+        ends = fields["eos_token_ids"] | fields["stop_token_ids"]
+        prior = []
+        for choice in range(num_choices):
+            count = min(choose([0, 1, 3, 9, 30]), max_tokens)
+            prior.append(np.array(expected_outputs(prompt, count, ends, choice=choice), np.int32))
+        finished = frozenset(range(choose(list(range(num_choices)))))
+        return {"prior_outputs": tuple(prior), "finished_choices": finished}
 
     def _draw_prompt(self, choose: Choose):
         """A prompt of its own, one of a family, or a conversation that goes on."""
@@ -134,7 +153,7 @@ class CoreWorld:
 
     def plan_ahead(self, _choose: Choose) -> None:
         """A batch goes out without a result coming in."""
-        if len(self.rig.pending) < 4:
+        if len(self.rig.pending) < 8:
             self.rig.plan()
 
     def end_request(self, choose: Choose) -> None:
@@ -236,12 +255,16 @@ class CoreWorld:
 
     def _check_end(self, handle: int) -> None:
         new, ended = self.rig.submitted[handle], self.rig.ended[handle]
+        num_prior = self.rig.num_prior_of(handle)
         expected = self.rig.expected(handle)
         assert expected == self.rig.outputs[handle], "tokens are missing"
         assert len(expected) == ended.num_output_tokens
         assert len(new.prompt) == ended.num_prompt_tokens
-        assert 0 <= ended.num_cached_tokens < len(new.prompt)
-        assert 0 <= ended.queue_s <= ended.first_token_s <= ended.total_s
+        assert 0 <= ended.num_cached_tokens < len(new.prompt) + (num_prior > 0)
+        assert 0 <= ended.queue_s <= ended.total_s
+        assert (ended.first_token_s is None) == (num_prior == len(expected))
+        if ended.first_token_s is not None:
+            assert ended.queue_s <= ended.first_token_s <= ended.total_s
         reasons = {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LIMIT}
         if expected[-1] in new.eos_token_ids:
             reasons = {FinishReason.EOS}
@@ -254,7 +277,7 @@ class CoreWorld:
         rig, stats = self.rig, self.rig.core.stats()
         assert len(rig.submitted) == stats.accepted_requests
         assert (len(rig.ended), len(rig.failed)) == (stats.finished_requests, stats.failed_requests)
-        assert sum(map(len, rig.outputs.values())) == stats.output_tokens
+        assert sum(map(len, rig.outputs.values())) == stats.output_tokens + rig.num_prior
         counters = rig.core._state.counters
         num_in = sum(len(batch.swap_in_block) for batch in rig.batches)
         num_out = sum(len(batch.swap_out_block) for batch in rig.batches)
@@ -283,7 +306,8 @@ class CoreWorld:
         assert EventKind.ADD is kinds[0]
         assert (EventKind.FAIL if end is None else EventKind.FINISH) is kinds[-1]
         tokens = [event.token_id for event in events if event.token_id is not None]
-        assert tokens == (self.rig.outputs[handle] if self.options.track_token_events else [])
+        new = self.rig.outputs[handle][self.rig.num_prior_of(handle) :]
+        assert tokens == (new if self.options.track_token_events else [])
         if end is not None:
             assert end.first_token_s == events[-1].ttft_s
             lost = kinds.count(EventKind.RETRACT) + kinds.count(EventKind.EVICT)

@@ -68,6 +68,9 @@ class Rig:
         self.pending: deque[StepResult] = deque()
         self.batches: list[Batch] = []
         self.submitted: dict[int, NewRequest] = {}
+        self.num_handles = 0
+        self.num_prior = 0
+        """Output tokens that requests came with."""
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.token_times: dict[int, list[float]] = defaultdict(list)
         self.ended: dict[int, Ended] = {}
@@ -87,7 +90,7 @@ class Rig:
 
     def submit(self, prompt_len: int = 5, max_tokens: int = 8, **changes) -> int:
         """Submit a request with a prompt of its own; returns the handle of its first choice."""
-        handle = len(self.submitted)
+        handle = self.num_handles
         new = NewRequest(
             **{
                 "request_id": f"r{handle}",
@@ -100,10 +103,19 @@ class Rig:
             | changes
         )
         new = self._as_taken(new, self.core.submit(new, self.now))
-        for choice in range(new.num_choices):
+        self.num_handles += new.num_choices
+        for choice in new.live_choices:
             own = {"handle": handle + choice, "sampling": replace(new.sampling, choice=choice)}
             self.submitted[handle + choice] = replace(new, **own) if choice else new
+            if new.prior_outputs:
+                self.outputs[handle + choice] = new.prior_outputs[choice].tolist()
+                self.num_prior += len(new.prior_outputs[choice])
         return handle
+
+    def num_prior_of(self, handle: int) -> int:
+        """Output tokens that a request came with."""
+        new = self.submitted[handle]
+        return len(new.prior_outputs[new.sampling.choice]) if new.prior_outputs else 0
 
     def _as_taken(self, new: NewRequest, acceptance: Acceptance) -> NewRequest:
         """The request as the core runs it: cut where it is too long, else as it is."""

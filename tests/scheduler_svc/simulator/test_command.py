@@ -94,7 +94,7 @@ class TestErrors:
             (["--check=maybe"], "check is 'maybe': it must be true or false"),
             (["--core-us=soon"], "core_us is 'soon': it must be a number"),
             (["--core-us=-1"], "core_us is -1.0: it must be 0 or more, or measured"),
-            (["--window=0"], "window is 0: it must be 1 or more"),
+            (["--window=0"], "window is 0: it must be from 1 to 16"),
             (["--seed=-1"], "seed is -1"),
             (["--token-s=-1"], "token_s is -1.0"),
             (["--block-size=0"], "block_size must be greater than 0"),
