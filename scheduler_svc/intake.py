@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import structlog
 
+from scheduler_svc.core.admission import Acceptance
 from scheduler_svc.core.request import FinishReason, NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.ipc.messages import Accepted, EndStream, FrontendMessage, Hello, Query, Submit
 from scheduler_svc.metrics import CoreMetrics
-from scheduler_svc.publisher import Publisher, handle_of, refusal
+from scheduler_svc.publisher import Publisher, frontend_of, handle_of, refusal
 from scheduler_svc.queries import Queries
 from scheduler_svc.service_state import ServiceState
 from tandem.errors import (
@@ -116,7 +117,7 @@ class Intake:
         handle = handle_of(frontend, message.stream_id)
         try:
             core = self._core_for(message)
-            acceptance = core.submit(_new_request(message, handle, core.limits.block_size), now)
+            acceptance = self._take(message, handle, core, now)
         except TandemError as error:
             self._metrics.refused_by_reason[error.reason] += 1
             _log.info(
@@ -128,13 +129,26 @@ class Intake:
             )
             self._publisher.answer(frontend, refusal(message.stream_id, error))
             return
-        self._state.handles[frontend].update(range(handle, handle + message.num_choices))
         self.num_accepted += 1
         accepted = Accepted(
             message.stream_id, acceptance.num_truncated_tokens, acceptance.max_tokens
         )
         self._publisher.answer(frontend, accepted)
         _log.debug("request_accepted", request_id=message.request_id, frontend=frontend)
+
+    def _take(self, message: Submit, handle: int, core: Scheduler, now: float) -> Acceptance:
+        """Hand a request to the core, after ending the one that it repeats."""
+        new = _new_request(message, handle, core.limits.block_size)
+        if message.idempotency_key and (repeated := self._state.keys.find(message)):
+            _log.info("request_repeated", request_id=message.request_id)
+            self._end(repeated, now)
+        handles = [handle + choice for choice in new.live_choices]
+        if not handles:  # It was over before its stream broke: only the frontend has more to say.
+            return Acceptance(num_truncated_tokens=0, max_tokens=message.max_tokens)
+        acceptance = core.submit(new, now)
+        self._state.keys.claim(message, handles)
+        self._state.handles[frontend_of(handle)].update(handles)
+        return acceptance
 
     def _core_for(self, message: Submit) -> Scheduler:
         state = self._state
@@ -193,4 +207,6 @@ def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
         cache_salt=message.cache_salt,
         # The core makes its own where an executor with other blocks took over meanwhile.
         block_digests=message.block_digests if message.digest_block_size == block_size else b"",
+        prior_outputs=tuple(np.frombuffer(prior, "<i4") for prior in message.prior_outputs),
+        finished_choices=frozenset(message.finished_choices),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_description import ExecutorDescription
+from scheduler_svc.idempotency import IdempotencyKeys
 from scheduler_svc.ipc.messages import Availability, Model
 from scheduler_svc.publisher import frontend_of
 from tandem.engine_config import EngineConfig
@@ -24,6 +25,7 @@ class ServiceState:
         model: What frontends were told they serve.
         availability: What frontends were told last.
         handles: Handles of live requests, by frontend; a frontend that said Hello has an entry.
+        keys: Idempotency keys of live requests.
         draining: No new request is taken.
         command_step: Step id of a suspension or resumption on its way; None while there is none.
         executor_given_up: The executor was away for longer than requests wait; reset when one is
@@ -39,6 +41,7 @@ class ServiceState:
         default_factory=lambda: Availability(executor_attached=False, ready=False, draining=False)
     )
     handles: dict[int, set[int]] = field(default_factory=dict)
+    keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     draining: bool = False
     executor_given_up: bool = False
     command_step: int | None = None
@@ -60,6 +63,7 @@ class ServiceState:
 
     def forget(self, handle: int) -> None:
         """Note that a request ended."""
+        self.keys.forget(handle)
         handles = self.handles.get(frontend_of(handle))
         if handles is not None:
             handles.discard(handle)

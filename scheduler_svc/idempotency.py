@@ -1,0 +1,86 @@
+"""Idempotency keys of live requests: what makes repeating a request safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler_svc.ipc.messages import Submit
+from tandem.errors import InvalidParameter
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Holder:
+    """A live request with a key."""
+
+    request_id: str
+    fingerprint: bytes
+    seed: int
+    handles: set[int]
+    """Of its live choices."""
+
+
+class IdempotencyKeys:
+    """
+    Which live request holds which key; nothing is kept of one that ended. Owned by the core thread.
+
+    Keys are per tenant. Who repeats a request with its key wants it once: the older one is to be
+    ended. An equal key on another request is a mistake of the client and changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[tuple[str, str], _Holder] = {}
+        self._keys: dict[int, tuple[str, str]] = {}
+        """By handle of each live choice."""
+
+    def find(self, submit: Submit) -> list[int]:
+        """
+        Handles of the live choices of the request that holds this one's key.
+
+        Raises:
+            InvalidParameter: It is another request.
+        """
+        holder = self._holders.get((submit.tenant, submit.idempotency_key))
+        if holder is None:
+            return []
+        is_same_seed = not submit.is_seed_given or submit.seed == holder.seed
+        if holder.fingerprint != submit.fingerprint or not is_same_seed:
+            what = "prompt or parameters" if is_same_seed else "seed"
+            raise InvalidParameter(
+                f"the live request {holder.request_id!r} has this idempotency_key, but another "
+                f"{what}: use a key for one request only.",
+                field="idempotency_key",
+                metadata={"live_request_id": holder.request_id},
+            )
+        return sorted(holder.handles)
+
+    def claim(self, submit: Submit, handles: Iterable[int]) -> None:
+        """Give the request its key, whoever held it."""
+        if not submit.idempotency_key:
+            return
+        key = (submit.tenant, submit.idempotency_key)
+        before = self._holders.pop(key, None)
+        for handle in before.handles if before is not None else ():
+            del self._keys[handle]
+        own = set(handles)
+        self._holders[key] = _Holder(
+            request_id=submit.request_id,
+            fingerprint=submit.fingerprint,
+            seed=submit.seed,
+            handles=own,
+        )
+        self._keys.update(dict.fromkeys(own, key))
+
+    def forget(self, handle: int) -> None:
+        """Note that a choice ended; with its last one a request loses its key."""
+        key = self._keys.pop(handle, None)
+        if key is None:
+            return
+        handles = self._holders[key].handles
+        handles.discard(handle)
+        if not handles:
+            del self._holders[key]
+
+    def __len__(self) -> int:
+        """Keys that are held."""
+        return len(self._holders)
