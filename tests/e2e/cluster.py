@@ -47,7 +47,14 @@ def wait_until(condition: Callable[[], Found], what: str, limit_s: float = 60.0)
 class Process:
     """One service, its log, and the processes it started."""
 
-    def __init__(self, module: str, arguments: list[str], folder: Path, name: str) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        folder: Path,
+        name: str,
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.log = folder / f"{name}.log"
         self._ready_file = folder / f"{name}.json"
         self._ready_file.unlink(missing_ok=True)
@@ -56,7 +63,7 @@ class Process:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=environment(),
+                env=environment() | (env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
