@@ -120,8 +120,8 @@ class SchedulingSettings(ServiceSettings):
         4,
         ge=1,
         le=MAX_WINDOW,
-        description="the same while nobody waits, memory lasts and steps take under 5 ms; no effect "
-        "unless over window",
+        description="the same while nobody waits, memory lasts and steps take under 5 ms; no "
+        "effect unless over window",
     )
     track_request_events: bool = Field(
         False, description="keep what happened to each request, for GetRequestEvents"

@@ -40,6 +40,8 @@ SET = {
     "chunked_prefill_size": ("2048", "chunked_prefill_size", 2048),
     "long_prefill_threshold": ("512", "long_prefill_threshold", 512),
     "max_prefill_share": ("0.5", "max_prefill_share", 0.5),
+    "window": ("3", "window", 3),
+    "run_ahead": ("8", "run_ahead", 8),
     "track_request_events": ("true", "track_request_events", True),
     "track_generated_token_events": ("true", "track_token_events", True),
     "track_paused_request_events": ("true", "track_paused_events", True),

@@ -73,7 +73,7 @@ class TestServing:
         bench.until(lambda: len(frontend.accepted) == 10)
         stats = _stats(bench, frontend)
         assert 10 == stats.accepted_requests == stats.running_requests + stats.waiting_requests
-        assert 1 == stats.steps_in_flight
+        assert 2 == stats.steps_in_flight
         assert 64 == stats.total_blocks == stats.used_blocks + stats.free_blocks
         assert stats.executor_attached
 

@@ -63,6 +63,8 @@ SCHEDULING = (
     ServiceFlag("chunked_prefill_size", "Most prompt tokens of one request in one step."),
     ServiceFlag("long_prefill_threshold", "Longer prompts let shorter ones pass; 0 = off."),
     ServiceFlag("max_prefill_share", "Share of a step for prompts while others decode."),
+    ServiceFlag("window", "Steps sent before a result is back."),
+    ServiceFlag("run_ahead", "The same while nobody waits and steps are short."),
     ServiceFlag("track_request_events", "Keep what happens to requests.", is_switch=True),
     ServiceFlag("track_generated_token_events", "Also each token.", is_switch=True),
     ServiceFlag("track_paused_request_events", "Also each pause.", is_switch=True),

@@ -25,6 +25,8 @@ SCHEDULING = (
     "chunked_prefill_size",
     "long_prefill_threshold",
     "max_prefill_share",
+    "window",
+    "run_ahead",
     "track_request_events",
     "track_generated_token_events",
     "track_paused_request_events",
