@@ -16,6 +16,7 @@ from executor_svc.batch_inputs import SamplingRows, decoder_inputs, sampling_row
 from executor_svc.memory import KvMemory
 from executor_svc.model import Decoder, LoadedModel
 from executor_svc.out_of_memory import is_out_of_memory, step_out_of_memory
+from executor_svc.slot_sampling import SlotSampling
 from executor_svc.slot_tokens import SlotTokens
 from executor_svc.step_outcome import StepOutcome
 from kernels.paged_attention import AttentionShape
@@ -92,6 +93,7 @@ class ModelRunner:
             device=model.device,
         )
         self._slots, self._tokens = self._new_state()
+        self._sampling = SlotSampling(num_slots, config.vocab_size)
 
     @property
     def state_hash(self) -> int:
@@ -181,6 +183,7 @@ class ModelRunner:
             ),
             device_memory_bytes=self._model.weight_bytes + self._kv.device_bytes,
             margin=outcome.margin,
+            logprobs=outcome.logprobs,
         )
 
     def forward_logits(self, batch: Batch) -> Tensor:
@@ -235,6 +238,7 @@ class ModelRunner:
             self._kv.swap_in(batch.swap_in_host, batch.swap_in_block)
         for admission in batch.admits:
             self._tokens.admit(admission)
+            self._sampling.admit(admission)
 
     def _check_lengths(self, batch: Batch) -> None:
         """A slot's blocks may have room past max_model_len, its token history has not."""
@@ -261,8 +265,13 @@ class ModelRunner:
         if len(rows.slot) < hidden.shape[0]:
             hidden = hidden.index_select(0, self._to_device(rows.hidden_row))
         logits = self._decoder.logits(hidden)
-        columns = self._tokens.sampling_columns(rows.slot, rows.position)
-        sampled = sample(logits, columns, margin_eps=self._margin_eps)
+        sampled = sample(
+            logits,
+            self._sampling.columns(rows.slot, rows.position),
+            edits=self._sampling.edits(rows.slot, rows.position, self._tokens),
+            num_logprobs=self._sampling.num_logprobs(rows.slot),
+            margin_eps=self._margin_eps,
+        )
         self._tokens.write(rows.slot, rows.position, sampled.token)
         return StepOutcome.of(rows.slot, rows.position, sampled)
 

@@ -1,4 +1,4 @@
-"""What a slot needs besides KV: its tokens, on the device, and how it samples."""
+"""What a slot needs besides KV: its tokens, on the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.sampling import SamplingColumns
 from tandem.link.batch import Admission, Int32Column
 
 _NEVER = np.iinfo(np.int32).max
@@ -15,7 +14,7 @@ _NEVER = np.iinfo(np.int32).max
 
 class SlotTokens:
     """
-    Token history and sampling parameters by slot; owned by the runner.
+    Token history by slot; owned by the runner.
 
     Histories live in one device tensor ``[num_slots, max_model_len + 1]``: admitted tokens are
     written once, sampled ones where they were sampled, so a decode's input never comes from the
@@ -30,36 +29,34 @@ class SlotTokens:
         self._stride = max_model_len + 1
         self._device = device
         self._history = torch.zeros(num_slots * self._stride, dtype=torch.int32, device=device)
-        self._temperature = np.zeros(num_slots, np.float32)
-        self._top_k = np.zeros(num_slots, np.int32)
-        self._top_p = np.ones(num_slots, np.float32)
-        self._seed = np.zeros(num_slots, np.int64)
-        self._choice = np.zeros(num_slots, np.int64)
         self._first_bad = np.full(num_slots, _NEVER, np.int32)
 
     def admit(self, admission: Admission) -> None:
         """Take over a slot; tokens outside the vocabulary are noted and replaced by 0."""
-        slot, sampling = admission.slot, admission.sampling
-        tokens = admission.token_ids
-        bad = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
-        bad = bad[bad >= admission.num_cached_tokens]
-        self._first_bad[slot] = bad[0] if len(bad) else _NEVER
+        slot, tokens = admission.slot, admission.token_ids
+        is_outside = (tokens < 0) | (tokens >= self._vocab_size)
+        bad = np.flatnonzero(is_outside)
         if len(bad):
-            tokens = np.where((tokens < 0) | (tokens >= self._vocab_size), 0, tokens)
+            tokens = np.where(is_outside, 0, tokens)
+            bad = bad[bad >= admission.num_cached_tokens]
+        self._first_bad[slot] = bad[0] if len(bad) else _NEVER
         first = slot * self._stride
         self._history[first : first + len(tokens)] = torch.from_numpy(
             np.array(tokens, np.int32)  # a copy: columns decoded from the wire are read-only
         ).to(self._device)
-        self._temperature[slot] = sampling.temperature
-        self._top_k[slot] = sampling.top_k
-        self._top_p[slot] = sampling.top_p
-        self._seed[slot] = np.uint64(sampling.seed).astype(np.int64)
-        self._choice[slot] = sampling.choice
 
     def gather(self, slot: Int32Column, position: NDArray[np.int64]) -> Tensor:
         """Tokens at positions of slots, int32 ``[T]`` on the device."""
         place = slot.astype(np.int64) * self._stride + position
         return self._history.index_select(0, torch.from_numpy(place).to(self._device))
+
+    def histories(self, slot: Int32Column, length: int) -> Tensor:
+        """
+        The first `length` places of slots, int32 ``[R, length]`` on the device; a sequence that is
+        shorter is followed by anything that is in the vocabulary.
+        """
+        by_slot = self._history.view(-1, self._stride)[:, :length]
+        return by_slot.index_select(0, torch.from_numpy(slot.astype(np.int64)).to(self._device))
 
     def write(self, slot: Int32Column, position: Int32Column, token: Tensor) -> None:
         """Record sampled tokens ``[R]`` at positions of slots."""
@@ -72,14 +69,3 @@ class SlotTokens:
         ``[R]``.
         """
         return self._first_bad[slot] < end
-
-    def sampling_columns(self, slot: Int32Column, position: Int32Column) -> SamplingColumns:
-        """How slots draw their token at `position`, on the host."""
-        return SamplingColumns(
-            temperature=torch.from_numpy(self._temperature[slot]),
-            top_k=torch.from_numpy(self._top_k[slot]),
-            top_p=torch.from_numpy(self._top_p[slot]),
-            seed=torch.from_numpy(self._seed[slot]),
-            position=torch.from_numpy(position.astype(np.int64)),
-            choice=torch.from_numpy(self._choice[slot]),
-        )

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sampling import Sampled
-from tandem.link.batch import Int32Column, RowError, RowErrorKind, UInt32Column
+from kernels.sampling import Logprobs, Sampled
+from tandem.link.batch import Float32Column, Int32Column, RowError, RowErrorKind, UInt32Column
+from tandem.link.logprobs import LogprobColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,24 +24,27 @@ class StepOutcome:
         token: 0 where not valid.
         valid: False where the logits held NaN or infinity.
         margin: By how much each token won; None where not collected.
+        logprobs: Of the rows that asked; None where none did.
     """
 
     slot: Int32Column
     position: Int32Column
     token: Int32Column
     valid: NDArray[np.bool_]
-    margin: NDArray[np.float32] | None
+    margin: Float32Column | None
+    logprobs: LogprobColumns | None = None
 
     @classmethod
     def of(cls, slot: Int32Column, position: Int32Column, sampled: Sampled) -> StepOutcome:
         """Bring sampled tokens to the host: the step's one wait for the device."""
-        margin = sampled.margin
+        margin, logprobs = sampled.margin, sampled.logprobs
         return cls(
             slot=slot,
             position=position,
             token=sampled.token.cpu().numpy().astype(np.int32),
             valid=sampled.valid.cpu().numpy(),
             margin=None if margin is None else margin.cpu().numpy(),
+            logprobs=None if logprobs is None else _columns(logprobs),
         )
 
     @classmethod
@@ -87,4 +91,18 @@ class StepOutcome:
             token=self.token[good],
             valid=self.valid[good],
             margin=None if self.margin is None else self.margin[good],
+            logprobs=None if self.logprobs is None else self.logprobs.of_rows(good),
         )
+
+
+def _columns(logprobs: Logprobs) -> LogprobColumns:
+    """The same on the host, each row with as many of the likeliest ids as it asked for."""
+    count = logprobs.num_top.numpy()
+    wanted = np.arange(logprobs.top_token.shape[1]) < count[:, None]
+    return LogprobColumns(
+        row=logprobs.row.numpy().astype(np.int32),
+        chosen=logprobs.chosen.cpu().numpy(),
+        top_start=np.concatenate([np.zeros(1, np.int32), np.cumsum(count, dtype=np.int32)]),
+        top_token=logprobs.top_token.cpu().numpy()[wanted].astype(np.int32),
+        top=logprobs.top.cpu().numpy()[wanted],
+    )

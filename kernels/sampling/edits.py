@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 _MAX = torch.finfo(torch.float32).max
-_TILE_ELEMENTS = 1 << 20
-"""Counts kept at a time on a CPU: in cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +24,10 @@ class Biases:
     row: Tensor
     token: Tensor
     value: Tensor
+
+    def select(self, part: Tensor) -> Biases:
+        """Some of them, by mask bool[B]."""
+        return Biases(row=self.row[part], token=self.token[part], value=self.value[part])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +54,8 @@ class Penalties:
     history_len: Tensor
     history: Tensor
 
-    def select(self, part: slice) -> Penalties:
-        """Those of some of the P rows."""
+    def select(self, part: Tensor) -> Penalties:
+        """Those of some of the P rows, by mask bool[P] on the host."""
         return Penalties(
             row=self.row[part],
             repetition=self.repetition[part],
@@ -61,7 +63,7 @@ class Penalties:
             presence=self.presence[part],
             prompt_len=self.prompt_len[part],
             history_len=self.history_len[part],
-            history=self.history[part],
+            history=self.history[part.to(self.history.device)],
         )
 
 
@@ -88,20 +90,16 @@ class LogitEdits:
 
         Args:
             logits: float32 ``[N, V]``.
-            rows: int64 ``[N]`` on the host, ascending: which rows of the batch these are; all of
-                `self.rows` are among them.
+            rows: int64 ``[N]`` on the host, ascending: which rows of the batch these are. Edits of
+                other rows are left out.
         """
         if self.biases is not None:
-            add_biases(logits, self.biases, torch.searchsorted(rows, self.biases.row))
-        if self.penalties is None:
-            return
-        place = torch.searchsorted(rows, self.penalties.row)
-        num_rows, tile = len(place), max(1, _TILE_ELEMENTS // logits.shape[1])
-        if logits.device.type != "cpu":
-            tile = num_rows
-        for first in range(0, num_rows, tile):
-            part = slice(first, first + tile)
-            _penalise(logits, place[part].to(logits.device), self.penalties.select(part))
+            biases = self.biases.select(torch.isin(self.biases.row, rows))
+            add_biases(logits, biases, torch.searchsorted(rows, biases.row))
+        if self.penalties is not None:
+            penalties = self.penalties.select(torch.isin(self.penalties.row, rows))
+            row = torch.searchsorted(rows, penalties.row)
+            _penalise(logits, row.to(logits.device), penalties)
 
 
 def add_biases(logits: Tensor, biases: Biases, row: Tensor) -> None:

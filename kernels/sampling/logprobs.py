@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_COPY_ELEMENTS = {"cpu": 1 << 20}
+_COPY_ELEMENTS_OF_DEVICE = 1 << 24
+"""Logits copied at a time: near a CPU's cache, and few launches on a device."""
+
 _LOW_WORD = 0xFFFFFFFF
 
 
@@ -45,18 +49,27 @@ def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
     row = (num_top >= 0).nonzero()[:, 0]
     if len(row) == 0:
         return None
-    here = row.to(logits.device)
     asked = num_top[row].clamp(max=logits.shape[1])
+    width = int(asked.max())
+    parts = [_tell(logits, token, part, width) for part in torch.split(row, rows_per_copy(logits))]
+    chosen, top_token, top = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Logprobs(row=row, num_top=asked, chosen=chosen, top_token=top_token, top=top)
+
+
+def rows_per_copy(logits: Tensor) -> int:
+    """Rows of which sampling makes float32 copies at a time: memory is for KV."""
+    elements = _COPY_ELEMENTS.get(logits.device.type, _COPY_ELEMENTS_OF_DEVICE)
+    return max(1, elements // logits.shape[1])
+
+
+def _tell(logits: Tensor, token: Tensor, row: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log probabilities of these rows' tokens, and their `width` likeliest ids with theirs."""
+    here = row.to(logits.device)
     values = logits[here].float()
     total = values.logsumexp(dim=1, keepdim=True)
-    top_token = best_ids(values, int(asked.max()))
-    return Logprobs(
-        row=row,
-        num_top=asked,
-        chosen=(values.gather(1, token[here][:, None]) - total)[:, 0],
-        top_token=top_token,
-        top=values.gather(1, top_token) - total,
-    )
+    chosen = (values.gather(1, token[here][:, None]) - total)[:, 0]
+    top_token = best_ids(values, width)
+    return chosen, top_token, values.gather(1, top_token) - total
 
 
 def best_ids(values: Tensor, count: int) -> Tensor:

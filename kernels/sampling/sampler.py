@@ -9,7 +9,7 @@ from kernels.sampling import reference
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits import LogitEdits
 from kernels.sampling.filters import cut
-from kernels.sampling.logprobs import logprobs
+from kernels.sampling.logprobs import logprobs, rows_per_copy
 from kernels.sampling.noise import MAX_SPREAD, gumbel, row_words
 
 _TILE_ELEMENTS = 1 << 15
@@ -51,12 +51,13 @@ def sample(
         rows = noisy.nonzero()[:, 0]
         here = rows.to(logits.device)
         token[here] = _drawn(logits[here], columns.select(rows))
-    if edits is not None and edited is not None and len(edited):
-        here = edited.to(logits.device)
-        changed = logits[here].float()
-        edits.apply(changed, edited)
-        drawn = sample(changed, columns.select(edited))
-        token[here], valid[here] = drawn.token, drawn.valid
+    if edits is not None and edited is not None:
+        for rows in torch.split(edited, rows_per_copy(logits)):
+            here = rows.to(logits.device)
+            changed = logits[here].float()
+            edits.apply(changed, rows)
+            drawn = sample(changed, columns.select(rows))
+            token[here], valid[here] = drawn.token, drawn.valid
     token = torch.where(valid, token, 0)
     told = None if num_logprobs is None else logprobs(logits, token, num_logprobs)
     return Sampled(token=token, valid=valid, logprobs=told)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import LogitEdits, edits, reference, sample
+from kernels.sampling import LogitEdits, logprobs, reference, sample
 from tests.kernels.sampling.edit_oracle import RowEdits, edited_row, edits_of, row_edits
 from tests.kernels.sampling.rows import make_columns
 
@@ -198,7 +198,7 @@ class TestNeighbours:
             for place in range(9)
         }
         together = sample(logits, columns, edits=edits_of(rows)).token
-        monkeypatch.setattr(edits, "_TILE_ELEMENTS", 1)
+        monkeypatch.setitem(logprobs._COPY_ELEMENTS, "cpu", 1)
         cut = sample(logits, columns, edits=edits_of(rows)).token
         alone = [
             sample(
