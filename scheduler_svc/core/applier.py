@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.decode_rows import DecodeRows
 from scheduler_svc.core.distrust import distrust, retry_alone
 from scheduler_svc.core.events import Progress, ProgressKind
+from scheduler_svc.core.logprobs import note_logprobs
 from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.request import FinishReason, Request, RequestState
 from scheduler_svc.core.slots import SlotColumn, SlotTable
@@ -31,6 +32,8 @@ def apply_result(state: CoreState, result: StepResult, now: float) -> None:
         raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
     rows = state.in_flight[0]
     if _is_as_planned(state.slots, rows, result):
+        if result.logprobs is not None:
+            note_logprobs(state, result, result.logprobs)
         _apply_as_planned(state, rows, result, now)
     else:
         _apply_any(state, rows, result, now)
@@ -102,6 +105,8 @@ def _apply_any(state: CoreState, rows: PlannedRows, result: StepResult, now: flo
     if result.row_errors:  # which may also have stopped rows that shared KV with these
         late = _late_rows(state, result)
     drained = _count_rows(state, rows)
+    if result.logprobs is not None:
+        note_logprobs(state, result, result.logprobs, late)
     if len(late):
         for row in late.tolist():
             _append_late_token(state, result, row, now)
@@ -178,6 +183,7 @@ def _without(result: StepResult, late: NDArray[np.intp]) -> StepResult:
         generation=np.delete(result.generation, late),
         position=np.delete(result.position, late),
         token=np.delete(result.token, late),
+        logprobs=None,
     )
 
 

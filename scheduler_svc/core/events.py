@@ -12,6 +12,7 @@ from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.step_log import LogLine
 from tandem.errors import TandemError
 from tandem.link.batch import Int32Column
+from tandem.link.logprobs import LogprobColumns
 
 
 class ProgressKind(enum.IntEnum):
@@ -63,6 +64,22 @@ class Failed:
     error: TandemError
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """
+    Log probabilities of tokens that are in the token columns of the same events.
+
+    Attributes:
+        handle: int64 ``[Q]``, whose token.
+        offset: int32 ``[Q]``, which of its output tokens.
+        columns: The log probabilities; their `row` means nothing here.
+    """
+
+    handle: NDArray[np.int64]
+    offset: Int32Column
+    columns: LogprobColumns
+
+
 _NO_INT64: NDArray[np.int64] = np.empty(0, np.int64)
 _NO_INT32: Int32Column = np.empty(0, np.int32)
 
@@ -81,12 +98,14 @@ class CoreEvents:
     Everything that happened in one turn of the core.
 
     The three token columns have one entry per new output token: whose, its output offset (0 =
-    first), its id. Tokens of a request come in order and before its `Ended`.
+    first), its id. Tokens of a request come in order and before its `Ended`. `logprobs` are those
+    of tokens whose requests asked for them, in order too.
     """
 
     token_handle: NDArray[np.int64] = field(default_factory=_no_int64)
     token_offset: Int32Column = field(default_factory=_no_int32)
     token: Int32Column = field(default_factory=_no_int32)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
@@ -101,10 +120,11 @@ class CoreEvents:
 class EventLog:
     """Collects events until somebody takes them."""
 
-    __slots__ = ("_ended", "_failed", "_log_lines", "_progress", "_tokens")
+    __slots__ = ("_ended", "_failed", "_log_lines", "_logprobs", "_progress", "_tokens")
 
     def __init__(self) -> None:
         self._tokens: list[tuple[NDArray[np.int64], Int32Column, Int32Column]] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._ended: list[Ended] = []
         self._failed: list[Failed] = []
         self._progress: list[Progress] = []
@@ -115,6 +135,10 @@ class EventLog:
     ) -> None:
         """New output tokens as equally long columns."""
         self._tokens.append((handle, offset, token))
+
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Log probabilities of tokens that are added before the events are taken."""
+        self._logprobs.append(logprobs)
 
     def add(self, event: Ended | Failed | Progress) -> None:
         """Anything but tokens."""
@@ -146,4 +170,6 @@ class EventLog:
             events.token = np.concatenate(tokens)
         self._tokens, self._ended, self._failed, self._progress = [], [], [], []
         self._log_lines = []
+        if self._logprobs:
+            events.logprobs, self._logprobs = self._logprobs, []
         return events
