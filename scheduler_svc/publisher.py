@@ -3,7 +3,8 @@ From core events to one message per step and frontend, without ever waiting for 
 
 What a full pipe does not take stays in that frontend's outbox and is merged with what follows. An
 outbox is bounded by what its frontend asked for: one answer per question, and each token of each
-of its live requests once.
+of its live requests once, in 4 bytes, as in the core's own history of it. Trying a full pipe again
+costs one message of limited size, however much waits behind it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +26,9 @@ from scheduler_svc.ipc.messages import (
     Update,
 )
 from scheduler_svc.ipc.sockets import FrontendGone
+from scheduler_svc.ipc.token_run import TokenRun
 from tandem.errors import TandemError
+from tandem.link.batch import Int32Column
 
 RETRY_S = 0.01
 STREAM_BITS = 32
@@ -75,39 +79,46 @@ class _Outbox:
     def __init__(self) -> None:
         self.answers: deque[CoreMessage] = deque()
         """Everything but Updates, oldest first."""
-        self.streams: list[bytes] = []
-        self.offsets: list[bytes] = []
-        self.tokens: list[bytes] = []
+        self.runs: deque[TokenRun] = deque()
+        """Tokens, oldest first; everything below comes after them."""
         self.ended: list[StreamEnd] = []
         self.failed: list[Refused] = []
         self.progress: dict[tuple[int, int], StreamProgress] = {}
         """By stream and kind: only the newest of each is worth sending."""
 
-    def has_update(self) -> bool:
-        return bool(self.tokens or self.ended or self.failed or self.progress)
+    def add_tokens(self, streams: bytes, offsets: Int32Column, tokens: bytes) -> bool:
+        """Take one step's tokens; True when older ones wait still."""
+        runs = self.runs
+        if runs:
+            if not runs[-1].try_extend(streams, offsets, tokens):
+                runs.append(TokenRun(streams, offsets, tokens))
+            return True
+        runs.append(TokenRun(streams, offsets, tokens))
+        return False
 
-    def take_update(self) -> Update:
-        if len(self.tokens) == 1:
-            stream, offset, token = self.streams[0], self.offsets[0], self.tokens[0]
-        else:
-            stream, offset, token = map(b"".join, (self.streams, self.offsets, self.tokens))
-        return Update(
-            token_stream=stream,
-            token_offset=offset,
-            token=token,
-            ended=tuple(self.ended) if self.ended else (),
-            failed=tuple(self.failed) if self.failed else (),
-            progress=tuple(self.progress.values()) if self.progress else (),
+    def has_update(self) -> bool:
+        return bool(self.runs or self.ended or self.failed or self.progress)
+
+    def next_update(self) -> Update:
+        """The oldest run of tokens, with all the rest if it is the last one."""
+        update = self.runs[0].update() if self.runs else Update()
+        if len(self.runs) > 1 or not (self.ended or self.failed or self.progress):
+            return update
+        return msgspec.structs.replace(
+            update,
+            ended=tuple(self.ended),
+            failed=tuple(self.failed),
+            progress=tuple(self.progress.values()),
         )
 
-    def clear_update(self) -> None:
-        self.streams.clear()
-        self.offsets.clear()
-        self.tokens.clear()
-        if self.ended or self.failed or self.progress:
+    def drop_next_update(self) -> None:
+        """It was sent."""
+        if len(self.runs) <= 1:
             self.ended.clear()
             self.failed.clear()
             self.progress.clear()
+        if self.runs:
+            self.runs.popleft()
 
 
 class Publisher:
@@ -115,7 +126,7 @@ class Publisher:
     Outboxes of all frontends. Owned by the core thread.
 
     Attributes:
-        num_merged: Updates merged into an earlier one that a full pipe held back.
+        num_merged: Steps of a frontend whose tokens joined others that a full pipe held back.
     """
 
     def __init__(self, sender: Sender, on_gone: Callable[[int], None]) -> None:
@@ -206,10 +217,10 @@ class Publisher:
             if not self._sender.try_send(frontend, outbox.answers[0]):
                 return False
             outbox.answers.popleft()
-        if outbox.has_update():
-            if not self._sender.try_send(frontend, outbox.take_update()):
+        while outbox.has_update():
+            if not self._sender.try_send(frontend, outbox.next_update()):
                 return False
-            outbox.clear_update()
+            outbox.drop_next_update()
         return True
 
     def _add_tokens(self, events: CoreEvents) -> None:
@@ -218,10 +229,9 @@ class Publisher:
             outbox = self._outboxes.get(frontend)
             if outbox is None:
                 continue
-            self.num_merged += bool(outbox.tokens)
-            outbox.streams.append(streams)
-            outbox.offsets.append((offset if mine is None else offset[mine]).tobytes())
-            outbox.tokens.append((token if mine is None else token[mine]).tobytes())
+            offsets = offset if mine is None else offset[mine]
+            tokens = (token if mine is None else token[mine]).tobytes()
+            self.num_merged += outbox.add_tokens(streams, offsets, tokens)
 
     def _split(self, handle: NDArray[np.int64]) -> _Split:
         """

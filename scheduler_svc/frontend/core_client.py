@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+import numpy as np
 import structlog
+import zmq
 
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.frontend.inbox import ChoiceInbox, Received, StreamInbox
@@ -30,10 +32,13 @@ from scheduler_svc.ipc.messages import (
     decode_from_core,
     encode,
 )
+from scheduler_svc.ipc.token_run import TokenRun
 from tandem.errors import ERROR_BY_REASON, Draining, HandedOver, InternalError, TandemError
 
 log = structlog.get_logger()
 
+FRAMES_PER_TURN = 64
+"""Messages of the core taken before streams get their turn."""
 SWEEP_INTERVAL_S = 0.5
 PING_INTERVAL_S = 5.0
 MAX_STREAM_ID = 2**32 - 1
@@ -45,8 +50,8 @@ class AsyncSocket(Protocol):
     def send(self, data: bytes) -> asyncio.Future[object]:
         """Queue one message in order; done when it is in the pipe."""
 
-    async def recv(self) -> bytes:
-        """Wait for one message."""
+    async def recv(self, flags: int = 0) -> bytes:
+        """Wait for one message; with NOBLOCK raise zmq.Again where there is none."""
 
     def close(self) -> None:
         """Close without waiting."""
@@ -74,6 +79,8 @@ class CoreClient:
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._sends: set[asyncio.Future[object]] = set()
         self._listeners: list[Callable[[], None]] = []
+        self._run: TokenRun | None = None
+        """Tokens of the last updates."""
         self._last_message_s = clock()
         self._gone: TandemError | None = None
         self.served = ServedModel()
@@ -208,6 +215,16 @@ class CoreClient:
             frame = await self._socket.recv()
             self._last_message_s = self._clock()
             self._dispatch(decode_from_core(frame))
+            # What is there already is taken together, so that a frontend that lags catches up; but
+            # not without an end, or streams would never come to write what they were given.
+            for _ in range(FRAMES_PER_TURN):
+                try:
+                    frame = await self._socket.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._dispatch(decode_from_core(frame))
+            self._deliver_run()
+            await asyncio.sleep(0)
 
     def _dispatch(self, message: CoreMessage) -> None:
         match message:
@@ -231,16 +248,31 @@ class CoreClient:
                 self.served.load(message, self._notify)
                 self._notify()
 
+    def _add_tokens(self, update: Update) -> None:
+        streams, tokens = update.token_stream, update.token
+        offsets = np.frombuffer(update.token_offset, np.int32)
+        if self._run is not None and self._run.try_extend(streams, offsets, tokens):
+            return
+        self._deliver_run()
+        self._run = TokenRun(streams, offsets, tokens)
+
+    def _deliver_run(self) -> None:
+        """Give streams the tokens that came and were not delivered yet."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        choices = self._choices
+        for stream_id, offset, token_ids in run.by_stream():
+            if choice := choices.get(stream_id):
+                choice.put_tokens(offset, token_ids)
+
     def _apply(self, update: Update) -> None:
         choices = self._choices
-        columns = (
-            memoryview(update.token_stream).cast("I"),
-            memoryview(update.token_offset).cast("i"),
-            memoryview(update.token).cast("i"),
-        )
-        for stream_id, offset, token_id in zip(*columns, strict=True):
-            if choice := choices.get(stream_id):
-                choice.put_token(offset, token_id)
+        if update.token:
+            self._add_tokens(update)
+        if not (update.progress or update.ended or update.failed):
+            return
+        self._deliver_run()
         for progress in update.progress:
             if choice := choices.get(progress.stream_id):
                 choice.put_progress(progress)
@@ -253,10 +285,15 @@ class CoreClient:
 
     async def _sweep(self) -> None:
         next_ping_s, was_alive = 0.0, True
+        now_s = self._clock()
         while True:
+            expected_s = now_s + SWEEP_INTERVAL_S
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now_s = self._clock()
+            late_s = now_s - expected_s
             for inbox in list(self._inboxes.values()):
+                if late_s > SWEEP_INTERVAL_S:
+                    inbox.forgive(late_s)
                 inbox.sweep(
                     now_s,
                     stall_deadline_s=self._settings.stall_deadline_s,

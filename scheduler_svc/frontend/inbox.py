@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -59,7 +60,7 @@ class ChoiceInbox:
     """
 
     __slots__ = (
-        "_end", "_has_news", "_inbox", "_token_ids", "_wake", "choice", "is_over", "num_received",
+        "_end", "_has_news", "_inbox", "_tokens", "_wake", "choice", "is_over", "num_received",
         "progress", "stream_id",
     )  # fmt: skip
 
@@ -67,7 +68,7 @@ class ChoiceInbox:
         self._inbox = inbox
         self._wake = inbox.wake
         self._has_news = False
-        self._token_ids: list[int] = []
+        self._tokens = array("i")
         self._end: StreamEnd | None = None
         self.stream_id = stream_id
         self.choice = choice
@@ -75,21 +76,25 @@ class ChoiceInbox:
         self.num_received = before.num_tokens
         self.progress: StreamProgress | None = None
 
-    def put_token(self, offset: int, token_id: int) -> None:
-        """Add the token at this output offset; one seen before is ignored."""
+    def put_tokens(self, offset: int, token_ids: bytes) -> None:
+        """
+        Add output tokens; those seen before are ignored.
+
+        Args:
+            offset: Output offset of the first.
+            token_ids: int32.
+        """
         inbox = self._inbox
         if offset != self.num_received or inbox.is_closed:
-            self._refuse_token(offset)
-            return
-        self.num_received += 1
-        self._token_ids.append(token_id)
-        if not self._has_news:
-            self._has_news = True
-            inbox.with_news.append(self)
-        inbox.num_pending += 1
-        if inbox.num_pending > inbox.max_pending_tokens:
+            token_ids = self._unseen(offset, token_ids)
+            if not token_ids:
+                return
+        self.num_received += len(token_ids) // BYTES_PER_TOKEN
+        self._tokens.frombytes(token_ids)
+        inbox.num_pending_bytes += len(token_ids)
+        if inbox.num_pending_bytes > inbox.max_pending_bytes:
             inbox.give_up_if_slow()
-        self._wake()
+        self._note_news()
 
     def put_progress(self, progress: StreamProgress) -> None:
         """Replace the last progress."""
@@ -100,10 +105,7 @@ class ChoiceInbox:
         """The choice ended well."""
         self.is_over = True
         self._end = end
-        if not self._has_news:
-            self._has_news = True
-            self._inbox.with_news.append(self)
-        self._wake()
+        self._note_news()
 
     def put_failure(self, error: TandemError) -> None:
         """The choice failed, and with it the request."""
@@ -112,14 +114,23 @@ class ChoiceInbox:
 
     def take(self) -> ChoiceNews:
         """All its news since the last call."""
-        news = ChoiceNews(self.choice, self._token_ids, self._end)
-        self._has_news, self._token_ids, self._end = False, [], None
+        news = ChoiceNews(self.choice, self._tokens.tolist(), self._end)
+        self._has_news, self._tokens, self._end = False, array("i"), None
         return news
 
-    def _refuse_token(self, offset: int) -> None:
-        if offset > self.num_received and not self._inbox.is_closed:
+    def _note_news(self) -> None:
+        if not self._has_news:
+            self._has_news = True
+            self._inbox.with_news.append(self)
+            self._wake()
+
+    def _unseen(self, offset: int, token_ids: bytes) -> bytes:
+        """Those of the tokens that are of use."""
+        num_seen = self.num_received - offset
+        if num_seen < 0 and not self._inbox.is_closed:
             text = f"output token {self.num_received} was lost between core and frontend"
             self._inbox.put_failure(InternalError(text))
+        return b"" if self._inbox.is_closed else token_ids[num_seen * BYTES_PER_TOKEN :]
 
 
 class StreamInbox:
@@ -127,15 +138,15 @@ class StreamInbox:
     Owned by the event loop: the reader of the core's socket puts, the request's task takes.
 
     Putting never waits. What the task has not taken yet is merged, so a slow client costs the ids
-    it has not read and no more than `max_pending_bytes` of them over all choices; past that, or
-    when one message waits too long for the client, the request alone ends with `SlowConsumer`.
+    it has not read, 4 bytes each, and no more than `max_pending_bytes` over all choices; past that,
+    or when one message waits too long for the client, the request alone ends with `SlowConsumer`.
 
     Attributes:
         choices: One per choice, with consecutive stream numbers.
         accepted: What the core took the request as; None until then.
         last_sent_s: When the client last got a message; see `sweep`.
-        num_pending: Tokens of all choices that were not taken yet.
-        max_pending_tokens: More of them than this may not wait for the client.
+        num_pending_bytes: Of output of all choices that was not taken yet.
+        max_pending_bytes: More of them than this may not wait for the client.
         is_closed: Further output is of no use.
         wake: Say that something arrived.
         with_news: Choices of which something was not taken yet.
@@ -153,14 +164,14 @@ class StreamInbox:
         self.wake = self._something.set
         self.is_closed = False
         self.with_news: list[ChoiceInbox] = []
-        self.max_pending_tokens = max(1, max_pending_bytes // BYTES_PER_TOKEN)
+        self.max_pending_bytes = max_pending_bytes
         self.choices = [
             ChoiceInbox(self, first_stream_id + choice, choice, one)
             for choice, one in enumerate(before)
         ]
         self.accepted: Accepted | None = None
         self.last_sent_s = now_s
-        self.num_pending = 0
+        self.num_pending_bytes = 0
         self._news = News()
         self._write_began_s: float | None = None
         self._writer: asyncio.Task[object] | None = None
@@ -200,7 +211,7 @@ class StreamInbox:
         news, self._news = self._news, News()
         news.choices = [choice.take() for choice in self.with_news]
         self.with_news.clear()
-        self.num_pending = 0
+        self.num_pending_bytes = 0
         return news
 
     def begin_write(self, now_s: float) -> None:
@@ -227,12 +238,18 @@ class StreamInbox:
         elif now_s - self._write_began_s >= stall_deadline_s:
             self._give_up(f"a message waited {stall_deadline_s:g} s for the client")
 
+    def forgive(self, seconds: float) -> None:
+        """Blame nobody for this much of the time: this process itself did nothing then."""
+        self.last_sent_s += seconds
+        if self._write_began_s is not None:
+            self._write_began_s += seconds
+
     # For its choices
 
     def give_up_if_slow(self) -> None:
         """More waits for the client than may: end it, if it is the client who is awaited."""
         if self._write_began_s is not None:
-            self._give_up(f"{self.max_pending_tokens} tokens wait for the client")
+            self._give_up(f"{self.num_pending_bytes:,} bytes of output wait for the client")
 
     def note_progress(self, choice: ChoiceInbox) -> None:
         """A choice changed place; the client hears of it if this is the one it hears of."""

@@ -175,20 +175,20 @@ class StreamProgress(msgspec.Struct, array_like=True, frozen=True):
 
 class Update(msgspec.Struct, array_like=True, tag=14, frozen=True, kw_only=True):
     """
-    One per step and frontend. The three columns have one entry per new token, a request's tokens in
-    order; they come before its end. Offsets let a frontend check that nothing was lost when
-    messages were merged.
+    What is new, one or a few per step and frontend: tokens of some streams, then the rest, which
+    comes after the tokens. See scheduler_svc.ipc.token_run. Offsets let a frontend check that
+    nothing was lost when steps were merged.
     """
 
-    token_stream: bytes
-    """uint32."""
-    token_offset: bytes
-    """int32."""
-    token: bytes
-    """int32."""
-    ended: tuple[StreamEnd, ...]
-    failed: tuple[Refused, ...]
-    progress: tuple[StreamProgress, ...]
+    token_stream: bytes = b""
+    """uint32, shape ``[N]``."""
+    token_offset: bytes = b""
+    """int32, shape ``[N]``: output offset of each stream's first token here."""
+    token: bytes = b""
+    """int32, shape ``[rows, N]``: a stream's tokens in order; one row unless steps were merged."""
+    ended: tuple[StreamEnd, ...] = ()
+    failed: tuple[Refused, ...] = ()
+    progress: tuple[StreamProgress, ...] = ()
 
 
 class Reply(msgspec.Struct, array_like=True, tag=15, frozen=True, kw_only=True):

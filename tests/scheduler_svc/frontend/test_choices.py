@@ -228,10 +228,10 @@ class TestSlowReader:
         inbox = StreamInbox(1, before=[Received()] * 4, max_pending_bytes=4 * 100, now_s=0.0)
         for choice in inbox.choices:
             for offset in range(20):
-                choice.put_token(offset, 70)
-        assert 80 == inbox.num_pending
+                choice.put_tokens(offset, (70).to_bytes(4, "little"))
+        assert 4 * 80 == inbox.num_pending_bytes
         assert [20] * 4 == [len(one.token_ids) for one in inbox.take().choices]
-        assert 0 == inbox.num_pending
+        assert 0 == inbox.num_pending_bytes
 
 
 class TestSharing:

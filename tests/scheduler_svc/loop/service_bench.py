@@ -34,6 +34,7 @@ from scheduler_svc.model_cache import ModelCache
 from scheduler_svc.wakeup import Wakeup
 from tandem.link.session import SchedulerId
 from tests.scheduler_svc.loop.fake_link import FakeLink
+from tests.scheduler_svc.loop.token_rows import token_rows
 
 DEADLINE_S = 10.0
 
@@ -123,13 +124,7 @@ class FakeFrontend:
 
     def _update(self, update: Update) -> None:
         self.num_updates += 1
-        columns = zip(
-            np.frombuffer(update.token_stream, "<u4").tolist(),
-            np.frombuffer(update.token_offset, "<i4").tolist(),
-            np.frombuffer(update.token, "<i4").tolist(),
-            strict=True,
-        )
-        for stream_id, offset, token in columns:
+        for stream_id, offset, token in token_rows(update):
             tokens = self.tokens.setdefault(stream_id, [])
             assert stream_id in self.accepted
             assert len(tokens) == offset

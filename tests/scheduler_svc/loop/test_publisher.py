@@ -1,11 +1,14 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.events import CoreEvents, Failed, Progress, ProgressKind
+from scheduler_svc.core.events import CoreEvents, Ended, Failed, Progress, ProgressKind
+from scheduler_svc.core.request import FinishReason
 from scheduler_svc.ipc.messages import Accepted, CoreMessage, StreamProgress, Update
 from scheduler_svc.ipc.sockets import FrontendGone
+from scheduler_svc.ipc.token_run import MAX_RUN_BYTES
 from scheduler_svc.publisher import RETRY_S, Publisher, frontend_of, handle_of, stream_of
 from tandem.errors import NeverFits
+from tests.scheduler_svc.loop.token_rows import token_rows
 
 
 class FakeSender:
@@ -13,6 +16,8 @@ class FakeSender:
         self.sent: list[tuple[int, CoreMessage]] = []
         self.full: set[int] = set()
         self.gone: set[int] = set()
+        self.room: dict[int, int] = {}
+        """Messages that a pipe takes before it is full."""
         self.num_attempts = 0
 
     def try_send(self, index: int, message: CoreMessage) -> bool:
@@ -21,6 +26,10 @@ class FakeSender:
             raise FrontendGone
         if index in self.full:
             return False
+        if index in self.room:
+            self.room[index] -= 1
+            if not self.room[index]:
+                self.full.add(index)
         self.sent.append((index, message))
         return True
 
@@ -52,15 +61,18 @@ def _tokens(*rows: tuple[int, int, int, int]) -> CoreEvents:
     )
 
 
-def _rows(update: CoreMessage) -> list[tuple[int, int, int]]:
-    assert isinstance(update, Update)
-    return list(
-        zip(
-            np.frombuffer(update.token_stream, "<u4").tolist(),
-            np.frombuffer(update.token_offset, "<i4").tolist(),
-            np.frombuffer(update.token, "<i4").tolist(),
-            strict=True,
-        )
+def _ended(frontend: int, stream: int, num_tokens: int) -> Ended:
+    return Ended(
+        handle=handle_of(frontend, stream),
+        reason=FinishReason.MAX_TOKENS,
+        matched_token=None,
+        num_prompt_tokens=1,
+        num_output_tokens=num_tokens,
+        num_cached_tokens=0,
+        queue_s=0.0,
+        first_token_s=0.0,
+        total_s=1.0,
+        num_preemptions=0,
     )
 
 
@@ -91,7 +103,7 @@ class TestPublisher:
                 mine = [s for s, f in enumerate(frontends) if f == frontend]
                 index, update = sender.sent.pop(0)
                 assert frontend == index
-                assert [(s, offset, 10 * offset + s) for s in mine] == _rows(update)
+                assert [(s, offset, 10 * offset + s) for s in mine] == token_rows(update)
 
     def test_changed_column_of_handles_is_read_again(self, publisher, sender):
         """A column of handles that may be written to is read anew, even if it is the same one."""
@@ -100,15 +112,17 @@ class TestPublisher:
         events.token_handle[0] = handle_of(1, 2)
         publisher.add(events)
         publisher.flush(0.0)
-        assert [(0, [(1, 0, 11)]), (1, [(2, 0, 11)])] == [(i, _rows(u)) for i, u in sender.sent]
+        assert [(0, [(1, 0, 11)]), (1, [(2, 0, 11)])] == [
+            (i, token_rows(u)) for i, u in sender.sent
+        ]
 
     def test_one_update_per_frontend_and_step(self, publisher, sender):
         """One turn's tokens are split by frontend, in order, into one message each."""
         publisher.add(_tokens((1, 7, 0, 11), (0, 7, 3, 12), (1, 2**32 - 1, 5, 13)))
         publisher.flush(0.0)
         assert [0, 1] == [index for index, _ in sender.sent]
-        assert [(7, 3, 12)] == _rows(sender.sent[0][1])
-        assert [(7, 0, 11), (2**32 - 1, 5, 13)] == _rows(sender.sent[1][1])
+        assert [(7, 3, 12)] == token_rows(sender.sent[0][1])
+        assert [(7, 0, 11), (2**32 - 1, 5, 13)] == token_rows(sender.sent[1][1])
 
     def test_nothing_new_sends_nothing(self, publisher, sender):
         """A turn without events sends no message."""
@@ -125,9 +139,46 @@ class TestPublisher:
         assert 3 == len(sender.sent)
         sender.full = set()
         publisher.flush(10.0)
-        assert [(7, 0, 20), (7, 1, 21), (7, 2, 22)] == _rows(sender.sent[-1][1])
+        assert [(7, 0, 20), (7, 1, 21), (7, 2, 22)] == token_rows(sender.sent[-1][1])
         assert not publisher.has_unsent
         assert 2 == publisher.num_merged
+
+    def test_long_lag_costs_messages_of_bounded_size(self, publisher, sender):
+        """After a long lag tokens come in several messages of bounded size, the ends in the last."""
+        sender.full = {0}
+        streams, steps = 512, 400
+        handles = np.array([handle_of(0, stream) for stream in range(streams)], np.int64)
+        for step in range(steps):
+            column = np.full(streams, step, np.int32)
+            publisher.add(CoreEvents(token_handle=handles, token_offset=column, token=column))
+        publisher.add(CoreEvents(ended=[_ended(0, 5, steps)]))
+        publisher.flush(0.0)
+        sender.full = set()
+        publisher.flush(1.0)
+        updates = [update for _, update in sender.sent]
+        assert all(len(update.token) <= MAX_RUN_BYTES for update in updates)
+        assert steps * streams * 4 == sum(len(update.token) for update in updates)
+        assert [0] * (len(updates) - 1) + [1] == [len(update.ended) for update in updates]
+        rows = [row for update in updates for row in token_rows(update) if row[0] == 5]
+        assert [(5, step, step) for step in range(steps)] == rows
+
+    def test_pipe_that_fills_up_again_keeps_the_rest(self, publisher, sender):
+        """Of what was held back, all that a pipe does not take yet follows later, once."""
+        sender.full = {0}
+        for offset, stream in enumerate((7, 8, 9)):
+            publisher.add(_tokens((0, stream, offset, 5)))
+        publisher.add(CoreEvents(ended=[_ended(0, 9, 3)]))
+        publisher.flush(0.0)
+        sender.room = {0: 2}
+        sender.full = set()
+        publisher.flush(1.0)
+        assert [[(7, 0, 5)], [(8, 1, 5)]] == [token_rows(update) for _, update in sender.sent]
+        assert publisher.has_unsent
+        sender.room, sender.full = {}, set()
+        publisher.flush(2.0)
+        assert [(9, 2, 5)] == token_rows(sender.sent[-1][1])
+        assert [0, 0, 1] == [len(update.ended) for _, update in sender.sent]
+        assert not publisher.has_unsent
 
     def test_full_pipe_is_not_tried_at_every_step(self, publisher, sender):
         """A full pipe costs one attempt per retry interval, however many steps there are."""
@@ -148,7 +199,7 @@ class TestPublisher:
         sender.full = set()
         publisher.flush(1.0)
         kinds = [type(message) for _, message in sender.sent]
-        assert [Accepted, Accepted, Update] == kinds
+        assert [Accepted, Accepted, Update, Update] == kinds
 
     def test_progress_held_back_keeps_the_newest(self, publisher, sender):
         """Of several places in the queue only the last is sent."""
