@@ -18,6 +18,7 @@ from tandem.link.batch import (
     StepResult,
     Suspend,
 )
+from tandem.link.logprobs import LogprobColumns
 from tandem.link.slot_state import SlotState
 from tests.scheduler_svc.core.kv_memory import KvMemory, Writer, fold, move_blocks
 
@@ -45,6 +46,14 @@ def expected_outputs(
     return outputs
 
 
+def made_up_logprobs(
+    position: int, token: int, num_top: int
+) -> tuple[float, list[tuple[int, float]]]:
+    """What is told of a token: its log probability, and ids with theirs."""
+    top = [(int(token) + place, -float(position + place)) for place in range(num_top)]
+    return -float(64 * position + token), top
+
+
 class FakeExecutor:
     """
     Applies batches in order to KV memory that remembers, per position, who wrote it and what.
@@ -67,6 +76,8 @@ class FakeExecutor:
         self.holders: dict[int, Writer] = {}
         """By slot: who is in it."""
         self.choice: dict[int, int] = {}
+        self.num_top: dict[int, int | None] = {}
+        """By slot: how many likeliest ids its request wants to be told, None for nothing."""
         self.admitted_len: dict[int, int] = {}
         self.cached_len: dict[int, int] = {}
         self.poisoned: set[tuple[int, int]] = set()
@@ -133,6 +144,7 @@ class FakeExecutor:
             prefixes.append(fingerprint)
         self.holders[slot] = Writer(slot << 32 | admission.generation, salt, prefixes)
         self.choice[slot] = admission.sampling.choice
+        self.num_top[slot] = admission.sampling.logprobs
         self.admitted_len[slot] = len(prefixes)
         self.cached_len[slot] = cached = admission.num_cached_tokens
         num_whole, in_partial = divmod(cached, bs)
@@ -179,4 +191,20 @@ class FakeExecutor:
             position=columns[:, 2].astype(np.int32),
             token=columns[:, 3].astype(np.int32),
             row_errors=tuple(errors),
+            logprobs=self._logprobs(columns) if columns.size else None,
+        )
+
+    def _logprobs(self, columns: np.ndarray) -> LogprobColumns | None:
+        """Of rows that asked: made up, but so that it shows whose they are."""
+        asked = [row for row, slot in enumerate(columns[:, 0]) if self.num_top[slot] is not None]
+        if not asked:
+            return None
+        told = [made_up_logprobs(*columns[row, 2:], self.num_top[columns[row, 0]]) for row in asked]
+        tops = [top for _, top in told]
+        return LogprobColumns(
+            row=np.array(asked, np.int32),
+            chosen=np.array([chosen for chosen, _ in told], np.float32),
+            top_start=np.cumsum([0, *map(len, tops)]).astype(np.int32),
+            top_token=np.array([token for top in tops for token, _ in top], np.int32),
+            top=np.array([value for top in tops for _, value in top], np.float32),
         )

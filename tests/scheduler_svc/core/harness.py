@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler_svc.core.admission import Acceptance
-from scheduler_svc.core.events import Ended, Failed, Progress
+from scheduler_svc.core.events import Ended, Failed, Progress, TokenLogprobs
 from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.core.options import CoreOptions, StepPriority
 from scheduler_svc.core.request import NewRequest, RequestState
@@ -73,6 +73,8 @@ class Rig:
         """Output tokens that requests came with."""
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.token_times: dict[int, list[float]] = defaultdict(list)
+        self.logprobs: dict[int, list[tuple[float, list[tuple[int, float]]]]] = defaultdict(list)
+        """By handle: of each output token, as `fake_executor.made_up_logprobs` tells them."""
         self.ended: dict[int, Ended] = {}
         self.failed: dict[int, Failed] = {}
         self.progress: list[Progress] = []
@@ -239,6 +241,8 @@ class Rig:
             assert len(self.outputs[int(handle)]) == offset, "a token is missing or twice"
             self.outputs[int(handle)].append(int(token))
             self.token_times[int(handle)].append(self.now)
+        for told in events.logprobs:
+            self._note_logprobs(told)
         for ended in events.ended:
             assert ended.handle not in self.ended | self.failed, "a request ends twice"
             self.ended[ended.handle] = ended
@@ -247,6 +251,17 @@ class Rig:
             self.failed[failed.handle] = failed
         self.progress += events.progress
         self.log_lines += events.log_lines
+
+    def _note_logprobs(self, told: TokenLogprobs) -> None:
+        """They come once, in order and with their tokens."""
+        entries = zip(
+            told.handle.tolist(), told.offset.tolist(), told.columns.entries(), strict=True
+        )
+        for handle, offset, (chosen, ids, values) in entries:
+            before = self.logprobs[handle]
+            assert self.num_prior_of(handle) + len(before) == offset, "missing or twice"
+            assert offset < len(self.outputs[handle]), "log probabilities before their token"
+            before.append((chosen, list(zip(ids, values, strict=True))))
 
     def _note_sampled(self, result: StepResult) -> None:
         handles = self.core._state.slots.handle[result.slot].tolist()

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class TokenLogprob(NamedTuple):
+    """
+    Of one token, natural logarithms.
+
+    Attributes:
+        logprob: Of the token itself.
+        top_token_ids: Likeliest ids, best first, the lower id first on ties.
+        top_logprobs: Theirs.
+    """
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +47,13 @@ class LogprobColumns:
 
     def __len__(self) -> int:
         return len(self.row)
+
+    def entries(self) -> Iterator[TokenLogprob]:
+        """One by one."""
+        bounds = self.top_start.tolist()
+        tokens, values = self.top_token.tolist(), self.top.tolist()
+        for chosen, first, end in zip(self.chosen.tolist(), bounds[:-1], bounds[1:], strict=True):
+            yield TokenLogprob(chosen, tokens[first:end], values[first:end])
 
     def select(self, entries: NDArray[np.intp] | NDArray[np.bool_]) -> LogprobColumns:
         """Some of the entries, by number or by mask ``[Q]``; `row` stays as it is."""
