@@ -165,8 +165,7 @@ class StepLink:
         """End the session a step belonged to: the two ends no longer agree."""
         with self._changed:
             if step.session_epoch == self._end.session_epoch:
-                cause = error.metadata.get("cause", LossCause.PROTOCOL.value)
-                self._end.lose(error.message, LossCause(cause))
+                self._end.lose(error.message, LossCause.of(error.metadata))
                 self._end_stream(error)
 
     def beat(self) -> Heartbeat:

@@ -2,13 +2,13 @@
 The core thread's side of the executor: one session at a time, and what to do when it breaks.
 
     connecting ── SessionOpened ──▶ attaching ── Attached ──▶ attached
-        ▲                             ▲                          │
-        │                             └──── stream broken ───────┤
-        └──── SESSION_LOST, StepFailed, a bad message ───────────┘
+        ▲                             ▲   │                      │
+        │                             └───┴─ broken, or silent ──┤
+        └── SESSION_LOST, StepFailed, too long silent or stuck ──┘
 
 A broken stream keeps the session: it is attached again and both ends send again what the other
 missed. A lost session takes all slots and blocks with it; the loop is told, and a new one is
-opened.
+opened, with this executor or another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Protocol
 
 import structlog
 
+from scheduler_svc.executor_connection import ModelInUse
 from scheduler_svc.executor_description import ExecutorDescription
+from scheduler_svc.executor_watch import ExecutorWatch
 from scheduler_svc.link_events import (
     ConnectFailed,
     LinkEvent,
@@ -28,16 +30,21 @@ from scheduler_svc.link_events import (
     StreamMessage,
     backoff_s,
 )
-from tandem.errors import SessionLost, StreamReplaced, TandemError
+from scheduler_svc.refusals import Refusals
+from scheduler_svc.session_counts import SessionCounts
+from tandem.errors import Draining, SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import Command, StepFailed, StepResult
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
-from tandem.link.session import Attached, Heartbeat
+from tandem.link.session import Attached, Heartbeat, LossCause
 from tandem.link.wire import encode_attach
+from tandem.status import PeerUnavailable
 
-LONGEST_STEP_S = 10.0
-"""A step younger than this is never late."""
-LATE_FACTOR = 20.0
-"""A step older than this many usual ones is late."""
+LONGEST_STREAM_SILENCE_S = 5.0
+"""A stream silent for longer is opened anew, over another connection: it may be dead unnoticed."""
+STREAMS_PER_LOSS = 4.0
+"""Streams that are tried at least while an executor is silent, before it is given up."""
+SEEK_AFTER_BROKEN = 3
+"""Streams in a row that could not be attached, after which other addresses are asked too."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -45,8 +52,14 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 class Link(Protocol):
     """What a session needs of `executor_link.ExecutorLink`."""
 
-    def connect(self, delay_s: float = 0.0) -> None:
-        """Open a session, however many attempts it takes."""
+    def connect(self, delay_s: float = 0.0, *, elsewhere: bool = False) -> None:
+        """Open a session, however many attempts it takes; with `elsewhere` first at another's."""
+
+    def seek(self) -> None:
+        """Try once to open a session with another executor than the newest session's."""
+
+    def require(self, model: ModelInUse | None) -> None:
+        """Open sessions only with executors of this model from now on."""
 
     def attach(self, raw_attach: bytes, delay_s: float = 0.0) -> int:
         """Open a step stream; gives its number."""
@@ -77,8 +90,11 @@ class SessionOwner(Protocol):
             SessionLost: The result is not that of the batch.
         """
 
-    def session_lost(self, now: float) -> None:
-        """All slots, blocks and steps in flight are gone."""
+    def session_lost(self, cause: LossCause, died_in: int | None, now: float) -> None:
+        """
+        All slots, blocks and steps in flight are gone; `died_in` counts from the oldest of these to
+        the one that may be to blame, None where none is.
+        """
 
 
 class ExecutorSession:
@@ -86,34 +102,38 @@ class ExecutorSession:
     Keeps one executor attached. Owned by the core thread.
 
     Attributes:
-        num_sessions: Sessions opened since the start.
-        num_reattachments: Broken streams that were attached again.
-        last_sign_s: When the executor was last heard on an attached stream; None before the first.
+        counts: What happened since the start.
+        refusals: Executors that answer and are not used.
         detached_since_s: Since when no stream is attached; None while one is.
-        refusal: Why an executor that answers is not used, where only an operator can change that;
-            empty otherwise.
     """
 
-    def __init__(self, link: Link, owner: SessionOwner, *, window: int, now: float) -> None:
+    def __init__(self, link: Link, owner: SessionOwner, *, lost_after_s: float, now: float) -> None:
+        """
+        Args:
+            link: The threads that talk to executors.
+            owner: Who owns what is lost with a session.
+            lost_after_s: How long the executor may be silent or stuck before it is given up.
+            now: Seconds, on the clock of all calls.
+        """
         self._link = link
         self._owner = owner
-        self._window = window
-        self._end = SchedulerEnd(window)
+        self._lost_after_s = lost_after_s
+        self._stream_silence_s = min(LONGEST_STREAM_SILENCE_S, lost_after_s / STREAMS_PER_LOSS)
+        self._end = SchedulerEnd(1)
+        self._watch = ExecutorWatch(now)
         self._stream = 0
         self._num_broken = 0
         """Streams in a row that did not get attached."""
         self._num_lost = 0
         """Sessions in a row in which no step succeeded."""
         self._sent_s: dict[int, float] = {}
-        self._usual_step_s = 0.0
+        self._in_flight: dict[int, Command] = {}
         self._last_problem = ""
         self._was_attached = False
         """Whether this session had a stream before."""
-        self.num_sessions = 0
-        self.num_reattachments = 0
-        self.last_sign_s: float | None = None
+        self.counts = SessionCounts()
+        self.refusals = Refusals()
         self.detached_since_s: float | None = now
-        self.refusal = ""
 
     @property
     def is_attached(self) -> bool:
@@ -122,78 +142,119 @@ class ExecutorSession:
 
     @property
     def can_send(self) -> bool:
-        """True when a step may be sent now."""
+        """True when the executor takes another step now."""
         return self._end.can_send
+
+    @property
+    def usual_step_s(self) -> float:
+        """Seconds that a step usually computes; 0 before the first."""
+        return self._watch.usual_step_s
 
     def send(self, command: Command, state_hash: int, now: float) -> int:
         """Send the next step, whose id is returned; `can_send` must hold."""
         step_id, raw = self._end.send(command, state_hash)
         self._sent_s[step_id] = now
+        self._in_flight[step_id] = command
         self._link.send(raw)
         return step_id
 
-    def is_alive(self, now: float, grace_s: float) -> bool:
+    def is_alive(self, grace_s: float) -> bool:
         """True when the executor was heard within the grace time."""
-        return self.last_sign_s is not None and now - self.last_sign_s <= grace_s
+        return self._watch.was_heard and self._watch.silent_s <= grace_s
 
     def is_progressing(self) -> bool:
-        """False while the running step takes much longer than steps usually do."""
-        heartbeat = self._end.last_heartbeat
-        if heartbeat is None or not self.is_attached:
-            return True
-        return heartbeat.elapsed_ms / 1000 <= max(LONGEST_STEP_S, LATE_FACTOR * self._usual_step_s)
+        """False while the running step takes much longer than its work predicts."""
+        return not (self.is_attached and self._watch.stuck_s)
 
     def take_events(self, now: float) -> None:
-        """Handle everything the link reported."""
+        """Handle everything the link reported, then judge what was not heard."""
         for event in self._link.take_events():
             try:
                 self._handle(event, now)
             except SessionLost as error:
-                self._lose(error, now)
+                self._lose(error, LossCause.of(error.metadata), now)
+        self._look(now)
 
     def _handle(self, event: LinkEvent, now: float) -> None:
         match event:
             case SessionOpened():
                 self._opened(event, now)
             case ConnectFailed(error=error, retry_in_s=retry_in_s):
-                self.refusal = error.message if error.code == "FAILED_PRECONDITION" else ""
-                self._note_problem("executor_connect_failed", error, retry_in_s)
+                self.refusals.note(event)
+                self._note_problem("executor_connect_failed", error, retry_in_s, event.address)
             case StreamMessage(stream=stream, message=message) if stream == self._stream:
-                self.last_sign_s = now
+                self._watch.heard()
                 self._message(message, now)
             case StreamBroken(stream=stream, error=error) if stream == self._stream:
                 self._broken(error, now)
             case _:
                 pass  # The rest of a stream that was given up.
 
+    def _look(self, now: float) -> None:
+        """Give up what was silent or stuck for too long; a silent stream is opened anew before."""
+        watch, state = self._watch, self._end.state
+        watch.look(self._in_flight, now)
+        if state in (LinkState.CLOSED, LinkState.LOST):
+            return
+        if watch.session_silent_s > self._lost_after_s:
+            silent = SessionLost(f"the executor was silent for {watch.session_silent_s:.1f} s")
+            self._lose(silent, LossCause.SILENT, now)
+        elif self.is_attached and watch.stuck_s > self._lost_after_s:
+            step_id = watch.running_step_id
+            stuck = SessionLost(f"step {step_id} has been late for {watch.stuck_s:.1f} s")
+            self._lose(stuck, LossCause.STUCK, now)
+        elif state is not LinkState.DETACHED and watch.stream_silent_s > self._stream_silence_s:
+            self._open_anew(f"nothing came for {watch.stream_silent_s:.1f} s", now)
+        elif self.is_attached and watch.is_stalled(
+            self._in_flight, self._end.last_applied_step_id, now
+        ):
+            self._open_anew("the executor is idle and results are missing", now)
+
     def _opened(self, event: SessionOpened, now: float) -> None:
+        if self._end.state not in (LinkState.CLOSED, LinkState.LOST):
+            moved = SessionLost(f"the work moves to the executor at {event.address}")
+            self._give_up(moved, LossCause.MOVED, now)
         description = event.description
-        self.refusal = ""
-        self._end = SchedulerEnd(min(self._window, description.max_inflight_steps))
+        self.refusals.clear()
+        self._end = SchedulerEnd(description.max_inflight_steps)
         self._end.open(description.boot_id, event.session_epoch)
-        self._sent_s.clear()
+        self._watch.begin_session()
         self._was_attached = False
-        self.num_sessions += 1
+        self._num_broken = 0
+        self.counts.sessions += 1
         self._owner.session_opened(description, event.tokenizer_dir, now)
-        self._stream = self._link.attach(encode_attach(self._end.attach()))
+        self._attach()
+
+    def _attach(self, delay_s: float = 0.0) -> None:
+        self._watch.begin_stream()
+        self._stream = self._link.attach(encode_attach(self._end.attach()), delay_s)
 
     def _message(self, message: Attached | StepResult | StepFailed | Heartbeat, now: float) -> None:
         match message:
             case StepResult():
                 if self._end.on_result(message):
-                    step_s = now - self._sent_s.pop(message.step_id, now)
-                    self._usual_step_s += 0.1 * (step_s - self._usual_step_s)
-                    self._num_lost = 0
-                    self._owner.step_done(message, step_s, now)
+                    self._result(message, now)
             case Heartbeat():
                 self._end.on_heartbeat(message, now)
+                self._watch.beat(message, now)
             case Attached():
                 self._attached(message)
             case StepFailed():
                 if self._end.on_result(message):
-                    raise SessionLost(
-                        f"step {message.step_id} failed: {message.reason}: {message.message}"
+                    failed = SessionLost(
+                        f"step {message.step_id} failed: {message.reason}: {message.message}",
+                        metadata=LossCause.STEP_FAILED.as_metadata(),
                     )
+                    raise failed
+
+    def _result(self, result: StepResult, now: float) -> None:
+        step_id, timings = result.step_id, result.timings
+        step_s = now - self._sent_s.pop(step_id, now)
+        command = self._in_flight.pop(step_id)
+        computed_s = (timings.total_ns - timings.queued_ns) / 1e9
+        self._watch.step_done(step_id, command, computed_s or step_s)
+        self._num_lost = 0
+        self._owner.step_done(result, step_s, now)
 
     def _attached(self, message: Attached) -> None:
         missing = self._end.on_attached(message)
@@ -201,7 +262,9 @@ class ExecutorSession:
             self._link.send(raw)
         self.detached_since_s = None
         self._last_problem = ""
-        self.num_reattachments += self._was_attached
+        self._num_broken = 0
+        self.counts.reattachments += self._was_attached
+        self.counts.steps_sent_again += len(missing)
         self._was_attached = True
         _log.info(
             "executor_attached",
@@ -211,46 +274,86 @@ class ExecutorSession:
         )
 
     def _broken(self, error: TandemError, now: float) -> None:
-        if isinstance(error, SessionLost | StreamReplaced):
-            self._lose(error, now)
-            return
-        was_attached = self.is_attached
-        self._end.detach()
-        self._num_broken = 0 if was_attached else self._num_broken + 1
-        if was_attached:
-            self.detached_since_s = now
-        delay_s = backoff_s(self._num_broken)
-        self._note_problem("executor_stream_broken", error, delay_s)
-        self._stream = self._link.attach(encode_attach(self._end.attach()), delay_s)
+        match error:
+            case SessionLost():
+                self._lose(error, LossCause.of(error.metadata), now)
+            case StreamReplaced():
+                self._lose(error, LossCause.PROTOCOL, now)
+            case Draining():
+                self._lose(error, LossCause.DRAINING, now)
+            case _:
+                self._detach(error, now, num_broken=0 if self.is_attached else self._num_broken + 1)
 
-    def _lose(self, error: TandemError, now: float) -> None:
+    def _open_anew(self, why: str, now: float) -> None:
+        """Leave the stream, whose end nobody may ever tell, for a new one."""
+        # That nobody answers is no sign that nobody is there: a stopped process accepts streams.
+        self._detach(PeerUnavailable(f"{why}; a new stream is opened"), now, num_broken=0)
+
+    def _detach(self, error: TandemError, now: float, *, num_broken: int) -> None:
+        """Note that the stream is over and open the next; the session goes on."""
+        if self.is_attached:
+            self.detached_since_s = now
+        self._end.detach()
+        self._num_broken = num_broken
+        delay_s = backoff_s(num_broken)
+        self._note_problem("executor_stream_broken", error, delay_s)
+        if num_broken >= SEEK_AFTER_BROKEN:
+            self._link.seek()
+        self._attach(delay_s)
+
+    def _lose(self, error: TandemError, cause: LossCause, now: float) -> None:
         """Give the session up and open another; the wait grows until a step succeeds."""
+        self._give_up(error, cause, now)
+        delay_s = backoff_s(self._num_lost)
+        self._num_lost += 1
+        if cause is LossCause.FENCED:
+            self.refusals.fenced_by(error.metadata.get("holder", "another scheduler"))
+        is_elsewhere = cause in (LossCause.DRAINING, LossCause.SILENT, LossCause.STUCK)
+        self._link.connect(delay_s, elsewhere=is_elsewhere)
+
+    def _give_up(self, error: TandemError, cause: LossCause, now: float) -> None:
+        """End the session: what it held is gone, and the step that may be to blame is named."""
+        died_in = self._running() if cause.blames_step else None
         if self.detached_since_s is None:
             self.detached_since_s = now
         self._end.lose(error.message)
         self._stream = 0
         self._sent_s.clear()
+        self._in_flight.clear()
         self._link.break_stream()
-        self._owner.session_lost(now)
-        delay_s = backoff_s(self._num_lost)
-        self._num_lost += 1
+        self.counts.note_loss(cause)
         _log.warning(
             "executor_session_lost",
+            cause=cause.value,
             reason=error.reason,
             message=error.message,
-            new_session_in_s=delay_s,
+            died_in=died_in,
         )
-        self._link.connect(delay_s)
+        self._owner.session_lost(cause, died_in, now)
 
-    def _note_problem(self, event: str, error: TandemError, retry_in_s: float) -> None:
+    def _running(self) -> int | None:
+        """
+        The step that ran when last heard, counted from the oldest without a result: at least that
+        one; None without any.
+        """
+        if not self._in_flight:
+            return None
+        oldest, newest = next(iter(self._in_flight)), next(reversed(self._in_flight))
+        return min(max(self._watch.running_step_id, oldest), newest) - oldest
+
+    def _note_problem(
+        self, event: str, error: TandemError, retry_in_s: float, address: str = ""
+    ) -> None:
         """Log a problem once, not at every attempt; later ones only for debugging."""
-        problem = f"{event} {error.reason} {error.field}"
+        problem = f"{event} {address} {error.reason} {error.field}"
         log = _log.debug if problem == self._last_problem else _log.warning
         self._last_problem = problem
+        where = {"address": address} if address else {}
         log(
             event,
             reason=error.reason,
             message=error.message,
             retry_in_s=round(retry_in_s, 3),
+            **where,
             **error.metadata,
         )

@@ -21,24 +21,23 @@ from scheduler_svc.config import LoadedSettings
 from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_description import ExecutorDescription
+from scheduler_svc.executor_fate import ExecutorFate
 from scheduler_svc.executor_session import ExecutorSession, Link
 from scheduler_svc.intake import Intake
-from scheduler_svc.ipc.messages import Availability, Hello
+from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.metrics import CoreMetrics
 from scheduler_svc.publisher import RETRY_S, Publisher
 from scheduler_svc.queries import Queries
-from scheduler_svc.scheduling_settings import without_effect
 from scheduler_svc.service_state import ServiceState
 from scheduler_svc.wakeup import Wakeup
-from tandem.errors import ExecutorLost, HandedOver, InternalError, ModelChanged
+from tandem.errors import HandedOver, InternalError
 from tandem.link.batch import StepResult
+from tandem.link.session import LossCause
 
 TICK_S = 0.5
 """Longest wait of one poll: how late the silence of the executor may be noticed."""
 MESSAGES_PER_TURN = 512
-USUAL_STEP_WEIGHT = 0.1
-"""Of the latest step in how long one usually takes."""
 POSITION_INTERVAL_S = 2.0
 """How often waiting requests learn their place."""
 FIRST_POSITION_S = 0.1
@@ -97,13 +96,9 @@ class CoreLoop:
         self._metrics = CoreMetrics()
         self._publisher = Publisher(socket, self._frontend_gone)
         self._session = ExecutorSession(
-            link,
-            self,
-            window=max(settings.window, settings.run_ahead),
-            now=self._state.started_s,
+            link, self, lost_after_s=settings.lost_after_s, now=self._state.started_s
         )
-        self._usual_step_s = 0.0
-        """What a step usually takes the executor, without its time on the way."""
+        self._fate = ExecutorFate(loaded, self._state, link, self._session, self._publisher)
         self._queries = Queries(loaded, self._state, self._session, self._metrics, self._publisher)
         self._intake = Intake(
             self._state,
@@ -143,7 +138,7 @@ class CoreLoop:
             self._commands.get()(now)
         self._intake.take(self._socket.receive(MESSAGES_PER_TURN), now)
         self._session.take_events(now)
-        self._give_up_on_executor(now)
+        self._fate.advance(now)
         if self._state.core is not None:
             self._plan(self._state.core, now)
             self._publish()
@@ -151,7 +146,7 @@ class CoreLoop:
             self._check_when_idle(self._state.core)
         self._advance_stop(now)
         self._queries.settle(now)
-        self._tell_availability(now)
+        self._fate.tell_availability()
         self._publisher.flush(now)
 
     # SessionOwner
@@ -159,64 +154,38 @@ class CoreLoop:
     def session_opened(
         self, description: ExecutorDescription, tokenizer_dir: Path, now: float
     ) -> None:
-        """Go on with what this executor has; requests of another model fail."""
-        state, geometry = self._state, description.geometry
-        limits = self._loaded.limits_on(geometry)
-        if state.core is None:
-            options = self._settings.core_options(description.kv_bytes_per_block)
-            state.core = Scheduler(limits, geometry, options)
-            for warning in without_effect(options, limits, geometry.num_host_blocks):
-                _log.warning("unusual_setting", message=warning)
-        else:
-            self._fail_other_model(state.core, description, now)
-            state.core.use_geometry(limits, geometry, now)
-        state.description, state.limits = description, limits
-        model = description.model(str(tokenizer_dir), limits.max_model_len, self._options)
-        if model != state.model:
-            state.model = model
-            self._publisher.answer_all(model)
-        _log.info(
-            "executor_session_opened",
-            model=description.model_name,
-            fingerprint=description.fingerprint[:16],
-            device=description.device,
-            dtype=description.dtype,
-            requests_waiting=state.num_requests,
-            **limits.as_dict(),
-        )
+        """Go on with what this executor has."""
+        self._fate.opened(description, tokenizer_dir, now)
 
     def step_done(self, result: StepResult, step_s: float, now: float) -> None:
         """Apply a result."""
         assert self._state.core is not None
         self._state.core.apply(result, now)
-        took_s = result.timings.total_ns / 1e9
-        self._usual_step_s += USUAL_STEP_WEIGHT * (took_s - self._usual_step_s)
         if result.step_id == self._state.command_step:
             self._state.command_step = None
         self._metrics.count_step(result, step_s)
 
-    def session_lost(self, now: float) -> None:
-        """Who ran waits again; a suspension is asked for again."""
-        self._state.command_step = None
-        if self._state.core is not None:
-            self._state.core.executor_lost(now)
+    def session_lost(self, cause: LossCause, died_in: int | None, now: float) -> None:
+        """Who ran waits again."""
+        self._fate.lost(cause, died_in, now)
 
     # Parts of a turn
 
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)
-        while self._session.can_send and core.num_inflight < core.depth(self._usual_step_s):
+        session = self._session
+        while session.can_send and core.num_inflight < core.depth(session.usual_step_s):
             command = core.take_command()
             if command is not None:
                 state_hash = core.state_hash
-                self._state.command_step = self._session.send(command, state_hash, now)
+                self._state.command_step = session.send(command, state_hash, now)
                 continue
             began_s = self._clock()
             batch = core.schedule(now)
             if batch is None:
                 return
             self._metrics.count_schedule(self._clock() - began_s)
-            self._session.send(batch, core.state_hash, now)
+            session.send(batch, core.state_hash, now)
 
     def _publish(self) -> None:
         events = self._state.core.take_events() if self._state.core is not None else None
@@ -257,68 +226,6 @@ class CoreLoop:
             _log.error("integrity_check_failed", message=error.message)
             if self._is_strict:
                 raise
-
-    def _give_up_on_executor(self, now: float) -> None:
-        since_s, state = self._session.detached_since_s, self._state
-        if since_s is None:
-            state.executor_given_up = False
-        elif now - since_s > self._settings.recovery_timeout_s and not state.executor_given_up:
-            state.executor_given_up = True
-            if state.core is not None:
-                _log.error("executor_given_up", requests_failed=state.num_requests)
-                state.core.fail_all(
-                    ExecutorLost(
-                        "the executor was lost and did not come back within "
-                        f"{self._settings.recovery_timeout_s:g} s: try again later"
-                    ),
-                    now,
-                )
-
-    def _fail_other_model(
-        self, core: Scheduler, description: ExecutorDescription, now: float
-    ) -> None:
-        previous = self._state.description
-        if previous is None or previous.fingerprint == description.fingerprint:
-            return
-        _log.warning(
-            "model_changed",
-            model=description.model_name,
-            previous=previous.model_name,
-            requests_failed=core.num_requests,
-        )
-        core.fail_all(
-            ModelChanged(
-                f"the executor now serves {description.model_name} "
-                f"({description.fingerprint[:16]}) instead of {previous.model_name} "
-                f"({previous.fingerprint[:16]}): send the request again"
-            ),
-            now,
-        )
-
-    def _tell_availability(self, now: float) -> None:
-        state, session = self._state, self._session
-        is_progressing = session.is_progressing()
-        is_alive = session.is_alive(now, self._settings.ready_grace_s)
-        availability = Availability(
-            executor_attached=session.is_attached,
-            ready=is_alive and is_progressing and not state.draining and not state.is_suspended,
-            draining=state.draining,
-            progressing=is_progressing,
-            refusal=session.refusal,
-        )
-        if availability != state.availability:
-            state.availability = availability
-            self._publisher.answer_all(availability)
-            is_expected = availability.ready or availability.draining or state.is_suspended
-            _log.log(
-                logging.INFO if is_expected else logging.WARNING,
-                "availability_changed",
-                why=_why(availability, is_suspended=state.is_suspended),
-                ready=availability.ready,
-                executor_attached=availability.executor_attached,
-                draining=availability.draining,
-                progressing=availability.progressing,
-            )
 
     # Stopping and waiting
 
@@ -363,17 +270,3 @@ class CoreLoop:
         if core is not None and (deadline_s := core.next_deadline_s) is not None:
             due.append(deadline_s)
         return max(0.0, min(due) - now)
-
-
-def _why(availability: Availability, *, is_suspended: bool) -> str:
-    """What made the service ready or unready, for whoever reads the log."""
-    is_attached, is_ready = availability.executor_attached, availability.ready
-    causes = (
-        (availability.draining, "the service is stopping or was drained"),
-        (is_suspended, "an operator suspended the service"),
-        (is_ready and not is_attached, "the executor's stream broke; it has a moment to come back"),
-        (is_ready, "the executor is attached and alive"),
-        (not is_attached, availability.refusal or "no executor is attached"),
-        (not availability.progressing, "the executor's step takes far longer than steps do"),
-    )
-    return next((why for holds, why in causes if holds), "the executor is attached but silent")

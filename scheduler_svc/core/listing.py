@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from scheduler_svc.core.request import Request, RequestState
 from scheduler_svc.core.state import CoreState
@@ -70,3 +71,18 @@ def _row(state: CoreState, request: Request) -> RequestRow:
         ttft_s=None if first_s is None else first_s - new.arrival_s,
         num_preemptions=request.num_preemptions,
     )
+
+
+def slot_columns(state: CoreState) -> dict[str, list[Any]]:
+    """
+    Slot, generation, planned tokens and blocks of every live slot: the columns that the state hash
+    covers, under the names by which the executor logs its own.
+    """
+    slots = state.slots
+    live = slots.live.nonzero()[0]
+    return {
+        "slot": live.tolist(),
+        "generation": slots.generation[live].tolist(),
+        "planned": slots.planned[live].tolist(),
+        "blocks": [slots.block_table[slot, : slots.num_blocks[slot]].tolist() for slot in live],
+    }

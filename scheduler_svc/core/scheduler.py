@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from scheduler_svc.core import integrity, suspension
 from scheduler_svc.core.admission import Acceptance, check, check_still_fits
 from scheduler_svc.core.applier import apply_result, finish_if_over
 from scheduler_svc.core.depth import depth
 from scheduler_svc.core.events import CoreEvents
 from scheduler_svc.core.geometry import ExecutorGeometry, Limits
-from scheduler_svc.core.listing import RequestRow, list_requests
+from scheduler_svc.core.listing import RequestRow, list_requests, slot_columns
 from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.planner import plan
 from scheduler_svc.core.request import FinishReason, NewRequest, Request, RequestState
@@ -338,6 +340,10 @@ class Scheduler:
         True while a request is in the system, a slot is to be released or a result is to come.
         """
         return bool(self._state.by_id or self._state.slots.ended or self._state.in_flight)
+
+    def slot_columns(self) -> dict[str, list[Any]]:
+        """What each live slot holds as far as it was sent, for comparing with the executor's."""
+        return slot_columns(self._state)
 
     def stats(self) -> CoreStats:
         """One snapshot."""

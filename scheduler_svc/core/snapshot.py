@@ -32,6 +32,7 @@ def core_stats(state: CoreState) -> CoreStats:
         swap_fallbacks=counters.swap_fallbacks,
         prefix_lookup_tokens=counters.prefix_lookup_tokens,
         prefix_hit_tokens=counters.prefix_hit_tokens,
+        recomputed_tokens=counters.recomputed_tokens,
         num_paused=len(state.paused),
         num_swapped=state.host.num_copies,
         host_blocks=state.host.num_blocks,

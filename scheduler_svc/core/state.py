@@ -231,6 +231,9 @@ class CoreState:
         kept.
         """
         ran = [request for request in self.slots.requests if request is not None]
+        lost = [*self.slots.planned[self.slots.running].tolist()]
+        lost += [request.planned for request in self.draining.values()]
+        self.counters.recomputed_tokens += sum(lost)
         for request in ran:
             assert request.slot is not None
             self.vacate(request.slot)

@@ -85,6 +85,7 @@ class Counters:
     swap_fallbacks: int = 0
     prefix_lookup_tokens: int = 0
     prefix_hit_tokens: int = 0
+    recomputed_tokens: int = 0
     steps: int = 0
     decode_steps: int = 0
 
@@ -104,9 +105,10 @@ class CoreStats:
     the block counts add up to `total_blocks`. `retractions` are the preemptions for want of blocks,
     `swap_fallbacks` those that are recomputed for want of host blocks. `prefix_lookup_tokens` are
     all tokens of requests when they are admitted, `prefix_hit_tokens` those of them found in the
-    prefix cache or shared with another choice. `num_swapped` requests have a copy of their KV in
-    host memory; `queued_tokens` are the uncached prompt tokens of those that wait for the first
-    time. Counters count since the core was made.
+    prefix cache or shared with another choice. `recomputed_tokens` are those, of prompts and
+    outputs, whose KV was lost with the executor while their requests ran. `num_swapped` requests
+    have a copy of their KV in host memory; `queued_tokens` are the uncached prompt tokens of those
+    that wait for the first time. Counters count since the core was made.
     Histograms are in seconds: time from arrival to the first token, and between successive tokens
     of a request.
     """
@@ -133,6 +135,7 @@ class CoreStats:
     swap_fallbacks: int
     prefix_lookup_tokens: int
     prefix_hit_tokens: int
+    recomputed_tokens: int
     num_paused: int
     num_swapped: int
     host_blocks: int

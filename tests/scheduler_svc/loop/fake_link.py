@@ -13,7 +13,7 @@ from scheduler_svc.link_events import LinkEvent, SessionOpened, StreamBroken, St
 from tandem.errors import SessionLost, TandemError
 from tandem.link.batch import Step, StepResult
 from tandem.link.executor_end import ExecutorEnd
-from tandem.link.session import Attach, SchedulerId
+from tandem.link.session import Attach, Heartbeat, SchedulerId
 from tandem.link.wire import decode_request, decode_response, encode_response
 from tandem.status import PeerUnavailable
 from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, ArithmeticRunner
@@ -49,12 +49,14 @@ class FakeLink:
     Attributes:
         is_holding: Steps are received but not computed until `compute`.
         is_up: Attaching works.
+        is_stopped: The process takes what comes and does and says nothing, as under SIGSTOP.
         commands: What the session asked for, in order: "connect" and "attach".
     """
 
     def __init__(self) -> None:
         self.is_holding = False
         self.is_up = False
+        self.is_stopped = False
         self.commands: list[str] = []
         self.num_replayed = 0
         self._events: deque[LinkEvent] = deque()
@@ -84,7 +86,7 @@ class FakeLink:
         attach = decode_request(raw_attach)
         assert isinstance(attach, Attach)
         self._waiting_attach = attach
-        if self.is_up:
+        if self.is_up and not self.is_stopped:
             self._try_attach(attach)
         return self._stream
 
@@ -107,7 +109,7 @@ class FakeLink:
             return
         if self.end.receive(step, raw_step, self._attach_id, 0.0):
             self._pending.append(step)
-        if not self.is_holding:
+        if not self.is_holding and not self.is_stopped:
             self.compute()
 
     def break_stream(self) -> None:
@@ -147,6 +149,24 @@ class FakeLink:
                 result = decode_response(raw)
                 assert isinstance(result, StepResult)
                 self._events.append(StreamMessage(stream=self._stream, message=result))
+
+    def beat(self, elapsed_ms: int = 0, running_step_id: int | None = None) -> None:
+        """Send a heartbeat; of the step that waits to be computed, if there is one."""
+        if running_step_id is None:
+            running_step_id = self._pending[0].step_id if self._pending else 0
+        beat = Heartbeat(
+            running_step_id=running_step_id,
+            elapsed_ms=elapsed_ms,
+            last_completed_step_id=self.end.last_completed_step_id,
+        )
+        self.post(StreamMessage(stream=self._stream, message=beat))
+
+    def go_on(self) -> None:
+        """Let a stopped process go on, as after SIGCONT."""
+        self.is_stopped = False
+        if self._waiting_attach is not None:
+            self._try_attach(self._waiting_attach)
+        self.compute()
 
     def post(self, event: LinkEvent) -> None:
         """Report something."""

@@ -194,6 +194,12 @@ class ServiceBench:
             while frontend.read():
                 pass
 
+    def let_pass(self, seconds: float) -> None:
+        """Let time pass as it does for a loop that turns every half second."""
+        for _ in range(round(seconds / 0.5)):
+            self.lead_s += 0.5
+            self.turn()
+
     def until(self, condition: Callable[[], object]) -> None:
         """Turn until a condition holds."""
         deadline_s = time.monotonic() + DEADLINE_S

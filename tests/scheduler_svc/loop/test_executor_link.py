@@ -157,7 +157,7 @@ class TestBreaking:
         frontend = _start(bench)
         for num_cuts in range(1, 4):
             executor.cut()
-            bench.until(lambda n=num_cuts: bench.loop._session.num_reattachments == n)
+            bench.until(lambda n=num_cuts: bench.loop._session.counts.reattachments == n)
         _assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
 
@@ -169,7 +169,7 @@ class TestBreaking:
             executor.kill()
             bench.until(lambda: not bench.loop._session.is_attached)
             executor = make_executor(boot_id=f"boot-{boot}")
-            bench.until(lambda b=boot: bench.loop._session.num_sessions == b)
+            bench.until(lambda b=boot: bench.loop._session.counts.sessions == b)
         _assert_all_complete(bench, frontend)
         assert {} == frontend.failed
 
@@ -188,7 +188,7 @@ class TestBreaking:
         executor.garbage = b"\xff\xff\xff"
         _assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
-        assert 1 == bench.loop._session.num_reattachments
+        assert 1 == bench.loop._session.counts.reattachments
 
     def test_session_lost_by_the_executor_opens_a_new_one(self, bench, make_executor):
         """SESSION_LOST from the executor leads to a new session with the same requests."""

@@ -8,7 +8,6 @@ from scheduler_svc.ipc import snapshot
 from scheduler_svc.link_events import ConnectFailed, StreamMessage
 from tandem.errors import IncompatibleExecutor, SessionLost, TandemError
 from tandem.link.batch import StepFailed
-from tandem.link.session import Heartbeat
 from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, expected_outputs
 
 PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
@@ -168,10 +167,9 @@ class TestGivingUp:
         frontend = _start(bench)
         bench.link.kill()
         bench.turn()
-        bench.lead_s += 49.0
-        bench.turn()
+        bench.let_pass(49.0)
         assert {} == frontend.failed
-        bench.lead_s += 1.5
+        bench.let_pass(1.5)
         bench.until(lambda: len(frontend.failed) == 3)
         assert {"EXECUTOR_LOST"} == {failed.reason for failed in frontend.failed.values()}
         frontend.submit(7, [7], 1)
@@ -186,28 +184,56 @@ class TestGivingUp:
 class TestReadiness:
     def test_turns_off_when_heartbeats_stop_and_on_again(self, make_bench):
         """A silent executor makes the service unready after ready_grace_s, no earlier."""
-        bench = make_bench(ready_grace_s=100.0)
+        bench = make_bench(ready_grace_s=4.0)
         bench.link.boot("boot-1")
         frontend = bench.frontend()
         bench.until(lambda: frontend.availabilities[-1].ready)
-        bench.lead_s += 99.0
+        bench.link.is_stopped = True
+        bench.let_pass(3.5)
+        assert frontend.availabilities[-1].ready
+        bench.let_pass(1.0)
+        assert not frontend.availabilities[-1].ready
+        bench.link.go_on()
+        bench.link.beat()
+        bench.until(lambda: frontend.availabilities[-1].ready)
+
+    def test_any_message_is_a_sign_of_life(self, make_bench):
+        """Results count as heartbeats do: an executor too busy for these is not silent."""
+        bench = make_bench(ready_grace_s=1.0)
+        bench.link.boot("boot-1")
+        frontend = bench.frontend()
+        bench.until(lambda: frontend.availabilities[-1].ready)
+        num_told = len(frontend.availabilities)
+        for stream_id in range(8):
+            bench.let_pass(0.5)
+            frontend.submit(stream_id, [5], 1)
+            bench.until(lambda n=stream_id: n in frontend.ended)
+        assert num_told == len(frontend.availabilities)
+
+    def test_own_absence_is_not_taken_for_the_executors(self, make_bench):
+        """A scheduler that was stopped for a minute itself does not find its executor silent."""
+        bench = make_bench()
+        bench.link.boot("boot-1")
+        frontend = bench.frontend()
+        bench.until(lambda: frontend.availabilities[-1].ready)
+        bench.lead_s += 60.0
+        bench.turn()
+        bench.link.beat()
         bench.turn()
         assert frontend.availabilities[-1].ready
-        bench.lead_s += 2.0
-        bench.until(lambda: not frontend.availabilities[-1].ready)
-        beat = Heartbeat(running_step_id=0, elapsed_ms=0, last_completed_step_id=0)
-        bench.link.post(StreamMessage(stream=bench.link._stream, message=beat))
-        bench.until(lambda: frontend.availabilities[-1].ready)
+        assert [True] == [one.ready for one in frontend.availabilities[-1:]]
+        assert ["connect", "attach"] == bench.link.commands
 
     def test_reason_is_logged(self, make_bench):
         """Turning unready is a warning that says why; turning ready is information."""
-        bench = make_bench(ready_grace_s=100.0)
+        bench = make_bench(ready_grace_s=3.0)
         bench.link.boot("boot-1")
         with structlog.testing.capture_logs() as logs:
             frontend = bench.frontend()
             bench.until(lambda: frontend.availabilities[-1].ready)
-            bench.lead_s += 101.0
-            bench.until(lambda: not frontend.availabilities[-1].ready)
+            bench.link.is_stopped = True
+            bench.let_pass(3.5)
+            assert not frontend.availabilities[-1].ready
         changes = [entry for entry in logs if entry["event"] == "availability_changed"]
         assert ("info", "the executor is attached and alive") == (
             changes[-2]["log_level"],
@@ -224,14 +250,12 @@ class TestReadiness:
         bench.link.is_holding = True
         frontend.submit(1, [5], 5)
         bench.until(lambda: bench.link._pending)
-        beat = Heartbeat(running_step_id=1, elapsed_ms=10_001, last_completed_step_id=0)
-        bench.link.post(StreamMessage(stream=bench.link._stream, message=beat))
+        bench.link.beat(elapsed_ms=10_001)
         bench.until(lambda: not frontend.availabilities[-1].progressing)
         assert not frontend.availabilities[-1].ready
         bench.link.is_holding = False
         bench.link.compute()
-        beat = Heartbeat(running_step_id=0, elapsed_ms=0, last_completed_step_id=1)
-        bench.link.post(StreamMessage(stream=bench.link._stream, message=beat))
+        bench.link.beat()
         bench.until(lambda: frontend.availabilities[-1].ready)
 
     def test_refused_executor_leaves_the_service_unready(self, make_bench):

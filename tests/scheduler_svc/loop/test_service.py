@@ -201,7 +201,7 @@ class TestLife:
         service.process.send_signal(signal.SIGTERM)
         _until(lambda: not frontend.read() and frontend.availabilities[-1].draining)
         time.sleep(2 * SAME_SIGNAL_S)  # closer together they count as one
-        assert service.process.poll() is None
+        assert service.process.poll() is None, service.log()
         children = service.children()
         service.process.send_signal(signal.SIGTERM)
         assert 128 + signal.SIGTERM == service.wait()

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from tandem.errors import InternalError, SessionLost
 from tandem.link.batch import Command, StepFailed, StepResult
-from tandem.link.session import Attach, Attached, Heartbeat
+from tandem.link.session import Attach, Attached, Heartbeat, LossCause
 from tandem.link.step_encoder import StepEncoder
 
 
@@ -155,7 +155,9 @@ class SchedulerEnd:
         if self.state is not LinkState.ATTACHING:
             return []
         if attached.boot_id != self.boot_id:
-            self._raise_lost(f"boot {attached.boot_id!r} answered for boot {self.boot_id!r}")
+            self._raise_lost(
+                f"boot {attached.boot_id!r} answered for boot {self.boot_id!r}", LossCause.NEW_BOOT
+            )
         received, completed = attached.last_received_step_id, attached.last_completed_step_id
         known = (self.last_applied_step_id, completed, received, self.last_sent_step_id)
         if sorted(known) != list(known):
@@ -261,6 +263,6 @@ class SchedulerEnd:
         self.lost_because = why
         self._sent.clear()
 
-    def _raise_lost(self, why: str) -> NoReturn:
+    def _raise_lost(self, why: str, cause: LossCause = LossCause.PROTOCOL) -> NoReturn:
         self.lose(why)
-        raise SessionLost(f"the executor session is lost: {why}")
+        raise SessionLost(f"the executor session is lost: {why}", metadata=cause.as_metadata())

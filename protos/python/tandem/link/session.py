@@ -6,6 +6,7 @@ life; who a scheduler is, and why a session ended.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -27,7 +28,10 @@ class SchedulerId:
 
 
 class LossCause(enum.Enum):
-    """Why a session ended: `SessionLost.metadata["cause"]`; absent for `PROTOCOL`."""
+    """
+    Why a session ended. The first four travel as `SessionLost.metadata["cause"]`, `PROTOCOL` where
+    that is absent; the others only the scheduler knows.
+    """
 
     PROTOCOL = "protocol"
     """The two ends do not know the same steps; a bug, or a message that makes no sense."""
@@ -37,10 +41,44 @@ class LossCause(enum.Enum):
     """Another scheduler, or another incarnation of this one, holds the executor."""
     STATE_HASH = "state_hash"
     """After a step the two ends held different slots; a bug."""
+    STEP_FAILED = "step_failed"
+    """A whole step failed; the process may live on."""
+    STUCK = "stuck"
+    """A step took too long for too long."""
+    SILENT = "silent"
+    """Nothing was heard for too long."""
+    MOVED = "moved"
+    """The executor could not be reached, and another took the work."""
+    DRAINING = "draining"
+    """The executor is stopping in good order."""
+
+    @property
+    def blames_step(self) -> bool:
+        """Whether the step that was running may be what ended it."""
+        return self in _BLAMES_STEP
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, str]) -> LossCause:
+        """As a peer told it."""
+        try:
+            return cls(metadata.get("cause", cls.PROTOCOL.value))
+        except ValueError:
+            return cls.PROTOCOL
 
     def as_metadata(self) -> dict[str, str]:
         """For the error that ends a session."""
         return {"cause": self.value}
+
+
+_BLAMES_STEP = frozenset(
+    {
+        LossCause.NEW_BOOT,
+        LossCause.STEP_FAILED,
+        LossCause.STUCK,
+        LossCause.SILENT,
+        LossCause.MOVED,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
