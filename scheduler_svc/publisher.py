@@ -3,8 +3,9 @@ From core events to one message per step and frontend, without ever waiting for 
 
 What a full pipe does not take stays in that frontend's outbox and is merged with what follows. An
 outbox is bounded by what its frontend asked for: one answer per question, and each token of each
-of its live requests once, in 4 bytes, as in the core's own history of it. Trying a full pipe again
-costs one message of limited size, however much waits behind it.
+of its live requests once, in 4 bytes, as in the core's own history of it, and with the log
+probabilities that were asked for. Trying a full pipe again costs one message of limited size,
+however much waits behind it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.events import CoreEvents, Ended
+from scheduler_svc.core.events import CoreEvents, Ended, TokenLogprobs
 from scheduler_svc.ipc.messages import (
     CoreMessage,
     Refused,
     StreamEnd,
+    StreamLogprobs,
     StreamProgress,
     Update,
 )
@@ -31,6 +33,8 @@ from tandem.errors import TandemError
 from tandem.link.batch import Int32Column
 
 RETRY_S = 0.01
+MAX_LOGPROB_BYTES = 64 * 1024
+"""Of a message's streams and likeliest ids: one step of more is not divided."""
 STREAM_BITS = 32
 _STREAM_MASK = (1 << STREAM_BITS) - 1
 
@@ -81,6 +85,8 @@ class _Outbox:
         """Everything but Updates, oldest first."""
         self.runs: deque[TokenRun] = deque()
         """Tokens, oldest first; everything below comes after them."""
+        self.logprobs: deque[StreamLogprobs] = deque()
+        """Of the requests that asked, oldest first; they come before ends, too."""
         self.ended: list[StreamEnd] = []
         self.failed: list[Refused] = []
         self.progress: dict[tuple[int, int], StreamProgress] = {}
@@ -97,12 +103,18 @@ class _Outbox:
         return False
 
     def has_update(self) -> bool:
-        return bool(self.runs or self.ended or self.failed or self.progress)
+        return bool(self.runs or self.ended or self.failed or self.progress or self.logprobs)
 
     def next_update(self) -> Update:
         """The oldest run of tokens, with all the rest if it is the last one."""
         update = self.runs[0].update() if self.runs else Update()
-        if len(self.runs) > 1 or not (self.ended or self.failed or self.progress):
+        if self.logprobs:
+            update = msgspec.structs.replace(update, logprobs=self._next_logprobs())
+        if (
+            len(self.runs) > 1
+            or len(update.logprobs) < len(self.logprobs)
+            or not (self.ended or self.failed or self.progress)
+        ):
             return update
         return msgspec.structs.replace(
             update,
@@ -111,14 +123,27 @@ class _Outbox:
             progress=tuple(self.progress.values()),
         )
 
-    def drop_next_update(self) -> None:
-        """It was sent."""
-        if len(self.runs) <= 1:
+    def drop(self, update: Update) -> None:
+        """The next update was sent."""
+        for _ in update.logprobs:
+            self.logprobs.popleft()
+        if len(self.runs) <= 1 and not self.logprobs:
             self.ended.clear()
             self.failed.clear()
             self.progress.clear()
         if self.runs:
             self.runs.popleft()
+
+    def _next_logprobs(self) -> tuple[StreamLogprobs, ...]:
+        """The oldest of them, as many as a message takes and at least one."""
+        num_bytes = 0
+        chosen: list[StreamLogprobs] = []
+        for one in self.logprobs:
+            num_bytes += len(one.stream) + len(one.top)
+            if chosen and num_bytes > MAX_LOGPROB_BYTES:
+                break
+            chosen.append(one)
+        return tuple(chosen)
 
 
 class Publisher:
@@ -180,6 +205,8 @@ class Publisher:
         """Split events by frontend."""
         if len(events.token):
             self._add_tokens(events)
+        for logprobs in events.logprobs:
+            self._add_logprobs(logprobs)
         for end in events.ended:
             if outbox := self._outboxes.get(frontend_of(end.handle)):
                 outbox.ended.append(_stream_end(end))
@@ -218,9 +245,10 @@ class Publisher:
                 return False
             outbox.answers.popleft()
         while outbox.has_update():
-            if not self._sender.try_send(frontend, outbox.next_update()):
+            update = outbox.next_update()
+            if not self._sender.try_send(frontend, update):
                 return False
-            outbox.drop_next_update()
+            outbox.drop(update)
         return True
 
     def _add_tokens(self, events: CoreEvents) -> None:
@@ -232,6 +260,25 @@ class Publisher:
             offsets = offset if mine is None else offset[mine]
             tokens = (token if mine is None else token[mine]).tobytes()
             self.num_merged += outbox.add_tokens(streams, offsets, tokens)
+
+    def _add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        owner = logprobs.handle >> STREAM_BITS
+        for frontend in np.unique(owner).tolist():
+            outbox = self._outboxes.get(frontend)
+            if outbox is None:
+                continue
+            mine = owner == frontend
+            columns = logprobs.columns.select(mine)
+            outbox.logprobs.append(
+                StreamLogprobs(
+                    stream=logprobs.handle[mine].astype(np.uint32).tobytes(),
+                    offset=logprobs.offset[mine].tobytes(),
+                    chosen=columns.chosen.tobytes(),
+                    top_start=columns.top_start.tobytes(),
+                    top_token=columns.top_token.tobytes(),
+                    top=columns.top.tobytes(),
+                )
+            )
 
     def _split(self, handle: NDArray[np.int64]) -> _Split:
         """

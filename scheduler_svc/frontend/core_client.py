@@ -27,6 +27,7 @@ from scheduler_svc.ipc.messages import (
     Query,
     Refused,
     Reply,
+    StreamLogprobs,
     Submit,
     Update,
     decode_from_core,
@@ -34,6 +35,7 @@ from scheduler_svc.ipc.messages import (
 )
 from scheduler_svc.ipc.token_run import TokenRun
 from tandem.errors import ERROR_BY_REASON, Draining, HandedOver, InternalError, TandemError
+from tandem.link.logprobs import LogprobColumns
 
 log = structlog.get_logger()
 
@@ -113,7 +115,11 @@ class CoreClient:
 
     @contextmanager
     def submit(
-        self, make_submit: Callable[[int], Submit], *, before: Sequence[Received] = (Received(),)
+        self,
+        make_submit: Callable[[int], Submit],
+        *,
+        before: Sequence[Received] = (Received(),),
+        with_logprobs: bool = False,
     ) -> Iterator[StreamInbox]:
         """
         Hand a request to the core; leaving the block before its end cancels it there.
@@ -122,6 +128,7 @@ class CoreClient:
             make_submit: The request, given the number that its choice 0 will have; the others have
                 the numbers that follow.
             before: What the client has already, one per choice.
+            with_logprobs: It asks for log probabilities: no token is news without its own.
 
         Raises:
             HandedOver: The core is gone.
@@ -138,6 +145,7 @@ class CoreClient:
         inbox = StreamInbox(
             stream_id,
             before=before,
+            with_logprobs=with_logprobs,
             max_pending_bytes=self._settings.max_pending_bytes,
             now_s=self._clock(),
         )
@@ -256,6 +264,20 @@ class CoreClient:
         self._deliver_run()
         self._run = TokenRun(streams, offsets, tokens)
 
+    def _add_logprobs(self, logprobs: StreamLogprobs) -> None:
+        columns = LogprobColumns(
+            row=np.empty(0, np.int32),
+            chosen=np.frombuffer(logprobs.chosen, np.float32),
+            top_start=np.frombuffer(logprobs.top_start, np.int32),
+            top_token=np.frombuffer(logprobs.top_token, np.int32),
+            top=np.frombuffer(logprobs.top, np.float32),
+        )
+        streams = memoryview(logprobs.stream).cast("I")
+        offsets = memoryview(logprobs.offset).cast("i")
+        for stream, offset, entry in zip(streams, offsets, columns.entries(), strict=True):
+            if choice := self._choices.get(stream):
+                choice.put_logprob(offset, entry)
+
     def _deliver_run(self) -> None:
         """Give streams the tokens that came and were not delivered yet."""
         run, self._run = self._run, None
@@ -268,6 +290,8 @@ class CoreClient:
 
     def _apply(self, update: Update) -> None:
         choices = self._choices
+        for logprobs in update.logprobs:
+            self._add_logprobs(logprobs)
         if update.token:
             self._add_tokens(update)
         if not (update.progress or update.ended or update.failed):

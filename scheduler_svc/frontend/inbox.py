@@ -10,8 +10,11 @@ from typing import NamedTuple
 
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError, SlowConsumer, TandemError
+from tandem.link.logprobs import TokenLogprob
 
 BYTES_PER_TOKEN = 4
+BYTES_PER_LOGPROB = 64
+"""About what a number in a list takes, and an entry around such numbers."""
 
 
 class Received(NamedTuple):
@@ -28,11 +31,15 @@ class Received(NamedTuple):
 
 
 class ChoiceNews(NamedTuple):
-    """New output of one choice, and its end once that came."""
+    """
+    New output of one choice, and its end once that came; `logprobs` of these tokens, where the
+    request asked.
+    """
 
     choice: int
     token_ids: list[int]
     end: StreamEnd | None
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -60,8 +67,8 @@ class ChoiceInbox:
     """
 
     __slots__ = (
-        "_end", "_has_news", "_inbox", "_tokens", "_wake", "choice", "is_over", "num_received",
-        "progress", "stream_id",
+        "_end", "_has_news", "_inbox", "_logprobs", "_num_logprobs", "_tokens", "_wake", "choice",
+        "is_over", "num_received", "progress", "stream_id",
     )  # fmt: skip
 
     def __init__(self, inbox: StreamInbox, stream_id: int, choice: int, before: Received) -> None:
@@ -69,6 +76,10 @@ class ChoiceInbox:
         self._wake = inbox.wake
         self._has_news = False
         self._tokens = array("i")
+        self._logprobs: list[TokenLogprob] | None = None
+        """Of the first of these tokens and of those that follow; None where nobody asked."""
+        self._num_logprobs = before.num_tokens
+        """Output tokens up to the last one whose log probabilities came."""
         self._end: StreamEnd | None = None
         self.stream_id = stream_id
         self.choice = choice
@@ -96,6 +107,26 @@ class ChoiceInbox:
             inbox.give_up_if_slow()
         self._note_news()
 
+    def ask_logprobs(self) -> None:
+        """From now on no token is news before its log probabilities came."""
+        self._logprobs = []
+
+    def put_logprob(self, offset: int, logprob: TokenLogprob) -> None:
+        """Add what belongs to the token at an output offset; one seen before is ignored."""
+        inbox = self._inbox
+        if self._logprobs is None or offset < self._num_logprobs or inbox.is_closed:
+            return
+        if offset > self._num_logprobs:
+            self._fail(f"the log probabilities of output token {self._num_logprobs} were lost")
+            return
+        self._num_logprobs += 1
+        self._logprobs.append(logprob)
+        inbox.num_pending_bytes += BYTES_PER_LOGPROB * 2 * (1 + len(logprob.top_token_ids))
+        if inbox.num_pending_bytes > inbox.max_pending_bytes:
+            inbox.give_up_if_slow()
+        if len(self._logprobs) <= len(self._tokens):
+            self._note_news()
+
     def put_progress(self, progress: StreamProgress) -> None:
         """Replace the last progress."""
         self.progress = progress
@@ -104,6 +135,9 @@ class ChoiceInbox:
     def put_end(self, end: StreamEnd) -> None:
         """The choice ended well."""
         self.is_over = True
+        if self._logprobs is not None and self._num_logprobs < self.num_received:
+            self._fail(f"the log probabilities of output token {self._num_logprobs} were lost")
+            return
         self._end = end
         self._note_news()
 
@@ -114,9 +148,13 @@ class ChoiceInbox:
 
     def take(self) -> ChoiceNews:
         """All its news since the last call."""
-        news = ChoiceNews(self.choice, self._tokens.tolist(), self._end)
+        tokens, logprobs, end = self._tokens, self._logprobs, self._end
         self._has_news, self._tokens, self._end = False, array("i"), None
-        return news
+        if logprobs is None:
+            return ChoiceNews(self.choice, tokens.tolist(), end)
+        count = min(len(tokens), len(logprobs))
+        self._tokens, self._logprobs = tokens[count:], logprobs[count:]
+        return ChoiceNews(self.choice, tokens[:count].tolist(), end, logprobs[:count])
 
     def _note_news(self) -> None:
         if not self._has_news:
@@ -124,12 +162,14 @@ class ChoiceInbox:
             self._inbox.with_news.append(self)
             self._wake()
 
+    def _fail(self, what: str) -> None:
+        self._inbox.put_failure(InternalError(f"{what} between core and frontend"))
+
     def _unseen(self, offset: int, token_ids: bytes) -> bytes:
         """Those of the tokens that are of use."""
         num_seen = self.num_received - offset
         if num_seen < 0 and not self._inbox.is_closed:
-            text = f"output token {self.num_received} was lost between core and frontend"
-            self._inbox.put_failure(InternalError(text))
+            self._fail(f"output token {self.num_received} was lost")
         return b"" if self._inbox.is_closed else token_ids[num_seen * BYTES_PER_TOKEN :]
 
 
@@ -157,6 +197,7 @@ class StreamInbox:
         first_stream_id: int,
         *,
         before: Sequence[Received] = (Received(),),
+        with_logprobs: bool = False,
         max_pending_bytes: int,
         now_s: float,
     ) -> None:
@@ -169,6 +210,9 @@ class StreamInbox:
             ChoiceInbox(self, first_stream_id + choice, choice, one)
             for choice, one in enumerate(before)
         ]
+        if with_logprobs:
+            for one in self.choices:
+                one.ask_logprobs()
         self.accepted: Accepted | None = None
         self.last_sent_s = now_s
         self.num_pending_bytes = 0

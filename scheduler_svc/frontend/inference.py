@@ -100,7 +100,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         prepared = await prepare_request(request, loaded, self._threads, now_s=arrival_s)
         structlog.contextvars.bind_contextvars(request_id=prepared.request_id)
         before = [Received(len(start.prior.token_ids), start.is_over) for start in prepared.starts]
-        with self._core.submit(prepared.make_submit, before=before) as inbox:
+        with self._core.submit(
+            prepared.make_submit, before=before, with_logprobs=prepared.with_logprobs
+        ) as inbox:
 
             def end_at_stop_string(choice: int, num_output_tokens: int) -> None:
                 self._core.end(
@@ -155,6 +157,7 @@ async def _collect(messages: AsyncIterator[pb.GenerateResponse]) -> pb.CompleteR
                 delta = message.delta
                 completion = completions.setdefault(delta.choice, pb.Completion())
                 completion.token_ids.extend(delta.token_ids)
+                completion.logprobs.extend(delta.logprobs)
                 texts.setdefault(delta.choice, []).append(delta.text)
             case "finished":
                 finished = message.finished

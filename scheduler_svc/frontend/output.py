@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from scheduler_svc.frontend.detokenizer import Detokenizer
 from scheduler_svc.frontend.stop_strings import StopMatch, StopMatcher
+from tandem.link.logprobs import TokenLogprob
 
 
 class OutputChunk(NamedTuple):
@@ -16,6 +17,8 @@ class OutputChunk(NamedTuple):
     first_token_offset: int
     token_ids: list[int]
     text: str
+    logprobs: Sequence[TokenLogprob] = ()
+    """One per token, where they were pushed with theirs."""
 
 
 class OutputText:
@@ -28,7 +31,12 @@ class OutputText:
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, *, stops: Sequence[str], end_token_ids: frozenset[int]
+        self,
+        detokenizer: Detokenizer,
+        *,
+        stops: Sequence[str],
+        end_token_ids: frozenset[int],
+        min_tokens: int = 0,
     ) -> None:
         """
         Start one output.
@@ -37,11 +45,14 @@ class OutputText:
             detokenizer: Fresh, or fed with nothing that belongs to this output.
             stops: Stop strings, none empty.
             end_token_ids: Tokens that end the output and have no text in it.
+            min_tokens: A stop string that is complete with one of so many tokens ends nothing.
         """
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops) if stops else None
         self._end_token_ids = end_token_ids
+        self._min_tokens = min_tokens
         self._ids: list[int] = []  # not yet released
+        self._logprobs: list[TokenLogprob] = []  # of these, or none
         self._text = ""  # known, not yet released
         self._num_released_tokens = 0
         self._num_released_chars = 0
@@ -65,11 +76,22 @@ class OutputText:
         self._text = ""
         self._boundaries.clear()
 
-    def push(self, token_id: int) -> None:
-        """Take the next token; ignored after a stop string."""
+    def push_all(self, token_ids: Sequence[int]) -> None:
+        """Take the next tokens; those after a stop string are ignored."""
+        if not self._try_push_plain(token_ids):
+            for token_id in token_ids:
+                self.push(token_id)
+
+    def push(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
+        """
+        Take the next token, with its log probabilities for all tokens that are released or none;
+        ignored after a stop string.
+        """
         if self.stopped is not None:
             return
         self._ids.append(token_id)
+        if logprob is not None:
+            self._logprobs.append(logprob)
         self.num_tokens += 1
         if token_id in self._end_token_ids:
             self._grow(self._detokenizer.flush(), self.num_tokens - 1)
@@ -104,12 +126,32 @@ class OutputText:
             return None
         return self._release(self.num_tokens, self._num_released_chars + len(self._text))
 
+    def _try_push_plain(self, token_ids: Sequence[int]) -> bool:
+        """
+        Take tokens together if nothing is held back before them or after them: no half code point,
+        no beginning of a stop string, no end. Else take none and give False.
+        """
+        if self._ids or self._text or self.stopped is not None or not token_ids:
+            return False
+        if not self._end_token_ids.isdisjoint(token_ids):
+            return False
+        text = self._detokenizer.plain_text(token_ids)
+        if text is None or not (self._matcher is None or self._matcher.try_skip(text)):
+            return False
+        self._ids += token_ids
+        self._text = text
+        self.num_tokens += len(token_ids)
+        self._mark(self.num_tokens)
+        return True
+
     def _grow(self, text: str, num_tokens: int) -> None:
         """Add text that became certain with token number `num_tokens`."""
         if not text or self.stopped is not None:
             return
         self._text += text
-        match = None if self._matcher is None else self._matcher.feed(text)
+        if self._matcher is None:
+            return
+        match = self._matcher.feed(text, may_match=num_tokens > self._min_tokens)
         if match is None:
             return
         self.stopped = match
@@ -118,6 +160,7 @@ class OutputText:
         self._text = self._text[: start - self._num_released_chars]
         self.num_tokens = num_tokens
         del self._ids[num_tokens - self._num_released_tokens :]
+        del self._logprobs[num_tokens - self._num_released_tokens :]
         self._boundaries.clear()
         self._boundaries.append((num_tokens, start))
 
@@ -134,8 +177,10 @@ class OutputText:
             first_token_offset=self._num_released_tokens,
             token_ids=self._ids[:tokens],
             text=self._text[:chars],
+            logprobs=self._logprobs[:tokens],
         )
         del self._ids[:tokens]
+        del self._logprobs[:tokens]
         self._text = self._text[chars:]
         self._num_released_tokens, self._num_released_chars = num_tokens, num_chars
         return chunk

@@ -23,6 +23,7 @@ from scheduler_svc.frontend.served_model import LoadedModel
 from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
 from scheduler_svc.frontend.validation import (
     CheckedParams,
+    check_min_tokens,
     check_params,
     check_prompt_shape,
     check_token_ids,
@@ -50,6 +51,8 @@ class PreparedRequest:
     started: stream_pb2.Started
     starts: list[ChoiceStart]
     """One per choice."""
+    with_logprobs: bool = False
+    """Every token comes with its log probabilities."""
 
 
 async def prepare_request(
@@ -72,6 +75,7 @@ async def prepare_request(
     prompt_field = check_prompt_shape(request)
     prompt = await _encode_prompt(request, loaded, threads, prompt_field)
     fit = fit_lengths(len(prompt), params.max_tokens, model, prompt_field=prompt_field)
+    check_min_tokens(params.min_tokens, params.max_tokens or fit.max_tokens)
     prompt = prompt[fit.num_dropped :]
     column = np.asarray(prompt, np.int32)
     digests = await _digests(column, params.cache_salt, model, threads)
@@ -82,7 +86,10 @@ async def prepare_request(
         return start_choices(
             priors,
             lambda: OutputText(
-                loaded.text.detokenizer(prompt), stops=params.stop, end_token_ids=end_token_ids
+                loaded.text.detokenizer(prompt),
+                stops=params.stop,
+                end_token_ids=end_token_ids,
+                min_tokens=params.min_tokens,
             ),
             params,
             max_tokens=fit.max_tokens,
@@ -127,6 +134,7 @@ async def prepare_request(
             resumed_tokens=sum(len(prior.token_ids) for prior in priors),
         ),
         starts=starts,
+        with_logprobs=params.logprobs is not None,
     )
 
 
@@ -163,6 +171,13 @@ def _submitted(params: CheckedParams, now_s: float) -> dict[str, Any]:
         "priority": params.priority,
         "tenant": params.tenant,
         "cache_salt": params.cache_salt,
+        "repetition_penalty": params.repetition_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "presence_penalty": params.presence_penalty,
+        "min_p": params.min_p,
+        "min_tokens": params.min_tokens,
+        "logit_bias": params.logit_bias,
+        "logprobs": params.logprobs,
     }
 
 
@@ -174,6 +189,7 @@ def default_params(model: Model) -> ResolvedParams:
         top_p=model.default_top_p,
         max_tokens=min(DEFAULT_MAX_TOKENS, model.max_model_len - 1),
         n=1,
+        repetition_penalty=1.0,
     )
 
 
@@ -230,4 +246,11 @@ def _resolved(params: CheckedParams, max_tokens: int) -> ResolvedParams:
         ignore_eos=params.ignore_eos,
         n=params.num_choices,
         priority=params.priority,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        min_p=params.min_p,
+        logit_bias=dict(params.logit_bias),
+        min_tokens=params.min_tokens,
+        logprobs=params.logprobs,
     )

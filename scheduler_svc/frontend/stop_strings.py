@@ -34,8 +34,11 @@ class _Pattern:
             fallback[at] = length
         self._fallback = fallback
 
-    def feed(self, text: str) -> int | None:
-        """Read on; the offset in `text` just after the first complete match, or None."""
+    def feed(self, text: str, *, may_match: bool) -> int | None:
+        """
+        Read on; the offset in `text` just after the first complete match, or None. Where nothing
+        may match, what is complete is passed over.
+        """
         stop, length = self.stop, self.matched
         if not length and stop[0] not in text:
             return None
@@ -45,7 +48,9 @@ class _Pattern:
             if char == stop[length]:
                 length += 1
                 if length == len(stop):
-                    return at + 1
+                    if may_match:
+                        return at + 1
+                    length = self._fallback[length - 1]
         self.matched = length
         return None
 
@@ -67,13 +72,31 @@ class StopMatcher:
         """Length of the longest end of the text that may be the beginning of a stop string."""
         return max((pattern.matched for pattern in self._patterns), default=0)
 
-    def feed(self, text: str) -> StopMatch | None:
-        """Read on; returns the match as soon as there is one."""
+    def try_skip(self, text: str) -> bool:
+        """
+        Read on if that is sure to change nothing: no stop string is begun before or after the text,
+        and none is in it. Else read nothing and give False.
+        """
+        for pattern in self._patterns:
+            if pattern.matched or pattern.stop[0] in text:
+                return False
+        self._num_chars += len(text)
+        return True
+
+    def feed(self, text: str, *, may_match: bool = True) -> StopMatch | None:
+        """
+        Read on; returns the match as soon as there is one.
+
+        Args:
+            text: What follows.
+            may_match: False passes over stop strings that are complete in `text`; one that only
+                begins there may be completed by what follows.
+        """
         begin = self._num_chars
         self._num_chars += len(text)
         found: StopMatch | None = None
         for pattern in self._patterns:
-            end = pattern.feed(text)
+            end = pattern.feed(text, may_match=may_match)
             if end is None:
                 continue
             start = begin + end - len(pattern.stop)

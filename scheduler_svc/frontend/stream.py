@@ -6,14 +6,17 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.frontend.delta import OutputDelta
 from scheduler_svc.frontend.inbox import ChoiceNews, News, StreamInbox
-from scheduler_svc.frontend.output import OutputChunk, OutputText
+from scheduler_svc.frontend.output import OutputText
 from scheduler_svc.frontend.resume import ChoiceStart, PriorEnd
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError
 from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateResponse
 
+Message = GenerateResponse | OutputDelta
+"""Of a stream."""
 EndAtStopString = Callable[[int, int], None]
 """Called at most once per choice, with the choice and its number of output tokens up to the one
 that completed a stop string."""
@@ -25,7 +28,7 @@ async def stream_messages(
     *,
     started: stream_pb2.Started,
     end_at_stop_string: EndAtStopString,
-) -> AsyncGenerator[GenerateResponse, None]:
+) -> AsyncGenerator[Message, None]:
     """
     Yield the stream of a request that was handed to the core.
 
@@ -89,15 +92,16 @@ class _Choice:
         """True once nothing more comes of it."""
         return self._is_over_before or self.end is not None
 
-    def messages(
-        self, news: ChoiceNews, end_at_stop_string: EndAtStopString
-    ) -> list[GenerateResponse]:
+    def messages(self, news: ChoiceNews, end_at_stop_string: EndAtStopString) -> list[Message]:
         """What the news come to: at most a Delta and a Finished."""
         output, end = self.output, news.end
-        for token_id in news.token_ids:
-            output.push(token_id)
+        if news.logprobs is None:
+            output.push_all(news.token_ids)
+        else:
+            for token_id, logprob in zip(news.token_ids, news.logprobs, strict=True):
+                output.push(token_id, logprob)
         chunk = output.take() if end is None else output.finish()
-        found = [] if chunk is None else [_delta(self.number, chunk)]
+        found: list[Message] = [] if chunk is None else [OutputDelta(self.number, chunk)]
         if end is None:
             if output.stopped is not None and not self._is_end_asked:
                 self._is_end_asked = True
@@ -121,19 +125,8 @@ def _as_accepted(started: stream_pb2.Started, accepted: Accepted) -> stream_pb2.
     return started
 
 
-def _needs_sign_of_life(news: News, deltas: list[GenerateResponse]) -> bool:
+def _needs_sign_of_life(news: News, deltas: list[Message]) -> bool:
     return news.is_silent and not deltas
-
-
-def _delta(choice: int, chunk: OutputChunk) -> GenerateResponse:
-    # Filled in place: one of these per token, and nested constructors copy.
-    message = GenerateResponse()
-    delta = message.delta
-    delta.choice = choice
-    delta.first_token_offset = chunk.first_token_offset
-    delta.token_ids.extend(chunk.token_ids)
-    delta.text = chunk.text
-    return message
 
 
 def _progress(progress: StreamProgress | None) -> GenerateResponse:

@@ -6,7 +6,6 @@ Field paths start at GenerateRequest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -18,12 +17,16 @@ from scheduler_svc.frontend.names import (
     check_request_id,
     check_tenant,
 )
+from scheduler_svc.frontend.sampling_checks import (
+    MAX_LOGPROBS,
+    MIN_TEMPERATURE,
+    check_logit_bias,
+    check_sampling,
+)
 from scheduler_svc.ipc.messages import Model
 from tandem.errors import EmptyPrompt, InvalidParameter
 from tandem.inference.v1 import inference_service_pb2, request_pb2
 
-MIN_TEMPERATURE = 0.01
-MAX_TEMPERATURE = 2.0
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
@@ -54,6 +57,13 @@ class CheckedParams:
     priority: int
     tenant: str
     cache_salt: bytes
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
 
 
 def check_params(
@@ -89,7 +99,12 @@ def check_params(
             field="time_limit_ms",
         )
     sampling, stopping = request.sampling, request.stopping
-    _check_sampling(sampling, "sampling.")
+    check_sampling(sampling, "sampling.")
+    check_logit_bias(sampling.logit_bias, model.vocab_size, field="sampling.logit_bias")
+    if request.HasField("logprobs") and request.logprobs > MAX_LOGPROBS:
+        raise InvalidParameter(
+            f"logprobs must be in [0, {MAX_LOGPROBS}], got {request.logprobs}.", field="logprobs"
+        )
     _check_stopping(stopping, model, "stopping.")
     temperature = (
         sampling.temperature if sampling.HasField("temperature") else model.default_temperature
@@ -112,6 +127,15 @@ def check_params(
         priority=request.priority,
         tenant=request.tenant,
         cache_salt=request.cache_salt.encode(),
+        repetition_penalty=(
+            sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+        ),
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        min_p=sampling.min_p,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        min_tokens=stopping.min_tokens,
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
     )
 
 
@@ -136,6 +160,20 @@ def check_prompt_shape(request: inference_service_pb2.GenerateRequest) -> str:
         return "token_ids.ids"
     _check_chat(request.chat, "chat.messages")
     return "chat.messages"
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """
+    Check that an output may be as long as it has to be.
+
+    Raises:
+        InvalidParameter: It may not.
+    """
+    if min_tokens > max_tokens:
+        raise InvalidParameter(
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}.",
+            field="stopping.min_tokens",
+        )
 
 
 def check_token_ids(ids: Iterable[int], vocab_size: int, *, field: str) -> None:
@@ -171,36 +209,6 @@ def _check_choices(num_choices: int, temperature: float) -> None:
     if num_choices > 1 and temperature == 0:
         raise InvalidParameter(
             f"n must be 1 when using greedy sampling, got {num_choices}.", field="n"
-        )
-
-
-def _check_sampling(sampling: request_pb2.SamplingParams, path: str) -> None:
-    temperature, top_p = sampling.temperature, sampling.top_p
-    if sampling.HasField("temperature"):
-        _check_temperature(temperature, f"{path}temperature")
-    if sampling.HasField("top_k") and sampling.top_k < -1:
-        raise InvalidParameter(
-            f"top_k must be 0 (disable), or at least 1, got {sampling.top_k}.",
-            field=f"{path}top_k",
-        )
-    if sampling.HasField("top_p") and not 0 < top_p <= 1:
-        raise InvalidParameter(
-            f"top_p must be in (0, 1], got {_shortest(top_p)}.", field=f"{path}top_p"
-        )
-
-
-def _check_temperature(temperature: float, field: str) -> None:
-    if not math.isfinite(temperature):
-        raise InvalidParameter(
-            f"temperature must be a finite number, got {temperature}.", field=field
-        )
-    if temperature < 0:
-        raise InvalidParameter(
-            f"temperature must be non-negative, got {_shortest(temperature)}.", field=field
-        )
-    if temperature > MAX_TEMPERATURE:
-        raise InvalidParameter(
-            f"temperature must be in [0, 2], got {_shortest(temperature)}.", field=field
         )
 
 
@@ -245,8 +253,3 @@ def _check_chat(chat: request_pb2.ChatMessages, path: str) -> None:
     for at, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidParameter("role must not be empty.", field=f"{path}[{at}].role")
-
-
-def _shortest(value: float) -> str:
-    """A float32's shortest decimal form, as the client wrote it."""
-    return str(np.float32(value))

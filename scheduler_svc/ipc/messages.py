@@ -62,6 +62,14 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     """Of the prompt and all parameters but the seed; requests with one key must agree in it."""
     is_seed_given: bool = False
     """The client sent `seed`."""
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    """Likeliest ids to tell with each token; None for no log probabilities at all."""
 
 
 class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):
@@ -173,6 +181,19 @@ class StreamProgress(msgspec.Struct, array_like=True, frozen=True):
     value: int
 
 
+class StreamLogprobs(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Log probabilities of Q tokens; see tandem.link.logprobs for the last four columns."""
+
+    stream: bytes
+    """uint32 ``[Q]``: whose token."""
+    offset: bytes
+    """int32 ``[Q]``: its output offset."""
+    chosen: bytes
+    top_start: bytes
+    top_token: bytes
+    top: bytes
+
+
 class Update(msgspec.Struct, array_like=True, tag=14, frozen=True, kw_only=True):
     """
     What is new, one or a few per step and frontend: tokens of some streams, then the rest, which
@@ -189,6 +210,8 @@ class Update(msgspec.Struct, array_like=True, tag=14, frozen=True, kw_only=True)
     ended: tuple[StreamEnd, ...] = ()
     failed: tuple[Refused, ...] = ()
     progress: tuple[StreamProgress, ...] = ()
+    logprobs: tuple[StreamLogprobs, ...] = ()
+    """Of streams that asked, in order: before or after their tokens, but before their ends."""
 
 
 class Reply(msgspec.Struct, array_like=True, tag=15, frozen=True, kw_only=True):
