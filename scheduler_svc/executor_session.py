@@ -104,6 +104,7 @@ class ExecutorSession:
     Attributes:
         counts: What happened since the start.
         refusals: Executors that answer and are not used.
+        address: Of the newest session; empty before the first.
         detached_since_s: Since when no stream is attached; None while one is.
     """
 
@@ -133,6 +134,7 @@ class ExecutorSession:
         """Whether this session had a stream before."""
         self.counts = SessionCounts()
         self.refusals = Refusals()
+        self.address = ""
         self.detached_since_s: float | None = now
 
     @property
@@ -222,6 +224,7 @@ class ExecutorSession:
         self._was_attached = False
         self._num_broken = 0
         self.counts.sessions += 1
+        self.address = event.address
         self._owner.session_opened(description, event.tokenizer_dir, now)
         self._attach()
 

@@ -211,7 +211,7 @@ class Queries:
         return None if self._state.core is None else self._state.core.stats()
 
     def _stats(self, core: CoreStats | None, now: float) -> Stats:
-        refused = self._metrics.refused_by_reason.total()
+        refused, counts = self._metrics.refused_by_reason.total(), self._session.counts
         common = Stats(
             refused_requests=refused,
             executor_attached=self._session.is_attached,
@@ -219,6 +219,14 @@ class Queries:
             suspended=self._state.is_suspended,
             uptime_s=now - self._state.started_s,
             schedule_policy=self._loaded.settings.core_options().schedule_policy.value,
+            executor_sessions=counts.sessions,
+            executor_reattachments=counts.reattachments,
+            executor_losses=counts.losses,
+            steps_sent_again=counts.steps_sent_again,
+            state_hash_mismatches=counts.state_hash_mismatches,
+            executor_fencings=counts.fencings,
+            executor_address=self._session.address,
+            executor_refusal=self._session.refusals.text,
         )
         if core is None:
             return common
@@ -250,6 +258,7 @@ class Queries:
             swapped_out_blocks=core.swapped_out_blocks,
             swapped_in_blocks=core.swapped_in_blocks,
             swap_fallbacks=core.swap_fallbacks,
+            recomputed_tokens=core.recomputed_tokens,
             queued_tokens=core.queued_tokens,
             new_token_ratio=core.new_token_ratio,
             refused_by_limit=core.refused_by_limit,
@@ -267,8 +276,6 @@ class Queries:
             histograms=metrics.histograms(core),
             prompt_tokens=metrics.prompt_tokens,
             cached_prompt_tokens=metrics.cached_prompt_tokens,
-            executor_sessions=self._session.counts.sessions,
-            executor_reattachments=self._session.counts.reattachments,
             merged_updates=self._publisher.num_merged,
             integrity_failures=metrics.integrity_failures,
             device_memory_bytes=metrics.device_memory_bytes,

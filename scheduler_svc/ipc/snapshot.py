@@ -189,6 +189,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     swap_fallbacks: int = 0
+    executor_sessions: int = 0
+    executor_reattachments: int = 0
+    executor_losses: int = 0
+    steps_sent_again: int = 0
+    recomputed_tokens: int = 0
+    state_hash_mismatches: int = 0
+    executor_fencings: int = 0
+    executor_address: str = ""
+    executor_refusal: str = ""
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,9 +229,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
             "executor_sample_time".
         prompt_tokens: Prompt tokens of ended requests.
         cached_prompt_tokens: Those of them that came from the prefix cache.
-        executor_sessions: Executor sessions opened.
-        executor_reattachments: Broken step streams that were attached again without losing the
-        session. merged_updates: Updates that had to wait for a slow frontend and were merged with
+        merged_updates: Updates that had to wait for a slow frontend and were merged with
         later ones. integrity_failures: Bookkeeping inconsistencies found while idle; any is a bug.
         device_memory_bytes: Last reported by the executor; 0 where unknown. model_name: Model
         served; empty before the first executor. model_fingerprint: Its revision.
@@ -236,8 +243,6 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     histograms: dict[str, HistogramSnapshot]
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    executor_sessions: int = 0
-    executor_reattachments: int = 0
     merged_updates: int = 0
     integrity_failures: int = 0
     device_memory_bytes: int = 0

@@ -68,6 +68,15 @@ class Stats:
     swapped_out_blocks: int
     swapped_in_blocks: int
     swap_fallbacks: int
+    executor_sessions: int
+    executor_reattachments: int
+    executor_losses: int
+    steps_sent_again: int
+    recomputed_tokens: int
+    state_hash_mismatches: int
+    executor_fencings: int
+    executor_address: str
+    executor_refusal: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,12 @@ from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serv
 STATS = {
     field.name: at + 1 if field.type != field.TYPE_BOOL else True
     for at, field in enumerate(stats_pb2.GetStatsResponse.DESCRIPTOR.fields)
-} | {"refused_by_limit": {"max_num_seqs": 3}, "schedule_policy": "lpm"}
+} | {
+    "refused_by_limit": {"max_num_seqs": 3},
+    "schedule_policy": "lpm",
+    "executor_address": "host:1",
+    "executor_refusal": "no",
+}
 SERVING, NOT_SERVING = (
     health_pb2.HealthCheckResponse.SERVING,
     health_pb2.HealthCheckResponse.NOT_SERVING,
@@ -230,6 +235,13 @@ def metrics_snapshot() -> MetricsSnapshot:
             swapped_out_blocks=21,
             swapped_in_blocks=22,
             swap_fallbacks=23,
+            executor_sessions=31,
+            executor_reattachments=32,
+            executor_losses=33,
+            steps_sent_again=34,
+            recomputed_tokens=35,
+            state_hash_mismatches=36,
+            executor_fencings=37,
             queued_tokens=123,
             new_token_ratio=0.5,
             refused_by_limit={"max_num_seqs": 2, "max_tenant_requests": 3},
@@ -302,6 +314,13 @@ class TestMetrics:
             ("tandem_swapped_out_blocks_total",): 21,
             ("tandem_swapped_in_blocks_total",): 22,
             ("tandem_swap_fallbacks_total",): 23,
+            ("tandem_executor_sessions_total",): 31,
+            ("tandem_executor_reattachments_total",): 32,
+            ("tandem_executor_losses_total",): 33,
+            ("tandem_steps_sent_again_total",): 34,
+            ("tandem_recomputed_tokens_total",): 35,
+            ("tandem_state_hash_mismatches_total",): 36,
+            ("tandem_executor_fencings_total",): 37,
             ("tandem_queued_tokens",): 123,
             ("tandem_new_token_ratio",): 0.5,
             ("tandem_refusals_total", "max_num_seqs"): 2,

@@ -43,7 +43,7 @@ class TestBrokenStream:
         _assert_all_complete(bench, frontend)
         assert 1 == bench.link.commands.count("connect")
         metrics = snapshot.decode_metrics(bench.reply(frontend, "metrics").result)
-        assert (1, 3) == (metrics.executor_sessions, metrics.executor_reattachments)
+        assert (1, 3) == (metrics.stats.executor_sessions, metrics.stats.executor_reattachments)
         prompt_tokens = sum(len(prompt) for prompt in PROMPTS)
         assert prompt_tokens == metrics.stats.prefill_tokens
 

@@ -70,6 +70,7 @@ def table(now: Stats, before: Stats | None) -> Table:
         "preemptions": f"{now.preemptions}, {now.retractions} for lack of blocks; "
         f"{now.paused_requests} paused, {now.swapped_requests} swapped",
         "new token ratio": f"{now.new_token_ratio:.4f}",
+        "executor": _executor(now),
     }
     if now.host_blocks:
         rows["host blocks"] = (
@@ -80,6 +81,16 @@ def table(now: Stats, before: Stats | None) -> Table:
     for name, value in rows.items():
         grid.add_row(name, value)
     return grid
+
+
+def _executor(now: Stats) -> str:
+    if not now.executor_attached:
+        return now.executor_refusal or "none attached"
+    return (
+        f"{now.executor_address}, {now.executor_losses} times lost "
+        f"({now.recomputed_tokens} tokens computed again), "
+        f"{now.executor_reattachments} times attached again"
+    )
 
 
 def _hits(now: Stats, before: Stats | None) -> str:

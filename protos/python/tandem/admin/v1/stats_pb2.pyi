@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "used_blocks", "free_blocks", "total_blocks", "block_size", "accepted_requests", "finished_requests", "failed_requests", "refused_requests", "prefill_tokens", "output_tokens", "preemptions", "steps", "steps_in_flight", "executor_attached", "draining", "uptime_s", "cached_blocks", "token_usage", "prefix_cache_lookup_tokens", "prefix_cache_hit_tokens", "retractions", "paused_requests", "swapped_requests", "new_token_ratio", "host_blocks", "used_host_blocks", "refused_by_limit", "queued_tokens", "schedule_s", "schedule_policy", "suspended", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks")
+    __slots__ = ("running_requests", "waiting_requests", "used_blocks", "free_blocks", "total_blocks", "block_size", "accepted_requests", "finished_requests", "failed_requests", "refused_requests", "prefill_tokens", "output_tokens", "preemptions", "steps", "steps_in_flight", "executor_attached", "draining", "uptime_s", "cached_blocks", "token_usage", "prefix_cache_lookup_tokens", "prefix_cache_hit_tokens", "retractions", "paused_requests", "swapped_requests", "new_token_ratio", "host_blocks", "used_host_blocks", "refused_by_limit", "queued_tokens", "schedule_s", "schedule_policy", "suspended", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks", "executor_sessions", "executor_reattachments", "executor_losses", "steps_sent_again", "recomputed_tokens", "state_hash_mismatches", "executor_fencings", "executor_address", "executor_refusal")
     class RefusedByLimitEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,15 @@ class GetStatsResponse(_message.Message):
     SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SWAP_FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_REATTACHMENTS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_SENT_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STATE_HASH_MISMATCHES_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FENCINGS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     waiting_requests: int
     used_blocks: int
@@ -87,4 +96,13 @@ class GetStatsResponse(_message.Message):
     swapped_out_blocks: int
     swapped_in_blocks: int
     swap_fallbacks: int
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., accepted_requests: _Optional[int] = ..., finished_requests: _Optional[int] = ..., failed_requests: _Optional[int] = ..., refused_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., executor_attached: _Optional[bool] = ..., draining: _Optional[bool] = ..., uptime_s: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., token_usage: _Optional[float] = ..., prefix_cache_lookup_tokens: _Optional[int] = ..., prefix_cache_hit_tokens: _Optional[int] = ..., retractions: _Optional[int] = ..., paused_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., new_token_ratio: _Optional[float] = ..., host_blocks: _Optional[int] = ..., used_host_blocks: _Optional[int] = ..., refused_by_limit: _Optional[_Mapping[str, int]] = ..., queued_tokens: _Optional[int] = ..., schedule_s: _Optional[float] = ..., schedule_policy: _Optional[str] = ..., suspended: _Optional[bool] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., swap_fallbacks: _Optional[int] = ...) -> None: ...
+    executor_sessions: int
+    executor_reattachments: int
+    executor_losses: int
+    steps_sent_again: int
+    recomputed_tokens: int
+    state_hash_mismatches: int
+    executor_fencings: int
+    executor_address: str
+    executor_refusal: str
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., used_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., accepted_requests: _Optional[int] = ..., finished_requests: _Optional[int] = ..., failed_requests: _Optional[int] = ..., refused_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., executor_attached: _Optional[bool] = ..., draining: _Optional[bool] = ..., uptime_s: _Optional[float] = ..., cached_blocks: _Optional[int] = ..., token_usage: _Optional[float] = ..., prefix_cache_lookup_tokens: _Optional[int] = ..., prefix_cache_hit_tokens: _Optional[int] = ..., retractions: _Optional[int] = ..., paused_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., new_token_ratio: _Optional[float] = ..., host_blocks: _Optional[int] = ..., used_host_blocks: _Optional[int] = ..., refused_by_limit: _Optional[_Mapping[str, int]] = ..., queued_tokens: _Optional[int] = ..., schedule_s: _Optional[float] = ..., schedule_policy: _Optional[str] = ..., suspended: _Optional[bool] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., swap_fallbacks: _Optional[int] = ..., executor_sessions: _Optional[int] = ..., executor_reattachments: _Optional[int] = ..., executor_losses: _Optional[int] = ..., steps_sent_again: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., state_hash_mismatches: _Optional[int] = ..., executor_fencings: _Optional[int] = ..., executor_address: _Optional[str] = ..., executor_refusal: _Optional[str] = ...) -> None: ...
