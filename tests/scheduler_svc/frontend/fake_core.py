@@ -25,6 +25,7 @@ from scheduler_svc.ipc.messages import (
     Refused,
     Reply,
     StreamEnd,
+    StreamLogprobs,
     StreamProgress,
     Submit,
     Update,
@@ -83,6 +84,10 @@ class FakeCore:
         submit = await within(self.submits.get())
         await self.send(Accepted(submit.stream_id))
         return submit.stream_id
+
+    async def accept_of(self, submit: Submit) -> None:
+        """Accept a submission."""
+        await self.send(Accepted(submit.stream_id))
 
     async def tokens(self, stream_id: int, offset: int, ids: list[int], **rest: object) -> None:
         await self.send(update(stream_id, offset, ids, **rest))
@@ -158,6 +163,7 @@ def update(
     end: StreamEnd | None = None,
     failure: TandemError | None = None,
     progress: StreamProgress | None = None,
+    logprobs: tuple[StreamLogprobs, ...] = (),
 ) -> Update:
     return Update(
         token_stream=np.full(len(ids), stream_id, "<u4").tobytes(),
@@ -166,6 +172,22 @@ def update(
         ended=() if end is None else (end,),
         failed=() if failure is None else (refused(stream_id, failure),),
         progress=() if progress is None else (progress,),
+        logprobs=logprobs,
+    )
+
+
+def logprobs_of(
+    stream_id: int, offset: int, told: list[tuple[float, list[tuple[int, float]]]]
+) -> StreamLogprobs:
+    """Log probabilities of consecutive tokens, each with (id, value) of the likeliest."""
+    top = [entry for _, entries in told for entry in entries]
+    return StreamLogprobs(
+        stream=np.full(len(told), stream_id, "<u4").tobytes(),
+        offset=np.arange(offset, offset + len(told), dtype="<i4").tobytes(),
+        chosen=np.array([chosen for chosen, _ in told], "<f4").tobytes(),
+        top_start=np.cumsum([0, *(len(entries) for _, entries in told)]).astype("<i4").tobytes(),
+        top_token=np.array([token for token, _ in top], "<i4").tobytes(),
+        top=np.array([value for _, value in top], "<f4").tobytes(),
     )
 
 

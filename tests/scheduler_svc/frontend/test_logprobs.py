@@ -1,0 +1,236 @@
+"""Log probabilities follow their tokens to the client: released, held back and cut together."""
+
+import pytest
+
+from scheduler_svc.core.request import FinishReason
+from scheduler_svc.frontend.detokenizer import ByteDetokenizer, BytePiece
+from scheduler_svc.frontend.output import OutputText
+from scheduler_svc.frontend.stop_strings import StopMatcher
+from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.link.logprobs import TokenLogprob
+from tests.scheduler_svc.frontend.calls import error_of, rest_of
+from tests.scheduler_svc.frontend.fake_core import ended, logprobs_of, within
+from tests.scheduler_svc.frontend.small_models import byte_level_tokenizer
+
+EOS = 1
+IDS = byte_level_tokenizer().encode("one two three", add_special_tokens=False).ids
+TOLD = [(-0.5 * place, [(place, -0.25), (9, -8.0)]) for place in range(len(IDS))]
+
+
+def output_of(*pieces: bytes, stops: tuple[str, ...] = (), min_tokens: int = 0) -> OutputText:
+    detokenizer = ByteDetokenizer({at: BytePiece.of(raw) for at, raw in enumerate(pieces)})
+    return OutputText(
+        detokenizer, stops=stops, end_token_ids=frozenset({99}), min_tokens=min_tokens
+    )
+
+
+def released(output: OutputText, count: int) -> list[tuple[list[int], list[float]]]:
+    """Chunks of an output whose i-th token has i and the log probability -i."""
+    chunks = []
+    for token_id in range(count):
+        output.push(token_id, TokenLogprob(-float(token_id), [], []))
+        chunks.append(output.take())
+    chunks.append(output.finish())
+    return [(c.token_ids, [one.logprob for one in c.logprobs]) for c in chunks if c is not None]
+
+
+class TestRelease:
+    def test_each_token_brings_its_own(self):
+        """
+        A token is released with its log probabilities.
+        """
+        assert [([0], [0.0]), ([1], [-1.0])] == released(output_of(b"a", b"b"), 2)
+
+    def test_tokens_held_back_hold_theirs_back(self):
+        """
+        Tokens that share a code point are released together with both log probabilities.
+        """
+        assert [([0, 1], [0.0, -1.0]), ([2], [-2.0])] == released(
+            output_of(b"\xe2", b"\x82\xac", b"c"), 3
+        )
+
+    def test_stop_string_cuts_them_with_the_tokens(self):
+        """
+        What a stop string cuts off has no log probabilities either.
+        """
+        output = output_of(b"a", b"ST", b"OP!", b"more", stops=("STOP",))
+        assert [([0], [0.0]), ([1, 2], [-1.0, -2.0])] == released(output, 4)
+
+    def test_tokens_sent_before_have_none(self):
+        """
+        An output that goes on after ids the client has tells of those that follow.
+        """
+        output = output_of(b"a", b"b", b"c")
+        output.go_on_after([0, 1])
+        output.push(2, TokenLogprob(-3.0, [], []))
+        assert [-3.0] == [one.logprob for one in output.finish().logprobs]
+
+
+class TestMinTokens:
+    def test_early_stop_strings_are_passed_over(self):
+        """
+        A stop string that is complete within min_tokens stays in the text; a later one ends it.
+        """
+        pieces = [b"x", b"x", b"x", b"y"]
+        output = output_of(*pieces, stops=("x",), min_tokens=2)
+        for token_id in range(4):
+            output.push(token_id)
+        chunk = output.finish()
+        assert ("xx", 3, "x") == (chunk.text, output.num_tokens, output.stopped.stop)
+
+    def test_stop_string_that_ends_later_counts(self):
+        """
+        A stop string that begins within min_tokens and is complete after it ends the output.
+        """
+        output = output_of(b"aST", b"OP", stops=("STOP",), min_tokens=1)
+        for token_id in range(2):
+            output.push(token_id)
+        assert ("a", "STOP") == (output.finish().text, output.stopped.stop)
+
+    def test_match_passed_over_can_overlap_the_next(self):
+        """
+        What is passed over may be the beginning of the match that counts.
+        """
+        matcher = StopMatcher(["aba"])
+        assert matcher.feed("xaba", may_match=False) is None
+        assert 1 == matcher.num_held_chars
+        match = matcher.feed("ba")
+        assert (3, 6) == (match.start, match.end)
+
+
+class TestThroughTheFrontend:
+    async def start(self, frontend, stub, **fields):
+        fields = {"token_ids": {"ids": [5, 6, 7]}, "logprobs": 2} | fields
+        call = stub.Generate(pb.GenerateRequest(**fields))
+        submit = await within(frontend.core.submits.get())
+        return call, submit
+
+    def told(self, messages) -> list[tuple[float, list[tuple[int, float]]]]:
+        """What Deltas say, which must have one entry per id."""
+        found = []
+        for message in messages:
+            delta = message.delta
+            assert len(delta.token_ids) == len(delta.logprobs)
+            found += [
+                (one.logprob, list(zip(one.top_token_ids, one.top_logprobs, strict=True)))
+                for one in delta.logprobs
+            ]
+        return found
+
+    @pytest.mark.parametrize("order", ["together", "before", "after"])
+    async def test_every_token_arrives_with_its_own(self, frontend, stub, order):
+        """
+        Ids and log probabilities correspond in every Delta, in whatever order the core's messages bring them.
+        """
+        call, submit = await self.start(frontend, stub)
+        core, stream, count = frontend.core, submit.stream_id, len(IDS)
+        assert 2 == submit.logprobs
+        await core.accept_of(submit)
+        half = count // 2
+        parts = [(0, half), (half, count)]
+        if order == "together":
+            for first, end in parts:
+                told = logprobs_of(stream, first, TOLD[first:end])
+                await core.tokens(stream, first, IDS[first:end], logprobs=(told,))
+        elif order == "before":
+            await core.tokens(stream, 0, [], logprobs=(logprobs_of(stream, 0, TOLD),))
+            for first, end in parts:
+                await core.tokens(stream, first, IDS[first:end])
+        else:
+            for first, end in parts:
+                await core.tokens(stream, first, IDS[first:end])
+            for first, end in parts:
+                told = logprobs_of(stream, first, TOLD[first:end])
+                await core.tokens(stream, count, [], logprobs=(told,))
+        end = ended(stream, FinishReason.MAX_TOKENS, count)
+        await core.tokens(stream, count, [], end=end)
+        messages = await rest_of(call)
+        ids = [token_id for message in messages for token_id in message.delta.token_ids]
+        assert (IDS, TOLD) == (ids, self.told(messages))
+        assert 2 == messages[0].started.resolved_params.logprobs
+
+    async def test_repeated_entries_are_ignored(self, frontend, stub):
+        """
+        What comes again after a merge counts once.
+        """
+        call, submit = await self.start(frontend, stub)
+        stream = submit.stream_id
+        await frontend.core.accept_of(submit)
+        told = logprobs_of(stream, 0, TOLD)
+        end = ended(stream, FinishReason.MAX_TOKENS, len(IDS))
+        await frontend.core.tokens(stream, 0, IDS, logprobs=(told, told), end=end)
+        assert self.told(await rest_of(call)) == TOLD
+
+    @pytest.mark.parametrize("kept", [0, 1])
+    async def test_lost_entries_fail_the_stream(self, frontend, stub, kept):
+        """
+        A token whose log probabilities never came is an internal error, not a token without them.
+        """
+        call, submit = await self.start(frontend, stub)
+        stream = submit.stream_id
+        await frontend.core.accept_of(submit)
+        told = logprobs_of(stream, 0, TOLD[:kept])
+        end = ended(stream, FinishReason.MAX_TOKENS, len(IDS))
+        await frontend.core.tokens(stream, 0, IDS, logprobs=(told,), end=end)
+        error = await error_of(call)
+        assert "INTERNAL" == error.reason
+        assert f"log probabilities of output token {kept} were lost" in error.message
+
+    async def test_who_did_not_ask_is_told_nothing(self, frontend, stub):
+        """
+        Without logprobs in the request no Delta has any.
+        """
+        call = stub.Generate(pb.GenerateRequest(token_ids={"ids": [5]}))
+        stream = await frontend.core.accept()
+        end = ended(stream, FinishReason.MAX_TOKENS, len(IDS))
+        await frontend.core.tokens(stream, 0, IDS, end=end)
+        assert not any(message.delta.logprobs for message in await rest_of(call))
+
+    async def test_complete_returns_them_whole(self, frontend, stub):
+        """
+        A Completion has one entry per id.
+        """
+        request = pb.GenerateRequest(token_ids={"ids": [5]}, logprobs=0)
+        call = stub.Complete(pb.CompleteRequest(request=request))
+        stream = await frontend.core.accept()
+        told = logprobs_of(stream, 0, [(chosen, []) for chosen, _ in TOLD])
+        end = ended(stream, FinishReason.MAX_TOKENS, len(IDS))
+        await frontend.core.tokens(stream, 0, IDS, logprobs=(told,), end=end)
+        completion = (await within(call)).completions[0]
+        assert [chosen for chosen, _ in TOLD] == [one.logprob for one in completion.logprobs]
+        assert len(completion.token_ids) == len(completion.logprobs)
+
+    async def test_parameters_reach_the_core_and_come_back(self, frontend, stub):
+        """
+        What was asked for is submitted, and told in resolved_params.
+        """
+        sampling = {
+            "repetition_penalty": 1.5,
+            "frequency_penalty": 0.25,
+            "presence_penalty": -0.5,
+            "min_p": 0.125,
+            "logit_bias": {7: -2.0, 3: 4.0},
+        }
+        call, submit = await self.start(
+            frontend, stub, sampling=sampling, stopping={"min_tokens": 4, "max_tokens": 9}
+        )
+        assert ((3, 4.0), (7, -2.0)) == submit.logit_bias
+        assert (1.5, 0.25, -0.5, 0.125, 4) == (
+            submit.repetition_penalty,
+            submit.frequency_penalty,
+            submit.presence_penalty,
+            submit.min_p,
+            submit.min_tokens,
+        )
+        await frontend.core.accept_of(submit)
+        resolved = (await within(call.read())).started.resolved_params
+        assert {7: -2.0, 3: 4.0} == dict(resolved.logit_bias)
+        assert (1.5, 4) == (resolved.repetition_penalty, resolved.min_tokens)
+
+    async def test_min_tokens_over_the_default_is_refused(self, frontend, stub):
+        """
+        min_tokens is held against max_tokens also where that was not sent.
+        """
+        request = pb.GenerateRequest(token_ids={"ids": [5]}, stopping={"min_tokens": 101})
+        error = await error_of(stub.Generate(request))
+        assert "stopping.min_tokens" == error.field
