@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from executor_svc.tokenizer_files import TokenizerFile
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
@@ -40,6 +40,26 @@ class StepRunner(Protocol):
     def execute(self, batch: Batch, step_id: int) -> StepResult:
         """
         Apply one batch and compute its rows.
+
+        Raises:
+            SessionLost: The batch contradicts the slot state; nothing has changed.
+        """
+
+
+@runtime_checkable
+class LaunchingRunner(StepRunner, Protocol):
+    """
+    A runner whose device works by itself once it was given a step, and does steps in order: the
+    next one can be given to it before the result of this one is known.
+    """
+
+    def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
+        """
+        Apply one batch and give its rows to the device.
+
+        Returns:
+            Waits for the result; to be called once, in the order of launches, on another thread
+            than this one.
 
         Raises:
             SessionLost: The batch contradicts the slot state; nothing has changed.

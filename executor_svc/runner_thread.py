@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import structlog
 
-from executor_svc.loaded import Engine, StepRunner
+from executor_svc.loaded import Engine, LaunchingRunner, StepRunner
 from executor_svc.progress import Progress
+from executor_svc.result_thread import ResultThread
 from executor_svc.step_link import QueuedStep, SlotReset, StepLink
 from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch, Resume, Step, StepFailed, StepResult, Suspend
@@ -58,66 +57,66 @@ class RunnerThread(threading.Thread):
             self._is_sticky = engine.is_sticky
             self._on_ready(engine)
             self._work(engine.runner)
-        except TandemError as error:
-            self._on_fatal(error)
         except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        if not isinstance(error, TandemError):
             _log.error("runner_broken", exc_info=error)
-            self._on_fatal(InternalError(f"the runner thread broke: {_in_words(error)}"))
+            error = InternalError(f"the runner thread broke: {_in_words(error)}")
+        self._on_fatal(error)
 
     def _work(self, runner: StepRunner) -> None:
-        while (job := self._link.next_job()) is not None:
-            if isinstance(job, SlotReset):
-                runner.reset()
-                job.done.set()
-            else:
-                self._run_step(runner, job)
-
-    def _run_step(self, runner: StepRunner, job: QueuedStep) -> None:
-        step = job.step
-        num_tokens = step.command.num_tokens if isinstance(step.command, Batch) else 0
-        started_ns = time.monotonic_ns()
-        self._progress.start(num_tokens, started_ns / 1e9)
+        results = ResultThread(self._link, self._progress, fail=self._fail, on_broken=self._broken)
+        results.start()
         try:
-            result = self._execute(runner, step)
+            while (job := self._link.next_job()) is not None:
+                if isinstance(job, SlotReset):
+                    results.drain()
+                    runner.reset()
+                    job.done.set()
+                else:
+                    self._run_step(runner, job, results)
+        finally:
+            results.end()
+
+    def _run_step(self, runner: StepRunner, job: QueuedStep, results: ResultThread) -> None:
+        results.make_room()
+        step = job.step
+        try:
+            collect = self._launch(runner, step)
         except SessionLost as error:
+            results.drain(held=1)
             self._lose(runner, step, error)
         except Exception as error:  # noqa: BLE001  # any failure of a step is reported, typed
+            results.drain(held=1)
             self._fail(step, error)
         else:
-            ended_ns = time.monotonic_ns()
-            self._progress.learn(num_tokens, (ended_ns - started_ns) / 1e9)
-            timings = replace(
-                result.timings,
-                queued_ns=started_ns - job.received_ns,
-                total_ns=ended_ns - job.received_ns,
-            )
-            self._link.complete(step, encode_response(replace(result, timings=timings)))
-        finally:
-            self._progress.end()
+            results.put(job, collect)
 
-    def _execute(self, runner: StepRunner, step: Step) -> StepResult:
+    def _launch(self, runner: StepRunner, step: Step) -> Callable[[], StepResult]:
         """
-        Run one command.
+        Begin one command, or run it where the runner does no more than one thing at a time.
 
         Raises:
             SessionLost: The step contradicts the slot state, or the hash after it differs.
         """
         match step.command:
             case Batch() as batch:
-                result = runner.execute(batch, step.step_id)
+                collect = _launch(runner, batch, step.step_id)
             case Suspend(kv_mode=kv_mode):
                 runner.suspend(kv_mode)
-                result = runner.execute(Batch(), step.step_id)
+                collect = _launch(runner, Batch(), step.step_id)
             case Resume():
                 runner.resume()
-                result = runner.execute(Batch(), step.step_id)
+                collect = _launch(runner, Batch(), step.step_id)
         if runner.state_hash != step.state_hash:
             raise SessionLost(
                 f"after step {step.step_id} the scheduler's state hash is "
                 f"{step.state_hash:#018x}, the executor's {runner.state_hash:#018x}",
                 metadata=LossCause.STATE_HASH.as_metadata(),
             )
-        return result
+        return collect
 
     def _lose(self, runner: StepRunner, step: Step, error: SessionLost) -> None:
         slots = runner.slots
@@ -160,6 +159,13 @@ class RunnerThread(threading.Thread):
         self._link.complete(step, encode_response(failure), failed=True)
         if sticky:
             raise typed
+
+
+def _launch(runner: StepRunner, batch: Batch, step_id: int) -> Callable[[], StepResult]:
+    if isinstance(runner, LaunchingRunner):
+        return runner.launch(batch, step_id)
+    result = runner.execute(batch, step_id)
+    return lambda: result
 
 
 def _typed(error: Exception) -> TandemError:

@@ -100,8 +100,8 @@ class ExecutorServer:
         """
         self.boot_id = uuid.uuid4().hex
         self.address = ""
-        self._link = StepLink(self.boot_id, max_inflight_steps)
         self._progress = Progress()
+        self._link = StepLink(self.boot_id, max_inflight_steps, progress=self._progress)
         self._service = ExecutorService(self._link, self.boot_id)
         self._health = health.HealthServicer()
         self._stopping = threading.Event()

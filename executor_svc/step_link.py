@@ -7,6 +7,8 @@ Every method takes the one lock for a moment; no thread computes or does I/O whi
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections import deque
@@ -15,9 +17,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from executor_svc.progress import Progress
 from executor_svc.step_stream import StepStream
 from tandem.errors import SessionLost, StreamReplaced, TandemError
-from tandem.link.batch import Step
+from tandem.link.batch import Batch, Step
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Heartbeat, LossCause, SchedulerId
 from tandem.link.wire import encode_response
@@ -30,6 +33,7 @@ class QueuedStep:
     """A step in its place in the queue; `received_ns` is monotonic time."""
 
     step: Step
+    num_tokens: int
     received_ns: int
 
 
@@ -48,11 +52,23 @@ class StepLink:
         boot_id: str,
         max_inflight_steps: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        progress: Progress | None = None,
     ) -> None:
+        """
+        Args:
+            boot_id: This process.
+            max_inflight_steps: Credit.
+            clock_ns: Monotonic time.
+            progress: Learns which step is running and how long steps take.
+        """
         self._end = ExecutorEnd(boot_id, max_inflight_steps)
         self._clock_ns = clock_ns
-        self._changed = threading.Condition()
-        self._jobs: deque[QueuedStep | SlotReset] = deque()
+        self._progress = progress or Progress()
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[QueuedStep | SlotReset | None] = queue.SimpleQueue()
+        """What the runner does next; None makes it look whether to stop."""
+        self._launched: deque[QueuedStep] = deque()
+        """Given to the runner, not completed; the oldest is running."""
         self._stream: StepStream | None = None
         self._stopped_by: TandemError | None = None
 
@@ -71,15 +87,13 @@ class StepLink:
             Draining: The executor is stopping.
         """
         reset = SlotReset()
-        with self._changed:
+        with self._lock:
             if self._stopped_by is not None:
                 raise self._stopped_by
             epoch = self._end.open_session(scheduler, take_over, lease_s, self._now_s())
             self._end_stream(self._end.fenced())
-            kept = [job for job in self._jobs if isinstance(job, SlotReset)]
-            dropped = len(self._jobs) - len(kept)
-            self._jobs = deque([*kept, reset])
-            self._changed.notify_all()
+            dropped = self._drop_steps()
+            self._jobs.put(reset)
         _log.info(
             "session_opened",
             session_epoch=epoch,
@@ -99,7 +113,7 @@ class StepLink:
             StreamReplaced: A newer stream is attached.
             Draining: The executor is stopping.
         """
-        with self._changed:
+        with self._lock:
             if self._stopped_by is not None:
                 raise self._stopped_by
             attached, owed = self._end.attach(attach, self._now_s())
@@ -127,50 +141,65 @@ class StepLink:
             SessionLost: The step breaks the protocol.
             StreamReplaced: A newer stream is attached.
         """
-        with self._changed:
+        num_tokens = step.command.num_tokens if isinstance(step.command, Batch) else 0
+        with self._lock:
             if self._end.receive(step, raw, stream.attach_id, self._now_s()):
-                self._jobs.append(QueuedStep(step, self._clock_ns()))
-                self._changed.notify_all()
+                self._jobs.put(QueuedStep(step, num_tokens, self._clock_ns()))
 
     def detach(self, stream: StepStream) -> None:
         """Note that a stream is over; steps already received go on."""
-        with self._changed:
+        with self._lock:
             self._end.detach(stream.session_epoch, stream.attach_id)
             if self._stream is stream:
                 self._stream = None
 
     def next_job(self) -> QueuedStep | SlotReset | None:
-        """Wait for what the runner does next; a step counts as running from here. None: stop."""
-        with self._changed:
-            while True:
-                while not self._jobs and self._stopped_by is None:
-                    self._changed.wait()
+        """
+        Wait for what the runner does next; None: stop.
+
+        A step counts as running from here, or from when those launched before it are completed.
+        """
+        while True:
+            job = self._jobs.get()
+            with self._lock:
                 if self._stopped_by is not None:
                     return None
-                job = self._jobs.popleft()
                 if isinstance(job, SlotReset):
                     return job
-                if self._end.can_execute:
-                    self._end.start(job.step.step_id, self._now_s())
+                if job is not None and self._is_due(job):
+                    self._launched.append(job)
+                    if len(self._launched) == 1:
+                        self._start(job)
                     return job
 
     def complete(self, step: Step, encoded: bytes, *, failed: bool = False) -> None:
-        """Keep a step's outcome, and send it if its session's stream is attached."""
-        with self._changed:
+        """
+        Keep the oldest launched step's outcome; send it if its session's stream is attached. After
+        a failed one, those launched after it are not completed.
+        """
+        with self._lock:
+            self._launched.popleft()
+            self._progress.end()
+            if failed:
+                self._launched.clear()
             is_wanted = self._end.complete(step.session_epoch, step.step_id, encoded, failed=failed)
             if is_wanted and self._stream is not None:
                 self._stream.put(encoded)
+            if self._launched and self._is_due(self._launched[0]):
+                self._start(self._launched[0])
 
     def lose(self, step: Step, error: SessionLost) -> None:
-        """End the session a step belonged to: the two ends no longer agree."""
-        with self._changed:
+        """End the session of the one launched step: the two ends no longer agree."""
+        with self._lock:
+            self._launched.popleft()
+            self._progress.end()
             if step.session_epoch == self._end.session_epoch:
                 self._end.lose(error.message, LossCause.of(error.metadata))
                 self._end_stream(error)
 
     def beat(self) -> Heartbeat:
         """Send a heartbeat, unless older messages still wait to be sent; gives what it says."""
-        with self._changed:
+        with self._lock:
             heartbeat = self._end.heartbeat(self._now_s())
             if self._stream is not None and self._stream.is_idle:
                 self._stream.put(encode_response(heartbeat))
@@ -178,14 +207,38 @@ class StepLink:
 
     def stop(self, error: TandemError) -> None:
         """Start no further step; sessions and streams are refused with `error` from now on."""
-        with self._changed:
+        with self._lock:
             self._stopped_by = self._stopped_by or error
-            self._changed.notify_all()
+        self._jobs.put(None)
 
     def end_streams(self) -> None:
         """End the open stream, after `stop` and the last result."""
-        with self._changed:
+        with self._lock:
             self._end_stream(self._stopped_by)
+
+    def _is_due(self, job: QueuedStep) -> bool:
+        is_current = job.step.session_epoch == self._end.session_epoch
+        return is_current and self._end.can_execute
+
+    def _start(self, job: QueuedStep) -> None:
+        now_s = self._now_s()
+        self._end.start(job.step.step_id, now_s)
+        self._progress.start(job.num_tokens, now_s)
+
+    def _drop_steps(self) -> int:
+        """Drop what is queued; resets, which somebody waits for, stay."""
+        kept: list[SlotReset | None] = []
+        num_dropped = 0
+        while not self._jobs.empty():
+            with contextlib.suppress(queue.Empty):  # the runner may be quicker
+                job = self._jobs.get_nowait()
+                if isinstance(job, QueuedStep):
+                    num_dropped += 1
+                else:
+                    kept.append(job)
+        for job in kept:
+            self._jobs.put(job)
+        return num_dropped
 
     def _end_stream(self, error: TandemError | None) -> None:
         if self._stream is not None:

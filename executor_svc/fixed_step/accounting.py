@@ -1,8 +1,26 @@
-"""How much of its time an executor is idle although requests run."""
+"""How much of its time a device is idle although requests run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """
+    One step on the device, monotonic nanoseconds.
+
+    Attributes:
+        rows: It has.
+        start_ns: When the device begins.
+        end_ns: When it is done.
+        host_ns: What the host spent on applying the batch before.
+    """
+
+    rows: int
+    start_ns: int
+    end_ns: int
+    host_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,11 +29,11 @@ class IdleReport:
     Totals since the start; two reports tell about the time between them by their differences.
 
     Attributes:
-        steps: Steps whose time is counted, those followed by another while requests ran.
+        steps: Steps given to the device.
         rows: Rows of these steps.
-        busy_ns: What these steps should have taken: their number times the fixed time.
-        idle_ns: What passed beyond that from their starts to the starts of the next ones.
-        host_ns: The part of `busy_ns` in which a batch was applied to the slot state.
+        busy_ns: What they take.
+        idle_ns: From the end of one to the start of the next, while requests ran.
+        host_ns: What the host spent on launching them.
     """
 
     steps: int
@@ -32,51 +50,41 @@ class IdleReport:
 
 class IdleAccount:
     """
-    Adds up while steps run. Written by the runner thread, `report` may be read by any other.
+    Adds up while steps are launched. Written by the runner thread; any thread may read `report`,
+    which is replaced whole.
 
-    A step counts from its start to the start of the next one. What exceeds the fixed time is idle:
-    waiting for the next step, taking and delivering, and waking late, be it the timer's fault or
-    that of a thread which held the interpreter's lock. Time without a live slot does not count.
+    Whatever keeps the device from its next step is idle time: waiting for it, taking it, applying
+    it. Only time in which no slot is live does not count.
     """
 
     def __init__(self) -> None:
         self._report = IdleReport(steps=0, rows=0, busy_ns=0, idle_ns=0, host_ns=0)
-        self._started_ns: int | None = None
-        self._rows = self._step_ns = self._host_ns = 0
+        self._last_end_ns: int | None = None
 
     @property
     def report(self) -> IdleReport:
         """The totals so far."""
         return self._report
 
-    def start(self, now_ns: int) -> None:
-        """Note that a step begins; closes the one before."""
-        began_ns, self._started_ns = self._started_ns, now_ns
-        if began_ns is None:
-            return
+    def add(self, step: StepTimes, *, requests_run: bool) -> None:
+        """
+        Add a launched step.
+
+        Args:
+            step: Its times.
+            requests_run: Slots are live after it: waiting for the next step counts.
+        """
+        last_end_ns = self._last_end_ns
         past = self._report
         self._report = IdleReport(
             steps=past.steps + 1,
-            rows=past.rows + self._rows,
-            busy_ns=past.busy_ns + self._step_ns,
-            idle_ns=past.idle_ns + max(0, now_ns - began_ns - self._step_ns),
-            host_ns=past.host_ns + self._host_ns,
+            rows=past.rows + step.rows,
+            busy_ns=past.busy_ns + step.end_ns - step.start_ns,
+            idle_ns=past.idle_ns + (0 if last_end_ns is None else step.start_ns - last_end_ns),
+            host_ns=past.host_ns + step.host_ns,
         )
-
-    def end(self, *, rows: int, step_ns: int, host_ns: int, requests_run: bool) -> None:
-        """
-        Note that the step is over.
-
-        Args:
-            rows: It had.
-            step_ns: It should have taken.
-            host_ns: Of these went into applying the batch.
-            requests_run: Slots are live after it: waiting for the next step counts.
-        """
-        self._rows, self._step_ns, self._host_ns = rows, step_ns, host_ns
-        if not requests_run:
-            self._started_ns = None
+        self._last_end_ns = step.end_ns if requests_run else None
 
     def forget(self) -> None:
-        """Count no time until the next step starts: slots were reset."""
-        self._started_ns = None
+        """Count no time until the next step: slots were reset."""
+        self._last_end_ns = None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-import numpy as np
-
-from executor_svc.fixed_step.accounting import IdleAccount
+from executor_svc.fixed_step.accounting import IdleAccount, StepTimes
 from executor_svc.fixed_step.timer import Timer
 from executor_svc.fixed_step.tokens import ChainedTokens
 from tandem.errors import SessionLost
@@ -16,10 +15,9 @@ from tandem.link.slot_state import SlotState
 
 class FixedStepRunner:
     """
-    Applies every batch to real slot state and takes `step_ms` from the start of the step to its
-    end, the applying included, like a device whose launches are covered by its work.
-
-    Built and used by one thread.
+    Stands in for a GPU: a launch applies the batch to real slot state on the host, then the device
+    is busy for `step_ms`, beginning when it is free, and its results can be had no sooner. What the
+    host does costs the device time only when the device has nothing else to do.
     """
 
     def __init__(
@@ -36,7 +34,10 @@ class FixedStepRunner:
         self._account = account
         self._boot_id = boot_id
         self._step_ns = round(step_ms * 1e6)
-        self._timer = Timer()
+        self._free_ns = 0
+        """When the device has done all it was given."""
+        self._timer: Timer | None = None
+        """Made by the thread that waits."""
         self._is_suspended = False
 
     @property
@@ -71,41 +72,56 @@ class FixedStepRunner:
         self._is_suspended = False
 
     def execute(self, batch: Batch, step_id: int) -> StepResult:
+        """Launch one step and wait for its result; see `launch`."""
+        return self.launch(batch, step_id)()
+
+    def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """
-        Apply one batch, draw its rows' tokens and wait until the step's time is over.
+        Apply one batch and draw its rows' tokens; the device begins then, or when it has done the
+        steps launched before.
+
+        Returns:
+            Waits until the step's time is over.
 
         Raises:
             SessionLost: The batch contradicts the slot state, or has rows while suspended.
         """
-        started_ns = time.monotonic_ns()
-        self._account.start(started_ns)
+        given_ns = time.monotonic_ns()
         if self._is_suspended and len(batch.row_slot):
             raise SessionLost("a batch has rows while suspended: resume first")
         self._slots.apply(batch)
         for admission in batch.admits:
             self._tokens.admit(admission)
-        slot, end = batch.row_slot, batch.row_start + batch.row_num_tokens
+        slot, position = batch.row_slot, batch.row_start + batch.row_num_tokens
         samples = batch.row_flags == ROW_SAMPLES
         if not samples.all():
-            slot, end = slot[samples], end[samples]
-        token = self._tokens.draw(slot, end)
-        applied_ns = time.monotonic_ns()
-        step_ns = self._step_ns if len(batch.row_slot) else 0
-        ended_ns = self._timer.wait_until(started_ns + step_ns)
-        self._account.end(
-            rows=len(batch.row_slot),
-            step_ns=step_ns,
-            host_ns=applied_ns - started_ns,
-            requests_run=bool(self._slots.live.any()),
-        )
-        return StepResult(
+            slot, position = slot[samples], position[samples]
+        result = StepResult(
             boot_id=self._boot_id,
             step_id=step_id,
             slot=slot,
             generation=self._slots.generation[slot],
-            position=np.asarray(end, np.int32),
-            token=token,
-            timings=StepTimings(
-                forward_ns=ended_ns - started_ns, sample_ns=0, total_ns=ended_ns - started_ns
-            ),
+            position=position,
+            token=self._tokens.draw(slot, position),
         )
+        launched_ns = time.monotonic_ns()
+        start_ns = max(launched_ns, self._free_ns)
+        end_ns = start_ns + (self._step_ns if len(batch.row_slot) else 0)
+        self._free_ns = end_ns
+        self._account.add(
+            StepTimes(
+                rows=len(batch.row_slot),
+                start_ns=start_ns,
+                end_ns=end_ns,
+                host_ns=launched_ns - given_ns,
+            ),
+            requests_run=bool(self._slots.live.any()),
+        )
+        return lambda: self._collect(result, start_ns, end_ns)
+
+    def _collect(self, result: StepResult, start_ns: int, end_ns: int) -> StepResult:
+        if self._timer is None:
+            self._timer = Timer()
+        ended_ns = self._timer.wait_until(end_ns)
+        result.timings = StepTimings(forward_ns=ended_ns - start_ns, total_ns=ended_ns - start_ns)
+        return result

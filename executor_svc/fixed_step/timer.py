@@ -1,4 +1,4 @@
-"""Waiting until a moment, to the microsecond, with the interpreter's lock released."""
+"""Waiting until a moment, precisely and with the interpreter's lock released."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ _CLOCK_MONOTONIC = 1
 _TIMER_ABSTIME = 1
 _PR_SET_TIMERSLACK = 29
 _NS_PER_S = 1_000_000_000
-
-_EARLY_NS = 15_000
-"""A sleep ends this much early, about what waking takes; the rest goes into reading the clock."""
-_NAP_NS = 300_000
-"""A long sleep is cut this long before its end: a core long asleep takes over 100 us to wake."""
 
 
 class _TimeSpec(ctypes.Structure):
@@ -38,15 +33,7 @@ class Timer:
 
     def wait_until(self, moment_ns: int) -> int:
         """Return once monotonic time is `moment_ns`; gives the time then, which may be later."""
-        now_ns = time.monotonic_ns()
-        if moment_ns - now_ns > 2 * _NAP_NS:
-            self._sleep_until(moment_ns - _NAP_NS)
-        if moment_ns - now_ns > _EARLY_NS:
-            self._sleep_until(moment_ns - _EARLY_NS)
         while (now_ns := time.monotonic_ns()) < moment_ns:
-            pass
+            self._until.tv_sec, self._until.tv_nsec = divmod(moment_ns, _NS_PER_S)
+            self._sleep(_CLOCK_MONOTONIC, _TIMER_ABSTIME, self._address, None)
         return now_ns
-
-    def _sleep_until(self, moment_ns: int) -> None:
-        self._until.tv_sec, self._until.tv_nsec = divmod(moment_ns, _NS_PER_S)
-        self._sleep(_CLOCK_MONOTONIC, _TIMER_ABSTIME, self._address, None)
