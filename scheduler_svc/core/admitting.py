@@ -12,6 +12,7 @@ from scheduler_svc.core.prefills import add_chunk, next_chunk
 from scheduler_svc.core.prefix_cache import NOTHING_CACHED, Prefix
 from scheduler_svc.core.request import Request, RequestState
 from scheduler_svc.core.request_events import EventKind
+from scheduler_svc.core.trials import waiting_for_trial
 from tandem.link.batch import Admission, Int32Column
 
 MAX_PASSED = 32
@@ -23,7 +24,8 @@ step with more tokens for prompts as long as theirs.
 
 def admit(draft: Draft, now: float) -> None:
     """
-    Admit from the queue, in its order, while slots, budget, threshold and blocks allow.
+    Admit from the queue, in its order, while slots, budget, threshold and blocks allow; during a
+    trial only those that are tried.
 
     A request whose next block is being computed for another keeps its place and waits for it
     instead of computing it again; those behind it may pass meanwhile. Whoever lacks blocks ends
@@ -33,7 +35,10 @@ def admit(draft: Draft, now: float) -> None:
     if not _has_room(draft):
         return
     num_passed = 0
-    for request in state.queue.candidates(now, state.prefixes):
+    candidates = state.queue.candidates(now, state.prefixes)
+    if state.suspects.trial:
+        candidates = iter(waiting_for_trial(state))
+    for request in candidates:
         found = _find_prefix(draft, request)
         if found is None or not _has_chunk(draft, request, found[0]):
             num_passed += 1

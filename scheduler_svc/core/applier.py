@@ -15,6 +15,7 @@ from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.request import FinishReason, Request, RequestState
 from scheduler_svc.core.slots import SlotColumn, SlotTable
 from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.trials import note_progress
 from tandem.errors import InvalidLogits, InvalidParameter, SessionLost, TandemError
 from tandem.link.batch import Int32Column, RowError, RowErrorKind, StepResult
 
@@ -37,6 +38,8 @@ def apply_result(state: CoreState, result: StepResult, now: float) -> None:
         _apply_as_planned(state, rows, result, now)
     else:
         _apply_any(state, rows, result, now)
+    if state.suspects:
+        note_progress(state, now)
 
 
 def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> bool:

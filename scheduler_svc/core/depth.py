@@ -10,7 +10,8 @@ within milliseconds. Who ends by its length is planned up to there and no furthe
 in flight.
 
 Source: SGLang's overlap scheduler and vLLM's async scheduling plan one step ahead; ours plans as
-far ahead as is asked for.
+far ahead as is asked for. While somebody is suspected of killing executors one step at a time is
+sent, so that it is known which one an executor died in.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def depth(state: CoreState, usual_step_s: float) -> int:
         state: The core.
         usual_step_s: Seconds that a step usually takes; 0 while that is not known.
     """
+    if state.suspects.num_suspects:
+        return 1
     options = state.options
     window, ahead = options.window, options.run_ahead
     if ahead <= window or not 0.0 < usual_step_s < SHORT_STEP_S:

@@ -11,6 +11,9 @@ Under prefill-first the prompts are planned before the decodes, which then get w
 the budget, longest unserved first; in the batch decodes stand first all the same. Decodes that get
 nothing free no slot, so at most `max_batch_size` prompts go ahead of them in a row;
 `max_prefill_share` leaves them a part of every step.
+
+While requests are suspected of killing executors only those of the current trial run, one step at a
+time (`trials`).
 """
 
 from __future__ import annotations
@@ -27,14 +30,21 @@ from scheduler_svc.core.pausing import resume, stay_paused
 from scheduler_svc.core.prefills import continue_prefills, use_leftover
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_report import report_step
+from scheduler_svc.core.trials import hold_trial
 from tandem.link.batch import Batch
 
 
 def plan(state: CoreState, now: float) -> Batch | None:
     """Plan the next batch; None when there is nothing to send."""
+    is_trial = state.suspects.num_suspects > 0
+    if is_trial:
+        if state.in_flight:
+            return None
+        hold_trial(state)
     draft = Draft(state)
     draft.release_ended()
-    make_way(draft, now)
+    if not is_trial:
+        make_way(draft, now)
     if state.options.step_priority is StepPriority.DECODE_FIRST:
         _plan_decodes(draft)
         _plan_prompts(draft, now, others_decode=draft.decodes is not None)

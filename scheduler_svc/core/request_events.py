@@ -44,6 +44,12 @@ class EventKind(enum.IntEnum):
     """Ended well; `detail` is the name of its `FinishReason`."""
     FAIL = 8
     """Ended by an error; `detail` is its reason in the error table."""
+    SUSPECTED = 9
+    """An executor died in a step of it; `detail` says how often, and with how many others."""
+    TRIAL = 10
+    """Runs with nobody but others that are tried, to find whom executors die of; `detail` too."""
+    CLEARED = 11
+    """Got on after it was suspected or tried."""
 
 
 class Phase(enum.Enum):
@@ -59,18 +65,25 @@ class Phase(enum.Enum):
 _ENDS = {EventKind.FINISH: Phase.ENDED, EventKind.FAIL: Phase.ENDED}
 LEGAL_ORDER: dict[Phase, dict[EventKind, Phase]] = {
     Phase.NEW: {EventKind.ADD: Phase.WAITING},
-    Phase.WAITING: {EventKind.SCHEDULED: Phase.RUNNING, **_ENDS},
+    Phase.WAITING: {
+        EventKind.SCHEDULED: Phase.RUNNING,
+        EventKind.TRIAL: Phase.WAITING,
+        **_ENDS,
+    },
     Phase.RUNNING: {
         EventKind.GENERATED_TOKEN: Phase.RUNNING,
         EventKind.PAUSE: Phase.RUNNING,
         EventKind.EVICT: Phase.RETRACTED,
         EventKind.RETRACT: Phase.RETRACTED,
+        EventKind.CLEARED: Phase.RUNNING,
         **_ENDS,
     },
     Phase.RETRACTED: {
         # Tokens that were in flight when it lost its slot.
         EventKind.GENERATED_TOKEN: Phase.RETRACTED,
         EventKind.SCHEDULED: Phase.RUNNING,
+        EventKind.SUSPECTED: Phase.RETRACTED,
+        EventKind.TRIAL: Phase.RETRACTED,
         **_ENDS,
     },
     Phase.ENDED: {},

@@ -18,6 +18,7 @@ from scheduler_svc.core.request_events import RequestEvent
 from scheduler_svc.core.snapshot import core_stats
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stats import CoreStats
+from scheduler_svc.core.trials import note_death, rows_of_death
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, InvalidConfig, RequestNotFound, TandemError
 from tandem.link.batch import Batch, KvMode, Resume, StepResult, Suspend
@@ -306,8 +307,13 @@ class Scheduler:
                 step is to blame, as when only the connection or the session was lost; an index
                 past those in flight blames nobody either.
         """
+        state = self._state
         self.expire(now)
-        self._state.forget_executor(self._state.limits)
+        is_death = died_in is not None and died_in < len(state.in_flight)
+        rows = rows_of_death(state, died_in) if died_in is not None and is_death else []
+        state.forget_executor(state.limits)
+        if is_death:
+            note_death(state, rows, now)
 
     def use_geometry(self, config: EngineConfig, geometry: ExecutorGeometry, now: float) -> None:
         """

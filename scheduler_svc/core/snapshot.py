@@ -41,6 +41,9 @@ def core_stats(state: CoreState) -> CoreStats:
         new_token_ratio=state.ratio.at(counters.decode_steps),
         steps=counters.steps,
         steps_in_flight=len(state.in_flight),
+        executor_deaths=counters.executor_deaths,
+        num_suspects=state.suspects.num_suspects,
+        poison_requests=counters.poison_requests,
         ttft_s=state.ttft_s.snapshot(),
         inter_token_s=state.inter_token_s.snapshot(),
     )

@@ -31,6 +31,7 @@ from scheduler_svc.core.stats import (
     Histogram,
 )
 from scheduler_svc.core.step_log import StepLog
+from scheduler_svc.core.suspects import Suspects
 from scheduler_svc.core.tenants import TenantCounts
 from tandem.errors import TandemError
 from tandem.link.batch import KvMode
@@ -64,6 +65,7 @@ class CoreState:
         may_give_way: Who runs and may lose its slot to a better priority, worst first.
         now_s: The time of the call that is served, for moves that are not given it.
         recorder: Keeps what happened to each request; None where nobody asked.
+        suspects: Who may be what executors died of.
         leaving: Whose a slot was that is yet to be released.
         prefix_cache: What was computed before and can be shared.
     """
@@ -94,6 +96,7 @@ class CoreState:
         self.events = EventLog()
         self.now_s = 0.0
         self.recorder = EventRecorder.of(options)
+        self.suspects = Suspects()
         self.counters = Counters()
         self.ttft_s = Histogram(TTFT_BOUNDS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
@@ -196,6 +199,8 @@ class CoreState:
         the core.
         """
         self._leave(request)
+        got_on = reason not in {FinishReason.CANCELLED, FinishReason.DEADLINE}
+        self.suspects.note_left(request.number, got_on=got_on)
         self.counters.finished += 1
         if self.recorder is not None:
             self.recorder.note(EventKind.FINISH, request, now, reason.name)
@@ -220,6 +225,7 @@ class CoreState:
     def fail(self, request: Request, error: TandemError) -> None:
         """End a request by an error, wherever it is."""
         self._leave(request)
+        self.suspects.note_left(request.number, got_on=False)
         self.counters.failed += 1
         if self.recorder is not None:
             self.recorder.note(EventKind.FAIL, request, self.now_s, error.reason)

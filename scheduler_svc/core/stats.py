@@ -88,6 +88,8 @@ class Counters:
     recomputed_tokens: int = 0
     steps: int = 0
     decode_steps: int = 0
+    executor_deaths: int = 0
+    poison_requests: int = 0
 
     def note_refused(self, limit: str | None) -> None:
         """A request was refused; None where no limit was the reason."""
@@ -108,7 +110,9 @@ class CoreStats:
     prefix cache or shared with another choice. `recomputed_tokens` are those, of prompts and
     outputs, whose KV was lost with the executor while their requests ran. `num_swapped` requests
     have a copy of their KV in host memory; `queued_tokens` are the uncached prompt tokens of those
-    that wait for the first time. Counters count since the core was made.
+    that wait for the first time. `executor_deaths` are the losses of an executor that was computing
+    a step, `num_suspects` the requests suspected of them now, `poison_requests` those that failed
+    for it. Counters count since the core was made.
     Histograms are in seconds: time from arrival to the first token, and between successive tokens
     of a request.
     """
@@ -144,5 +148,8 @@ class CoreStats:
     new_token_ratio: float
     steps: int
     steps_in_flight: int
+    executor_deaths: int
+    num_suspects: int
+    poison_requests: int
     ttft_s: HistogramSnapshot
     inter_token_s: HistogramSnapshot

@@ -105,6 +105,7 @@ class TestErrorTable:
             "HANDED_OVER": 34,
             "INVALID_LOGITS": 40,
             "INTERNAL": 41,
+            "POISON_REQUEST": 42,
             "SESSION_HELD": 50,
             "SESSION_LOST": 51,
             "INCOMPATIBLE_EXECUTOR": 52,

@@ -19,6 +19,7 @@ advice.
       SessionLost                                         ABORTED              open a new session
       CorruptMessage                                      DATA_LOSS            attach again
       InvalidLogits                                       DATA_LOSS            never
+      PoisonRequest                                       INTERNAL             never
       InternalError                                       INTERNAL             our bug: report it
 
 Clients match `reason`, never the text. Reasons are names of `tandem.common.v1.ErrorReason`.
@@ -198,6 +199,12 @@ class InvalidLogits(TandemError):
 
     reason = "INVALID_LOGITS"
     code = "DATA_LOSS"
+
+
+class PoisonRequest(TandemError):
+    """Executors died twice while they computed this request alone."""
+
+    reason = "POISON_REQUEST"
 
 
 class InternalError(TandemError):

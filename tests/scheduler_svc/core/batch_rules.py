@@ -22,10 +22,14 @@ class BatchRules:
         self.state = core._state
         self.options, self.limits = self.state.options, self.state.limits
         aged_s = AGED_AFTER * self.options.ageing_s
+        self.is_trial = core.stats().num_suspects > 0
+        self.num_in_flight = core.num_inflight
         self.aged = [
             request
             for handle, request in self.state.by_handle.items()
-            if request.state is RequestState.WAITING and waited.get(handle, 0.0) >= aged_s
+            if request.state is RequestState.WAITING
+            and waited.get(handle, 0.0) >= aged_s
+            and not self.is_trial
         ]
 
     def check(self, batch: Batch) -> None:
@@ -46,6 +50,10 @@ class BatchRules:
             assert prefill_tokens.sum() <= share, "prompts got more than their share"
         if self.options.step_priority is StepPriority.DECODE_FIRST and len(prefill_tokens):
             assert not self.left_out(batch), "a prefill ran before a decode"
+        if self.is_trial:
+            tried = set(self.state.suspects.trial)
+            assert not self.num_in_flight, "a trial of several steps at a time"
+            assert tried.issuperset(slots.number[slot].tolist()), "a trial is not alone"
         self._check_threshold(batch)
         self._check_nobody_passes_the_aged(batch)
 

@@ -28,7 +28,8 @@ from scheduler_svc.core.options import (
 )
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.request_events import EventKind
-from tandem.errors import InvalidLogits, TandemError
+from scheduler_svc.core.suspects import BROKEN_AT
+from tandem.errors import ExecutorLost, InvalidLogits, PoisonRequest, TandemError
 from tandem.link.batch import KvMode
 from tests.scheduler_svc.core.fake_executor import expected_outputs
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
@@ -62,6 +63,8 @@ def draw_options(choose: Choose) -> CoreOptions:
         chunked_prefill_size=choose([None, None, 1, 3, 8]),
         long_prefill_threshold=choose([None, None, 2, 6]),
         max_prefill_share=choose([1.0, 1.0, 0.5, 0.1]),
+        window=choose([2, 1, 4, 8]),
+        run_ahead=choose([4, 1, 16]),
         **choose([{}, ALL_EVENTS, {"track_request_events": True}]),
     )
 
@@ -88,6 +91,7 @@ class CoreWorld:
         self.geometry = replace(geometry, max_total_tokens=most_tokens)
         self.delay = choose([2, 1, 4, 8])
         self.rig = Rig(self.config, delay=self.delay, options=options, geometry=self.geometry)
+        self.rig.usual_step_s = choose([None, None, 0.001, 1.0])
         self.options = options
         self.cut: set[int] = set()
         """Handles that somebody ended, or whose rows went bad."""
@@ -210,9 +214,16 @@ class CoreWorld:
         """A suspension, if there is one, ends."""
         self.rig.core.resume()
 
-    def lose_executor(self, _choose: Choose) -> None:
-        """The executor dies, or a step of it fails as a whole."""
-        self.rig.lose_executor()
+    def lose_executor(self, choose: Choose) -> None:
+        """The executor dies, perhaps in a step, or a step of it fails as a whole."""
+        self.rig.lose_executor(choose([0, None, 0, 1, 3]))
+
+    def plant_killer(self, choose: Choose) -> None:
+        """From now on executors die when they compute a certain token of somebody."""
+        if live := self.live_handles():
+            handle = choose(live)
+            prompt_len = len(self.rig.submitted[handle].prompt)
+            self.rig.deaths.kills_at[handle] = choose([prompt_len - 1, 0, prompt_len + 4])
 
     def change_executor(self, choose: Choose) -> None:
         """Another executor takes over, with more memory or less."""
@@ -247,11 +258,23 @@ class CoreWorld:
         self.check_outputs()
         for handle in self.rig.submitted:
             assert (handle in self.rig.ended) != (handle in self.rig.failed)
-            if handle not in self.cut | self.may_fail | self.rig.poisoned:
+            failure = self.rig.failed.get(handle)
+            if failure is not None and isinstance(failure.error, PoisonRequest | ExecutorLost):
+                self._check_blamed(handle, failure.error)
+            elif handle not in self.cut | self.may_fail | self.rig.poisoned:
                 self._check_end(handle)
         self._check_stats()
         if self.rig.core._state.recorder is not None:
             self._check_events()
+
+    def _check_blamed(self, handle: int, error: TandemError) -> None:
+        """Nobody fails for deaths who has not died alone, once or twice."""
+        deaths = self.rig.deaths
+        if isinstance(error, PoisonRequest):
+            assert deaths.may_be_poison(handle), "it did not die alone twice"
+        else:
+            assert handle in deaths.died_alone
+            assert len(deaths.died_alone) >= BROKEN_AT
 
     def _check_end(self, handle: int) -> None:
         new, ended = self.rig.submitted[handle], self.rig.ended[handle]
@@ -317,5 +340,6 @@ class CoreWorld:
 EVERYTHING: dict[str, int] = {
     "submit": 8, "step": 16, "plan_ahead": 4, "end_request": 1, "end_handle": 1, "flush_prefix_cache": 1, "poison": 1,
     "preempt": 1, "suspend": 1, "resume": 3, "lose_executor": 1, "change_executor": 1, "fail_all": 1,
+    "plant_killer": 1,
 }  # fmt: skip
 """What can happen, and how often in a random walk, relative to each other."""

@@ -18,6 +18,7 @@ from tandem.engine_config import EngineConfig
 from tandem.link.batch import Admission, Batch, RowSampling, StepResult
 from tests.scheduler_svc.core.batch_rules import BatchRules
 from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
+from tests.scheduler_svc.core.killing import Deaths
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
@@ -63,9 +64,16 @@ class Rig:
         self.core = Scheduler(self.config, self.geometry, options)
         self.executor = FakeExecutor(self.geometry)
         self.delay = delay
+        self.usual_step_s: float | None = None
+        """Keep as many steps in flight as the core says for steps of this length."""
         self.checked = checked
         self.now = 0.0
-        self.pending: deque[StepResult] = deque()
+        self.pending: deque[StepResult | None] = deque()
+        """Results under way; None for steps that a dead executor got."""
+        self.deaths = Deaths()
+        self.is_dead = False
+        self.owners: dict[tuple[int, int], int] = {}
+        """Handles by slot and generation."""
         self.batches: list[Batch] = []
         self.submitted: dict[int, NewRequest] = {}
         self.num_handles = 0
@@ -137,7 +145,7 @@ class Rig:
     def plan(self) -> Batch | None:
         """Plan and run one batch; its result stays under way."""
         if (command := self.core.take_command()) is not None:
-            self.pending.append(self.executor.obey(command))
+            self.pending.append(None if self.is_dead else self.executor.obey(command))
             return None
         rules = BatchRules(self.core, self.waited)
         batch = self.core.schedule(self.now)
@@ -151,12 +159,22 @@ class Rig:
             }
             if batch.admits and self.poisons_next:
                 self._poison(batch.admits[0])
-            result = self.executor.execute(batch, self.core.state_hash, salts)
-            self.pending.append(result)
-            self._note_sampled(result)
+            self._note_owners(batch)
+            self.is_dead = self.is_dead or self.deaths.is_deadly(self.core, batch)
+            if self.is_dead:
+                self.pending.append(None)
+            else:
+                result = self.executor.execute(batch, self.core.state_hash, salts)
+                self.pending.append(result)
+                self._note_sampled(result)
         self.collect()
         self.check()
         return batch
+
+    def _note_owners(self, batch: Batch) -> None:
+        handles = self.core._state.slots.handle
+        for admission in batch.admits:
+            self.owners[admission.slot, admission.generation] = int(handles[admission.slot])
 
     def _note_left_out(self, rules: BatchRules, batch: Batch) -> None:
         """No decode is left out for long, but where prompts go first."""
@@ -173,7 +191,10 @@ class Rig:
         self.executor.poisoned.add((admission.slot, admission.generation))
 
     def deliver(self) -> None:
-        """Apply the oldest result."""
+        """Apply the oldest result; where the executor died instead, that is noticed."""
+        if self.pending[0] is None:
+            self.lose_executor(died_in=0)
+            return
         result = self.pending.popleft()
         self.core.apply(result, self.now)
         self.collect()
@@ -186,6 +207,8 @@ class Rig:
         for handle, request in self.core._state.by_handle.items():
             self.waited[handle] += request.state is RequestState.WAITING
         self.now += 1.0
+        if self.usual_step_s is not None:
+            return self._step_in_depth(self.usual_step_s)
         batch = self.plan()
         is_stuck = batch is None and not self.pending and self.core.num_requests
         assert not is_stuck or self.core.is_suspended, "nothing is done for those in the system"
@@ -193,6 +216,19 @@ class Rig:
             self.deliver()
             if batch is None:
                 break
+        return batch
+
+    def _step_in_depth(self, usual_step_s: float) -> Batch | None:
+        """Plan as many steps as may be in flight, then apply one result."""
+        batch = None
+        while self.core.num_inflight < self.core.depth(usual_step_s):
+            num_pending, batch = len(self.pending), self.plan()
+            if len(self.pending) == num_pending:
+                break
+        is_stuck = not self.pending and self.core.num_requests and not self.core.is_suspended
+        assert not is_stuck, "nothing is done for those in the system"
+        if self.pending:
+            self.deliver()
         return batch
 
     def run(self, limit: int = 5000) -> None:
@@ -207,11 +243,14 @@ class Rig:
         assert pool.num_used == 0, "blocks are lost"
         assert pool.num_available == pool.num_blocks
 
-    def lose_executor(self) -> None:
-        """The executor dies and an empty one takes its place."""
+    def lose_executor(self, died_in: int | None = None) -> None:
+        """The executor dies, perhaps in a step in flight, and an empty one takes its place."""
+        self.deaths.note(self.core, died_in, self.owners)
         self.pending.clear()
         self.sampled.clear()
-        self.core.executor_lost(self.now)
+        self.owners.clear()
+        self.is_dead = False
+        self.core.executor_lost(self.now, died_in)
         self.executor = FakeExecutor(self.geometry)
         self.collect()
         self.check()
@@ -220,6 +259,8 @@ class Rig:
         """The executor dies and one of another size takes its place."""
         self.pending.clear()
         self.sampled.clear()
+        self.owners.clear()
+        self.is_dead = False
         self.geometry = geometry
         self.core.use_geometry(self.config, geometry, self.now)
         self.executor = FakeExecutor(geometry)

@@ -1,0 +1,60 @@
+"""Requests that executors die of, and what each death says about whom, told apart from the core."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+from tandem.link.batch import Batch
+
+NUM_PROGRESS = 8
+"""Tokens after a step that died which show that it was not this request's fault."""
+
+
+class Deaths:
+    """
+    Deaths of executors as somebody sees them who knows which request was in which step.
+
+    Attributes:
+        kills_at: By handle, the position whose computation kills.
+        in_step: Of each death, the handles in the step that was running.
+        died_alone: By handle, its outputs at each of its deaths alone, and with those in flight.
+    """
+
+    def __init__(self) -> None:
+        self.kills_at: dict[int, int] = {}
+        self.in_step: list[frozenset[int]] = []
+        self.died_alone: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def is_deadly(self, core, batch: Batch) -> bool:
+        """True when an executor dies of a batch that was just planned."""
+        columns = zip(
+            core._state.slots.handle[batch.row_slot].tolist(),
+            batch.row_start.tolist(),
+            batch.row_num_tokens.tolist(),
+            strict=True,
+        )
+        return any(
+            start <= self.kills_at.get(handle, -1) < start + count
+            for handle, start, count in columns
+        )
+
+    def note(self, core, died_in: int | None, owners: dict[tuple[int, int], int]) -> None:
+        """An executor is about to be lost in this step in flight."""
+        in_flight = core._state.in_flight
+        if died_in is None or died_in >= len(in_flight):
+            return
+        rows = in_flight[died_in]
+        keys = zip(rows.slot.tolist(), rows.generation.tolist(), strict=True)
+        handles = [owners[key] for key in keys]
+        live = frozenset(handle for handle in handles if core.find(handle) is not None)
+        self.in_step.append(live)
+        if len(live) == 1:
+            (handle,) = live
+            num_outputs = len(core.outputs(handle))
+            self.died_alone[handle].append((num_outputs, num_outputs + died_in + 1))
+
+    def may_be_poison(self, handle: int) -> bool:
+        """Whether a request died alone twice without getting on in between."""
+        deaths = self.died_alone[handle]
+        return any(after < end + NUM_PROGRESS for (_, end), (after, _) in pairwise(deaths))
