@@ -79,6 +79,11 @@ def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
             "Share of max_tokens that running requests are expected to use.",
             stats.new_token_ratio,
         ),
+        (
+            "requests_suspected",
+            "Requests that executors may have died of; while there are any, the others wait.",
+            stats.suspected_requests,
+        ),
         ("steps_in_flight", "Steps sent whose result is not applied.", stats.steps_in_flight),
         ("executor_attached", "1 while an executor session is attached.", stats.executor_attached),
         ("ready", "1 when a new request would be served at once.", snapshot.ready),
@@ -171,6 +176,16 @@ def _plain_counters(snapshot: MetricsSnapshot) -> tuple[tuple[str, str, float], 
             "state_hash_mismatches",
             "Sessions lost because both ends held different slots; any is a bug.",
             stats.state_hash_mismatches,
+        ),
+        (
+            "executor_deaths",
+            "Executors that died while they computed a step.",
+            stats.executor_deaths,
+        ),
+        (
+            "poison_requests",
+            "Requests that failed since executors die of them.",
+            stats.poison_requests,
         ),
         (
             "executor_fencings",

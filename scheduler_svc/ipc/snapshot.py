@@ -198,6 +198,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     executor_fencings: int = 0
     executor_address: str = ""
     executor_refusal: str = ""
+    executor_deaths: int = 0
+    suspected_requests: int = 0
+    poison_requests: int = 0
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):

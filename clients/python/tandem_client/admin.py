@@ -77,6 +77,9 @@ class Stats:
     executor_fencings: int
     executor_address: str
     executor_refusal: str
+    executor_deaths: int
+    suspected_requests: int
+    poison_requests: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

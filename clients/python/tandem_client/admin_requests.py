@@ -35,6 +35,9 @@ class RequestEventKind(enum.IntEnum):
     RETRACT = 6
     FINISH = 7
     FAIL = 8
+    SUSPECTED = 9
+    TRIAL = 10
+    CLEARED = 11
 
     @classmethod
     def _missing_(cls, value: object) -> RequestEventKind:  # noqa: ARG003 -- enum's signature

@@ -90,6 +90,7 @@ def _executor(now: Stats) -> str:
         f"{now.executor_address}, {now.executor_losses} times lost "
         f"({now.recomputed_tokens} tokens computed again), "
         f"{now.executor_reattachments} times attached again"
+        + (f", {now.suspected_requests} SUSPECTS ARE TRIED" if now.suspected_requests else "")
     )
 
 

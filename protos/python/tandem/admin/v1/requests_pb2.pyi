@@ -27,6 +27,9 @@ class RequestEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_EVENT_KIND_RETRACT: _ClassVar[RequestEventKind]
     REQUEST_EVENT_KIND_FINISH: _ClassVar[RequestEventKind]
     REQUEST_EVENT_KIND_FAIL: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_SUSPECTED: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_TRIAL: _ClassVar[RequestEventKind]
+    REQUEST_EVENT_KIND_CLEARED: _ClassVar[RequestEventKind]
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_PREFILL: RequestState
@@ -42,6 +45,9 @@ REQUEST_EVENT_KIND_EVICT: RequestEventKind
 REQUEST_EVENT_KIND_RETRACT: RequestEventKind
 REQUEST_EVENT_KIND_FINISH: RequestEventKind
 REQUEST_EVENT_KIND_FAIL: RequestEventKind
+REQUEST_EVENT_KIND_SUSPECTED: RequestEventKind
+REQUEST_EVENT_KIND_TRIAL: RequestEventKind
+REQUEST_EVENT_KIND_CLEARED: RequestEventKind
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("max_results", "tenant", "states")
