@@ -80,6 +80,11 @@ def _params(given: argparse.Namespace) -> GenerationParams:
         top_k=given.top_k,
         seed=given.seed,
         ignore_eos=given.ignore_eos,
+        repetition_penalty=given.repetition_penalty,
+        frequency_penalty=given.frequency_penalty,
+        presence_penalty=given.presence_penalty,
+        min_p=given.min_p,
+        min_tokens=given.min_tokens,
     )
 
 
@@ -95,6 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     request.add_argument("--top-k", type=int, default=defaults.top_k)
     request.add_argument("--seed", type=int)
     request.add_argument("--ignore-eos", action="store_true")
+    for name in ("repetition-penalty", "frequency-penalty", "presence-penalty", "min-p"):
+        default = getattr(defaults, name.replace("-", "_"))
+        request.add_argument(f"--{name}", type=float, default=default)
+    request.add_argument("--min-tokens", type=int, default=defaults.min_tokens)
     engine = parser.add_argument_group("engine")
     engine.add_argument("--config", type=Path, help="JSON file of engine limits")
     engine.add_argument("--preset", choices=PRESETS)

@@ -16,7 +16,6 @@ from scheduler_svc.core.request import FinishReason, NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import RequestNotFound, TandemError
-from tandem.link.batch import RowSampling
 from tandem_embedded.backend import Backend, load_backend
 from tandem_embedded.driver import Driver
 from tandem_embedded.errors import ConfigError, ValidationError, engine_error
@@ -144,6 +143,7 @@ class InferenceEngine:
         """
         params = GenerationParams() if params is None else params
         params.validate()
+        params.check_ids(self._backend.vocab_size)
         token_ids = self._token_ids(prompt)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         with self._lock:
@@ -154,12 +154,7 @@ class InferenceEngine:
                 request_id=str(request_id),
                 handle=request_id,
                 prompt=np.array(token_ids, np.int32),
-                sampling=RowSampling(
-                    temperature=params.effective_temperature,
-                    top_k=max(params.top_k, 0),
-                    top_p=params.top_p,
-                    seed=seed,
-                ),
+                sampling=params.row_sampling(seed, {*eos, *params.stop_token_ids}),
                 max_tokens=params.max_tokens,
                 arrival_s=now,
                 eos_token_ids=frozenset(eos),

@@ -10,6 +10,7 @@ from scheduler_svc.core.events import CoreEvents, Ended
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.link.batch import StepResult
+from tandem.link.logprobs import TokenLogprob
 from tandem_embedded.errors import EngineError, engine_error
 from tandem_embedded.params import GenerationParams
 from tandem_embedded.results import CompletedRequest
@@ -23,7 +24,9 @@ _ENDS_WITHOUT_TEXT = {FinishReason.EOS, FinishReason.STOP_TOKEN}
 class Entry:
     """One live request: what was asked, and its output so far."""
 
-    __slots__ = ("created_at", "margins", "num_truncated", "outputs", "params", "prompt", "seed")
+    __slots__ = (
+        "created_at", "logprobs", "margins", "num_truncated", "outputs", "params", "prompt", "seed",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Entry:
         self.num_truncated = num_truncated
         self.outputs: list[int] = []
         self.margins: dict[int, float] = {}
+        self.logprobs: list[TokenLogprob] = []
 
 
 class Ledger:
@@ -77,6 +81,9 @@ class Ledger:
         """Take over tokens and ends."""
         for handle, token in zip(events.token_handle.tolist(), events.token.tolist(), strict=True):
             self.live[handle].outputs.append(token)
+        for told in events.logprobs:
+            for handle, entry in zip(told.handle.tolist(), told.columns.entries(), strict=True):
+                self.live[handle].logprobs.append(entry)
         for ended in events.ended:
             self._complete(ended.handle, ended, None)
         for failed in events.failed:
@@ -106,6 +113,7 @@ class Ledger:
                 margins=[entry.margins[at] for at in range(len(entry.outputs))]
                 if entry.margins
                 else [],
+                logprobs=entry.logprobs,
             )
         )
 

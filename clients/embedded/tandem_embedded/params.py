@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
+from tandem.link.batch import RowSampling
 from tandem_embedded.errors import ValidationError
 
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 2.0
 MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 20
+
+_WHOLE_NUMBERS = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "min_p",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +38,15 @@ class GenerationParams:
         seed: Key of the noise, a uint64; None lets the engine choose one.
         stop_token_ids: Ids that end the output, besides the model's end-of-sequence ids.
         ignore_eos: End-of-sequence tokens are like any other.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
+            output; above 0, 1 is off.
+        frequency_penalty: Taken off a token's logit for each time it is in the output, -2 to 2.
+        presence_penalty: Taken off once if it is there at all, -2 to 2.
+        min_p: Only tokens at least this many times as likely as the likeliest are drawn, 0 to 1.
+        min_tokens: Output tokens before which nothing ends the output, 0 to max_tokens.
+        logit_bias: Added to the logits of these ids, -100 to 100 each.
+        logprobs: Tell each token's log probability and this many of the likeliest, 0 to 20; None
+            tells nothing.
     """
 
     max_tokens: int = 100
@@ -34,6 +56,13 @@ class GenerationParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    logprobs: int | None = None
 
     def validate(self) -> None:
         """
@@ -52,19 +81,54 @@ class GenerationParams:
             (0 < top_p <= 1, "top_p", "must be in (0, 1]"),
             (top_k >= -1, "top_k", "must be 0 (disable), or at least 1"),
             (self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", "must be in [0, 2**64)"),
+            *self._rules_of_penalties(),
         )
         for holds, name, rule in rules:
             if not holds:
                 message = f"{name} {rule}, got {getattr(self, name)}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
 
+    def check_ids(self, vocab_size: int) -> None:
+        """
+        Check that biased ids are in the vocabulary.
+
+        Raises:
+            ValidationError: Naming one that is not.
+        """
+        for token_id in self.logit_bias:
+            if not 0 <= token_id < vocab_size:
+                message = (
+                    f"token id {token_id} is not in the vocabulary, which is 0 to {vocab_size - 1}."
+                )
+                raise ValidationError(message, reason="INVALID_PARAMETER", field="logit_bias")
+
+    def _rules_of_penalties(self) -> tuple[tuple[bool, str, str], ...]:
+        repetition, biases = self.repetition_penalty, self.logit_bias.values()
+        return (
+            (math.isfinite(repetition), "repetition_penalty", "must be a finite number"),
+            (repetition > 0, "repetition_penalty", "must be greater than zero"),
+            (-2 <= self.frequency_penalty <= 2, "frequency_penalty", "must be in [-2, 2]"),
+            (-2 <= self.presence_penalty <= 2, "presence_penalty", "must be in [-2, 2]"),
+            (0 <= self.min_p <= 1, "min_p", "must be in [0, 1]"),
+            (self.min_tokens >= 0, "min_tokens", "must be non-negative"),
+            (
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                f"must be less than or equal to max_tokens={self.max_tokens}",
+            ),
+            (all(-100 <= bias <= 100 for bias in biases), "logit_bias", "must be in [-100, 100]"),
+            (
+                self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+                "logprobs",
+                "must be in [0, 20]",
+            ),
+        )
+
     def _check_kinds(self) -> None:
-        for name in ("max_tokens", "top_k", "seed", "temperature", "top_p"):
+        for name in (*_WHOLE_NUMBERS, *_NUMBERS):
             value = getattr(self, name)
-            kinds: tuple[type, ...] = (int,)
-            if name in {"temperature", "top_p"}:
-                kinds = (int, float)
-            elif name == "seed" and value is None:
+            kinds = (int, float) if name in _NUMBERS else (int,)
+            if value is None and name in {"seed", "logprobs"}:
                 continue
             if isinstance(value, bool) or not isinstance(value, kinds):
                 what = "a number" if float in kinds else "a whole number"
@@ -75,3 +139,26 @@ class GenerationParams:
     def effective_temperature(self) -> float:
         """Temperature as it is applied."""
         return max(self.temperature, MIN_TEMPERATURE) if self.temperature > 0 else 0.0
+
+    def row_sampling(self, seed: int, end_ids: Iterable[int]) -> RowSampling:
+        """
+        What the executor is told of them.
+
+        Args:
+            seed: Chosen by whoever does.
+            end_ids: All ids that end the output.
+        """
+        return RowSampling(
+            temperature=self.effective_temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            seed=seed,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            min_p=self.min_p,
+            min_tokens=self.min_tokens,
+            end_ids=tuple(sorted(end_ids)) if self.min_tokens else (),
+            logit_bias=tuple(sorted(self.logit_bias.items())),
+            logprobs=self.logprobs,
+        )

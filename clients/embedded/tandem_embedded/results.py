@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.request import RequestState as CoreState
+from tandem.link.logprobs import TokenLogprob
 from tandem_embedded.errors import EngineError
 from tandem_embedded.params import GenerationParams
 
@@ -54,6 +55,7 @@ class CompletedRequest:
         seed: Seed it drew with; submitting it again with this one gives the same tokens.
         num_preemptions: How often its blocks were needed elsewhere.
         margins: By how much each token won, where the engine collects that; else empty.
+        logprobs: Of each token, where the request asked; else empty.
     """
 
     request_id: int
@@ -67,6 +69,7 @@ class CompletedRequest:
     seed: int
     num_preemptions: int
     margins: list[float]
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def success(self) -> bool:

@@ -35,10 +35,36 @@ REFUSED = [
     ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2."),
     ({"seed": -1}, "seed must be in [0, 2**64), got -1."),
     ({"seed": 2**64}, f"seed must be in [0, 2**64), got {2**64}."),
+    (
+        {"repetition_penalty": 0.0},
+        "repetition_penalty must be greater than zero, got 0.0.",
+    ),
+    (
+        {"repetition_penalty": math.inf},
+        "repetition_penalty must be a finite number, got inf.",
+    ),
+    ({"frequency_penalty": 2.5}, "frequency_penalty must be in [-2, 2], got 2.5."),
+    ({"presence_penalty": -2.5}, "presence_penalty must be in [-2, 2], got -2.5."),
+    ({"min_p": 1.01}, "min_p must be in [0, 1], got 1.01."),
+    ({"min_p": "some"}, "min_p must be a number, got 'some'."),
+    ({"min_tokens": -1}, "min_tokens must be non-negative, got -1."),
+    (
+        {"min_tokens": 101},
+        "min_tokens must be less than or equal to max_tokens=100, got 101.",
+    ),
+    ({"logit_bias": {3: 101.0}}, "logit_bias must be in [-100, 100], got {3: 101.0}."),
+    (
+        {"logit_bias": {10**6: 1.0}},
+        "token id 1000000 is not in the vocabulary, which is 0 to 357.",
+    ),
+    ({"logprobs": 21}, "logprobs must be in [0, 20], got 21."),
+    ({"logprobs": 1.0}, "logprobs must be a whole number, got 1.0."),
 ]
 ACCEPTED = [
     {"temperature": 0.0}, {"temperature": 2.0}, {"top_p": 1.0}, {"top_p": 1e-6}, {"top_k": 0},
     {"top_k": -1}, {"top_k": 10**6}, {"max_tokens": 1}, {"seed": 0}, {"seed": 2**64 - 1},
+    {"repetition_penalty": 1e-3}, {"frequency_penalty": -2.0}, {"presence_penalty": 2.0},
+    {"min_p": 0.0}, {"min_p": 1}, {"min_tokens": 100}, {"logprobs": 0}, {"logprobs": 20},
 ]  # fmt: skip
 
 

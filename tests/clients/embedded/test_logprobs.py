@@ -1,0 +1,55 @@
+"""An embedded engine tells log probabilities with the tokens of who asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.engine_config import EngineConfig
+from tandem_embedded import CoreOptions, GenerationParams
+from tests.clients.embedded.fake_backend import engine_and_runner
+from tests.scheduler_svc.core.fake_executor import made_up_logprobs
+
+TIGHT = EngineConfig(
+    block_size=4, max_num_blocks=12, max_batch_size=4, max_model_len=32, max_total_tokens=32,
+    memory_threshold=1.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_each_token_has_its_own(window):
+    """
+    Requests that ask get one entry per token, also when preempted; the others get none.
+    """
+    engine, _ = engine_and_runner(
+        TIGHT, window=window, options=CoreOptions(schedule_conservativeness=0.0)
+    )
+    asked = [0, None, 3]
+    for num_top in asked:
+        engine.submit_request([7] * 8, GenerationParams(max_tokens=20, logprobs=num_top))
+    completed = sorted(engine.run(), key=lambda request: request.request_id)
+    assert sum(request.num_preemptions for request in completed) > 0
+    for num_top, request in zip(asked, completed, strict=True):
+        expected = [
+            made_up_logprobs(8 + offset, token, num_top)
+            for offset, token in enumerate(request.output_tokens)
+            if num_top is not None
+        ]
+        found = [
+            (one.logprob, list(zip(one.top_token_ids, one.top_logprobs, strict=True)))
+            for one in request.logprobs
+        ]
+        assert expected == found
+
+
+def test_a_failed_step_tells_no_token_twice():
+    """
+    Tokens computed again after a failed step are told once.
+    """
+    engine, runner = engine_and_runner()
+    engine.submit_request([5, 6, 7], GenerationParams(max_tokens=6, logprobs=1))
+    for _ in range(3):
+        engine.step()
+    runner.fail_next.append(RuntimeError("once"))
+    (request,) = engine.run()
+    assert request.success
+    assert len(request.output_tokens) == len(request.logprobs) == 6
