@@ -20,6 +20,8 @@ EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 """The configuration or the model cannot work; starting again will not help."""
+FAILED_GRACE_S = 1.0
+"""How long a process that has failed waits for its own runner: what is stuck stays stuck."""
 
 _log = structlog.get_logger(__name__)
 
@@ -70,14 +72,20 @@ def _serve(loaded: LoadedSettings) -> int:
         server.write_ready_file(loaded.settings.ready_file)
     server.load()
     end = ends.get()
-    is_clean = server.stop()
-    if isinstance(end, TandemError):
+    has_failed = isinstance(end, TandemError)
+    is_clean = server.stop(FAILED_GRACE_S if has_failed else loaded.settings.stop_grace_s)
+    if isinstance(end, TandemError) and is_clean:
         raise end
-    _log.info("stopped", signal=end.name)
+    exit_code = EXIT_FAILED if server.has_abandoned_step else EXIT_STOPPED
+    if isinstance(end, TandemError):
+        _log.error("failed", reason=end.reason, message=end.message)
+        exit_code = EXIT_FAILED
+    else:
+        _log.info("stopped", signal=end.name)
     if not is_clean:
         sys.stderr.flush()
-        os._exit(EXIT_STOPPED)  # a thread is still inside the loader: no orderly way to end it
-    return EXIT_STOPPED
+        os._exit(exit_code)  # a thread is inside the loader or a step: no orderly way to end it
+    return exit_code
 
 
 def _on_signals(ends: queue.SimpleQueue[TandemError | signal.Signals]) -> None:

@@ -93,6 +93,12 @@ class ExecutorSettings(ServiceSettings):
     dry_run: bool = Field(
         False, description="print what would take how much memory, and exit; loads no weights"
     )
+    stop_grace_s: float = Field(
+        20.0,
+        ge=0,
+        description="seconds that the running step may go on after SIGTERM; exit code 1 if it does "
+        "not end",
+    )
     ready_file: Path | None = Field(
         None, description="file to write address and pid to, as JSON, once the port listens"
     )

@@ -23,7 +23,7 @@ from executor_svc.progress import Progress
 from executor_svc.runner_thread import RunnerThread
 from executor_svc.service import SERVICE_NAME, ExecutorService
 from executor_svc.step_link import StepLink
-from tandem.errors import AddressInUse, Draining, TandemError
+from tandem.errors import AddressInUse, Draining, InternalError, TandemError
 from tandem.link.wire import MAX_MESSAGE_BYTES
 
 READY = "tandem.ready"
@@ -82,6 +82,7 @@ class ExecutorServer:
 
     Attributes:
         boot_id: Random per instance.
+        has_abandoned_step: `stop` did not wait for the end of the running step.
         address: Where it listens; known after `listen`.
     """
 
@@ -95,11 +96,13 @@ class ExecutorServer:
         """
         Args:
             load: Builds the engine for a boot_id; called on the runner thread.
-            on_fatal: Called on the runner thread when an error ended it.
+            on_fatal: Called when an error ended the runner thread, on that, or when a new session
+                waits for a step that is stuck: this process will never serve it.
             max_inflight_steps: Credit; must be what the engine's description says.
         """
         self.boot_id = uuid.uuid4().hex
         self.address = ""
+        self.has_abandoned_step = False
         self._progress = Progress()
         self._link = StepLink(self.boot_id, max_inflight_steps, progress=self._progress)
         self._service = ExecutorService(self._link, self.boot_id)
@@ -114,6 +117,7 @@ class ExecutorServer:
             on_ready=self._on_ready,
             on_fatal=on_fatal,
         )
+        self._on_fatal = on_fatal
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def listen(self, address: str) -> None:
@@ -141,22 +145,29 @@ class ExecutorServer:
         self._runner.start()
         self._heart.start()
 
-    def stop(self) -> bool:
+    def stop(self, grace_s: float | None = None) -> bool:
         """
         Turn unready, finish the running step, end the streams and the server.
 
+        Args:
+            grace_s: How long the running step may still take; None waits for its end.
+
         Returns:
-            False if the runner thread was still loading and has been left behind.
+            False if the runner thread was still loading, or in a step, and has been left behind:
+            the process cannot end in good order.
         """
         self._health.set(READY, _NOT_SERVING)
         is_loading = self._service.engine is None and self._runner.is_alive()
         self._link.stop(Draining("the executor is stopping"))
         if self._runner.is_alive() and not is_loading:
-            self._runner.join()
+            self._runner.join(grace_s)
+            self.has_abandoned_step = self._runner.is_alive()
+            if self.has_abandoned_step:
+                _log.error("step_abandoned", waited_s=grace_s)
         self._stopping.set()
         self._link.end_streams()
         self._server.stop(_STREAM_END_GRACE_S).wait()
-        return not is_loading
+        return not is_loading and not self.has_abandoned_step
 
     def write_ready_file(self, path: Path) -> None:
         """Say where we listen, in one piece: a reader never sees half a file."""
@@ -194,10 +205,15 @@ class ExecutorServer:
 
     def _beat(self) -> None:
         """Heartbeats and the progress check, from a thread that no step can hold up."""
-        was_stuck = False
+        was_stuck = has_given_up = False
         while not self._stopping.wait(HEARTBEAT_INTERVAL_S):
             beat = self._link.beat()
             is_stuck = self._progress.is_stuck(time.monotonic())
+            if is_stuck and self._link.is_session_waiting and not has_given_up:
+                has_given_up = True
+                self._on_fatal(
+                    InternalError("a step is stuck and its session was given up: start again")
+                )
             if is_stuck != was_stuck:
                 was_stuck = is_stuck
                 self._health.set(PROGRESS, _NOT_SERVING if is_stuck else _SERVING)

@@ -71,6 +71,7 @@ class StepLink:
         """Given to the runner, not completed; the oldest is running."""
         self._stream: StepStream | None = None
         self._stopped_by: TandemError | None = None
+        self._last_reset: SlotReset | None = None
 
     def open_session(
         self, scheduler: SchedulerId, *, take_over: bool, lease_s: float
@@ -94,6 +95,7 @@ class StepLink:
             self._end_stream(self._end.fenced())
             dropped = self._drop_steps()
             self._jobs.put(reset)
+            self._last_reset = reset
         _log.info(
             "session_opened",
             session_epoch=epoch,
@@ -103,6 +105,12 @@ class StepLink:
             dropped_steps=dropped,
         )
         return epoch, reset.done
+
+    @property
+    def is_session_waiting(self) -> bool:
+        """True while a new session waits for the running step to end."""
+        reset = self._last_reset
+        return reset is not None and not reset.done.is_set()
 
     def attach(self, attach: Attach, stream: StepStream) -> None:
         """

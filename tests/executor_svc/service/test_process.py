@@ -48,11 +48,26 @@ for name, argv in json.loads(sys.argv[1]).items():
 """Several starts in one process: importing PyTorch takes longer than all of them."""
 
 
+ABANDONED_STEP = """
+import sys
+from executor_svc.server import ExecutorServer
+from executor_svc.__main__ import main
+orderly = ExecutorServer.stop
+def stop(self, grace_s):
+    print(f"GRACE {grace_s}", file=sys.stderr, flush=True)
+    orderly(self, grace_s)
+    self.has_abandoned_step = True
+    return False
+ExecutorServer.stop = stop
+sys.exit(main(sys.argv[1:]))
+"""
+"""A process whose running step outlasts the grace time."""
+
 STUCK_STOP = """
 import sys, threading
 from executor_svc.server import ExecutorServer
 from executor_svc.__main__ import main
-def stop(self):
+def stop(self, grace_s):
     print("STOPPING", file=sys.stderr, flush=True)
     while True:  # a wait without end may miss a signal that comes just before it
         threading.Event().wait(0.05)
@@ -223,3 +238,22 @@ class TestSignals:
         process.send_signal(signal.SIGTERM)
         assert 1 == process.wait(timeout=PROCESS_DEADLINE_S)
         process.stderr.close()
+
+    @pytest.mark.slow
+    def test_step_that_outlasts_the_grace_fails_the_process(self, model_dir, tmp_path):
+        """
+        SIGTERM waits for the running step as long as was set, and a process that leaves it behind exits with 1.
+        """
+        ready = tmp_path / "ready.json"
+        flags = ["--model", str(model_dir), "--listen=127.0.0.1:0", "--ready-file", str(ready)]
+        process = subprocess.Popen(
+            [sys.executable, "-c", ABANDONED_STEP, *flags, "--log-level=error", "--stop-grace-s=3"],
+            env=clean_environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with grpc.insecure_channel(address_of(ready, process)) as channel:
+            wait_ready(channel)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=PROCESS_DEADLINE_S)
+        assert (1, "GRACE 3.0\n") == (process.returncode, log)

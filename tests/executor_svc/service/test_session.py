@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from executor_svc import progress
 from executor_svc.step_link import SlotReset, StepLink
 from executor_svc.step_stream import StepStream
 from tandem.errors import (
@@ -141,6 +142,36 @@ class TestStop:
         assert not stopper.is_alive()
         assert [1] == executor.runner.executed
         assert [1] == [result.step_id for result in stream.of(StepResult)]
+
+    def test_step_that_outlasts_the_grace_is_left_behind(self, executor):
+        """
+        A stop does not wait longer than it may for the running step; the stream ends DRAINING all the same.
+        """
+        client = StepClient(executor)
+        stream = client.attach()
+        executor.runner.gate.clear()
+        stream.send(client.plan())
+        wait_until(lambda: executor.runner.is_waiting)
+        assert not executor.server.stop(grace_s=0.05)
+        assert executor.server.has_abandoned_step
+        assert isinstance(stream.ended_with(), Draining)
+
+    def test_session_that_waits_for_a_stuck_step_ends_the_process(self, executor, monkeypatch):
+        """
+        When a step is stuck and its scheduler has given the session up, only another process can serve the next one.
+        """
+        monkeypatch.setattr(progress, "MIN_ALLOWED_S", 0.01)
+        client = StepClient(executor)
+        stream = client.attach()
+        executor.runner.gate.clear()
+        stream.send(client.plan())
+        wait_until(lambda: executor.runner.is_waiting)
+        opener = threading.Thread(target=lambda: executor.open_session("one"))
+        opener.start()
+        wait_until(lambda: bool(executor.fatal))
+        executor.runner.gate.set()
+        opener.join(timeout=30)
+        assert ["INTERNAL"] == [error.reason for error in executor.fatal]
 
     def test_stopping_while_loading_leaves_the_loader_behind(self, start):
         """
