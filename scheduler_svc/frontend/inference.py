@@ -12,9 +12,10 @@ import structlog
 
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.delta import OutputDelta, encode_response, logprobs_of
 from scheduler_svc.frontend.inbox import Received, StreamInbox
 from scheduler_svc.frontend.requests import default_params, prepare_request
-from scheduler_svc.frontend.stream import stream_messages
+from scheduler_svc.frontend.stream import Message, stream_messages
 from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
 from scheduler_svc.ipc.snapshot import AbortArgument, encode_json
 from tandem.errors import InvalidParameter, TandemError
@@ -40,8 +41,10 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         try:
             async with self._serve(request) as (inbox, messages):
                 async for message in messages:
-                    await self._write(inbox, message, context)
-                    num_sent = (num_sent or 0) + len(message.delta.token_ids)
+                    await self._write(inbox, encode_response(message), context)
+                    num_sent = num_sent or 0
+                    if isinstance(message, OutputDelta):
+                        num_sent += len(message.chunk.token_ids)
         except TandemError as error:
             if num_sent is None:
                 raise
@@ -91,7 +94,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     @asynccontextmanager
     async def _serve(
         self, request: pb.GenerateRequest
-    ) -> AsyncIterator[tuple[StreamInbox, AsyncGenerator[pb.GenerateResponse, None]]]:
+    ) -> AsyncIterator[tuple[StreamInbox, AsyncGenerator[Message, None]]]:
         """The messages of a request; leaving the block early cancels it in the core."""
         arrival_s = self._clock()
         if request.request_id.isprintable():
@@ -120,9 +123,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             async with aclosing(messages):
                 yield inbox, messages
 
-    async def _write(
-        self, inbox: StreamInbox, message: pb.GenerateResponse, context: Context
-    ) -> None:
+    async def _write(self, inbox: StreamInbox, message: bytes, context: Context) -> None:
         inbox.begin_write(self._clock())
         try:
             await context.write(message)
@@ -145,20 +146,21 @@ def _with_tokens_emitted(error: TandemError, num_tokens: int) -> TandemError:
     )
 
 
-async def _collect(messages: AsyncIterator[pb.GenerateResponse]) -> pb.CompleteResponse:
+async def _collect(messages: AsyncIterator[Message]) -> pb.CompleteResponse:
     response = pb.CompleteResponse()
     completions: dict[int, pb.Completion] = {}
     texts: dict[int, list[str]] = {}
     async for message in messages:
+        if isinstance(message, OutputDelta):
+            choice, chunk = message
+            completion = completions.setdefault(choice, pb.Completion())
+            completion.token_ids.extend(chunk.token_ids)
+            completion.logprobs.extend(logprobs_of(chunk))
+            texts.setdefault(choice, []).append(chunk.text)
+            continue
         match message.WhichOneof("event"):
             case "started":
                 response.started.CopyFrom(message.started)
-            case "delta":
-                delta = message.delta
-                completion = completions.setdefault(delta.choice, pb.Completion())
-                completion.token_ids.extend(delta.token_ids)
-                completion.logprobs.extend(delta.logprobs)
-                texts.setdefault(delta.choice, []).append(delta.text)
             case "finished":
                 finished = message.finished
                 completion = completions.setdefault(finished.choice, pb.Completion())

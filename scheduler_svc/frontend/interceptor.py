@@ -49,7 +49,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         return wrap(
             _guarded(handler.unary_stream or handler.unary_unary, method),
             request_deserializer=_tolerant(handler.request_deserializer, method),
-            response_serializer=handler.response_serializer,
+            response_serializer=_unless_serialized(handler.response_serializer),
         )
 
 
@@ -88,6 +88,15 @@ def _tolerant(decode: Callable[[bytes], object], method: str) -> Callable[[bytes
             return _Garbage(method)
 
     return decode_or_mark
+
+
+def _unless_serialized(encode: Callable[[object], bytes]) -> Callable[[object], bytes]:
+    """Encode, but for responses that the service made as bytes."""
+
+    def encode_or_pass(response: object) -> bytes:
+        return response if isinstance(response, bytes) else encode(response)
+
+    return encode_or_pass
 
 
 def _undecodable(garbage: _Garbage) -> TandemError:

@@ -61,7 +61,7 @@ class TokenRun:
 
     def by_stream(self) -> Iterator[tuple[int, int, bytes]]:
         """Stream number, offset of the first token and int32 ids of every stream."""
-        tokens, num_bytes = self._tokens, 4 * self._num_rows
+        tokens, num_bytes = bytes(self._tokens), 4 * self._num_rows
         if self._num_rows > 1:
             tokens = np.frombuffer(tokens, np.int32).reshape(self._num_rows, -1).T.tobytes()
         streams = memoryview(self._streams).cast("I")

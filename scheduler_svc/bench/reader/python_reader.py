@@ -86,10 +86,10 @@ class PythonReader:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(channel.close() for channel in self._channels))
+        await asyncio.gather(*(channel.close(None) for channel in self._channels))
 
     async def _read(self, channel: grpc.aio.Channel, request: bytes, stream: _Stream) -> None:
-        call: Any = channel.unary_stream(_METHOD)(request)
+        call: Any = channel.unary_stream(_METHOD, _as_is, _as_is)(request)
         try:
             async for message in call:
                 self._count(message, stream)
@@ -133,6 +133,10 @@ class PythonReader:
             stalled_statuses=_statuses(stalled),
             **self._counts,
         )
+
+
+def _as_is(message: bytes) -> bytes:
+    return message
 
 
 def _statuses(streams: list[_Stream]) -> dict[str, int]:

@@ -91,6 +91,40 @@ class TestWholeText:
         assert decode_all(text_models["byte-level"].detokenizer([]), [100_000, 70]) == "c"
 
 
+class TestPlainText:
+    @pytest.mark.parametrize("name", TOKENIZERS)
+    @settings(max_examples=150, deadline=None)
+    @given(data=st.data())
+    def test_plain_text_is_that_of_one_by_one(self, text_models, name, data):
+        """
+        Where tokens have plain text, taking them one by one gives that text and leaves everything
+        as it was; where text is open before or after them, they have none.
+        """
+        some_ids = st.lists(st.integers(0, TOKENIZERS[name].get_vocab_size() - 1), max_size=6)
+        before, ids = data.draw(some_ids), data.draw(some_ids)
+        detokenizer = text_models[name].detokenizer([])
+        is_clean = all([detokenizer.push(token_id).clean for token_id in before][-1:])
+        text = detokenizer.plain_text(ids)
+        decoded = [detokenizer.push(token_id) for token_id in ids]
+        if text is None:
+            return
+        assert is_clean
+        assert text == "".join(f"{one.head or ''}{one.text}" for one in decoded)
+        assert all([one.clean for one in decoded][-1:])
+        assert "" == detokenizer.flush()
+
+    @pytest.mark.parametrize("name", TOKENIZERS)
+    def test_words_have_plain_text(self, text_models, name):
+        """
+        Words in the midst of an output have plain text with every tokenizer.
+        """
+        ids = TOKENIZERS[name].encode("a b a b", add_special_tokens=False).ids
+        detokenizer = text_models[name].detokenizer([])
+        for token_id in ids:
+            detokenizer.push(token_id)
+        assert detokenizer.plain_text(ids) is not None
+
+
 class TestOneTokenAtATime:
     def test_half_code_point_waits_for_its_other_half(self):
         """

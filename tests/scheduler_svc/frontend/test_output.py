@@ -9,10 +9,12 @@ from scheduler_svc.frontend.output import OutputText
 EOS = 99
 
 
-def output_of(pieces: list[bytes], stops: tuple[str, ...] = ()) -> OutputText:
+def output_of(
+    pieces: list[bytes], stops: tuple[str, ...] = (), end_token_ids: frozenset[int] = frozenset()
+) -> OutputText:
     vocabulary = {at: BytePiece.of(raw) for at, raw in enumerate(pieces)}
     detokenizer = ByteDetokenizer(vocabulary | {EOS: BytePiece.of(b"<eos>")})
-    return OutputText(detokenizer, stops=stops, end_token_ids=frozenset({EOS}))
+    return OutputText(detokenizer, stops=stops, end_token_ids=end_token_ids | {EOS})
 
 
 def run(output: OutputText, ids: list[int]) -> list[tuple[int, list[int], str]]:
@@ -214,3 +216,33 @@ class TestAnyOutput:
             before = b"".join(pieces[: output.num_tokens - 1]).decode(errors="ignore")
             assert len(before) < end
             assert end <= len(b"".join(pieces[: output.num_tokens]).decode(errors="replace"))
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        pieces=st.lists(
+            st.one_of(st.text("ab\n€", max_size=3).map(str.encode), st.binary(max_size=2)),
+            min_size=1,
+            max_size=12,
+        ),
+        stops=st.lists(st.text("ab\n€\ufffd", min_size=1, max_size=3), max_size=3),
+        sizes=st.lists(st.integers(1, 4), min_size=12, max_size=12),
+        ends=st.sets(st.integers(0, 11), max_size=2),
+    )
+    def test_tokens_taken_together_are_as_if_one_by_one(self, pieces, stops, sizes, ends):
+        """
+        Pushing several tokens at once gives the same chunks, ends and counts as pushing each.
+        """
+        together, single = (
+            output_of(pieces, tuple(stops), end_token_ids=frozenset(ends)) for _ in range(2)
+        )
+        at = 0
+        for size in sizes:
+            ids = list(range(len(pieces)))[at : at + size]
+            at += size
+            together.push_all(ids)
+            for token_id in ids:
+                single.push(token_id)
+            assert single.take() == together.take()
+            assert (single.num_tokens, single.stopped) == (together.num_tokens, together.stopped)
+        assert single.finish() == together.finish()
+        assert (single.num_tokens, single.stopped) == (together.num_tokens, together.stopped)
