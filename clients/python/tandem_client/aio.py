@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -19,8 +20,9 @@ from tandem_client.aio_stream import AsyncGenerationStream
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
 from tandem_client.request import GenerateOptions, build_request
+from tandem_client.resume import with_key
 from tandem_client.retry import RetryPolicy
-from tandem_client.stream import remaining_s
+from tandem_client.stream import remaining_s, within
 
 Answer = TypeVar("Answer")
 
@@ -67,7 +69,8 @@ class AsyncClient:
         **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Wait for one whole completion; arguments and errors as in `Client.generate`."""
-        request = inference.CompleteRequest(request=build_request(prompt, options))
+        one = with_key(build_request(prompt, options), self._retry, secrets.token_hex(16))
+        request = inference.CompleteRequest(request=one)
         return completion_from_proto(await self._unary(self._stub.Complete, request, deadline_s))
 
     async def abort(self, request_id: str, *, deadline_s: float | None = None) -> None:
@@ -138,7 +141,7 @@ async def call_with_retry(
             delay = policy.delay_s(error, num_failures, random.random())  # noqa: S311 -- jitter
             if delay is None:
                 raise error from None
-        await asyncio.sleep(delay)
+        await asyncio.sleep(within(delay, deadline_s, time.monotonic()))
 
 
 def _deadline(limit_s: float | None) -> float | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import secrets
 import time
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -17,7 +19,7 @@ from tandem.status import from_rpc_error
 from tandem_client.events import Delta, Done, Event, Finished, Started
 from tandem_client.resume import ResumableStream
 from tandem_client.retry import RetryPolicy
-from tandem_client.stream import StartCall, remaining_s
+from tandem_client.stream import StartCall, remaining_s, within
 
 
 class AsyncGenerationStream:
@@ -42,7 +44,9 @@ class AsyncGenerationStream:
         self.finished_choices: dict[int, Finished] = {}
         self.done: Done | None = None
         self._start_call = start_call
-        self._state = ResumableStream(request, policy, time.monotonic())
+        key = secrets.token_hex(16)
+        self._state = ResumableStream(request, policy, time.monotonic(), idempotency_key=key)
+        self._on_break = policy.on_break
         self._deadline_s = deadline_s
         self._closed = asyncio.Event()
         self._call: Any = None
@@ -97,15 +101,20 @@ class AsyncGenerationStream:
             self._call = call = self._start_call(self._state.request, timeout_s)
             try:
                 async for response in call:
-                    event = self._state.accept(response)
+                    event = self._state.accept(response, time.monotonic())
                     if event is not None:
                         yield event
             except grpc.RpcError as failure:
                 if self._closed.is_set():
                     return
                 error = from_rpc_error(failure)
-                wait_s = self._state.on_failure(error, time.monotonic(), random.random())  # noqa: S311 -- jitter
-                await asyncio.sleep(wait_s)
+                now = time.monotonic()
+                wait_s = self._state.on_failure(error, now, random.random())  # noqa: S311 -- jitter
+                if self._on_break is not None and self._state.is_accepted:
+                    self._on_break(error, wait_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(within(wait_s, self._deadline_s, now)):
+                        await self._closed.wait()
                 continue
             except asyncio.CancelledError:
                 # gRPC raises this both for our own cancel() and for a cancelled task.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -16,8 +17,9 @@ from tandem.status import from_rpc_error
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
 from tandem_client.request import GenerateOptions, build_request
+from tandem_client.resume import with_key
 from tandem_client.retry import RetryPolicy
-from tandem_client.stream import GenerationStream, remaining_s
+from tandem_client.stream import GenerationStream, remaining_s, within
 
 Answer = TypeVar("Answer")
 
@@ -79,7 +81,8 @@ class Client:
         **options: Unpack[GenerateOptions],
     ) -> Completion:
         """Wait for one whole completion; arguments and errors as in `generate`."""
-        request = inference.CompleteRequest(request=build_request(prompt, options))
+        one = with_key(build_request(prompt, options), self._retry, secrets.token_hex(16))
+        request = inference.CompleteRequest(request=one)
         return completion_from_proto(self._unary(self._stub.Complete, request, deadline_s))
 
     def abort(self, request_id: str, *, deadline_s: float | None = None) -> None:
@@ -141,7 +144,7 @@ def call_with_retry(
             delay = policy.delay_s(error, num_failures, random.random())  # noqa: S311 -- jitter
             if delay is None:
                 raise error from None
-        time.sleep(delay)
+        time.sleep(within(delay, deadline_s, time.monotonic()))
 
 
 def _deadline(limit_s: float | None) -> float | None:

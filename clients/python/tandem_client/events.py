@@ -48,7 +48,7 @@ class ResolvedParams:
 class Started:
     """
     The request was accepted; `truncated_prompt_tokens` of the prompt's oldest tokens were dropped
-    before `prompt_tokens` were left.
+    before `prompt_tokens` were left; output goes on after `resumed_tokens` that were sent along.
     """
 
     request_id: str
@@ -56,6 +56,7 @@ class Started:
     prompt_tokens: int
     model_revision: str
     truncated_prompt_tokens: int
+    resumed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time went, in seconds from arrival as the server saw it."""
+    """
+    Where the time went, in seconds from arrival as the server saw it; where a stream broke, total
+    and first token as this client saw them, and the others of its last part.
+    """
 
     queue_s: float
     time_to_first_token_s: float
@@ -286,6 +290,7 @@ def _started(message: stream_pb2.Started) -> Started:
         prompt_tokens=message.prompt_tokens,
         model_revision=message.model_revision,
         truncated_prompt_tokens=message.truncated_prompt_tokens,
+        resumed_tokens=message.resumed_tokens,
     )
 
 

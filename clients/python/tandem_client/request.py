@@ -31,6 +31,8 @@ class GenerateOptions(TypedDict, total=False):
         priority: Who goes first among those that wait: lower first.
         tenant: On whose behalf, for limits per tenant.
         cache_salt: Only requests with the same salt share cached prompts.
+        idempotency_key: Sent again under the same key, the request ends the one before instead of
+            running twice. Clients that retry choose one by themselves.
     """
 
     messages: Sequence[Mapping[str, str]] | None
@@ -49,10 +51,11 @@ class GenerateOptions(TypedDict, total=False):
     priority: int | None
     tenant: str | None
     cache_salt: str | None
+    idempotency_key: str | None
 
 
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
-_PLAIN = ("request_id", "n", "priority", "tenant", "cache_salt")
+_PLAIN = ("request_id", "n", "priority", "tenant", "cache_salt", "idempotency_key")
 _STOPPING = ("max_tokens", "stop", "stop_token_ids", "ignore_eos")
 
 

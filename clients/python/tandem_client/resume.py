@@ -1,27 +1,22 @@
 """
-One stream across several calls: what was delivered, and what to leave out when it comes again.
+One stream across several calls: what was delivered, and how to ask for the rest.
 
-A server that stopped in the middle keeps nothing, but the same seed gives the same tokens. So the
-request is sent again with the parameters it ran with, and the part already delivered is compared
-and dropped.
+A server that stopped in the middle keeps nothing. So the request is sent again as it was, with the
+seed it ran with and the ids that were delivered; any server of the same model goes on after them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from tandem.errors import DuplicateRequestId, ModelChanged, TandemError
+from tandem.errors import InternalError, ModelChanged, TandemError
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem_client.events import Delta, Done, Event, Finished, Started, event_from_proto
 from tandem_client.retry import RetryPolicy
 
-
-@dataclass(slots=True, eq=False)
-class _Output:
-    """Output of one choice as one call sent it."""
-
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
+MAX_RESUMES_IN_VAIN = 16
+"""Accepted calls in a row without new output after which a stream is given up: it may be the
+request that stops its servers."""
 
 
 class ResumableStream:
@@ -30,40 +25,60 @@ class ResumableStream:
     responses and failures, and ask what to send.
     """
 
-    def __init__(self, request: inference.GenerateRequest, policy: RetryPolicy, now: float) -> None:
-        self.request = request
+    def __init__(
+        self,
+        request: inference.GenerateRequest,
+        policy: RetryPolicy,
+        now: float,
+        *,
+        idempotency_key: str = "",
+    ) -> None:
+        """
+        Args:
+            request: What was asked for.
+            policy: When to go on after a failure.
+            now: The time, in seconds.
+            idempotency_key: For a request that may be sent more than once and has none of its own.
+        """
+        self.request = with_key(request, policy, idempotency_key)
         """What to send in the next call."""
         self.done = False
         self._policy = policy
         self._started_at_s = now
+        self._first_output_s: float | None = None
         self._time_limit_ms = request.time_limit_ms if request.HasField("time_limit_ms") else None
         self._started: Started | None = None
-        self._delivered: dict[int, _Output] = {}
-        self._replayed: dict[int, _Output] = {}
+        self._token_ids: dict[int, list[int]] = {}
         self._finished: set[int] = set()
+        self._was_resumed = False
         self._num_failures = 0
-        self._cause: TandemError | None = None
+        self._num_in_vain = 0
+        self._broken_since_s: float | None = None
 
-    def accept(self, response: inference.GenerateResponse) -> Event | None:
+    @property
+    def is_accepted(self) -> bool:
+        """True once a server took the request."""
+        return self._started is not None
+
+    def accept(self, response: inference.GenerateResponse, now: float) -> Event | None:
         """
         Take the next response; returns what is new to the caller, if anything.
 
         Raises:
             ModelChanged: The stream was asked for again and another model answered.
-            TandemError: The failure that broke the stream, if the repetition differs from it.
+            InternalError: The server does not go on after what was delivered.
         """
         event = event_from_proto(response)
         match event:
+            case Delta():
+                self._on_delta(event, now)
             case Started():
                 return self._on_started(event)
-            case Delta():
-                return self._on_delta(event)
             case Finished():
-                if event.choice in self._finished:
-                    return None
                 self._finished.add(event.choice)
             case Done():
                 self.done = True
+                return self._whole(event, now)
         return event
 
     def on_failure(self, error: TandemError, now: float, jitter: float) -> float:
@@ -74,18 +89,17 @@ class ResumableStream:
             TandemError: `error`, if the stream cannot go on.
         """
         self._num_failures += 1
-        repeated = self._started is not None
-        if repeated and not self._policy.resume:
-            raise error
-        if isinstance(error, DuplicateRequestId) and repeated:
-            # The server may not have noticed yet that the broken call is gone.
-            delay = self._policy.delay_s(_retryable(error), self._num_failures, jitter)
-        else:
+        delay: float | None
+        if self._started is None:
             delay = self._policy.delay_s(error, self._num_failures, jitter)
-        if delay is None:
+        else:
+            if self._broken_since_s is None:
+                self._broken_since_s = now
+                self._num_in_vain += 1
+            broken_s = now - self._broken_since_s
+            delay = self._policy.resume_delay_s(error, self._num_failures, broken_s, jitter)
+        if delay is None or self._num_in_vain > MAX_RESUMES_IN_VAIN:
             raise error
-        self._cause = error
-        self._replayed = {}
         self._prepare(now + delay)
         return delay
 
@@ -93,19 +107,28 @@ class ResumableStream:
         request = inference.GenerateRequest()
         request.CopyFrom(self.request)
         if self._started is not None:
+            self._was_resumed = True
             params = self._started.params
             request.request_id = self._started.request_id
             request.sampling.temperature = params.temperature
             request.sampling.top_k = params.top_k
             request.sampling.top_p = params.top_p
             request.sampling.seed = params.seed
-            request.stopping.max_tokens = params.max_tokens
+            request.resume.Clear()
+            request.resume.SetInParent()
+            for choice in sorted(self._token_ids.keys() | self._finished):
+                request.resume.choices.add(
+                    choice=choice,
+                    token_ids=self._token_ids.get(choice, ()),
+                    finished=choice in self._finished,
+                )
         if self._time_limit_ms is not None:
             elapsed_ms = round((now - self._started_at_s) * 1000)
             request.time_limit_ms = max(1, self._time_limit_ms - elapsed_ms)
         self.request = request
 
     def _on_started(self, event: Started) -> Started | None:
+        self._broken_since_s = None
         if self._started is None:
             self._started = event
             return event
@@ -113,33 +136,48 @@ class ResumableStream:
             raise ModelChanged(
                 "the stream broke and the server now serves another model; send the request again"
             )
+        num_sent = sum(len(one.token_ids) for one in self.request.resume.choices)
+        if event.resumed_tokens != num_sent:
+            raise InternalError(
+                f"the stream broke after {num_sent} tokens, but the server goes on after "
+                f"{event.resumed_tokens}"
+            )
         return None
 
-    def _on_delta(self, event: Delta) -> Delta | None:
-        delivered = self._delivered.setdefault(event.choice, _Output())
-        if self._cause is None:
-            delivered.token_ids.extend(event.token_ids)
-            delivered.text += event.text
-            self._num_failures = 0
-            return event
-        replayed = self._replayed.setdefault(event.choice, _Output())
-        replayed.token_ids.extend(event.token_ids)
-        replayed.text += event.text
-        known = min(len(replayed.token_ids), len(delivered.token_ids))
-        if replayed.token_ids[:known] != delivered.token_ids[:known]:
-            raise self._cause
-        new_ids = tuple(replayed.token_ids[len(delivered.token_ids) :])
-        new_text = replayed.text[len(delivered.text) :]
-        if not new_ids and not new_text:
-            return None
-        offset = len(delivered.token_ids)
-        delivered.token_ids.extend(new_ids)
-        delivered.text += new_text
-        self._num_failures = 0
-        return Delta(
-            choice=event.choice, first_token_offset=offset, token_ids=new_ids, text=new_text
+    def _on_delta(self, event: Delta, now: float) -> None:
+        delivered = self._token_ids.setdefault(event.choice, [])
+        if event.first_token_offset != len(delivered):
+            raise InternalError(
+                f"choice {event.choice} has {len(delivered)} tokens, but the server goes on at "
+                f"offset {event.first_token_offset}"
+            )
+        delivered.extend(event.token_ids)
+        self._num_failures = self._num_in_vain = 0
+        if self._first_output_s is None:
+            self._first_output_s = now
+
+    def _whole(self, done: Done, now: float) -> Done:
+        """What the last of several calls says of itself, made true of all of them."""
+        if not self._was_resumed:
+            return done
+        first_output_s = (
+            self._started_at_s if self._first_output_s is None else self._first_output_s
         )
+        timings = replace(
+            done.timings,
+            time_to_first_token_s=first_output_s - self._started_at_s,
+            total_s=now - self._started_at_s,
+        )
+        return replace(done, timings=timings)
 
 
-def _retryable(error: TandemError) -> TandemError:
-    return type(error)(error.message, retry_after_s=1.0)
+def with_key(
+    request: inference.GenerateRequest, policy: RetryPolicy, idempotency_key: str
+) -> inference.GenerateRequest:
+    """The request, with this key if it may be sent more than once and has none of its own."""
+    if policy.is_final or not idempotency_key or request.HasField("idempotency_key"):
+        return request
+    with_one = inference.GenerateRequest()
+    with_one.CopyFrom(request)
+    with_one.idempotency_key = idempotency_key
+    return with_one

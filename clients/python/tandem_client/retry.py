@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.errors import TandemError
 from tandem.status import PeerUnavailable
+
+LONGEST_RESUME_DELAY_S = 2.0
+"""A server that comes back is looked for at least this often while somebody reads its stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,18 +18,28 @@ class RetryPolicy:
     How calls recover by themselves from UNAVAILABLE and RESOURCE_EXHAUSTED.
 
     Attributes:
-        max_attempts: Most tries of one call, the first included; a stream starts counting again
-            whenever it delivered something new. 1 = never retry.
+        max_attempts: Most tries of a call that was not accepted yet, the first included. 1 = never
+            retry.
         initial_delay_s: Wait before the second try where the server advised nothing; doubles.
         max_delay_s: Longest wait, whatever the server advised.
-        resume: True: a stream that broke in the middle is asked for again with the seed it ran
-            with, and goes on after what was delivered.
+        resume: True: a stream that broke after it was accepted goes on after what was delivered,
+            on whichever server answers.
+        resume_within_s: How long a server is looked for that does so; counted anew at each break.
+        on_break: Called when a stream breaks or a try to resume it fails, with the error and the
+            seconds until the next try.
     """
 
     max_attempts: int = 5
     initial_delay_s: float = 0.2
     max_delay_s: float = 10.0
     resume: bool = True
+    resume_within_s: float = 120.0
+    on_break: Callable[[TandemError, float], None] | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """True where nothing is ever sent twice."""
+        return self.max_attempts <= 1 and not self.resume
 
     def delay_s(self, error: TandemError, num_failures: int, jitter: float) -> float | None:
         """
@@ -38,9 +52,28 @@ class RetryPolicy:
         """
         if num_failures >= self.max_attempts or not is_transient(error):
             return None
+        return self._delay_s(error, num_failures, jitter)
+
+    def resume_delay_s(
+        self, error: TandemError, num_failures: int, broken_s: float, jitter: float
+    ) -> float | None:
+        """
+        Seconds to wait before a broken stream is asked for again, or None if `error` is final.
+
+        Args:
+            error: What the last try ended with.
+            num_failures: Tries that failed since the last new output, at least 1.
+            broken_s: Since when no server has the request.
+            jitter: As in `delay_s`.
+        """
+        if not self.resume or broken_s > self.resume_within_s or not is_transient(error):
+            return None
+        return min(self._delay_s(error, num_failures, jitter), LONGEST_RESUME_DELAY_S)
+
+    def _delay_s(self, error: TandemError, num_failures: int, jitter: float) -> float:
         advised = error.retry_after_s
         if advised is None:
-            advised = self.initial_delay_s * 2.0 ** (num_failures - 1)
+            advised = self.initial_delay_s * 2.0 ** min(num_failures - 1, 16)
         return min(advised * (1.0 + 0.25 * jitter), self.max_delay_s)
 
 

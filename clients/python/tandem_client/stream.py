@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,11 @@ def remaining_s(deadline_s: float | None, now: float) -> float | None:
     return deadline_s - now
 
 
+def within(wait_s: float, deadline_s: float | None, now: float) -> float:
+    """A wait, cut at the deadline."""
+    return wait_s if deadline_s is None else min(wait_s, max(0.0, deadline_s - now))
+
+
 class GenerationStream:
     """
     Iterate over it for events, or over `text` for text; both consume the same stream. Closing it
@@ -62,7 +68,9 @@ class GenerationStream:
         self.finished_choices: dict[int, Finished] = {}
         self.done: Done | None = None
         self._start_call = start_call
-        self._state = ResumableStream(request, policy, time.monotonic())
+        key = secrets.token_hex(16)
+        self._state = ResumableStream(request, policy, time.monotonic(), idempotency_key=key)
+        self._on_break = policy.on_break
         self._deadline_s = deadline_s
         self._closed = threading.Event()
         self._call: Any = None
@@ -120,8 +128,11 @@ class GenerationStream:
                 if self._closed.is_set():
                     return
                 error = from_rpc_error(failure)
-                wait_s = self._state.on_failure(error, time.monotonic(), random.random())  # noqa: S311 -- jitter
-                self._closed.wait(wait_s)
+                now = time.monotonic()
+                wait_s = self._state.on_failure(error, now, random.random())  # noqa: S311 -- jitter
+                if self._on_break is not None and self._state.is_accepted:
+                    self._on_break(error, wait_s)
+                self._closed.wait(within(wait_s, self._deadline_s, now))
                 continue
             if not self._state.done:
                 raise InternalError("the server ended the stream before Done")
@@ -132,7 +143,7 @@ class GenerationStream:
         self._call = call = self._start_call(self._state.request, timeout_s)
         try:
             for response in call:
-                event = self._state.accept(response)
+                event = self._state.accept(response, time.monotonic())
                 if event is not None:
                     yield event
         finally:

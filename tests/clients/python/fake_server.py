@@ -63,7 +63,10 @@ SETTINGS = (("block_size", "16", "default"), ("listen", '"127.0.0.1:1"', "flag")
 
 @dataclass
 class Act:
-    """What one call does: stream `answer` in pieces of these lengths, then fail, hang or end well."""
+    """
+    What one call does: stream `answer` in pieces of these lengths, after what the request brings of it unless it is one
+    that does not resume, then fail, hang or end well.
+    """
 
     answer: str = ANSWER
     piece_lens: tuple[int, ...] = (1, 3)
@@ -73,6 +76,7 @@ class Act:
     revision: str = "revision-1"
     accept: bool = True
     truncated: int = 0
+    resumes: bool = True
 
 
 @dataclass
@@ -121,6 +125,9 @@ def started(request: inference.GenerateRequest, act: Act) -> stream_pb2.Started:
         prompt_tokens=3,
         model_revision=act.revision,
         truncated_prompt_tokens=act.truncated,
+        resumed_tokens=sum(len(one.token_ids) for one in request.resume.choices)
+        if act.resumes
+        else 0,
     )
 
 
@@ -137,11 +144,25 @@ def answer_of(act: Act, choice: int) -> str:
     return act.answer if choice == 0 else f"{act.answer.upper()}{choice}"
 
 
-def pieces(act: Act, num_choices: int = 1) -> Iterator[stream_pb2.Delta]:
+def is_finished(request: inference.GenerateRequest, choice: int) -> bool:
+    """Whether the client has this choice's end."""
+    return any(one.choice == choice and one.finished for one in request.resume.choices)
+
+
+def pieces(act: Act, request: inference.GenerateRequest) -> Iterator[stream_pb2.Delta]:
     """The act's output in deltas, those of several choices interleaved."""
-    answers = [answer_of(act, choice) for choice in range(num_choices)]
-    offsets, turn = [0] * num_choices, 0
-    ends = [len(answer) if act.num_tokens is None else act.num_tokens for answer in answers]
+    answers = [answer_of(act, choice) for choice in range(num_choices(request))]
+    offsets, turn = [0] * len(answers), 0
+    longest = max(map(len, answers)) if act.num_tokens is None else act.num_tokens
+    ends = [min(len(answer), longest) for answer in answers]
+    for one in request.resume.choices if act.resumes else ():
+        assert [ord(character) for character in answers[one.choice]][: len(one.token_ids)] == list(
+            one.token_ids
+        )
+        offsets[one.choice] = len(one.token_ids)
+        ends[one.choice] = (
+            offsets[one.choice] if one.finished else max(ends[one.choice], len(one.token_ids))
+        )
     while offsets != ends:
         length = act.piece_lens[turn % len(act.piece_lens)]
         for choice, answer in enumerate(answers):
@@ -177,7 +198,7 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             yield inference.GenerateResponse(started=started(request, act))
             progress = stream_pb2.Progress(queued=stream_pb2.Queued(position=0))
             yield inference.GenerateResponse(progress=progress)
-            for delta in pieces(act, num_choices(request)):
+            for delta in pieces(act, request):
                 yield inference.GenerateResponse(delta=delta)
         if act.hang:
             await self._hang()
@@ -185,6 +206,8 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             await context.abort_with_status(to_grpc_status(act.error))
         reason = finish_reason_pb2.FINISH_REASON_STOP_STRING
         for choice in range(num_choices(request)):
+            if is_finished(request, choice):
+                continue
             finished = stream_pb2.Finished(choice=choice, reason=reason, stop_string="!")
             yield inference.GenerateResponse(finished=finished)
         yield inference.GenerateResponse(done=done(len(act.answer)))

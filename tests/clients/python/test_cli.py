@@ -167,7 +167,9 @@ class TestGenerate:
         )
         assert 2000 == sent.time_limit_ms
         assert ["text"] == [
-            field.name for field, _ in bare.ListFields() if field.name != "stopping"
+            field.name
+            for field, _ in bare.ListFields()
+            if field.name not in ("stopping", "idempotency_key")
         ]
 
     def test_prompt_comes_from_stdin_or_as_a_chat_turn(self, run, server):
@@ -190,7 +192,7 @@ class TestGenerate:
                 "PROMPT_TOO_LONG: it is long",
             ),
             (Act(accept=False, error=QueueFull("full", retry_after_s=0.0)), 5, "QUEUE_FULL: full"),
-            (Act(num_tokens=3, error=Draining("bye", retry_after_s=0.0)), 3, "DRAINING: bye"),
+            (Act(accept=False, error=Draining("bye", retry_after_s=0.0)), 3, "DRAINING: bye"),
         ],
         ids=["refused", "overloaded", "unavailable"],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 
 import pytest
 
@@ -229,14 +230,105 @@ class TestResume:
             second.sampling.temperature,
         )
 
-    def test_different_repetition_raises_the_first_failure(self, client, server):
+    def test_rest_is_asked_for_with_what_was_delivered(self, client, server):
         """
-        Where the repetition differs from what was delivered, the failure that broke the stream is raised.
+        The repetition brings the delivered ids and the same key; the request is otherwise as it was.
         """
-        server.play(Act(num_tokens=8, error=Draining("bye")), Act(answer="Something else."))
+        server.play(Act(num_tokens=6, error=Draining("bye")), Act())
+        list(client.generate("hi", stop=["x"]))
 
+        first, second = server.seen.generate
+        assert not first.HasField("resume")
+        (prior,) = second.resume.choices
+        assert (0, [ord(c) for c in ANSWER[:6]], False) == (
+            prior.choice,
+            list(prior.token_ids),
+            prior.finished,
+        )
+        assert 32 == len(first.idempotency_key)
+        assert first.idempotency_key == second.idempotency_key
+        assert ["x"] == list(second.stopping.stop)
+        assert not second.stopping.HasField("max_tokens")
+
+    def test_connection_that_breaks_again_and_again_is_survived(self, client, server):
+        """
+        However often a stream breaks, it goes on as long as each call brings something new.
+        """
+        breaks = [Act(num_tokens=n, error=Draining("bye", retry_after_s=0.0)) for n in range(2, 30)]
+        server.play(*breaks, Act())
+        stream = client.generate("hi")
+        assert ANSWER == "".join(stream.text)
+        assert 29 == len(server.seen.generate)
+
+    def test_stream_that_gets_no_further_is_given_up(self, client, server):
+        """
+        A request that is accepted and broken without anything new for 16 times raises its failure.
+        """
+        server.play(Act(num_tokens=3, error=Draining("bye", retry_after_s=0.0)))
         with pytest.raises(Draining, match="bye"):
             list(client.generate("hi"))
+        assert 17 == len(server.seen.generate)
+
+    def test_server_that_begins_anew_is_an_error(self, client, server):
+        """
+        A server that sends what was delivered already does not go on: nothing is delivered twice.
+        """
+        server.play(Act(num_tokens=8, error=Draining("bye")), Act(resumes=False))
+
+        with pytest.raises(InternalError, match="goes on after 0"):
+            list(client.generate("hi"))
+
+    def test_times_of_a_resumed_stream_are_those_of_its_reader(self, client, server):
+        """
+        Done of a stream that broke counts from the first call.
+        """
+        server.play(Act(num_tokens=8, error=Draining("bye", retry_after_s=0.0)), Act())
+        began_s = time.monotonic()
+        stream = client.generate("hi")
+        list(stream)
+        whole_s = time.monotonic() - began_s
+        timings = stream.done.timings
+        assert 0 < timings.time_to_first_token_s < timings.total_s <= whole_s
+        assert len(ANSWER) == stream.done.usage.output_tokens
+
+    def test_deadline_counts_while_the_server_is_away(self, server):
+        """
+        A stream that waits for its server ends when the deadline passes.
+        """
+        server.play(Act(num_tokens=8, error=Draining("bye", retry_after_s=100.0)))
+        with Client(server.address) as client, pytest.raises(CallCancelled) as passed:
+            list(client.generate("hi", deadline_s=0.3))
+        assert "DEADLINE_EXCEEDED" == passed.value.metadata["grpc_code"]
+
+    def test_close_ends_the_wait_for_a_server(self, server):
+        """
+        Closing a stream that waits for its server ends it, and nothing more is asked for.
+        """
+        server.play(Act(num_tokens=8, error=Draining("bye", retry_after_s=100.0)))
+        waits = threading.Event()
+        policy = RetryPolicy(on_break=lambda error, wait_s: waits.set())
+        with Client(server.address, retry=policy) as client:
+            stream = client.generate("hi")
+            reader = threading.Thread(target=lambda: list(stream))
+            reader.start()
+            assert waits.wait(10)
+            stream.close()
+            reader.join(10)
+            assert not reader.is_alive()
+        assert 1 == len(server.seen.generate)
+
+    def test_break_is_told(self, server):
+        """
+        Whoever watches hears what failed and how long the client waits.
+        """
+        told = []
+        server.play(Act(num_tokens=8, error=Draining("bye", retry_after_s=0.001)), Act())
+        policy = RetryPolicy(on_break=lambda error, wait_s: told.append((error.reason, wait_s)))
+        with Client(server.address, retry=policy) as client:
+            list(client.generate("hi"))
+        ((reason, wait_s),) = told
+        assert "DRAINING" == reason
+        assert 0.001 <= wait_s <= 0.00125
 
     def test_other_model_is_not_resumed(self, client, server):
         """

@@ -6,7 +6,6 @@ import pytest
 
 from tandem.errors import (
     Draining,
-    DuplicateRequestId,
     InternalError,
     InvalidParameter,
     QueueFull,
@@ -83,16 +82,75 @@ class TestResumableStream:
         assert 6000 == stream.request.time_limit_ms
         assert 10_000 == request.time_limit_ms
 
-    def test_own_id_may_still_be_live_after_a_break(self):
+    def test_own_key_is_kept(self):
         """
-        DuplicateRequestId is waited out when the duplicate can only be the broken call itself.
+        A key of the caller's own is sent as it is; a policy that sends nothing twice needs none.
         """
-        request = build_request("hi", {"request_id": "mine"})
-        fresh = ResumableStream(request, RetryPolicy(), now=0.0)
-        with pytest.raises(DuplicateRequestId):
-            fresh.on_failure(DuplicateRequestId("live"), now=0.0, jitter=0.0)
+        request = build_request("hi", {"idempotency_key": "mine"})
+        plain = build_request("hi", {})
+        streams = [
+            ResumableStream(request, RetryPolicy(), now=0.0, idempotency_key="chosen"),
+            ResumableStream(plain, RetryPolicy(), now=0.0, idempotency_key="chosen"),
+            ResumableStream(plain, NO_RETRY, now=0.0, idempotency_key="chosen"),
+        ]
+        assert ["mine", "chosen", ""] == [stream.request.idempotency_key for stream in streams]
+        assert not plain.HasField("idempotency_key")
 
-        broken = ResumableStream(request, RetryPolicy(), now=0.0)
-        broken.accept(inference.GenerateResponse(started=started(request, Act())))
-        assert 0.2 == broken.on_failure(PeerUnavailable(""), now=0.0, jitter=0.0)
-        assert 1.0 == broken.on_failure(DuplicateRequestId("live"), now=1.0, jitter=0.0)
+    def test_server_that_stays_away_is_given_up_in_time(self):
+        """
+        A broken stream waits for a server as long as the policy says, however many tries that takes, and counts
+        anew when one has accepted it.
+        """
+        request = build_request("hi", {})
+        policy = RetryPolicy(max_attempts=2, resume_within_s=30.0)
+        stream = ResumableStream(request, policy, now=0.0)
+        accepted = inference.GenerateResponse(started=started(request, Act()))
+        stream.accept(accepted, now=1.0)
+        for now in (100.0, 110.0, 129.0):
+            stream.on_failure(PeerUnavailable(""), now=now, jitter=0.0)
+        stream.accept(accepted, now=129.5)
+        stream.on_failure(PeerUnavailable(""), now=150.0, jitter=0.0)
+        with pytest.raises(PeerUnavailable):
+            stream.on_failure(PeerUnavailable(""), now=181.0, jitter=0.0)
+
+    def test_final_failure_is_raised_after_a_break_too(self):
+        """
+        What no repetition can help ends a broken stream.
+        """
+        request = build_request("hi", {})
+        stream = ResumableStream(request, RetryPolicy(), now=0.0)
+        stream.accept(inference.GenerateResponse(started=started(request, Act())), now=0.0)
+        with pytest.raises(InvalidParameter):
+            stream.on_failure(InvalidParameter(""), now=1.0, jitter=0.0)
+
+    def test_choices_are_resumed_each_for_itself(self):
+        """
+        Each choice brings its own ids, and one whose end came says so.
+        """
+        request = build_request("hi", {"n": 3})
+        stream = ResumableStream(request, RetryPolicy(), now=0.0)
+        messages = [
+            {"started": started(request, Act())},
+            {"delta": {"choice": 2, "token_ids": [7, 8], "text": "a"}},
+            {"delta": {"choice": 0, "token_ids": [9], "text": "b"}},
+            {"finished": {"choice": 2}},
+        ]
+        for message in messages:
+            stream.accept(inference.GenerateResponse(**message), now=0.0)
+        stream.on_failure(PeerUnavailable(""), now=1.0, jitter=0.0)
+        assert [(0, [9], False), (2, [7, 8], True)] == [
+            (one.choice, list(one.token_ids), one.finished) for one in stream.request.resume.choices
+        ]
+
+    def test_lost_token_is_an_error(self):
+        """
+        Offsets with a gap or a repetition are never passed on.
+        """
+        request = build_request("hi", {})
+        for offset in (0, 2):
+            stream = ResumableStream(request, RetryPolicy(), now=0.0)
+            first = {"token_ids": [7], "text": "a"}
+            stream.accept(inference.GenerateResponse(delta=first), now=0.0)
+            second = {"first_token_offset": offset, "token_ids": [8], "text": "b"}
+            with pytest.raises(InternalError, match=f"offset {offset}"):
+                stream.accept(inference.GenerateResponse(delta=second), now=0.0)

@@ -93,7 +93,7 @@ def generate(
     )
     with (
         server_at(address, up) as where,
-        Client(where, retry=options.RETRY) as client,
+        Client(where, retry=options.retry_aloud()) as client,
         client.generate(None if chat else text, deadline_s=deadline_s, **arguments) as stream,
     ):
         if as_json:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tandem.errors import TandemError
 from tandem_client.retry import RetryPolicy
 
 RETRY = RetryPolicy(max_attempts=3)
 """Somebody waits at the terminal: give up soon."""
+
+
+def retry_aloud() -> RetryPolicy:
+    """The same for streams, with a word to whoever reads when one breaks."""
+    told: set[str] = set()
+
+    def tell(error: TandemError, wait_s: float) -> None:
+        del wait_s
+        if error.reason not in told:
+            told.add(error.reason)
+            typer.secho(f"[{error.reason}: looking for a server to go on]", err=True, dim=True)
+
+    return replace(RETRY, on_break=tell)
+
 
 Address = Annotated[
     str,
