@@ -73,6 +73,18 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
     max_message_bytes: int = Field(
         16 * 1024 * 1024, ge=65_536, description="largest request message a client may send, bytes"
     )
+    stall_deadline_s: float = Field(
+        60.0,
+        gt=0,
+        description="seconds that a message may wait for a client that does not read; then its "
+        "request alone ends SLOW_CONSUMER",
+    )
+    stream_buffer_bytes: int = Field(
+        1024 * 1024,
+        ge=4096,
+        description="most output of one request that waits for its client, merged, 4 bytes a "
+        "token; past it the request ends SLOW_CONSUMER",
+    )
 
     recovery_timeout_s: float = Field(
         60.0, gt=0, description="seconds that requests wait for a lost executor before they fail"

@@ -136,6 +136,8 @@ class Service:
                 log_format=settings.log_format,
                 max_message_bytes=settings.max_message_bytes,
                 drain_grace_s=settings.drain_grace_s,
+                stall_deadline_s=settings.stall_deadline_s,
+                max_pending_bytes=settings.stream_buffer_bytes,
             )
             for index in range(settings.frontends)
         ]
