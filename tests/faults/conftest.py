@@ -1,0 +1,62 @@
+"""What storms share: a model, one with other weights, and the run without a fault."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tests import model_zoo
+from tests.faults.other_weights import with_other_weights
+from tests.faults.reference import make_reference
+from tests.faults.report import table
+from tests.faults.rig import Rig, RigSettings
+from tests.faults.schedule import make_schedule
+from tests.faults.storm import Storm
+
+TIMES = 3
+"""How often a storm does each of its kinds."""
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Random weights that compute in a millisecond."""
+    return model_zoo.llama_mha(tmp_path_factory.mktemp("model") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def other_model(tiny_model, tmp_path_factory):
+    """The same with other weights."""
+    return with_other_weights(tiny_model, tmp_path_factory.mktemp("model") / "tiny-other")
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_model, tmp_path_factory):
+    """What everybody gets when nothing goes wrong."""
+    return make_reference(tmp_path_factory.mktemp("reference"), tiny_model)
+
+
+@pytest.fixture(scope="session")
+def storm_seed():
+    """The same in every run, unless $STORM_SEED asks for that of a run that failed."""
+    return int(os.environ.get("STORM_SEED", "7"))
+
+
+@pytest.fixture
+def storm(reference, tiny_model, other_model, storm_seed, tmp_path):
+    """Gives a function that runs a storm of some kinds and returns it and its table's lines."""
+    rigs = []
+
+    def run(kinds, *, times=TIMES, **settings):
+        rig = Rig(tmp_path, RigSettings(model=tiny_model, **settings))
+        rigs.append(rig)
+        rig.start()
+        one = Storm(rig=rig, reference=reference, seed=storm_seed, other_weights=other_model)
+        lines = one.run(make_schedule(storm_seed, kinds, times))
+        sys.stdout.write(f"\n{table(lines)}\n")
+        return one, lines
+
+    yield run
+    for rig in rigs:
+        rig.close()

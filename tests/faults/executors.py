@@ -1,0 +1,182 @@
+"""Executor processes that are started by forking, die in every way, and are started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.e2e.cluster import ROOT, environment, free_port, wait_until
+from tests.faults.step_count import StepCount
+
+_CLOCK_FOLDER = ROOT / "tests/faults/clock"
+
+
+def clock_environment(folder: Path) -> dict[str, str]:
+    """What a service needs to have a wall clock that can be set in `folder`."""
+    file = folder / "clock"
+    if not file.exists():
+        file.write_bytes(bytes(8))
+    paths = [str(_CLOCK_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"FAULTS_CLOCK": str(file), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+class Zygote:
+    """The test's end of `tests.faults.zygote`."""
+
+    def __init__(self, folder: Path) -> None:
+        log = folder / "zygote.err"
+        with log.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.zygote"],
+                cwd=ROOT,
+                env=environment() | clock_environment(folder),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        self._started: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self.exit_codes: dict[int, int] = {}
+        """How each child that ended did."""
+        hello = self._read_line()
+        assert hello, log.read_text()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def fork(self, argv: list[str], log: Path, env: dict[str, str]) -> int:
+        """Start an executor; gives its process id."""
+        assert self._process.stdin is not None
+        command = {"id": 0, "argv": argv, "log": str(log), "env": env}
+        with self._lock:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+            return self._started.get(timeout=60)
+
+    def close(self) -> None:
+        """End it, and with it every child."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read_line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else {}
+
+    def _read(self) -> None:
+        while news := self._read_line():
+            if "started" in news:
+                self._started.put(news["pid"])
+            else:
+                self.exit_codes[news["ended"]] = news["code"]
+
+
+@dataclass
+class Executor:
+    """
+    One place where an executor runs: a port that it always comes back on.
+
+    Attributes:
+        model: What the next process there serves.
+        pid: The process; 0 while there is none.
+        deaths: Exit codes of those that ended.
+        is_kept: Whether one that ends is started again, as an orchestrator would.
+    """
+
+    zygote: Zygote
+    folder: Path
+    name: str
+    model: Path
+    options: list[str]
+    port: int = field(default_factory=free_port)
+    pid: int = 0
+    deaths: list[int] = field(default_factory=list)
+    is_kept: bool = True
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def log(self) -> Path:
+        """What all processes of this place said."""
+        return self.folder / f"{self.name}.log"
+
+    def start(self) -> None:
+        """Start a process."""
+        ready_file = self.folder / f"{self.name}.json"
+        ready_file.unlink(missing_ok=True)
+        argv = [
+            f"--model={self.model}",
+            f"--listen=127.0.0.1:{self.port}",
+            f"--ready-file={ready_file}",
+            "--dtype=float32",
+            "--num-threads=1",
+            "--log-format=json",
+            *self.options,
+        ]
+        with self.lock:
+            self.pid = self.zygote.fork(argv, self.log, {"FAULTS_DIR": str(self.folder)})
+
+    def look(self) -> None:
+        """Note a death, and start another."""
+        with self.lock:
+            if not self.pid or self.pid not in self.zygote.exit_codes:
+                return
+            self.deaths.append(self.zygote.exit_codes[self.pid])
+            self.pid = 0
+            if self.is_kept:
+                self.start()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the process a signal."""
+        with self.lock:
+            if self.pid:
+                os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """Kill -9, and wait for the end; nobody is started again."""
+        with self.lock:
+            self.is_kept = False
+            pid = self.pid
+            if not pid:
+                return
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pid in self.zygote.exit_codes, "end of an executor")
+        with self.lock:
+            self.deaths.append(self.zygote.exit_codes[pid])
+            self.pid = 0
+
+    def num_steps(self) -> int:
+        """Steps that the present process computed."""
+        try:
+            return StepCount(self.folder, self.pid).read()
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def process(self) -> psutil.Process | None:
+        """The present process."""
+        return psutil.Process(self.pid) if self.pid else None
+
+
+def working(executors: list[Executor], limit_s: float = 10.0) -> Executor:
+    """Whichever computes steps now; without any, whichever computed most."""
+    if len(executors) == 1:
+        return executors[0]
+    before = [executor.num_steps() for executor in executors]
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        time.sleep(0.02)
+        gains = [
+            executor.num_steps() - count for executor, count in zip(executors, before, strict=True)
+        ]
+        if max(gains) > 0:
+            return executors[gains.index(max(gains))]
+    return max(executors, key=Executor.num_steps)

@@ -1,0 +1,102 @@
+"""
+The real executor with a runner that misbehaves on request.
+
+A prompt that begins with a mark harms its own row or the whole process; a file in the folder
+$FAULTS_DIR harms the next step, and is gone once it did:
+
+    raise   the step raises
+    hang    the step never returns
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+import executor_svc.__main__ as executor_main
+import executor_svc.engine as executor_engine
+from executor_svc.runner import ModelRunner
+from tandem.link.batch import Batch, StepResult
+from tests.faults.marks import BAD_ROW_MARK, MARK_LEN, POISON_LATER_MARK, POISON_MARK
+from tests.faults.step_count import StepCount
+
+LATER_TOKENS = 3
+"""Output tokens after which a row marked to kill later does."""
+
+
+class InjectedFault(RuntimeError):
+    """What a step raises when told to."""
+
+
+class FaultyRunner(ModelRunner):
+    """
+    Attributes:
+        folder: Where orders come from.
+    """
+
+    folder: Path
+
+    def execute(self, batch: Batch, step_id: int) -> StepResult:
+        """Obey an order, or compute."""
+        if _take(self.folder / "raise"):
+            raise InjectedFault("told to raise")
+        if _take(self.folder / "hang"):
+            while True:
+                time.sleep(3600)
+        marks = self.__dict__.setdefault("_marks", {})
+        for slot in batch.release_slot.tolist():
+            marks.pop(slot, None)
+        for admission in batch.admits:
+            marks.pop(admission.slot, None)
+            if len(admission.token_ids) >= MARK_LEN:
+                mark = tuple(admission.token_ids[:MARK_LEN].tolist())
+                marks[admission.slot] = mark, admission.num_prompt_tokens
+        self._kill_if_poisoned(batch, marks)
+        result = super().execute(batch, step_id)
+        if step_id:
+            self._count_step()
+        return result
+
+    def _kill_if_poisoned(
+        self, batch: Batch, marks: dict[int, tuple[tuple[int, ...], int]]
+    ) -> None:
+        for slot, start in zip(batch.row_slot.tolist(), batch.row_start.tolist(), strict=True):
+            mark, num_prompt_tokens = marks.get(slot, ((), 0))
+            is_late = start >= num_prompt_tokens + LATER_TOKENS
+            if mark == POISON_MARK or (mark == POISON_LATER_MARK and is_late):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        hidden = super()._forward(batch)
+        marks = self.__dict__.get("_marks", {})
+        last_rows = np.cumsum(batch.row_num_tokens) - 1
+        for slot, row in zip(batch.row_slot.tolist(), last_rows.tolist(), strict=True):
+            if marks.get(slot, ((), 0))[0] == BAD_ROW_MARK:
+                hidden[row] = float("nan")
+        return hidden
+
+    def _count_step(self) -> None:
+        """Say how many steps were computed here, for whoever asks which executor works."""
+        if "_count" not in self.__dict__:
+            self.__dict__["_count"] = StepCount(self.folder, os.getpid(), create=True)
+        self.__dict__["_count"].add()
+
+
+def _take(order: Path) -> bool:
+    try:
+        order.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def main(argv: list[str]) -> int:
+    """Run an executor; gives its exit code."""
+    FaultyRunner.folder = Path(os.environ["FAULTS_DIR"])
+    executor_engine.ModelRunner = FaultyRunner  # type: ignore[misc]  # this is the point
+    return executor_main.main(argv)

@@ -1,0 +1,221 @@
+"""How each fault is done to a rig."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.e2e.cluster import START_S, wait_until
+from tests.faults.load import StormRequest
+from tests.faults.marks import BAD_ROW_MARK, POISON_LATER_MARK, POISON_MARK
+from tests.faults.rig import Rig
+from tests.faults.schedule import Fault, Kind
+from tests.faults.streams import Run, Streams
+
+POISON_LIMIT_S = 120.0
+_SLOW_LATENCY_S = 0.04
+_SLOW_BYTES_PER_S = 200_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """
+    What faults are done to.
+
+    Attributes:
+        rig: The services.
+        streams: Their load.
+        other_weights: A model of the same shape that is another.
+    """
+
+    rig: Rig
+    streams: Streams
+    other_weights: Path | None = None
+
+
+def inject(fault: Fault, target: Target) -> None:
+    """Do it; returns when it is over, where it ends by itself or can be ended."""
+    _ACTIONS[fault.kind](fault, target)
+
+
+def _reset(_: Fault, target: Target) -> None:
+    for proxy in target.rig.proxies:
+        proxy.ask("reset")
+
+
+def _blackhole(fault: Fault, target: Target) -> None:
+    for proxy in target.rig.proxies:
+        proxy.ask("flow", on=False)
+    time.sleep(fault.lasts_s)
+    for proxy in target.rig.proxies:
+        proxy.ask("flow", on=True)
+
+
+def _slow_link(fault: Fault, target: Target) -> None:
+    for proxy in target.rig.proxies:
+        proxy.ask("slow", latency_s=_SLOW_LATENCY_S, bytes_per_s=_SLOW_BYTES_PER_S)
+    time.sleep(fault.lasts_s)
+    for proxy in target.rig.proxies:
+        proxy.ask("slow", latency_s=0.0, bytes_per_s=1e9)
+
+
+def _damage(how: str) -> Callable[[Fault, Target], None]:
+    def act(fault: Fault, target: Target) -> None:
+        way = "up" if fault.is_upward else "down"
+        for proxy in target.rig.proxies:
+            proxy.ask("damage", kind=how, way=way, draw=fault.draw)
+
+    return act
+
+
+def _kill_executor(_: Fault, target: Target) -> None:
+    target.rig.working_executor().signal(signal.SIGKILL)
+
+
+def _stop_executor(_: Fault, target: Target) -> None:
+    target.rig.working_executor().signal(signal.SIGTERM)
+
+
+def _pause_executor(fault: Fault, target: Target) -> None:
+    executor = target.rig.working_executor()
+    executor.signal(signal.SIGSTOP)
+    time.sleep(fault.lasts_s)
+    executor.signal(signal.SIGCONT)
+
+
+def _hang_executor(_: Fault, target: Target) -> None:
+    """Stop it until others work; then an orchestrator ends it."""
+    executor = target.rig.working_executor()
+    executor.signal(signal.SIGSTOP)
+    _wait_for_others(target)
+    executor.signal(signal.SIGKILL)
+
+
+def _hang_step(_: Fault, target: Target) -> None:
+    """One step never returns; when others work, an orchestrator ends its executor."""
+    executor = target.rig.working_executor()
+    order = target.rig.folder / "hang"
+    order.touch()
+    wait_until(lambda: not order.exists(), "a step that takes the order to hang", 20)
+    _wait_for_others(target)
+    executor.signal(signal.SIGKILL)
+
+
+def _wait_for_others(target: Target) -> None:
+    began_s = time.monotonic()
+    wait_until(lambda: target.streams.flows_since(began_s), "another executor's tokens", START_S)
+
+
+def _other_weights(fault: Fault, target: Target) -> None:
+    """Put another model in every place of an executor for a while."""
+    assert target.other_weights is not None
+    rig = target.rig
+    for executor in rig.executors:
+        with executor.lock:
+            right, executor.model = executor.model, target.other_weights
+            executor.signal(signal.SIGKILL)
+    time.sleep(fault.lasts_s)
+    for executor in rig.executors:
+        with executor.lock:
+            executor.model = right
+            executor.signal(signal.SIGKILL)
+
+
+def _kill_scheduler(_: Fault, target: Target) -> None:
+    target.rig.scheduler.process.kill()
+
+
+def _stop_scheduler(_: Fault, target: Target) -> None:
+    stopped = target.rig.scheduler.process
+    stopped.terminate()
+    wait_until(lambda: stopped.poll() is not None, "an orderly end of the scheduler", 30)
+    assert stopped.returncode == 0, f"a scheduler told to stop gave {stopped.returncode}"
+
+
+def _kill_frontend(_: Fault, target: Target) -> None:
+    scheduler = target.rig.scheduler.process
+    target.rig.frontend().kill()
+    wait_until(lambda: scheduler.poll() is not None, "the end of a scheduler without frontend", 30)
+    assert scheduler.returncode != 0, "a scheduler whose frontend was killed must not exit with 0"
+
+
+def _raise_in_step(_: Fault, target: Target) -> None:
+    order = target.rig.folder / "raise"
+    order.touch()
+    wait_until(lambda: not order.exists(), "a step that takes the order to raise", 20)
+
+
+def _bad_row(fault: Fault, target: Target) -> None:
+    run = _ask_marked(BAD_ROW_MARK, fault, target, limit_s=30.0)
+    assert run.error is not None
+    assert run.error.reason == "INVALID_LOGITS", run.error
+
+
+def _poison(fault: Fault, target: Target) -> None:
+    mark = POISON_LATER_MARK if fault.is_upward else POISON_MARK
+    run = _ask_marked(mark, fault, target, limit_s=POISON_LIMIT_S)
+    assert run.error is not None
+    assert run.error.reason == "POISON_REQUEST", run.error
+
+
+def _ask_marked(mark: tuple[int, ...], fault: Fault, target: Target, limit_s: float) -> Run:
+    source = random.Random(fault.draw)
+    ids = [*mark, *(source.randrange(100, 4000) for _ in range(20))]
+    request = StormRequest(
+        seed=fault.draw,
+        prompt="",
+        options={"token_ids": ids, "seed": fault.draw, "max_tokens": 32, "ignore_eos": True},
+    )
+    return target.streams.ask(request).result(limit_s)
+
+
+def _fill_disk(fault: Fault, target: Target) -> None:
+    """No service can make a file longer for a while."""
+    processes = list(target.rig.services().values())
+    _limit_files(processes, 0)
+    time.sleep(fault.lasts_s)
+    _limit_files(processes, psutil.RLIM_INFINITY)
+
+
+def _limit_files(processes: list[psutil.Process], size: int) -> None:
+    for process in processes:
+        process.rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))
+
+
+def _jump_clock(fault: Fault, target: Target) -> None:
+    """To any time within ten years of now."""
+    target.rig.set_clock(random.Random(fault.draw).uniform(-3e8, 3e8))
+
+
+_ACTIONS: dict[Kind, Callable[[Fault, Target], None]] = {
+    Kind.RESET: _reset,
+    Kind.BLACKHOLE: _blackhole,
+    Kind.SLOW_LINK: _slow_link,
+    Kind.CUT_FRAME: _damage("cut"),
+    Kind.CORRUPT_BYTES: _damage("flip"),
+    Kind.DUPLICATED: _damage("twice"),
+    Kind.REORDERED: _damage("swap"),
+    Kind.DROPPED: _damage("drop"),
+    Kind.CUT_MESSAGE: _damage("cut"),
+    Kind.CORRUPT_MESSAGE: _damage("flip"),
+    Kind.EXECUTOR_KILLED: _kill_executor,
+    Kind.EXECUTOR_PAUSED: _pause_executor,
+    Kind.EXECUTOR_HUNG: _hang_executor,
+    Kind.EXECUTOR_DRAINED: _stop_executor,
+    Kind.OTHER_WEIGHTS: _other_weights,
+    Kind.SCHEDULER_KILLED: _kill_scheduler,
+    Kind.SCHEDULER_STOPPED: _stop_scheduler,
+    Kind.FRONTEND_KILLED: _kill_frontend,
+    Kind.STEP_RAISES: _raise_in_step,
+    Kind.STEP_HANGS: _hang_step,
+    Kind.BAD_ROW: _bad_row,
+    Kind.POISON: _poison,
+    Kind.DISK_FULL: _fill_disk,
+    Kind.CLOCK_JUMP: _jump_clock,
+}

@@ -1,0 +1,183 @@
+"""
+A gRPC proxy for tandem.executor.v1 that mistreats single messages of `Execute` when told to, and
+can note how surely each token won.
+
+    python -m tests.faults.message_proxy HOST:PORT
+
+It passes bytes on and understands only what it must: which messages are steps and results.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from tandem.link.wire import MAX_MESSAGE_BYTES
+from tests.faults.controlled import Json, serve_commands
+from tests.faults.margins import MarginRecorder
+
+HELD_S = 0.3
+"""A message that is to change places with the next one goes out alone when none comes so long."""
+_EXECUTE = "/tandem.executor.v1.ExecutorService/Execute"
+_STEP_OR_RESULT = b"\x12"
+"""How a step down and a result up begin: field 2. Attaching and heartbeats are left alone."""
+_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class _Failed:
+    """How a source of messages ended."""
+
+    def __init__(self, error: grpc.RpcError | None) -> None:
+        self.error = error
+
+
+class MessageProxy(grpc.GenericRpcHandler):
+    """Listens on a free port; every method is passed on as a stream of bytes both ways."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._lock = threading.Lock()
+        self._damages: dict[str, tuple[str, int]] = {}
+        self._num_done = 0
+        self._recorder: MarginRecorder | None = None
+
+    def start(self) -> int:
+        """Listen; gives the port."""
+        server = grpc.server(ThreadPoolExecutor(16), handlers=[self], options=_OPTIONS)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        self._server = server
+        return int(port)
+
+    def damage(self, *, kind: str, way: str, draw: int) -> Json:
+        """
+        Mistreat the next step or result of one way ("up" or "down"): "twice", "swap", "drop",
+        "cut" or "flip".
+        """
+        with self._lock:
+            self._damages[way] = kind, draw
+            return {"done": self._num_done}
+
+    def count(self) -> Json:
+        """How many messages were mistreated so far."""
+        with self._lock:
+            return {"done": self._num_done}
+
+    def record(self) -> Json:
+        """Note margins from now on; the executor must report them."""
+        self._recorder = MarginRecorder()
+        return {}
+
+    def margins(self) -> Json:
+        """Give what was noted."""
+        assert self._recorder is not None
+        return {"margins": self._recorder.as_json()}
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        """Pass any method on."""
+        path = details.method
+
+        def carry(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            return self._carry(path, requests, context)
+
+        return grpc.stream_stream_rpc_method_handler(carry)
+
+    def _carry(
+        self, path: str, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        is_execute = path == _EXECUTE
+        down = self._mistreat(requests, "down") if is_execute else requests
+        limit_s = None if is_execute else context.time_remaining()
+        call = self._channel.stream_stream(path)(down, timeout=limit_s)
+        context.add_callback(call.cancel)
+        try:
+            yield from self._mistreat(call, "up") if is_execute else call
+        except grpc.RpcError as error:
+            context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
+            context.abort(error.code(), error.details() or "")
+
+    def _mistreat(self, source: Iterator[bytes], way: str) -> Iterator[bytes]:
+        """The messages of one way, with what is ordered done to them."""
+        arrived: queue.SimpleQueue[bytes | _Failed] = queue.SimpleQueue()
+        threading.Thread(target=_pump, args=(source, arrived), daemon=True).start()
+        held: bytes | None = None
+        while True:
+            try:
+                item = arrived.get(timeout=HELD_S if held is not None else None)
+            except queue.Empty:
+                assert held is not None
+                yield held
+                held = None
+                continue
+            if isinstance(item, _Failed):
+                if item.error is not None:
+                    raise item.error
+                return
+            if self._recorder is not None:
+                self._recorder.note(item, way)
+            for raw in self._outcomes(item, way):
+                if raw is None:
+                    held = item
+                    continue
+                yield raw
+                if held is not None:
+                    yield held
+                    held = None
+
+    def _outcomes(self, raw: bytes, way: str) -> list[bytes | None]:
+        """What goes out for a message; None: it changes places with the next."""
+        if not raw.startswith(_STEP_OR_RESULT):
+            return [raw]
+        with self._lock:
+            damage = self._damages.pop(way, None)
+            self._num_done += damage is not None
+        if damage is None:
+            return [raw]
+        source = random.Random(damage[1])
+        place, bit = source.randrange(len(raw)), 1 << source.randrange(8)
+        outcomes: dict[str, list[bytes | None]] = {
+            "twice": [raw, raw],
+            "drop": [],
+            "swap": [None],
+            "cut": [raw[:place]],
+            "flip": [raw[:place] + bytes([raw[place] ^ bit]) + raw[place + 1 :]],
+        }
+        return outcomes[damage[0]]
+
+
+def _pump(source: Iterator[bytes], arrived: queue.SimpleQueue[bytes | _Failed]) -> None:
+    error: grpc.RpcError | None = None
+    try:
+        for raw in source:
+            arrived.put(raw)
+    except grpc.RpcError as broken:
+        error = broken
+    arrived.put(_Failed(error))
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    proxy = MessageProxy(sys.argv[1])
+    commands = (proxy.damage, proxy.count, proxy.record, proxy.margins)
+    serve_commands({"port": proxy.start()}, {command.__name__: command for command in commands})
+
+
+if __name__ == "__main__":
+    main()

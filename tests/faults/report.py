@@ -1,0 +1,91 @@
+"""What a storm prints: a line for each kind of fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tests.faults.schedule import Fault, Kind
+from tests.faults.streams import Gap
+
+AFFECTED_S = 0.5
+"""A stream that was silent for longer around a fault was affected by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occurrence:
+    """
+    One fault as it went, monotonic seconds.
+
+    Attributes:
+        fault: What was scheduled.
+        begin_s: When it was injected.
+        end_s: When all streams had tokens again, or the next fault began.
+        recomputed_tokens: Counted meanwhile; None where no counter outlived the fault.
+    """
+
+    fault: Fault
+    begin_s: float
+    end_s: float
+    recomputed_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What a storm's faults of one kind did, all times together."""
+
+    kind: str
+    times: int
+    affected_streams: float
+    longest_pause_s: float
+    recomputed_tokens: int | None
+
+
+def summarize(occurrences: Sequence[Occurrence], gaps: Sequence[Gap]) -> list[Line]:
+    """A line per kind; streams affected are the mean of its times."""
+    lines = []
+    for kind in Kind:
+        times = [one for one in occurrences if one.fault.kind is kind]
+        if not times:
+            continue
+        overlapping = [[gap for gap in gaps if _overlaps(gap, one)] for one in times]
+        affected = [
+            len({gap.worker for gap in around if gap.end_s - gap.begin_s > AFFECTED_S})
+            for around in overlapping
+        ]
+        pauses = [gap.end_s - gap.begin_s for around in overlapping for gap in around]
+        counts = [one.recomputed_tokens for one in times]
+        known = [count for count in counts if count is not None]
+        lines.append(
+            Line(
+                kind=str(kind),
+                times=len(times),
+                affected_streams=round(sum(affected) / len(times), 1),
+                longest_pause_s=round(max(pauses, default=0.0), 2),
+                recomputed_tokens=sum(known) if len(known) == len(counts) else None,
+            )
+        )
+    return lines
+
+
+def table(lines: Sequence[Line]) -> str:
+    """As Markdown."""
+    rows = ["| fault | times | streams affected | longest pause | recomputed tokens |"]
+    rows.append("|---|---|---|---|---|")
+    for line in lines:
+        recomputed = "?" if line.recomputed_tokens is None else str(line.recomputed_tokens)
+        rows.append(
+            f"| {line.kind} | {line.times} | {line.affected_streams:g} "
+            f"| {line.longest_pause_s:.2f} s | {recomputed} |"
+        )
+    return "\n".join(rows)
+
+
+def as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """For machines."""
+    return [asdict(line) for line in lines]
+
+
+def _overlaps(gap: Gap, one: Occurrence) -> bool:
+    return gap.begin_s < one.end_s and gap.end_s > one.begin_s

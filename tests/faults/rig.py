@@ -1,0 +1,198 @@
+"""Services that run, die and come back, with something between scheduler and executors."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tandem.errors import TandemError
+from tandem_client import NO_RETRY, AdminClient, is_serving
+from tests.e2e.cluster import BUNDLED_MODEL, START_S, Process, free_port, wait_until
+from tests.faults.controlled import Controlled
+from tests.faults.executors import Executor, Zygote, clock_environment, working
+
+PROXIES = {"bytes": "tests.faults.tcp_proxy", "messages": "tests.faults.message_proxy"}
+EXECUTOR_LIMITS = (
+    "--max-num-blocks=3500",
+    "--max-batch-size=96",
+    "--max-model-len=512",
+    "--max-total-tokens=2048",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RigSettings:
+    """
+    What runs.
+
+    Attributes:
+        link: What is between scheduler and executor: "direct", "bytes" or "messages".
+        num_executors: Places where executors run; the scheduler knows all of them.
+        scheduler: More options of the scheduler.
+        executor: More options of the executors.
+        model: What they serve.
+    """
+
+    link: str = "direct"
+    num_executors: int = 1
+    scheduler: tuple[str, ...] = ()
+    executor: tuple[str, ...] = ()
+    model: Path = BUNDLED_MODEL
+
+
+class Rig:
+    """
+    One scheduler and its executors. Whatever ends is started again, until `close`.
+
+    Attributes:
+        address: The public address, the same for every scheduler.
+        executors: The places of executors.
+        proxies: One before each executor, if there is to be something.
+        schedulers: Every scheduler so far, the newest last.
+    """
+
+    def __init__(self, folder: Path, settings: RigSettings = RigSettings()) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.address = f"127.0.0.1:{free_port()}"
+        self.admin_address = f"127.0.0.1:{free_port()}"
+        self.zygote = Zygote(folder)
+        options = [*EXECUTOR_LIMITS, *settings.executor]
+        self.executors = [
+            Executor(self.zygote, folder, f"executor-{letter}", settings.model, options)
+            for letter in "ab"[: settings.num_executors]
+        ]
+        self.proxies = self._start_proxies()
+        self.schedulers: list[Process] = []
+        self._is_closing = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+
+    def start(self) -> None:
+        """Start everything and wait until requests are served."""
+        for executor in self.executors:
+            executor.start()
+        self._start_scheduler()
+        self._keeper.start()
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Wait until the public port says that requests are served."""
+        try:
+            wait_until(self.is_ready, "tandem.ready", START_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log_ends()}") from error
+
+    def is_ready(self) -> bool:
+        """Whether it says so now."""
+        try:
+            return is_serving(self.address, "tandem.ready", timeout_s=5)
+        except TandemError:
+            return False
+
+    @property
+    def scheduler(self) -> Process:
+        """The newest scheduler."""
+        return self.schedulers[-1]
+
+    def working_executor(self) -> Executor:
+        """Whichever computes steps now."""
+        return working(self.executors)
+
+    def frontend(self) -> psutil.Process:
+        """The frontend's process of the newest scheduler."""
+        return psutil.Process(self.scheduler.process.pid).children()[0]
+
+    def stats(self) -> Any:
+        """What the operators' port counts; None while nobody answers."""
+        try:
+            with AdminClient(self.admin_address, retry=NO_RETRY) as admin:
+                return admin.stats()
+        except TandemError:
+            return None
+
+    def wait_idle(self, limit_s: float = 30.0) -> Any:
+        """Wait until no request is in the system and no block in use; gives the counters."""
+
+        def idle() -> Any:
+            stats = self.stats()
+            if stats is None:
+                return None
+            busy = stats.running_requests + stats.waiting_requests + stats.used_blocks
+            return stats if busy == 0 else None
+
+        return wait_until(idle, "no request and no block", limit_s)
+
+    def set_clock(self, offset_s: float) -> None:
+        """Make the wall clock of every service jump."""
+        with (self.folder / "clock").open("r+b") as file:
+            file.write(struct.pack("<d", offset_s))
+
+    def services(self) -> dict[str, psutil.Process]:
+        """The living processes by role."""
+        scheduler = psutil.Process(self.scheduler.process.pid)
+        found = {"scheduler": scheduler, "frontend": scheduler.children()[0]}
+        for executor in self.executors:
+            if (process := executor.process()) is not None:
+                found[executor.name] = process
+        return found
+
+    def logs(self) -> list[Path]:
+        """The logs of all services so far."""
+        return sorted(self.folder.glob("*.log"))
+
+    def log_ends(self) -> str:
+        """The last lines of each, for a failing test's report."""
+        return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in self.logs())
+
+    def close(self) -> None:
+        """Kill everything."""
+        self._is_closing.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        for scheduler in self.schedulers:
+            scheduler.end()
+        self.zygote.close()
+        for proxy in self.proxies:
+            proxy.close()
+
+    def _start_proxies(self) -> list[Controlled]:
+        module = PROXIES.get(self.settings.link)
+        if module is None:
+            return []
+        return [
+            Controlled(
+                module, f"127.0.0.1:{executor.port}", log=self.folder / f"proxy-{executor.name}.err"
+            )
+            for executor in self.executors
+        ]
+
+    def _start_scheduler(self) -> None:
+        ports = [proxy.hello["port"] for proxy in self.proxies] or [
+            executor.port for executor in self.executors
+        ]
+        arguments = [
+            f"--listen={self.address}",
+            f"--admin-listen={self.admin_address}",
+            "--metrics-listen=127.0.0.1:0",
+            f"--executor={','.join(f'127.0.0.1:{port}' for port in ports)}",
+            "--log-format=json",
+            *self.settings.scheduler,
+        ]
+        name = f"scheduler-{len(self.schedulers) + 1}"
+        env = clock_environment(self.folder)
+        self.schedulers.append(Process("scheduler_svc", arguments, self.folder, name, env))
+
+    def _keep(self) -> None:
+        """Start again whatever ended, as an orchestrator would, but without its back-off."""
+        while not self._is_closing.wait(0.02):
+            for executor in self.executors:
+                executor.look()
+            if self.scheduler.process.poll() is not None:
+                time.sleep(0.1)
+                self._start_scheduler()

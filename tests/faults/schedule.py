@@ -1,0 +1,119 @@
+"""
+What goes wrong, when: a pure function of a seed, printed by whoever runs it, and given back to run
+the same again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Everything that can go wrong."""
+
+    # The connection between scheduler and executor, as bytes.
+    RESET = "connection reset"
+    BLACKHOLE = "packets dropped, no reset"
+    SLOW_LINK = "slow link"
+    CUT_FRAME = "frame truncated"
+    CORRUPT_BYTES = "bytes corrupted"
+    # The same as messages.
+    DUPLICATED = "message duplicated"
+    REORDERED = "messages reordered"
+    DROPPED = "message dropped"
+    CUT_MESSAGE = "message truncated"
+    CORRUPT_MESSAGE = "message corrupted"
+    # Processes.
+    EXECUTOR_KILLED = "executor killed"
+    EXECUTOR_PAUSED = "executor paused shortly"
+    EXECUTOR_HUNG = "executor paused for long"
+    EXECUTOR_DRAINED = "executor told to stop"
+    OTHER_WEIGHTS = "other weights for a while"
+    SCHEDULER_KILLED = "scheduler killed"
+    SCHEDULER_STOPPED = "scheduler told to stop"
+    FRONTEND_KILLED = "frontend killed"
+    # What they compute.
+    STEP_RAISES = "step raises"
+    STEP_HANGS = "step never returns"
+    BAD_ROW = "NaN in one row"
+    POISON = "request kills executors"
+    # What they stand on.
+    DISK_FULL = "disk full for logs"
+    CLOCK_JUMP = "clock jumps"
+
+
+BYTE_KINDS = (Kind.RESET, Kind.BLACKHOLE, Kind.SLOW_LINK, Kind.CUT_FRAME, Kind.CORRUPT_BYTES)
+MESSAGE_KINDS = (
+    Kind.DUPLICATED,
+    Kind.REORDERED,
+    Kind.DROPPED,
+    Kind.CUT_MESSAGE,
+    Kind.CORRUPT_MESSAGE,
+)
+LINK_KINDS = (*BYTE_KINDS, *MESSAGE_KINDS)
+SERVER_KINDS = (Kind.SCHEDULER_KILLED, Kind.SCHEDULER_STOPPED, Kind.FRONTEND_KILLED)
+"""After these a stream goes on because its client asks for the rest."""
+LASTING_S: dict[Kind, tuple[float, float]] = {
+    Kind.BLACKHOLE: (0.3, 0.8),
+    Kind.SLOW_LINK: (0.4, 0.8),
+    Kind.EXECUTOR_PAUSED: (2.6, 3.4),
+    Kind.OTHER_WEIGHTS: (1.0, 2.0),
+    Kind.DISK_FULL: (1.0, 2.0),
+}
+"""Seconds that a fault of a kind lasts, from and to; others are over at once or end by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """
+    One thing that goes wrong.
+
+    Attributes:
+        kind: What.
+        is_upward: For link faults: in the executor's messages rather than the scheduler's.
+        lasts_s: How long it lasts; 0 for what is over at once.
+        wait_s: Pause before it: since the fault before began for link faults, since tokens flow
+            again for all others.
+        draw: Decides everything else, for example which bit flips.
+    """
+
+    kind: Kind
+    is_upward: bool
+    lasts_s: float
+    wait_s: float
+    draw: int
+
+    def __str__(self) -> str:
+        way = f" {'up' if self.is_upward else 'down'}" if self.kind in LINK_KINDS else ""
+        lasting = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
+        return f"{self.kind}{way}{lasting} after {self.wait_s:.2f} s [{self.draw}]"
+
+
+def make_schedule(seed: int, kinds: Sequence[Kind], times: int) -> tuple[Fault, ...]:
+    """
+    Every kind so many times, in an order of the seed's choice; link faults begin every second,
+    others at least a second after tokens flow again.
+
+    Args:
+        seed: The same gives the same schedule.
+        kinds: What may go wrong.
+        times: How often each does.
+    """
+    source = random.Random(seed)
+    order = [kind for kind in kinds for _ in range(times)]
+    source.shuffle(order)
+    return tuple(_fault(kind, source) for kind in order)
+
+
+def _fault(kind: Kind, source: random.Random) -> Fault:
+    shortest, longest = LASTING_S.get(kind, (0.0, 0.0))
+    return Fault(
+        kind=kind,
+        is_upward=source.random() < 0.5,
+        lasts_s=round(source.uniform(shortest, longest), 2),
+        wait_s=1.0 if kind in LINK_KINDS else round(source.uniform(1.0, 1.4), 2),
+        draw=source.getrandbits(32),
+    )

@@ -1,0 +1,154 @@
+"""
+A storm: 64 streams against real processes while everything goes wrong that a schedule says, and
+what must hold in spite of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tandem_client import NO_RETRY, RetryPolicy
+from tests.faults.injection import Target, inject
+from tests.faults.leaks import Holding, find_leaks, holdings
+from tests.faults.logs import find_problems
+from tests.faults.reference import Reference
+from tests.faults.report import Line, Occurrence, summarize, table
+from tests.faults.rig import Rig
+from tests.faults.schedule import LINK_KINDS, SERVER_KINDS, Fault
+from tests.faults.streams import Streams
+
+FLOW_S = 60.0
+"""Longest time until every stream has tokens again."""
+PATIENT = RetryPolicy(max_attempts=1000, initial_delay_s=0.1, max_delay_s=0.5)
+"""For clients of a server that dies: they ask for the rest until they get it."""
+
+
+class StormFailed(AssertionError):
+    """A storm broke a promise; the text has the schedule, the table and the ends of all logs."""
+
+
+@dataclass(slots=True, eq=False)
+class Storm:
+    """
+    One storm.
+
+    Attributes:
+        rig: The services, started.
+        reference: The fault-free run.
+        seed: Of the schedule, to be printed.
+        other_weights: For faults that need it.
+        occurrences: What happened so far.
+    """
+
+    rig: Rig
+    reference: Reference
+    seed: int
+    other_weights: Path | None = None
+    occurrences: list[Occurrence] = field(default_factory=list)
+
+    def run(self, schedule: Sequence[Fault]) -> list[Line]:
+        """
+        Let everything happen, then check all promises.
+
+        Raises:
+            StormFailed: One was broken.
+        """
+        is_resuming = any(fault.kind in SERVER_KINDS for fault in schedule)
+        retry = PATIENT if is_resuming else NO_RETRY
+        streams = Streams(self.rig.address, self.reference.requests, retry)
+        problems: list[str] = []
+        try:
+            before = self._warm_up(streams)
+            problems += self._endure(schedule, streams)
+            problems += self._aftermath(streams, before)
+        except (AssertionError, TimeoutError) as error:
+            problems.append(f"{type(error).__name__}: {error}")
+        finally:
+            streams.close()
+        lines = summarize(self.occurrences, streams.gaps)
+        if problems:
+            raise StormFailed(self._tell(schedule, lines, problems))
+        return lines
+
+    def _warm_up(self, streams: Streams) -> dict[str, Holding]:
+        """Serve everything once without a fault; what the services hold then is the measure."""
+        streams.begin(once=True)
+        streams.end()
+        self.rig.wait_idle()
+        time.sleep(0.3)
+        return holdings(self.rig.services())
+
+    def _endure(self, schedule: Sequence[Fault], streams: Streams) -> list[str]:
+        target = Target(self.rig, streams, self.other_weights)
+        streams.begin()
+        began_s = time.monotonic()
+        self._wait_flowing(streams, began_s)
+        for fault in schedule:
+            began_s = self._occur(fault, target, began_s)
+        time.sleep(1.0)
+        self._wait_flowing(streams, time.monotonic())
+        streams.end()
+        return []
+
+    def _occur(self, fault: Fault, target: Target, previous_s: float) -> float:
+        """One fault; gives when it began."""
+        is_link = fault.kind in LINK_KINDS
+        ready_s = previous_s + fault.wait_s if is_link else time.monotonic() + fault.wait_s
+        time.sleep(max(0.0, ready_s - time.monotonic()))
+        before = self.rig.stats()
+        begin_s = time.monotonic()
+        inject(fault, target)
+        if is_link:
+            end_s = begin_s + fault.wait_s
+        else:
+            self._wait_flowing(target.streams, time.monotonic())
+            end_s = time.monotonic()
+        self.occurrences.append(
+            Occurrence(
+                fault=fault,
+                begin_s=begin_s,
+                end_s=end_s,
+                recomputed_tokens=_recomputed(before, self.rig.stats()),
+            )
+        )
+        return begin_s
+
+    def _wait_flowing(self, streams: Streams, since_s: float) -> None:
+        end_s = time.monotonic() + FLOW_S
+        while not streams.flows_since(since_s):
+            if time.monotonic() > end_s:
+                silent = streams.num_silent_since(since_s)
+                raise AssertionError(f"{silent} streams got no token for {FLOW_S:g} s")
+            time.sleep(0.01)
+
+    def _aftermath(self, streams: Streams, before: dict[str, Holding]) -> list[str]:
+        """Everything that must hold once it is over."""
+        problems = [problem for run in streams.runs for problem in self.reference.problems(run)]
+        self.rig.wait_idle()
+        problems += find_leaks(before, self.rig.services())
+        problems += find_problems(self.rig.logs())
+        return problems
+
+    def _tell(self, schedule: Sequence[Fault], lines: list[Line], problems: list[str]) -> str:
+        shown = [*problems[:20], *([f"... {len(problems)} in all"] if len(problems) > 20 else [])]
+        happened = "\n".join(str(one.fault) for one in self.occurrences)
+        rest = "\n".join(str(fault) for fault in schedule[len(self.occurrences) :])
+        return "\n".join(
+            (
+                *shown,
+                f"seed {self.seed}; happened:\n{happened}\nnot yet:\n{rest}",
+                table(lines),
+                self.rig.log_ends(),
+            )
+        )
+
+
+def _recomputed(before: Any, after: Any) -> int | None:
+    """Tokens computed a second time between two looks at the counters of one scheduler."""
+    if before is None or after is None or after.uptime_s < before.uptime_s:
+        return None
+    return int(after.recomputed_tokens - before.recomputed_tokens)

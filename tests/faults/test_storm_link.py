@@ -1,0 +1,38 @@
+"""The connection between scheduler and executor is cut, delayed and damaged, once a second."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.logs import count
+from tests.faults.schedule import BYTE_KINDS, MESSAGE_KINDS, Kind
+
+
+@pytest.mark.slow
+class TestLinkStorms:
+    def test_reset_recomputes_nothing(self, storm):
+        """
+        A connection reset again and again under 64 streams loses no token, no stream and no step:
+        nothing is computed twice.
+        """
+        done, lines = storm([Kind.RESET], times=5, link="bytes")
+        assert 0 == lines[0].recomputed_tokens
+        assert 1 == count(done.rig.logs(), "session_opened")
+        assert 5 <= done.rig.proxies[0].ask("count")["done"]
+        assert done.rig.stats().steps == done.rig.executors[0].num_steps()
+
+    def test_bytes(self, storm):
+        """
+        Connections that are reset, swallow packets, crawl, end within a frame or flip bits lose no
+        token and no stream.
+        """
+        done, _ = storm(BYTE_KINDS, link="bytes")
+        assert 9 <= done.rig.proxies[0].ask("count")["done"]
+
+    def test_messages(self, storm):
+        """
+        Step and result messages that come twice, in the wrong order, cut, changed or not at all
+        lose no token and no stream.
+        """
+        done, _ = storm(MESSAGE_KINDS, link="messages")
+        assert 15 == done.rig.proxies[0].ask("count")["done"]

@@ -1,0 +1,49 @@
+"""Processes are killed, stopped, told to stop and replaced while 64 streams run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.schedule import Kind
+
+QUICK = ("--lost-after-s=3",)
+
+
+@pytest.mark.slow
+class TestProcessStorms:
+    def test_one_executor(self, storm):
+        """
+        An only executor that is killed, told to stop, whose step raises, or whose place is taken
+        by other weights for a while, costs its streams a pause and nothing else.
+        """
+        kinds = [
+            Kind.EXECUTOR_KILLED,
+            Kind.EXECUTOR_DRAINED,
+            Kind.STEP_RAISES,
+            Kind.OTHER_WEIGHTS,
+        ]
+        storm(kinds)
+
+    def test_another_executor(self, storm):
+        """
+        Where a second executor stands by, streams of one that hangs, is paused for long or dies go
+        on there.
+        """
+        kinds = [Kind.EXECUTOR_HUNG, Kind.STEP_HANGS, Kind.EXECUTOR_KILLED]
+        storm(kinds, num_executors=2, scheduler=QUICK)
+
+    def test_server(self, storm):
+        """
+        Clients of a scheduler or frontend that is killed, or of a scheduler told to stop, get the
+        rest of their streams from the next one.
+        """
+        kinds = [Kind.SCHEDULER_KILLED, Kind.SCHEDULER_STOPPED, Kind.FRONTEND_KILLED]
+        storm(kinds, scheduler=("--drain-grace-s=1",))
+
+    def test_machine(self, storm):
+        """
+        Logs that cannot be written and a wall clock that jumps by years disturb nobody.
+        """
+        kinds = [Kind.DISK_FULL, Kind.CLOCK_JUMP]
+        _, lines = storm(kinds)
+        assert [0, 0] == [line.recomputed_tokens for line in lines]
