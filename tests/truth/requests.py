@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from tandem.link.batch import RowSampling
+from tandem_embedded import GenerationParams
 
 OUTPUT_LEN = 64
 TARGET_PROMPT_LEN = 37
@@ -20,6 +23,39 @@ class TruthRequest:
     top_k: int
     top_p: float
     seed: int
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def params(self) -> GenerationParams:
+        """For an embedded engine."""
+        return GenerationParams(
+            max_tokens=OUTPUT_LEN,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+            ignore_eos=True,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            min_p=self.min_p,
+            min_tokens=self.min_tokens,
+            stop_token_ids=self.stop_token_ids,
+            logit_bias=dict(self.logit_bias),
+            logprobs=self.logprobs,
+        )
+
+    def row_sampling(self, choice: int = 0) -> RowSampling:
+        """For a core or a runner."""
+        sampling = self.params.row_sampling(self.seed, self.stop_token_ids)
+        return replace(sampling, choice=choice)
 
 
 def _prompt(length: int, seed: int) -> tuple[int, ...]:
@@ -46,3 +82,29 @@ NEIGHBOURS = tuple(
     for index, length in enumerate(NEIGHBOUR_LENS)
 )
 """Eight requests of other lengths, greedy and sampled, that run beside a target."""
+
+PENALISED = {
+    "greedy": replace(
+        GREEDY, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logprobs=3
+    ),
+    "seeded": replace(
+        SEEDED, repetition_penalty=1.1, frequency_penalty=0.5, presence_penalty=-0.2, min_p=0.02,
+        logit_bias=((17, 1.5), (40, -3.0)), logprobs=0,
+    ),
+    "held": replace(
+        SEEDED, temperature=0.7, top_k=0, presence_penalty=0.8, min_p=0.05, min_tokens=60,
+        stop_token_ids=tuple(range(100, 160)), logprobs=2,
+    ),
+}  # fmt: skip
+"""What counts tokens, bans them or tells of them; `held` may end with its 61st token."""
+
+PENALISED_NEIGHBOURS = tuple(
+    replace(
+        neighbour,
+        frequency_penalty=(0.0, 0.4, 0.0, -0.1)[index % 4],
+        repetition_penalty=(1.0, 1.0, 1.3, 0.9)[index % 4],
+        logprobs=(None, 1, None, 5)[index // 2 % 4],
+    )
+    for index, neighbour in enumerate(NEIGHBOURS)
+)
+"""The same eight, some of them with penalties or log probabilities."""

@@ -11,7 +11,7 @@ import transformers
 
 from scheduler_svc.core.options import CoreOptions
 from tandem.engine_config import EngineConfig
-from tandem_embedded import CompletedRequest, GenerationParams, InferenceEngine
+from tandem_embedded import CompletedRequest, InferenceEngine
 from tests.model_zoo import FAMILIES
 from tests.truth.equality import Comparison
 from tests.truth.requests import GREEDY, NEIGHBOURS, OUTPUT_LEN, TARGETS, TruthRequest
@@ -42,17 +42,6 @@ def build_engine(model_dir: Path, block_size: int, *, chunked: bool) -> Inferenc
     )
 
 
-def params_of(request: TruthRequest) -> GenerationParams:
-    return GenerationParams(
-        max_tokens=OUTPUT_LEN,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        seed=request.seed,
-        ignore_eos=True,
-    )
-
-
 def serve(
     engine: InferenceEngine,
     target: TruthRequest,
@@ -62,10 +51,10 @@ def serve(
 ) -> CompletedRequest:
     """Serve a target among neighbours, once all of them are in; preempt it on the way if asked."""
     for neighbour in neighbours[::2]:
-        engine.submit_request(list(neighbour.prompt), params_of(neighbour))
-    target_id = engine.submit_request(list(target.prompt), params_of(target))
+        engine.submit_request(list(neighbour.prompt), neighbour.params)
+    target_id = engine.submit_request(list(target.prompt), target.params)
     for neighbour in neighbours[1::2]:
-        engine.submit_request(list(neighbour.prompt), params_of(neighbour))
+        engine.submit_request(list(neighbour.prompt), neighbour.params)
     finished: dict[int, CompletedRequest] = {}
     to_preempt = preempted
     while engine.has_pending_work():

@@ -16,7 +16,7 @@ from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
-from tandem.link.batch import RowSampling
+from tandem.link.batch import Batch, StepResult
 from tandem_embedded.backend import Backend, load_backend
 from tests.model_zoo import FAMILIES
 from tests.truth.equality import Comparison
@@ -72,19 +72,13 @@ class Served:
         """Queue a request; returns the handle of its first choice."""
         handle = self._num_submitted
         self._num_submitted += num_choices
-        sampling = RowSampling(
-            temperature=request.temperature,
-            top_k=request.top_k,
-            top_p=request.top_p,
-            seed=request.seed,
-            choice=choice,
-        )
         new = NewRequest(
             request_id=str(handle),
             handle=handle,
             prompt=np.array(request.prompt, np.int32),
-            sampling=sampling,
+            sampling=request.row_sampling(choice),
             max_tokens=OUTPUT_LEN,
+            stop_token_ids=frozenset(request.stop_token_ids),
             arrival_s=0.0,
             num_choices=num_choices,
         )
@@ -94,13 +88,20 @@ class Served:
     def step(self) -> None:
         """Plan, compute and apply one batch."""
         batch = self.core.schedule(0.0)
-        if batch is None:
-            return
+        if batch is not None:
+            self.apply(self.compute(batch))
+
+    def compute(self, batch: Batch) -> StepResult:
+        """Compute one batch."""
         self._num_steps += 1
         self.cached += [admission.num_cached_tokens for admission in batch.admits]
         self.num_copies += len(batch.copy_source)
         result = self.backend.runner.execute(batch, self._num_steps)
         assert self.core.state_hash == self.backend.runner.state_hash
+        return result
+
+    def apply(self, result: StepResult) -> None:
+        """Apply one result, and keep tokens and margins of requests that have not ended."""
         owners = [
             self.core.row_owner(slot, generation)
             for slot, generation in zip(
@@ -110,10 +111,10 @@ class Served:
         self.core.apply(result, 0.0)
         events = self.core.take_events()
         assert not events.failed
-        assert len(events.token) == len(result.token)
-        for owner, token, margin in zip(
-            owners, result.token.tolist(), result.margin.tolist(), strict=True
-        ):
+        rows = zip(owners, result.token.tolist(), result.margin.tolist(), strict=True)
+        live = [row for row in rows if row[0] is not None]
+        assert len(events.token) == len(live)
+        for owner, token, margin in live:
             self._outputs[owner].tokens.append(token)
             self._outputs[owner].margins.append(margin)
 

@@ -1,0 +1,272 @@
+"""
+Penalties, cuts, bans and log probabilities on real models: right, and the same however a request is
+served, also with several steps under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from kernels.sampling import reference
+from scheduler_svc.core.options import CoreOptions, PreemptionMode
+from tandem.engine_config import EngineConfig
+from tandem.link.batch import StepResult
+from tandem.link.logprobs import TokenLogprob
+from tandem_embedded import CompletedRequest, InferenceEngine
+from tests.kernels.sampling.edit_oracle import RowEdits, edited_row
+from tests.kernels.sampling.rows import make_columns
+from tests.model_zoo import FAMILIES
+from tests.truth.equality import Comparison, compared_length
+from tests.truth.requests import GREEDY, OUTPUT_LEN, PENALISED, PENALISED_NEIGHBOURS, TruthRequest
+from tests.truth.test_truth_sharing import ALONE, SHARING, Output, Served
+
+WINDOWS = (1, 2, 4)
+LOGPROB_NOISE = 1e-3
+"""Two ways of computing the same float32 logits, over a few hundred terms of a sum."""
+EVERYDAY = "llama_gqa_llama3_rope"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    return FAMILIES[EVERYDAY](tmp_path_factory.mktemp("models") / EVERYDAY)
+
+
+def build_engine(model_dir: Path, *, window: int, num_blocks: int = 300, **options):
+    return InferenceEngine(
+        EngineConfig(
+            block_size=8,
+            max_num_blocks=num_blocks,
+            max_batch_size=12,
+            max_model_len=160,
+            max_total_tokens=48,
+            memory_threshold=1.0,
+        ),
+        model_dir,
+        dtype="float32",
+        num_threads=1,
+        collect_margins=True,
+        window=window,
+        swap_space_gb=options.pop("swap_space_gb", 0.0),
+        options=CoreOptions(schedule_conservativeness=0.0, prefix_caching=False, **options),
+    )
+
+
+def serve_all(
+    engine: InferenceEngine, requests: Sequence[TruthRequest], *, preempt_at: int | None = None
+) -> list[CompletedRequest]:
+    """Serve all at once; the first of them loses its blocks after so many tokens."""
+    ids = [engine.submit_request(list(one.prompt), one.params) for one in requests]
+    finished: dict[int, CompletedRequest] = {}
+    while engine.has_pending_work():
+        if preempt_at is not None and len(engine.output_tokens(ids[0])) >= preempt_at:
+            engine.preempt(ids[0])
+            preempt_at = None
+        finished |= {one.request_id: one for one in engine.step()}
+    assert preempt_at is None
+    assert 0 == engine.get_memory_stats().used
+    return [finished[request_id] for request_id in ids]
+
+
+@pytest.fixture(scope="module")
+def references(model_dir) -> dict[str, CompletedRequest]:
+    """Each target served alone, one step after the other."""
+    engine = build_engine(model_dir, window=1)
+    return {name: serve_all(engine, [target])[0] for name, target in PENALISED.items()}
+
+
+def assert_same_logprobs(
+    expected: Sequence[TokenLogprob], found: Sequence[TokenLogprob], length: int
+) -> None:
+    """Equal up to rounding in the first tokens; ids that nearly tie may stand either way."""
+    for first, second in zip(expected[:length], found[:length], strict=True):
+        assert second.logprob == pytest.approx(first.logprob, abs=LOGPROB_NOISE)
+        assert second.top_logprobs == pytest.approx(first.top_logprobs, abs=LOGPROB_NOISE)
+        assert len(second.top_token_ids) == len(first.top_token_ids)
+
+
+def check(expected: CompletedRequest, found: CompletedRequest, comparison: Comparison) -> None:
+    """Equal tokens, each with its log probabilities."""
+    what = f"request {found.request_id}"
+    comparison.check(expected.output_tokens, found.output_tokens, expected.margins, what)
+    assert len(found.output_tokens) == len(found.logprobs) == len(expected.logprobs)
+    assert_same_logprobs(expected.logprobs, found.logprobs, compared_length(expected.margins))
+
+
+def hugging_face(model_dir: Path):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+class TestAgainstTransformers:
+    def test_repetition_penalty_is_that_of_transformers(self, model_dir):
+        """
+        Greedy tokens with a repetition penalty are those that `transformers` generates with it.
+        """
+        prompt = torch.tensor([GREEDY.prompt])
+        output = hugging_face(model_dir).generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=OUTPUT_LEN,
+            do_sample=False,
+            repetition_penalty=1.4,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        target = TruthRequest(
+            prompt=GREEDY.prompt, temperature=0.0, top_k=0, top_p=1.0, seed=0,
+            repetition_penalty=1.4,
+        )  # fmt: skip
+        (found,) = serve_all(build_engine(model_dir, window=2), [target])
+        comparison = Comparison()
+        expected = output[0, len(GREEDY.prompt) :].tolist()
+        comparison.check(expected, found.output_tokens, found.margins, "transformers")
+        comparison.assert_not_vacuous()
+
+    @pytest.mark.parametrize("min_p", [0.05, 0.3])
+    def test_min_p_keeps_what_transformers_keeps(self, min_p):
+        """
+        The ids that min_p keeps are those that `transformers` keeps.
+        """
+        logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(4)) * 2
+        warped = transformers.MinPLogitsWarper(min_p)(torch.zeros(50, 1), logits.clone())
+        columns = make_columns(50, min_p=min_p)
+        scaled = reference.scale(logits, columns.temperature)
+        kept = reference.keep(scaled, columns.top_k, columns.top_p, columns.min_p).mask
+        assert torch.equal(warped.isfinite(), kept)
+
+    def test_greedy_tokens_follow_the_formula(self, model_dir, references):
+        """
+        Each greedy token is the best id of `transformers`' logits after the formula of its prompt and output so far,
+        and the log probabilities told are those of the logits before it.
+        """
+        target, found = PENALISED["greedy"], references["greedy"]
+        whole = torch.tensor([[*target.prompt, *found.output_tokens]])
+        with torch.inference_mode():
+            logits = hugging_face(model_dir)(whole).logits[0, len(target.prompt) - 1 : -1]
+        told = logits.log_softmax(1).numpy()
+        num_decided = 0
+        for at, (token, margin) in enumerate(zip(found.output_tokens, found.margins, strict=True)):
+            row = RowEdits(
+                prompt=target.prompt,
+                output=tuple(found.output_tokens[:at]),
+                repetition=target.repetition_penalty,
+                frequency=target.frequency_penalty,
+                presence=target.presence_penalty,
+            )
+            num_decided += margin > LOGPROB_NOISE
+            if margin > LOGPROB_NOISE:
+                assert token == edited_row(logits[at].double().numpy(), row).argmax(), at
+            entry = found.logprobs[at]
+            assert told[at, token] == pytest.approx(entry.logprob, abs=LOGPROB_NOISE)
+            best = np.sort(told[at])[::-1][:3]
+            np.testing.assert_allclose(entry.top_logprobs, best, atol=LOGPROB_NOISE)
+        assert num_decided > OUTPUT_LEN // 2
+
+    def test_bans_hold_until_their_time(self, references):
+        """
+        No id of the 60 that end the output comes among its first 60 tokens.
+        """
+        found, target = references["held"], PENALISED["held"]
+        assert not set(found.output_tokens[:60]) & set(target.stop_token_ids)
+        assert len(found.output_tokens) > 60
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+class TestEveryWayOfServing:
+    def test_among_others_and_preempted(self, model_dir, references, window):
+        """
+        Beside requests with and without penalties, in chunks and preempted on the way, targets get
+        the tokens and log probabilities they get alone.
+        """
+        comparison = Comparison()
+        names = list(PENALISED)
+        engine = build_engine(model_dir, window=window)
+        requests = [*PENALISED.values(), *PENALISED_NEIGHBOURS]
+        found = serve_all(engine, requests, preempt_at=20)
+        for name, one in zip(names, found, strict=False):
+            check(references[name], one, comparison)
+        assert 1 == engine.get_metrics().preemptions
+        comparison.assert_not_vacuous()
+
+    @pytest.mark.parametrize(
+        "mode",
+        [PreemptionMode.RECOMPUTE, pytest.param(PreemptionMode.SWAP, marks=pytest.mark.slow)],
+    )
+    def test_in_little_memory(self, model_dir, references, window, mode):
+        """
+        Computed again or swapped out and in, targets get the tokens and log probabilities they get
+        in plenty.
+        """
+        comparison = Comparison()
+        engine = build_engine(
+            model_dir, window=window, num_blocks=30, preemption_mode=mode, swap_space_gb=0.01
+        )
+        for name, one in zip(PENALISED, serve_all(engine, [*PENALISED.values()]), strict=True):
+            check(references[name], one, comparison)
+        assert engine.get_metrics().preemptions > 0
+        comparison.assert_not_vacuous()
+
+    def test_after_a_lost_step(self, model_dir, references, window, monkeypatch):
+        """
+        A step that fails, and with it all the executor knew, changes nothing.
+        """
+        engine = build_engine(model_dir, window=window)
+        runner = engine._backend.runner
+        compute, num_steps = runner.execute, 0
+
+        def fail_once(batch, step_id) -> StepResult:
+            nonlocal num_steps
+            num_steps += 1
+            if num_steps == 33:
+                raise RuntimeError("the device is gone")
+            return compute(batch, step_id)
+
+        monkeypatch.setattr(runner, "execute", fail_once)
+        comparison = Comparison()
+        for name, one in zip(PENALISED, serve_all(engine, [*PENALISED.values()]), strict=True):
+            check(references[name], one, comparison)
+        assert num_steps > OUTPUT_LEN
+        comparison.assert_not_vacuous()
+
+    def test_choices_of_one_prompt(self, model_dir, window):
+        """
+        Every choice that forks off a shared prompt counts its own output alone.
+        """
+        comparison = Comparison()
+        alone, forked = Served(model_dir, ALONE), Windowed(model_dir, window)
+        for target in (PENALISED["seeded"], PENALISED["held"]):
+            expected = [alone.serve(target, choice=choice) for choice in range(3)]
+            first = forked.submit(target, num_choices=3)
+            found = forked.run()
+            for choice in range(3):
+                one: Output = found[first + choice]
+                comparison.check(
+                    expected[choice].tokens, one.tokens, expected[choice].margins, f"{choice}"
+                )
+        assert forked.num_copies > 0
+        comparison.assert_not_vacuous()
+
+
+class Windowed(Served):
+    """With several steps under way."""
+
+    def __init__(self, model_dir: Path, window: int) -> None:
+        super().__init__(model_dir, SHARING)
+        self._window = window
+        self._under_way: deque[StepResult] = deque()
+
+    def step(self) -> None:
+        """Plan and compute one batch, and apply the results that are due."""
+        batch = self.core.schedule(0.0)
+        if batch is not None:
+            self._under_way.append(self.compute(batch))
+        while len(self._under_way) >= (self._window if batch is not None else 1):
+            self.apply(self._under_way.popleft())
