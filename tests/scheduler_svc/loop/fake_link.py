@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from scheduler_svc.core.geometry import ExecutorGeometry
@@ -11,7 +12,7 @@ from scheduler_svc.executor_connection import ModelInUse
 from scheduler_svc.executor_description import ExecutorDescription
 from scheduler_svc.link_events import LinkEvent, SessionOpened, StreamBroken, StreamMessage
 from tandem.errors import SessionLost, TandemError
-from tandem.link.batch import Step, StepResult
+from tandem.link.batch import Step, StepResult, StepTimings
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Heartbeat, SchedulerId
 from tandem.link.wire import decode_request, decode_response, encode_response
@@ -34,7 +35,7 @@ def describe(
         vocab_size=1000,
         eos_token_ids=(1,),
         geometry=geometry,
-        max_inflight_steps=4,
+        max_inflight_steps=16,
         kv_bytes_per_block=1,
         default_temperature=1.0,
         default_top_k=0,
@@ -50,7 +51,12 @@ class FakeLink:
         is_holding: Steps are received but not computed until `compute`.
         is_up: Attaching works.
         is_stopped: The process takes what comes and does and says nothing, as under SIGSTOP.
-        commands: What the session asked for, in order: "connect" and "attach".
+        commands: What the session asked for, in order: "connect", "connect elsewhere", "seek" and
+            "attach".
+        computes_s: How long results say that their steps computed.
+        num_to_drop: Steps that vanish on their way down, from the next one.
+        num_results_to_drop: Results that vanish on their way up.
+        required: The model that may be connected to; None for any.
     """
 
     def __init__(self) -> None:
@@ -59,6 +65,10 @@ class FakeLink:
         self.is_stopped = False
         self.commands: list[str] = []
         self.num_replayed = 0
+        self.computes_s = 0.0
+        self.num_to_drop = 0
+        self.num_results_to_drop = 0
+        self.required: ModelInUse | None = None
         self._events: deque[LinkEvent] = deque()
         self._wants_session = False
         self._stream = 0
@@ -107,6 +117,9 @@ class FakeLink:
         assert isinstance(step, Step)
         if not self.is_up:
             return
+        if self.num_to_drop:
+            self.num_to_drop -= 1
+            return
         if self.end.receive(step, raw_step, self._attach_id, 0.0):
             self._pending.append(step)
         if not self.is_holding and not self.is_stopped:
@@ -130,7 +143,7 @@ class FakeLink:
     ) -> None:
         """Start an executor; who waits for a session or a stream gets an answer."""
         self.runner = ArithmeticRunner(boot_id, geometry)
-        self.end = ExecutorEnd(boot_id, 4)
+        self.end = ExecutorEnd(boot_id, 16)
         self.description = describe(boot_id, fingerprint, geometry)
         self._pending.clear()
         self.is_up = True
@@ -144,10 +157,14 @@ class FakeLink:
         while self._pending:
             step = self._pending.popleft()
             self.end.start(step.step_id, 0.0)
-            raw = encode_response(self.runner.execute(step))
+            timings = StepTimings(total_ns=int(self.computes_s * 1e9))
+            raw = encode_response(replace(self.runner.execute(step), timings=timings))
             if self.end.complete(step.session_epoch, step.step_id, raw):
                 result = decode_response(raw)
                 assert isinstance(result, StepResult)
+                if self.num_results_to_drop:
+                    self.num_results_to_drop -= 1
+                    continue
                 self._events.append(StreamMessage(stream=self._stream, message=result))
 
     def beat(self, elapsed_ms: int = 0, running_step_id: int | None = None) -> None:
@@ -188,6 +205,7 @@ class FakeLink:
 
     def _open(self) -> None:
         self._wants_session = False
+        self._pending.clear()
         self.runner.reset()
         epoch = self.end.open_session(SCHEDULER, False, 1.0, 0.0)
         self._events.append(

@@ -61,7 +61,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
 
     def __post_init__(self) -> None:
         self.runner = ArithmeticRunner(self.boot_id, self.geometry)
-        self.end = ExecutorEnd(self.boot_id, 4)
+        self.end = ExecutorEnd(self.boot_id, 16)
         if self.holder is not None:
             holder = SchedulerId(name=self.holder, incarnation="1")
             self.end.open_session(holder, False, self.holder_lease_s, self.now())
@@ -121,7 +121,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
             num_host_blocks=geometry.num_host_blocks,
             max_batch_size=geometry.max_batch_size,
             max_total_tokens=geometry.max_total_tokens,
-            max_inflight_steps=4,
+            max_inflight_steps=16,
             eos_token_ids=b"\x01\0\0\0\x02\0\0\0",
             heartbeat_interval_ms=20,
         )

@@ -1,0 +1,399 @@
+"""What the loop makes of an executor that is silent, stuck, replaced or taken away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import structlog
+
+from scheduler_svc.ipc import snapshot
+from scheduler_svc.link_events import ConnectFailed, StreamBroken, StreamMessage
+from tandem.errors import Draining, ModelChanged, SessionHeld, SessionLost
+from tandem.link.batch import StepFailed
+from tandem.link.session import LossCause
+from tandem.status import PeerUnavailable
+from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, expected_outputs
+from tests.scheduler_svc.loop.fake_link import describe
+
+PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
+NUM_PROMPT_TOKENS = sum(len(prompt) for prompt in PROMPTS)
+WINDOWS = pytest.mark.parametrize("window", [1, 2, 4, 16])
+
+
+def start(bench, *, num_tokens: int = 40, until: int = 5):
+    """Three requests, the first of them with some output."""
+    if not bench.link.is_up:
+        bench.link.boot("boot-1")
+    frontend = bench.frontend()
+    bench.until(lambda: frontend.availabilities[-1].executor_attached)
+    for stream_id, prompt in enumerate(PROMPTS):
+        frontend.submit(stream_id, prompt, num_tokens)
+    bench.until(lambda: len(frontend.tokens.get(0, [])) >= until)
+    return frontend
+
+
+def assert_all_complete(bench, frontend, num_tokens: int = 40) -> None:
+    bench.until(lambda: len(frontend.ended) == len(PROMPTS))
+    for stream_id, prompt in enumerate(PROMPTS):
+        assert expected_outputs(prompt, num_tokens) == frontend.tokens[stream_id]
+    assert {} == frontend.failed
+
+
+def stats_of(bench, frontend):
+    return snapshot.decode_stats(bench.reply(frontend, "stats").result)
+
+
+def assert_nothing_recomputed(bench, frontend) -> None:
+    """Every prompt token was computed once, and each session's step once."""
+    stats = stats_of(bench, frontend)
+    assert (NUM_PROMPT_TOKENS, 0, 1) == (
+        stats.prefill_tokens,
+        stats.recomputed_tokens,
+        stats.executor_sessions,
+    )
+    assert bench.link.end.last_completed_step_id == bench.link.runner.num_steps
+
+
+@pytest.fixture
+def deaths(monkeypatch, bench):
+    """Which steps the core was told to blame."""
+    told: list[int | None] = []
+    lose = type(bench.loop._fate).lost
+
+    def lost(fate, cause, died_in, now):
+        told.append(died_in)
+        lose(fate, cause, died_in, now)
+
+    monkeypatch.setattr(type(bench.loop._fate), "lost", lost)
+    return told
+
+
+class TestStoppedExecutor:
+    @WINDOWS
+    def test_back_in_time_loses_nothing(self, make_bench, window):
+        """
+        An executor that is silent for less than lost_after_s makes the service unready, and ready again, and computes
+        nothing twice, though its stream was opened anew meanwhile.
+        """
+        bench = make_bench(window=window, run_ahead=window)
+        frontend = start(bench)
+        bench.link.is_stopped = True
+        bench.let_pass(3.0)
+        assert not frontend.availabilities[-1].ready
+        bench.let_pass(20.0)
+        bench.link.go_on()
+        bench.until(lambda: frontend.availabilities[-1].ready)
+        assert_all_complete(bench, frontend)
+        assert bench.link.commands.count("attach") >= 2
+        assert 1 == bench.link.commands.count("connect")
+        assert_nothing_recomputed(bench, frontend)
+
+    def test_short_silence_keeps_the_stream(self, make_bench):
+        """A stream that is silent for a moment simply goes on."""
+        bench = make_bench()
+        frontend = start(bench)
+        bench.link.is_stopped = True
+        bench.let_pass(4.0)
+        bench.link.go_on()
+        assert_all_complete(bench, frontend)
+        assert ["connect", "attach"] == bench.link.commands
+
+    def test_is_given_up_after_lost_after_s(self, bench, deaths):
+        """Silence for longer than lost_after_s ends the session, and others are asked first."""
+        frontend = start(bench)
+        bench.link.is_stopped = True
+        bench.let_pass(29.0)
+        assert [] == deaths
+        bench.let_pass(2.0)
+        assert [0] == deaths
+        assert "connect elsewhere" in bench.link.commands
+        bench.link.is_stopped = False
+        bench.link.boot("boot-2")
+        assert_all_complete(bench, frontend)
+        assert stats_of(bench, frontend).recomputed_tokens > NUM_PROMPT_TOKENS
+
+    def test_lost_after_s_may_be_short(self, make_bench):
+        """A setting of two seconds means two seconds, with a new stream tried before."""
+        bench = make_bench(lost_after_s=2.0)
+        start(bench)
+        bench.link.is_stopped = True
+        bench.let_pass(1.5)
+        assert 1 < bench.link.commands.count("attach")
+        assert 0 == stats_of(bench, bench.frontends[0]).executor_losses
+        bench.let_pass(1.5)
+        assert 1 == stats_of(bench, bench.frontends[0]).executor_losses
+
+
+class TestLateStep:
+    def test_heartbeats_do_not_save_a_stuck_step(self, bench, deaths):
+        """A step that is late for longer than lost_after_s is given up and blamed."""
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: len(bench.link._pending) >= 2)
+        second = bench.link._pending[1].step_id
+        bench.link.beat(elapsed_ms=10_500, running_step_id=second)
+        bench.until(lambda: not frontend.availabilities[-1].ready)
+        bench.link.beat(elapsed_ms=39_000, running_step_id=second)
+        bench.turn()
+        assert [] == deaths
+        bench.link.beat(elapsed_ms=40_500, running_step_id=second)
+        bench.until(lambda: deaths)
+        assert [1] == deaths
+        assert "connect elsewhere" == bench.link.commands[-1]
+
+    def test_slow_steps_allow_slower_ones(self, bench):
+        """A step as old as twenty of those that computed as much is not late before."""
+        frontend = start(bench)
+        bench.link.computes_s = 1.0
+        done = len(frontend.tokens[0])
+        bench.until(lambda: len(frontend.tokens[0]) >= done + 10)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.beat(elapsed_ms=11_000)
+        bench.turn()
+        assert frontend.availabilities[-1].ready
+        bench.link.beat(elapsed_ms=60_000)
+        bench.until(lambda: not frontend.availabilities[-1].ready)
+
+    def test_late_step_that_ends_after_all_is_forgiven(self, bench):
+        """Its result turns the service ready without waiting for a heartbeat."""
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.beat(elapsed_ms=15_000)
+        bench.until(lambda: not frontend.availabilities[-1].ready)
+        bench.link.is_holding = False
+        bench.link.compute()
+        bench.until(lambda: frontend.availabilities[-1].ready)
+        assert_all_complete(bench, frontend)
+
+
+class TestLostMessages:
+    @WINDOWS
+    @pytest.mark.parametrize("what", ["num_to_drop", "num_results_to_drop"])
+    def test_living_stream_that_lost_a_message_is_opened_anew(self, make_bench, window, what):
+        """
+        When heartbeats say that nothing runs while results are awaited, the stream is attached again: what was lost
+        comes again, and nothing is computed twice.
+        """
+        bench = make_bench(window=window, run_ahead=1)
+        frontend = start(bench)
+        setattr(bench.link, what, 100)
+        for _ in range(3):
+            bench.link.beat()
+            bench.let_pass(0.5)
+        setattr(bench.link, what, 0)
+        for _ in range(8):
+            bench.link.beat()
+            bench.let_pass(0.5)
+        assert_all_complete(bench, frontend)
+        assert stats_of(bench, frontend).executor_reattachments >= 1
+        assert_nothing_recomputed(bench, frontend)
+
+    def test_idle_service_is_left_in_peace(self, bench):
+        """Idle heartbeats while no step waits for a result are what an idle executor sends."""
+        frontend = start(bench)
+        assert_all_complete(bench, frontend)
+        for _ in range(10):
+            bench.link.beat()
+            bench.let_pass(0.5)
+        assert ["connect", "attach"] == bench.link.commands
+
+
+class TestBlame:
+    @pytest.mark.parametrize(
+        ("cause", "blamed"),
+        [
+            (LossCause.NEW_BOOT, 0),
+            (LossCause.FENCED, None),
+            (LossCause.STATE_HASH, None),
+            (LossCause.PROTOCOL, None),
+        ],
+        ids=lambda value: getattr(value, "value", value),
+    )
+    def test_refused_stream(self, bench, deaths, cause, blamed):
+        """Only a new boot can mean that a step killed the executor."""
+        start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.cut(SessionLost("a test", metadata=cause.as_metadata()))
+        bench.until(lambda: deaths)
+        assert [blamed] == deaths
+
+    def test_new_boot_blames_the_step_that_ran_last(self, bench, deaths):
+        """What the last heartbeat said was running is to blame, not what waited for its result."""
+        start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: len(bench.link._pending) >= 2)
+        bench.link.beat(elapsed_ms=5, running_step_id=bench.link._pending[1].step_id)
+        bench.turn()
+        bench.link.cut(SessionLost("a test", metadata=LossCause.NEW_BOOT.as_metadata()))
+        bench.until(lambda: deaths)
+        assert [1] == deaths
+
+    def test_idle_executor_dies_of_nothing(self, bench, deaths):
+        """Without a step in flight nobody is to blame."""
+        frontend = start(bench)
+        assert_all_complete(bench, frontend)
+        bench.until(lambda: not bench.loop._session._in_flight)
+        bench.link.cut(SessionLost("a test", metadata=LossCause.NEW_BOOT.as_metadata()))
+        bench.until(lambda: deaths)
+        assert [None] == deaths
+
+    def test_failed_step_is_to_blame_itself(self, bench, deaths):
+        """A failed step is the oldest without a result, whatever a heartbeat said before."""
+        start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: len(bench.link._pending) >= 2)
+        step = bench.link._pending[0]
+        bench.link.beat(running_step_id=step.step_id)
+        failed = StepFailed(
+            boot_id="boot-1", step_id=step.step_id, reason="INTERNAL", message="a test"
+        )
+        bench.link.post(StreamMessage(stream=bench.link._stream, message=failed))
+        bench.until(lambda: deaths)
+        assert [0] == deaths
+
+    def test_draining_executor_is_left_without_blame(self, bench, deaths):
+        """An executor that stops in good order is left for another at once."""
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.is_holding = False
+        bench.link.cut(Draining("stopping"))
+        bench.until(lambda: deaths)
+        assert [None] == deaths
+        assert "connect elsewhere" in bench.link.commands
+        assert_all_complete(bench, frontend)
+
+
+class TestOtherAddresses:
+    def test_are_asked_when_the_executor_cannot_be_reached(self, bench):
+        """After some streams that could not be opened, other executors are tried in between."""
+        frontend = start(bench)
+        bench.link.kill()
+        bench.turn()
+        assert "seek" not in bench.link.commands
+        for _ in range(3):
+            broken = StreamBroken(stream=bench.link._stream, error=PeerUnavailable("refused"))
+            bench.link.post(broken)
+            bench.turn()
+        assert "seek" in bench.link.commands
+        assert 0 == stats_of(bench, frontend).executor_losses
+
+    def test_first_to_answer_takes_the_work(self, bench, deaths):
+        """A session opened with another executor ends the one that could not be reached."""
+        frontend = start(bench)
+        bench.link.kill()
+        bench.turn()
+        bench.link._wants_session = True
+        bench.link.boot("boot-2")
+        assert_all_complete(bench, frontend)
+        assert [0] == deaths
+        stats = stats_of(bench, frontend)
+        assert (2, 1) == (stats.executor_sessions, stats.executor_losses)
+        assert stats.recomputed_tokens >= NUM_PROMPT_TOKENS
+
+
+class TestFencing:
+    def test_fenced_scheduler_turns_unready_and_says_why(self, bench):
+        """Who was fenced is unready at once, names the other, and asks no more than politely."""
+        frontend = start(bench)
+        bench.link.is_up = False
+        fenced = {"cause": "fenced", "holder": "other", "incarnation": "7"}
+        bench.link.cut(SessionLost("fenced", metadata=fenced))
+        bench.until(lambda: not frontend.availabilities[-1].ready)
+        assert "scheduler other has taken the executor over" in (
+            frontend.availabilities[-1].refusal
+        )
+        held = SessionHeld("scheduler other/7 holds", metadata={"holder": "other"})
+        bench.link.post(ConnectFailed(error=held, retry_in_s=1.0, address="a:1"))
+        bench.until(lambda: "other/7 holds" in frontend.availabilities[-1].refusal)
+        assert stats_of(bench, frontend).executor_refusal == frontend.availabilities[-1].refusal
+        assert 1 == stats_of(bench, frontend).executor_fencings
+        bench.link.boot("boot-1")
+        assert_all_complete(bench, frontend)
+        assert "" == frontend.availabilities[-1].refusal
+
+
+class TestOtherModel:
+    def refuse(self, bench) -> None:
+        """The only executor that answers has another model."""
+        other = ConnectFailed(
+            error=ModelChanged("it serves others"),
+            retry_in_s=1.0,
+            address="b:1",
+            description=describe("boot-9", "e" * 64),
+        )
+        bench.link.post(other)
+        bench.turn()
+
+    def test_is_not_accepted_while_requests_live(self, bench):
+        """The link is told which model live requests need, and that none is when there are none."""
+        bench.link.boot("boot-1")
+        frontend = bench.frontend()
+        bench.until(lambda: frontend.availabilities[-1].ready)
+        assert bench.link.required is None
+        frontend = start(bench)
+        assert "f" * 64 == bench.link.required.fingerprint
+        assert_all_complete(bench, frontend)
+        bench.turn()
+        assert bench.link.required is None
+
+    def test_ends_requests_when_no_other_comes_in_time(self, make_bench):
+        """After recovery_timeout_s requests fail MODEL_CHANGED, and the new model is served."""
+        bench = make_bench(recovery_timeout_s=50.0)
+        frontend = start(bench)
+        bench.link.kill()
+        self.refuse(bench)
+        bench.until(lambda: frontend.availabilities[-1].refusal)
+        bench.let_pass(45.0)
+        assert {} == frontend.failed
+        bench.let_pass(6.0)
+        assert ["MODEL_CHANGED"] * 3 == [failed.reason for failed in frontend.failed.values()]
+        bench.turn()
+        assert bench.link.required is None
+        bench.link._wants_session = True
+        bench.link.boot("boot-9", fingerprint="e" * 64)
+        bench.until(lambda: frontend.availabilities[-1].ready)
+        frontend.submit(7, [77], 5)
+        bench.until(lambda: 7 in frontend.ended)
+        assert ["f" * 64, "e" * 64] == [model.revision for model in frontend.models]
+
+    def test_that_came_and_went_does_not_decide(self, make_bench):
+        """When nothing answers any more, requests fail EXECUTOR_LOST only if none ever did."""
+        bench = make_bench(recovery_timeout_s=5.0)
+        frontend = start(bench)
+        bench.link.kill()
+        bench.let_pass(6.0)
+        assert {"EXECUTOR_LOST"} == {failed.reason for failed in frontend.failed.values()}
+
+    def test_own_model_in_time_goes_on(self, make_bench):
+        """An executor with the same fingerprint takes the requests, whoever was refused before."""
+        bench = make_bench(recovery_timeout_s=50.0)
+        frontend = start(bench)
+        bench.link.kill()
+        self.refuse(bench)
+        bench.let_pass(45.0)
+        bench.link._wants_session = True
+        bench.link.boot("boot-2", geometry=replace(GEOMETRY, num_blocks=60))
+        assert_all_complete(bench, frontend)
+
+
+class TestDisagreement:
+    def test_both_sides_log_their_columns(self, bench):
+        """A state hash mismatch is counted as a bug, and the scheduler logs what it believes."""
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.is_holding = False
+        with structlog.testing.capture_logs() as logs:
+            bench.link.cut(SessionLost("a test", metadata=LossCause.STATE_HASH.as_metadata()))
+            assert_all_complete(bench, frontend)
+        (logged,) = [entry for entry in logs if entry["event"] == "state_hash_mismatch"]
+        assert "error" == logged["log_level"]
+        assert 3 == len(logged["slot"]) == len(logged["generation"]) == len(logged["planned"])
+        assert all(logged["blocks"])
+        stats = stats_of(bench, frontend)
+        assert (1, 1) == (stats.state_hash_mismatches, stats.executor_losses)
