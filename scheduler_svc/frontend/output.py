@@ -63,18 +63,18 @@ class OutputText:
 
     def go_on_after(self, token_ids: Sequence[int]) -> None:
         """
-        Take tokens that the client has: they and what is certain of their text count as released.
-        Text still open then (half a code point) is released with the tokens that follow.
+        Take tokens that the client has, with all of their text, as chunks carry them.
 
-        A stop string in them sets `stopped`; the caller looks whether and where.
+        Half a code point at their end is text only if the next token completes it: else its U+FFFD
+        was sent with them. A stop string in them sets `stopped`; the caller looks whether and
+        where.
         """
         for token_id in token_ids:
             self.push(token_id)
         self._num_released_tokens = self.num_tokens
-        self._num_released_chars += len(self._text)
         self._ids.clear()
-        self._text = ""
         self._boundaries.clear()
+        self._count_text_as_sent()
 
     def push_all(self, token_ids: Sequence[int]) -> None:
         """Take the next tokens; those after a stop string are ignored."""
@@ -99,8 +99,12 @@ class OutputText:
             return
         decoded = self._detokenizer.push(token_id)
         if decoded.head is not None:
-            self._grow(decoded.head, self.num_tokens - 1)
-            self._mark(self.num_tokens - 1)
+            num_before = self.num_tokens - 1
+            self._grow(decoded.head, num_before)
+            if num_before == self._num_released_tokens:
+                self._count_text_as_sent()
+            else:
+                self._mark(num_before)
         self._grow(decoded.text, self.num_tokens)
         if decoded.clean:
             self._mark(self.num_tokens)
@@ -121,6 +125,8 @@ class OutputText:
         """End the output: everything left, which may complete a stop string still."""
         if self.stopped is None:
             self._grow(self._detokenizer.flush(), self.num_tokens)
+            if self.num_tokens == self._num_released_tokens:
+                self._count_text_as_sent()
         self._boundaries.clear()
         if not self._ids and not self._text:
             return None
@@ -165,10 +171,14 @@ class OutputText:
         self._boundaries.append((num_tokens, start))
 
     def _mark(self, num_tokens: int) -> None:
-        # Text that belongs to released tokens only has no token to go with: it waits for the next.
-        if self.stopped is None and num_tokens > self._num_released_tokens:
+        if self.stopped is None:
             boundary = (num_tokens, self._num_released_chars + len(self._text))
             self._boundaries.append(boundary)
+
+    def _count_text_as_sent(self) -> None:
+        """What is known and not released was sent by an earlier stream."""
+        self._num_released_chars += len(self._text)
+        self._text = ""
 
     def _release(self, num_tokens: int, num_chars: int) -> OutputChunk:
         tokens = num_tokens - self._num_released_tokens
