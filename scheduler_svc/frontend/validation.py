@@ -83,28 +83,10 @@ def check_params(
     Raises:
         InvalidParameter: With the field's path.
     """
-    if request.HasField("request_id"):
-        check_request_id(request.request_id)
-    if request.HasField("idempotency_key"):
-        check_name(
-            request.idempotency_key,
-            field="idempotency_key",
-            at_least=1,
-            at_most=MAX_IDEMPOTENCY_KEY_CHARS,
-        )
-    _check_sharing(request)
-    if request.HasField("time_limit_ms") and request.time_limit_ms < 1:
-        raise InvalidParameter(
-            f"time_limit_ms must be at least 1, got {request.time_limit_ms}.",
-            field="time_limit_ms",
-        )
+    _check_plain(request)
     sampling, stopping = request.sampling, request.stopping
     check_sampling(sampling, "sampling.")
     check_logit_bias(sampling.logit_bias, model.vocab_size, field="sampling.logit_bias")
-    if request.HasField("logprobs") and request.logprobs > MAX_LOGPROBS:
-        raise InvalidParameter(
-            f"logprobs must be in [0, {MAX_LOGPROBS}], got {request.logprobs}.", field="logprobs"
-        )
     _check_stopping(stopping, model, "stopping.")
     temperature = (
         sampling.temperature if sampling.HasField("temperature") else model.default_temperature
@@ -137,6 +119,29 @@ def check_params(
         min_tokens=stopping.min_tokens,
         logprobs=request.logprobs if request.HasField("logprobs") else None,
     )
+
+
+def _check_plain(request: inference_service_pb2.GenerateRequest) -> None:
+    """What needs neither model nor defaults."""
+    if request.HasField("request_id"):
+        check_request_id(request.request_id)
+    if request.HasField("idempotency_key"):
+        check_name(
+            request.idempotency_key,
+            field="idempotency_key",
+            at_least=1,
+            at_most=MAX_IDEMPOTENCY_KEY_CHARS,
+        )
+    _check_sharing(request)
+    if request.HasField("time_limit_ms") and request.time_limit_ms < 1:
+        raise InvalidParameter(
+            f"time_limit_ms must be at least 1, got {request.time_limit_ms}.",
+            field="time_limit_ms",
+        )
+    if request.HasField("logprobs") and request.logprobs > MAX_LOGPROBS:
+        raise InvalidParameter(
+            f"logprobs must be in [0, {MAX_LOGPROBS}], got {request.logprobs}.", field="logprobs"
+        )
 
 
 def check_prompt_shape(request: inference_service_pb2.GenerateRequest) -> str:

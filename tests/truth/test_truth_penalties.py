@@ -198,7 +198,7 @@ class TestEveryWayOfServing:
 
     @pytest.mark.parametrize(
         "mode",
-        [PreemptionMode.RECOMPUTE, pytest.param(PreemptionMode.SWAP, marks=pytest.mark.slow)],
+        [PreemptionMode.RECOMPUTE, PreemptionMode.SWAP],
     )
     def test_in_little_memory(self, model_dir, references, window, mode):
         """

@@ -29,6 +29,7 @@ from tandem_client.events import (
     Scheduled,
     Started,
     Timings,
+    TokenLogprobs,
     Usage,
 )
 from tandem_client.request import GenerateOptions
@@ -68,6 +69,7 @@ __all__ = [
     "Started",
     "Stats",
     "Timings",
+    "TokenLogprobs",
     "Usage",
     "is_serving",
 ]

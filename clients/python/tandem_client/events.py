@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tandem.errors import InternalError
 from tandem.inference.v1 import inference_service_pb2 as inference
@@ -42,6 +43,13 @@ class ResolvedParams:
     ignore_eos: bool
     n: int
     priority: int
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_p: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    min_tokens: int = 0
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +89,28 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """
+    How likely the model itself found a token, as natural logarithms: `top` has (id, logprob) of the
+    likeliest, best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """New output: ids and exactly their text, never cumulative."""
+    """
+    New output: ids and exactly their text, never cumulative; one of `logprobs` per id, where they
+    were asked for.
+    """
 
     choice: int
     first_token_offset: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +157,17 @@ Event = Started | Queued | Scheduled | Prefilled | Delta | Finished | Done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One whole output; `matched` is the stop string or the token id that ended it."""
+    """
+    One whole output; `matched` is the stop string or the token id that ended it. One of `logprobs`
+    per id, where they were asked for.
+    """
 
     choice: int
     text: str
     token_ids: tuple[int, ...]
     reason: FinishReason
     matched: str | int | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +192,11 @@ class Completion:
     def token_ids(self) -> tuple[int, ...]:
         """Of choice 0."""
         return self.choices[0].token_ids
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of choice 0."""
+        return self.choices[0].logprobs
 
     @property
     def reason(self) -> FinishReason:
@@ -201,6 +233,7 @@ def event_from_proto(response: inference.GenerateResponse) -> Event | None:
                 first_token_offset=response.delta.first_token_offset,
                 token_ids=tuple(response.delta.token_ids),
                 text=response.delta.text,
+                logprobs=_logprobs(response.delta),
             )
         case "progress":
             return _progress(response.progress)
@@ -233,6 +266,7 @@ def completion_from_proto(response: inference.CompleteResponse) -> Completion:
             token_ids=tuple(one.token_ids),
             reason=FinishReason(one.reason),
             matched=_matched(one),
+            logprobs=_logprobs(one),
         )
         for one in response.completions
     )
@@ -280,6 +314,13 @@ def _params(message: request_pb2.ResolvedParams) -> ResolvedParams:
         ignore_eos=message.ignore_eos,
         n=message.n or 1,  # a server that knows no choices has one
         priority=message.priority,
+        repetition_penalty=message.repetition_penalty or 1.0,  # likewise
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        min_p=message.min_p,
+        logit_bias=dict(message.logit_bias),
+        min_tokens=message.min_tokens,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
 
@@ -303,6 +344,17 @@ def _progress(message: stream_pb2.Progress) -> Queued | Scheduled | Prefilled | 
         case "prefilled":
             return Prefilled(done_tokens=message.prefilled.done_tokens)
     return None
+
+
+def _logprobs(message: stream_pb2.Delta | inference.Completion) -> tuple[TokenLogprobs, ...]:
+    if not message.logprobs:
+        return ()
+    return tuple(
+        TokenLogprobs(
+            logprob=one.logprob, top=tuple(zip(one.top_token_ids, one.top_logprobs, strict=True))
+        )
+        for one in message.logprobs
+    )
 
 
 def _matched(message: stream_pb2.Finished | inference.Completion) -> str | int | None:

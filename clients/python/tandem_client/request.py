@@ -20,8 +20,14 @@ class GenerateOptions(TypedDict, total=False):
         temperature: 0 to 2; 0 always takes the most likely token.
         top_k: Draw from the k most likely tokens; 0 or -1 = all.
         top_p: Draw from the smallest set with this much probability, in (0, 1].
+        min_p: Draw from tokens at least this many times as likely as the likeliest, 0 to 1.
+        repetition_penalty: Over 1 makes tokens of prompt and output less likely; above 0.
+        frequency_penalty: Makes tokens less likely for each time they are in the output, -2 to 2.
+        presence_penalty: Makes tokens less likely that are in the output at all, -2 to 2.
+        logit_bias: Added to the logits of these ids, -100 to 100 each.
         seed: Key of the noise; the same seed and parameters give the same tokens.
         max_tokens: Most output tokens, at least 1.
+        min_tokens: Output tokens before which nothing but max_tokens ends the output.
         stop: Strings before which the output ends.
         stop_token_ids: Tokens at which the output ends.
         ignore_eos: Go on past end-of-sequence tokens.
@@ -31,6 +37,7 @@ class GenerateOptions(TypedDict, total=False):
         priority: Who goes first among those that wait: lower first.
         tenant: On whose behalf, for limits per tenant.
         cache_salt: Only requests with the same salt share cached prompts.
+        logprobs: Tell each token's log probability and this many of the likeliest, 0 to 20.
         idempotency_key: Sent again under the same key, the request ends the one before instead of
             running twice. Clients that retry choose one by themselves.
     """
@@ -40,8 +47,14 @@ class GenerateOptions(TypedDict, total=False):
     temperature: float | None
     top_k: int | None
     top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    logit_bias: Mapping[int, float] | None
     seed: int | None
     max_tokens: int | None
+    min_tokens: int | None
     stop: Sequence[str] | None
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
@@ -51,12 +64,23 @@ class GenerateOptions(TypedDict, total=False):
     priority: int | None
     tenant: str | None
     cache_salt: str | None
+    logprobs: int | None
     idempotency_key: str | None
 
 
-_SAMPLING = ("temperature", "top_k", "top_p", "seed")
-_PLAIN = ("request_id", "n", "priority", "tenant", "cache_salt", "idempotency_key")
-_STOPPING = ("max_tokens", "stop", "stop_token_ids", "ignore_eos")
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "seed",
+)
+_PLAIN = ("request_id", "n", "priority", "tenant", "cache_salt", "logprobs", "idempotency_key")
+_STOPPING = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> inference.GenerateRequest:
@@ -123,6 +147,8 @@ def _set(message: Any, path: str, name: str, value: Any) -> None:
     try:
         if isinstance(value, Sequence) and not isinstance(value, str):
             getattr(message, name).extend(value)
+        elif isinstance(value, Mapping):
+            getattr(message, name).update(value)
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, UnicodeError) as error:

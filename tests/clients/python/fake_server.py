@@ -109,6 +109,15 @@ def resolved(request: inference.GenerateRequest) -> request_pb2.ResolvedParams:
         ignore_eos=stopping.ignore_eos,
         n=num_choices(request),
         priority=request.priority,
+        repetition_penalty=(
+            sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+        ),
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        min_p=sampling.min_p,
+        logit_bias=sampling.logit_bias,
+        min_tokens=stopping.min_tokens,
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
     )
 
 
@@ -149,6 +158,23 @@ def is_finished(request: inference.GenerateRequest, choice: int) -> bool:
     return any(one.choice == choice and one.finished for one in request.resume.choices)
 
 
+def logprobs_of(
+    request: inference.GenerateRequest, token_ids: list[int]
+) -> list[stream_pb2.TokenLogprobs]:
+    """What is told of these tokens, if the request asks; made up of their ids."""
+    if not request.HasField("logprobs"):
+        return []
+    places = range(request.logprobs)
+    return [
+        stream_pb2.TokenLogprobs(
+            logprob=-token_id / 64,
+            top_token_ids=[token_id + place for place in places],
+            top_logprobs=[0.0 - place for place in places],
+        )
+        for token_id in token_ids
+    ]
+
+
 def pieces(act: Act, request: inference.GenerateRequest) -> Iterator[stream_pb2.Delta]:
     """The act's output in deltas, those of several choices interleaved."""
     answers = [answer_of(act, choice) for choice in range(num_choices(request))]
@@ -172,7 +198,11 @@ def pieces(act: Act, request: inference.GenerateRequest) -> Iterator[stream_pb2.
                 continue
             ids = [ord(character) for character in text]
             yield stream_pb2.Delta(
-                choice=choice, first_token_offset=offset, token_ids=ids, text=text
+                choice=choice,
+                first_token_offset=offset,
+                token_ids=ids,
+                text=text,
+                logprobs=logprobs_of(request, ids),
             )
             offsets[choice] += len(text)
         turn += 1
@@ -224,6 +254,9 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
                 choice=choice,
                 text=answer_of(act, choice),
                 token_ids=[ord(character) for character in answer_of(act, choice)],
+                logprobs=logprobs_of(
+                    request.request, [ord(character) for character in answer_of(act, choice)]
+                ),
                 reason=finish_reason_pb2.FINISH_REASON_EOS,
                 token_id=2,
             )

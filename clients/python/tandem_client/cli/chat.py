@@ -33,11 +33,23 @@ def chat(
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
     seed: options.Seed = None,
 ) -> None:
     """Talk with the model; it remembers the conversation."""
     arguments = GenerateOptions(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        seed=seed,
     )
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415 -- gives input() history and editing

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -18,7 +19,7 @@ from tandem_client.cli import options
 from tandem_client.cli.failures import fail, readable_errors
 from tandem_client.cli.services import LocalServer, ServiceFailed, local_server
 from tandem_client.client import Client
-from tandem_client.events import Choice, Completion, Delta, completion_of
+from tandem_client.events import Choice, Completion, Delta, TokenLogprobs, completion_of
 from tandem_client.request import GenerateOptions
 from tandem_client.stream import GenerationStream
 
@@ -49,10 +50,16 @@ def generate(
     address: options.Address = DEFAULT_ADDRESS,
     up: options.Up = None,
     max_tokens: options.MaxTokens = None,
+    min_tokens: options.MinTokens = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
     seed: options.Seed = None,
+    logprobs: options.Logprobs = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
     time_limit_s: options.TimeLimit = None,
@@ -75,22 +82,11 @@ def generate(
     Continue a prompt, printing the text as it comes; several completions one after the other, once
     all are there.
     """
+    given = locals()
     text = sys.stdin.read() if prompt == "-" else prompt
-    arguments = GenerateOptions(
-        messages=[{"role": "user", "content": text}] if chat else None,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        stop=stop,
-        ignore_eos=ignore_eos or None,
-        time_limit_s=time_limit_s,
-        n=n,
-        priority=priority,
-        tenant=tenant,
-        cache_salt=cache_salt,
-    )
+    arguments = _request_options(given)
+    if chat:
+        arguments["messages"] = [{"role": "user", "content": text}]
     with (
         server_at(address, up) as where,
         Client(where, retry=options.retry_aloud()) as client,
@@ -101,16 +97,29 @@ def generate(
             return
         if echo:
             _write(text)
-        _write_stream(stream, several=(n or 1) > 1)
+        _write_stream(stream, several=(n or 1) > 1, with_logprobs=logprobs is not None)
+
+
+def _request_options(given: Mapping[str, Any]) -> GenerateOptions:
+    """The arguments of a command that are options of a request, by their names."""
+    names = GenerateOptions.__annotations__
+    asked = {
+        name: value
+        for name, value in given.items()
+        if name in names and value is not None and value is not False
+    }
+    return cast("GenerateOptions", asked)
 
 
 def collect(stream: GenerationStream) -> Completion:
     """Read a stream to its end."""
     token_ids: dict[int, list[int]] = {}
+    logprobs: dict[int, list[TokenLogprobs]] = {}
     texts: dict[int, str] = {}
     for event in stream:
         if isinstance(event, Delta):
             token_ids.setdefault(event.choice, []).extend(event.token_ids)
+            logprobs.setdefault(event.choice, []).extend(event.logprobs)
             texts[event.choice] = texts.get(event.choice, "") + event.text
     assert stream.started is not None
     assert stream.done is not None
@@ -121,6 +130,7 @@ def collect(stream: GenerationStream) -> Completion:
             token_ids=tuple(token_ids.get(choice, ())),
             reason=finished.reason,
             matched=finished.matched,
+            logprobs=tuple(logprobs.get(choice, ())),
         )
         for choice, finished in sorted(stream.finished_choices.items())
     )
@@ -146,15 +156,32 @@ def summary(stream: GenerationStream) -> str:
     return f"{', '.join(parts)}; ended by {', '.join(reasons)}"
 
 
-def _write_stream(stream: GenerationStream, *, several: bool) -> None:
+def _write_stream(stream: GenerationStream, *, several: bool, with_logprobs: bool) -> None:
     if several:
         for one in collect(stream).choices:
             _write(f"--- choice {one.choice}, {one.reason.name}\n{one.text}\n")
+            for line in logprob_lines(one.token_ids, one.logprobs):
+                _write(f"{line}\n")
+    elif with_logprobs:
+        for event in stream:
+            if isinstance(event, Delta):
+                lines = logprob_lines(event.token_ids, event.logprobs)
+                _write("".join(f"{line}\n" for line in lines))
+                _write(f"{json.dumps(event.text, ensure_ascii=False)}\n" if event.text else "")
     else:
         for piece in stream.text:
             _write(piece)
         _write("\n")
     _say(summary(stream))
+
+
+def logprob_lines(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[str]:
+    """A line per token: its id, log probability and share, and the likeliest ids with theirs."""
+    return [
+        f"{token_id:>8} {one.logprob:9.4f} {math.exp(one.logprob):7.2%}"
+        + "".join(f"   {top_id}:{logprob:.4f}" for top_id, logprob in one.top)
+        for token_id, one in zip(token_ids, logprobs, strict=False)
+    ]
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

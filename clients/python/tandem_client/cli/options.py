@@ -63,6 +63,32 @@ TopP = Annotated[
     float | None, typer.Option("--top-p", help="Draw from this much probability, (0, 1].")
 ]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Draw from the k likeliest; 0 = all.")]
+MinP = Annotated[
+    float | None,
+    typer.Option("--min-p", help="Draw from tokens this many times as likely as the likeliest."),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option("--repetition-penalty", help="Over 1: what was said or asked is less likely."),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option("--frequency-penalty", help="What was said is less likely each time, -2 to 2."),
+]
+PresencePenalty = Annotated[
+    float | None,
+    typer.Option("--presence-penalty", help="What was said at all is less likely, -2 to 2."),
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        help="Print each token with its log probability and this many of the likeliest, 0 to 20.",
+    ),
+]
+MinTokens = Annotated[
+    int | None, typer.Option("--min-tokens", help="Output tokens before which nothing ends it.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same tokens.")]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", help="Text before which to end; may be repeated.")
