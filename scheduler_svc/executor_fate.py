@@ -106,6 +106,7 @@ class ExecutorFate:
             and is_progressing
             and not state.draining
             and not state.is_suspended
+            and not state.executor_given_up
             and not session.refusals.is_fenced,
             draining=state.draining,
             progressing=is_progressing,

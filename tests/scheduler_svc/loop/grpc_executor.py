@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from scheduler_svc.core.geometry import ExecutorGeometry
-from tandem.errors import SessionLost, TandemError
+from tandem.errors import Draining, SessionLost, TandemError
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1 import session_pb2
 from tandem.link import PROTOCOL_VERSION
@@ -34,6 +34,13 @@ def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """The last thing on a stream."""
+
+    error: TandemError
 
 
 @dataclass
@@ -58,15 +65,16 @@ class GrpcExecutor(grpc.GenericRpcHandler):
     num_sessions: int = 0
     num_tokenizer_calls: int = 0
     garbage: bytes | None = None
+    draining: Draining | None = None
 
     def __post_init__(self) -> None:
         self.runner = ArithmeticRunner(self.boot_id, self.geometry)
         self.end = ExecutorEnd(self.boot_id, 16)
         if self.holder is not None:
-            holder = SchedulerId(name=self.holder, incarnation="1")
+            holder = SchedulerId(name=self.holder, incarnation="0")
             self.end.open_session(holder, False, self.holder_lease_s, self.now())
         self._lock = threading.Lock()
-        self._outbound: queue.SimpleQueue[bytes | TandemError] = queue.SimpleQueue()
+        self._outbound: queue.SimpleQueue[bytes | TandemError | _Ending] = queue.SimpleQueue()
         self._server = grpc.server(ThreadPoolExecutor(8))
         self._server.add_generic_rpc_handlers((self,))
 
@@ -83,6 +91,11 @@ class GrpcExecutor(grpc.GenericRpcHandler):
     def cut(self) -> None:
         """End the current stream as a broken connection would."""
         self._outbound.put(TandemError("cut"))
+
+    def end_stream(self, error: TandemError) -> None:
+        """End the current stream with an error of the executor's; sessions are refused when it drains."""
+        self.draining = error if isinstance(error, Draining) else None
+        self._outbound.put(_Ending(error))
 
     def now(self) -> float:
         return time.monotonic() + self.lead_s
@@ -127,6 +140,8 @@ class GrpcExecutor(grpc.GenericRpcHandler):
         )
 
     def _open_session(self, request, context) -> session_pb2.OpenSessionResponse:
+        if self.draining is not None:
+            context.abort_with_status(to_grpc_status(self.draining))
         with self._lock:
             try:
                 epoch = self.end.open_session(
@@ -173,6 +188,9 @@ class GrpcExecutor(grpc.GenericRpcHandler):
                 raw = outbound.get(timeout=HEARTBEAT_S)
             except queue.Empty:
                 raw = encode_response(self.end.heartbeat(self.now()))
+            if isinstance(raw, _Ending):
+                self.end.detach(self.end.session_epoch, attach.attach_id)
+                context.abort_with_status(to_grpc_status(raw.error))
             if isinstance(raw, SessionLost):
                 self.end.detach(self.end.session_epoch, attach.attach_id)
                 context.abort_with_status(to_grpc_status(raw))

@@ -178,7 +178,7 @@ class TestLostMessages:
         comes again, and nothing is computed twice.
         """
         bench = make_bench(window=window, run_ahead=1)
-        frontend = start(bench)
+        frontend = start(bench, until=1)
         setattr(bench.link, what, 100)
         for _ in range(3):
             bench.link.beat()
