@@ -2,8 +2,9 @@
 Which request kills executors: who is to blame for deaths, and who is to be tried next.
 
 A death is counted against the requests of the step that was running, and forgotten for those that
-then compute `CLEARED_AFTER` tokens more than that step did. Who has `SUSPECTED_AT` deaths is a
-*suspect*, and while there are suspects only a *trial* runs:
+then get on: past the step that died, and `CLEARED_AFTER` tokens past where they stood, of which
+what that step was to compute counts as one. Who has `SUSPECTED_AT` deaths is a *suspect*, and while
+there are suspects only a *trial* runs:
 
     suspects that never died alone        half of them; who gets on is trusted again
     the executor dies in that trial       only the trial's suspects remain, of whom half are tried
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.request import Request
 
 CLEARED_AFTER = 8
-"""Tokens computed past the step that died after which a request is trusted again."""
+"""Tokens computed past where a request stood at a death after which it is trusted again."""
 SUSPECTED_AT = 2
 """Deaths that make a suspect."""
 POISON_AT = 2
@@ -112,12 +113,12 @@ class Suspects:
         Count a death.
 
         Args:
-            rows: The live requests of the step that died, and the tokens that would have been
-                computed of each after it.
+            rows: The live requests of the step that died, and the tokens computed of each at which
+                it is trusted again.
             num_live: All requests in the system.
         """
         was_bisecting = any(not mark.deaths_alone for mark in self.trial.values())
-        blamed = [self._blame(request, end) for request, end in rows]
+        blamed = [self._blame(request, cleared_at) for request, cleared_at in rows]
         if was_bisecting and blamed:
             self._narrow_to(blamed)
         self.trial.clear()
@@ -160,10 +161,10 @@ class Suspects:
         self.trial = {mark.request.number: mark for mark in tried}
         return tried
 
-    def _blame(self, request: Request, end: int) -> Mark:
+    def _blame(self, request: Request, cleared_at: int) -> Mark:
         mark = self._marks.setdefault(request.number, Mark(request=request))
         mark.deaths += 1
-        mark.cleared_at = max(mark.cleared_at, end + CLEARED_AFTER)
+        mark.cleared_at = max(mark.cleared_at, cleared_at)
         return mark
 
     def _narrow_to(self, blamed: list[Mark]) -> None:

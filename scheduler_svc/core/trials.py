@@ -6,11 +6,14 @@ See `suspects` for who is to blame and who is tried.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.request import Request, RequestState
 from scheduler_svc.core.request_events import EventKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_log import LogLine
-from scheduler_svc.core.suspects import Mark
+from scheduler_svc.core.suspects import CLEARED_AFTER, Mark
 from tandem.errors import ExecutorLost, PoisonRequest
 
 NUM_NAMED = 8
@@ -20,23 +23,37 @@ NUM_NAMED = 8
 def rows_of_death(state: CoreState, died_in: int) -> list[tuple[Request, int]]:
     """
     The live requests of the step in flight, counted from the oldest, that was running when the
-    executor died, and how many tokens of each would have been computed after it.
+    executor died, and the tokens computed of each at which it is trusted again.
     """
-    slots, ends = state.slots, dict[tuple[int, int], tuple[Request, int]]()
-    for rows in [state.in_flight[i] for i in range(died_in + 1)]:
-        keys = zip(rows.slot.tolist(), rows.generation.tolist(), strict=True)
-        in_step = {}
-        for key, num_tokens in zip(keys, rows.num_tokens.tolist(), strict=True):
-            if key in ends:
-                request, end = ends[key]
-            elif (draining := state.draining.get(key)) is not None:
-                request, end = draining, draining.applied
-            elif slots.running[key[0]] and slots.request_of(key[0]).slot_key == key:
-                request, end = slots.request_of(key[0]), int(slots.applied[key[0]])
-            else:
-                continue  # It has ended.
-            in_step[key] = ends[key] = request, end + num_tokens
-    return list(in_step.values())
+    ends = dict[tuple[int, int], int]()
+    rows = state.in_flight[0]
+    for i in range(died_in + 1):
+        rows = state.in_flight[i]
+        for key, num_tokens in _tokens(rows):
+            ends[key] = ends.get(key, 0) + num_tokens
+    blamed = []
+    for key, num_tokens in _tokens(rows):
+        if (found := _stand(state, key)) is not None:
+            request, stood = found
+            after = max(ends[key], num_tokens - 1 + CLEARED_AFTER)
+            blamed.append((request, stood + after))
+    return blamed
+
+
+def _tokens(rows: PlannedRows) -> Iterator[tuple[tuple[int, int], int]]:
+    """Slot, generation and tokens of each row of a step."""
+    keys = zip(rows.slot.tolist(), rows.generation.tolist(), strict=True)
+    return zip(keys, rows.num_tokens.tolist(), strict=True)
+
+
+def _stand(state: CoreState, key: tuple[int, int]) -> tuple[Request, int] | None:
+    """Whose a row was, and the tokens computed of it; None where its request has ended."""
+    slots, slot = state.slots, key[0]
+    if (draining := state.draining.get(key)) is not None:
+        return draining, draining.applied
+    if slots.running[slot] and slots.request_of(slot).slot_key == key:
+        return slots.request_of(slot), int(slots.applied[slot])
+    return None
 
 
 def note_death(state: CoreState, rows: list[tuple[Request, int]], now: float) -> None:

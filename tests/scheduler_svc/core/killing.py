@@ -57,4 +57,7 @@ class Deaths:
     def may_be_poison(self, handle: int) -> bool:
         """Whether a request died alone twice without getting on in between."""
         deaths = self.died_alone[handle]
-        return any(after < end + NUM_PROGRESS for (_, end), (after, _) in pairwise(deaths))
+        return any(
+            after <= max(before + NUM_PROGRESS, end)
+            for (before, end), (after, _) in pairwise(deaths)
+        )
