@@ -1,6 +1,6 @@
 """
 `python -m scheduler_svc.bench [flags]`: what a decode-only step and an admission cost the
-scheduler.
+scheduler; `link` as the first argument: what the step link does (see `link`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 
+from scheduler_svc.bench import link
 from scheduler_svc.bench.admission import AdmissionCosts, measure_admission
 from scheduler_svc.bench.decode_step import StepCosts, measure_decode_step
 from scheduler_svc.printing_commands import run_printing
@@ -23,7 +24,10 @@ _HEADINGS = ("running", "waiting", "mean us", "median us", "p99 us", "wall media
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; gives the exit code."""
-    chosen = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["link"]:
+        return link.main(given[1:])
+    chosen = _parser().parse_args(given)
     running = chosen.running or (FULL_RUNNING if chosen.full else DEFAULT_RUNNING)
     if not chosen.json:
         _print_line("One decode-only turn, microseconds of CPU: apply, plan, encode, events out.")

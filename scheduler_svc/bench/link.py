@@ -1,0 +1,268 @@
+"""
+`python -m scheduler_svc.bench link [flags]`: how long an executor waits for its scheduler.
+
+The executor has no model: its steps take a fixed time, as a device's would, and it keeps account of
+the time in which the device is idle although requests run. The scheduler is a core process with its
+real loop, session and link. Without clients its requests are made in the process and their outputs
+are encoded and dropped; with clients it is a whole service with a frontend, and a reader takes the
+streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler_svc.bench.link_processes import (
+    BenchFailed,
+    Core,
+    CoreAlone,
+    CoreWithClients,
+    FixedStepExecutor,
+    cpu_ns,
+)
+
+STEPS_MS = (0.6, 1.0, 2.0, 5.0, 20.0)
+ROWS = (1, 32, 256, 1024)
+WINDOWS = (1, 2, 4)
+TRANSPORTS = ("unix", "tcp")
+CLIENTS = (0, 256)
+
+TIME_LIMIT_S = 38.0
+"""Without --full no measurement begins after this."""
+_SETTLE_S = 0.3
+_NUM_SPANS = 5
+
+_HEADINGS = ("step ms", "rows", "window", "transport", "clients", "idle %", "scheduler us")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """
+    What is measured.
+
+    Attributes:
+        step_ms: What a step takes, milliseconds.
+        rows: Requests that decode.
+        window: Steps in flight: 1 and 2 as set; above that window 2 and running ahead.
+        transport: "unix" or "tcp".
+        clients: Streams that are read; 0 for no frontend at all.
+    """
+
+    step_ms: float
+    rows: int
+    window: int
+    transport: str
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """
+    What was found.
+
+    Attributes:
+        point: Where.
+        idle_percent: Time in which the device had nothing to do while requests ran; median of
+            several spans.
+        scheduler_cpu_us: CPU of all threads of the core process, microseconds per step.
+    """
+
+    point: Point
+    idle_percent: float
+    scheduler_cpu_us: float
+
+    def as_json(self) -> dict[str, int | float | str]:
+        """What programs get."""
+        point = self.point
+        return {
+            "step_ms": point.step_ms,
+            "rows": point.rows,
+            "window": point.window,
+            "transport": point.transport,
+            "clients": point.clients,
+            "idle_percent": round(self.idle_percent, 2),
+            "scheduler_cpu_us": round(self.scheduler_cpu_us, 1),
+        }
+
+
+MAIN_POINTS = (
+    Point(2.0, 256, 2, "unix", 0),
+    Point(2.0, 256, 4, "unix", 0),
+    Point(0.6, 256, 2, "unix", 0),
+    Point(0.6, 256, 4, "unix", 0),
+    Point(2.0, 256, 2, "unix", 256),
+    Point(2.0, 256, 4, "unix", 256),
+    Point(2.0, 256, 1, "unix", 0),
+    Point(0.6, 256, 4, "tcp", 0),
+)
+"""What is measured without flags, most important first."""
+
+
+def measure(point: Point, *, seconds: float) -> Costs:
+    """
+    Start the processes of a point and measure once all its rows decode.
+
+    Raises:
+        BenchFailed: They did not get there.
+    """
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as name:
+        directory = Path(name)
+        executor = FixedStepExecutor(point.step_ms, point.rows, point.transport, directory)
+        try:
+            core = _start_core(point, executor, directory)
+            try:
+                executor.wait_for_rows(point.rows)
+                time.sleep(_SETTLE_S)
+                return _measure(point, executor, core, seconds)
+            finally:
+                core.close()
+        finally:
+            executor.close()
+
+
+def _start_core(point: Point, executor: FixedStepExecutor, directory: Path) -> Core:
+    window, run_ahead = min(point.window, 2), point.window
+    if point.clients == 0:
+        return CoreAlone(executor, point.rows, window, run_ahead)
+    return CoreWithClients(
+        executor, point.rows, window, run_ahead, clients=point.clients, directory=directory
+    )
+
+
+def _measure(point: Point, executor: FixedStepExecutor, core: Core, seconds: float) -> Costs:
+    cpu_before_ns, first = cpu_ns(core.pid), executor.report()
+    idle_percents, before = [], first
+    for _ in range(_NUM_SPANS):
+        time.sleep(seconds / _NUM_SPANS)
+        after = executor.report()
+        idle_ns = after["idle_ns"] - before["idle_ns"]
+        busy_ns = after["busy_ns"] - before["busy_ns"]
+        idle_percents.append(100 * idle_ns / max(1, idle_ns + busy_ns))
+        before = after
+    spent_ns = cpu_ns(core.pid) - cpu_before_ns
+    num_steps = before["steps"] - first["steps"]
+    if num_steps == 0:
+        raise BenchFailed("no step was computed while it was measured")
+    return Costs(
+        point=point,
+        idle_percent=statistics.median(idle_percents),
+        scheduler_cpu_us=spent_ns / num_steps / 1e3,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; gives the exit code."""
+    given = _parser().parse_args(arguments)
+    measured = []
+    if not given.json:
+        _print_line("A device's time without work while requests run, and the scheduler's CPU.")
+        _print_line(_row(_HEADINGS))
+    deadline_s = time.monotonic() + TIME_LIMIT_S
+    points = _chosen(given)
+    for number, point in enumerate(points):
+        if time.monotonic() > deadline_s and points is MAIN_POINTS:
+            left = len(points) - number
+            sys.stderr.write(f"bench link: {left} measurements left out, the machine is slow\n")
+            break
+        try:
+            costs = measure(point, seconds=given.seconds)
+        except BenchFailed as error:
+            sys.stderr.write(f"bench link: {error}\n")
+            return 1
+        measured.append(costs)
+        if not given.json:
+            _print_line(_row(tuple(str(value) for value in costs.as_json().values())))
+    if given.json:
+        _print_line(json.dumps([costs.as_json() for costs in measured]))
+    return 0
+
+
+def _chosen(given: argparse.Namespace) -> Sequence[Point]:
+    is_wide: bool = given.full
+    if not is_wide and not (
+        given.step_ms or given.rows or given.window or given.transport or given.clients
+    ):
+        return MAIN_POINTS
+    return list(
+        _points(
+            given.step_ms or (STEPS_MS if is_wide else (2.0,)),
+            given.rows or (ROWS if is_wide else (256,)),
+            given.window or (WINDOWS if is_wide else (2,)),
+            given.transport or (TRANSPORTS if is_wide else ("unix",)),
+            given.clients or (CLIENTS if is_wide else (0,)),
+        )
+    )
+
+
+def _points(
+    steps_ms: Sequence[float],
+    rows: Sequence[int],
+    windows: Sequence[int],
+    transports: Sequence[str],
+    clients: Sequence[int],
+) -> Iterator[Point]:
+    """All combinations; no more clients than rows, each with as many rows as the others."""
+    seen = set()
+    for step_ms, num_rows, window, transport, most_clients in itertools.product(
+        steps_ms, rows, windows, transports, clients
+    ):
+        num_clients = min(num_rows, most_clients)
+        while num_clients and num_rows % num_clients:
+            num_clients -= 1
+        point = Point(step_ms, num_rows, window, transport, num_clients)
+        if point not in seen:
+            seen.add(point)
+            yield point
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.bench link", description=__doc__)
+    parser.add_argument("--step-ms", type=_above_zero, nargs="+", help="what a step takes")
+    parser.add_argument("--rows", type=_count, nargs="+", help="requests that decode")
+    parser.add_argument(
+        "--window", type=_count, nargs="+", help="steps in flight; above 2: running ahead"
+    )
+    parser.add_argument("--transport", choices=TRANSPORTS, nargs="+")
+    parser.add_argument(
+        "--clients", type=int, nargs="+", help="streams that are read; 0 for no frontend"
+    )
+    parser.add_argument("--full", action="store_true", help="all combinations, some minutes")
+    parser.add_argument(
+        "--seconds", type=_above_zero, default=1.0, help="how long each is measured"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    return parser
+
+
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 3600:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "  ".join(
+        cell.rjust(len(heading)) for cell, heading in zip(cells, _HEADINGS, strict=True)
+    )
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

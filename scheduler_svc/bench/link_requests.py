@@ -1,0 +1,57 @@
+"""Requests that never end while the step link is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from scheduler_svc.ipc.messages import Submit
+from tandem.inference.v1.inference_service_pb2 import GenerateRequest
+
+MAX_TOKENS = 12_000
+"""Seven seconds of the shortest steps; longer than any measurement lasts."""
+SHORTEST_PROMPT = 64
+PROMPT_LENS = 16
+"""Prompts differ in length, so that a sixteenth of the rows begin a block in each step."""
+_LOWEST_ID, _HIGHEST_ID = 3, 4000
+
+
+def submits(rows: int) -> Iterator[Submit]:
+    """One request per row, as a frontend hands it in."""
+    for number, prompt in enumerate(_prompts(rows)):
+        yield Submit(
+            stream_id=number,
+            request_id=f"bench-{number}",
+            prompt=prompt.tobytes(),
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            seed=number,
+            max_tokens=MAX_TOKENS,
+            eos_token_ids=(),
+            stop_token_ids=(),
+            arrival_s=time.monotonic(),
+            deadline_s=None,
+        )
+
+
+def generate_requests(clients: int, choices: int) -> list[bytes]:
+    """One serialized request per client, with this many rows each."""
+    return [
+        GenerateRequest(
+            token_ids={"ids": prompt.tolist()},
+            sampling={"temperature": 1.0, "seed": number},
+            stopping={"max_tokens": MAX_TOKENS, "ignore_eos": True},
+            n=choices,
+        ).SerializeToString()
+        for number, prompt in enumerate(_prompts(clients))
+    ]
+
+
+def _prompts(count: int) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int32]]]:
+    random = np.random.default_rng(0)
+    for number in range(count):
+        length = SHORTEST_PROMPT + number % PROMPT_LENS
+        yield random.integers(_LOWEST_ID, _HIGHEST_ID, length, np.int32)

@@ -1,0 +1,62 @@
+"""The parts of a scheduler service that a benchmark of the step link runs."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+from scheduler_svc.config import load_settings
+from scheduler_svc.executor_connection import ExecutorConnector
+from scheduler_svc.executor_link import ExecutorLink
+from scheduler_svc.ipc.sockets import CoreSocket
+from scheduler_svc.loop import CoreLoop
+from scheduler_svc.model_cache import ModelCache
+from scheduler_svc.wakeup import Wakeup
+from tandem.link.session import SchedulerId
+
+
+def make_loop(
+    executor: str,
+    socket: CoreSocket,
+    directory: Path,
+    *,
+    window: int,
+    run_ahead: int,
+    rows: int,
+) -> tuple[CoreLoop, ExecutorLink]:
+    """
+    Join a core loop to an executor.
+
+    Args:
+        executor: Its address.
+        socket: In place of the frontends.
+        directory: Where tokenizer files may go.
+        window: Steps in flight.
+        run_ahead: The same while nobody waits.
+        rows: Requests there will be.
+    """
+    loaded = load_settings(
+        [
+            "--executor",
+            executor,
+            "--window",
+            str(window),
+            "--run-ahead",
+            str(run_ahead),
+            "--max-num-seqs",
+            str(rows),
+        ],
+        {},
+    )
+    wakeup = Wakeup()
+    connector = ExecutorConnector(
+        (executor,),
+        scheduler=SchedulerId(name="bench", incarnation=secrets.token_hex(8)),
+        lease_ms=loaded.settings.lease_ms,
+        take_over=False,
+        cache=ModelCache(directory / "models"),
+        accept=lambda description: loaded.limits_on(description.geometry),
+    )
+    link = ExecutorLink(connector, wake=wakeup.set)
+    return CoreLoop(loaded, socket, link, wakeup, clock=time.monotonic), link
