@@ -21,7 +21,7 @@ NUM_PROMPT_TOKENS = sum(len(prompt) for prompt in PROMPTS)
 WINDOWS = pytest.mark.parametrize("window", [1, 2, 4, 16])
 
 
-def start(bench, *, num_tokens: int = 40, until: int = 5):
+def start(bench, *, num_tokens: int = 40, until: int = 1):
     """Three requests, the first of them with some output."""
     if not bench.link.is_up:
         bench.link.boot("boot-1")
@@ -178,8 +178,12 @@ class TestLostMessages:
         comes again, and nothing is computed twice.
         """
         bench = make_bench(window=window, run_ahead=1)
-        frontend = start(bench, until=1)
+        bench.link.is_holding = True
+        frontend = start(bench, until=0)
+        bench.until(lambda: bench.link._pending)
         setattr(bench.link, what, 100)
+        bench.link.is_holding = False
+        bench.link.compute()
         for _ in range(3):
             bench.link.beat()
             bench.let_pass(0.5)
