@@ -25,6 +25,7 @@ from tandem.link.wire import decode_response
 from tandem.status import PeerUnavailable, from_rpc_error
 
 STOP_DEADLINE_S = 2.0
+RELEASE_DEADLINE_S = 5.0
 
 _EXECUTE = "/tandem.executor.v1.ExecutorService/Execute"
 
@@ -65,6 +66,7 @@ class ExecutorLink:
         self._commands: queue.SimpleQueue[_Connect | _Seek | _Stream | None] = queue.SimpleQueue()
         self._events: deque[LinkEvent] = deque()
         self._stopping = threading.Event()
+        self._is_releasing = False
         self._lock = threading.Lock()
         self._call: grpc.Call | None = None
         self._last_broken = 0
@@ -115,21 +117,39 @@ class ExecutorLink:
         for _ in range(len(self._events)):
             yield self._events.popleft()
 
+    def release(self) -> None:
+        """
+        End everything, and let another scheduler have the executor before our lease has passed.
+        Does not wait for it; nothing but `stop` may follow.
+        """
+        if not self._stopping.is_set():
+            self._is_releasing = True
+            self._end()
+
     def stop(self, *, release: bool) -> None:
         """End everything; with `release` another scheduler need not wait for our whole lease."""
+        if release:
+            self.release()
+        elif not self._stopping.is_set():
+            self._end()
+        self._thread.join(timeout=STOP_DEADLINE_S + RELEASE_DEADLINE_S * self._is_releasing)
+
+    def _end(self) -> None:
         self._stopping.set()
         self._stream.outbound.put(None)
         self.break_stream()
         self._commands.put(None)
-        self._thread.join(timeout=STOP_DEADLINE_S)
-        if release:
-            self._connector.shorten_lease()
 
     def _post(self, event: LinkEvent) -> None:
         self._events.append(event)
         self._wake()
 
     def _run(self) -> None:
+        self._serve()
+        if self._is_releasing:
+            self._connector.shorten_lease()
+
+    def _serve(self) -> None:
         while (command := self._commands.get()) is not None:
             if self._stopping.wait(command.delay_s):
                 return

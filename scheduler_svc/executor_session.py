@@ -70,6 +70,9 @@ class Link(Protocol):
     def break_stream(self) -> None:
         """End the newest stream."""
 
+    def release(self) -> None:
+        """End all, and let another scheduler have the executor."""
+
     def take_events(self) -> Iterator[LinkEvent]:
         """What happened since the last call."""
 
@@ -132,6 +135,7 @@ class ExecutorSession:
         self._last_problem = ""
         self._was_attached = False
         """Whether this session had a stream before."""
+        self._is_released = False
         self.counts = SessionCounts()
         self.refusals = Refusals()
         self.address = ""
@@ -168,8 +172,19 @@ class ExecutorSession:
         """False while the running step takes much longer than its work predicts."""
         return not (self.is_attached and self._watch.stuck_s)
 
+    def release(self, now: float) -> None:
+        """Give the executor back for good: nothing follows, and another scheduler may have it."""
+        self._is_released = True
+        self.detached_since_s = now
+        self._end.lose("the scheduler gives its executor back")
+        self._sent_s.clear()
+        self._in_flight.clear()
+        self._link.release()
+
     def take_events(self, now: float) -> None:
         """Handle everything the link reported, then judge what was not heard."""
+        if self._is_released:
+            return
         for event in self._link.take_events():
             try:
                 self._handle(event, now)

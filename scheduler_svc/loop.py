@@ -20,6 +20,7 @@ import zmq
 from scheduler_svc.config import LoadedSettings
 from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.drain import Drain
 from scheduler_svc.executor_description import ExecutorDescription
 from scheduler_svc.executor_fate import ExecutorFate
 from scheduler_svc.executor_session import ExecutorSession, Link
@@ -31,7 +32,7 @@ from scheduler_svc.publisher import RETRY_S, Publisher
 from scheduler_svc.queries import Queries
 from scheduler_svc.service_state import ServiceState
 from scheduler_svc.wakeup import Wakeup
-from tandem.errors import HandedOver, InternalError
+from tandem.errors import InternalError
 from tandem.link.batch import StepResult
 from tandem.link.session import LossCause
 
@@ -99,7 +100,15 @@ class CoreLoop:
             link, self, lost_after_s=settings.lost_after_s, now=self._state.started_s
         )
         self._fate = ExecutorFate(loaded, self._state, link, self._session, self._publisher)
-        self._queries = Queries(loaded, self._state, self._session, self._metrics, self._publisher)
+        self._drain = Drain(self._state, self._session)
+        self._queries = Queries(
+            loaded,
+            self._state,
+            self._session,
+            metrics=self._metrics,
+            publisher=self._publisher,
+            drain=self._drain,
+        )
         self._intake = Intake(
             self._state,
             publisher=self._publisher,
@@ -108,7 +117,8 @@ class CoreLoop:
             on_hello=on_hello,
             publish=self._publish,
         )
-        self._stop_at_s: float | None = None
+        self._flush_until_s: float | None = None
+        """Set once it is stopping: how long frontends may take for their last messages."""
         self._is_running = True
         self._was_busy = False
         self._num_accepted_seen = 0
@@ -138,7 +148,8 @@ class CoreLoop:
             self._commands.get()(now)
         self._intake.take(self._socket.receive(MESSAGES_PER_TURN), now)
         self._session.take_events(now)
-        self._fate.advance(now)
+        if not self._drain.is_over:
+            self._fate.advance(now)
         if self._state.core is not None:
             self._plan(self._state.core, now)
             self._publish()
@@ -238,23 +249,18 @@ class CoreLoop:
         self.frontend_died(frontend)
 
     def _begin_stop(self, grace_s: float, now: float) -> None:
-        _log.info("draining", requests=self._state.num_requests, grace_s=grace_s)
-        self._state.draining = True
-        self._stop_at_s = now + grace_s
+        self._drain.begin(grace_s, now, asked_by="signal")
+        self._flush_until_s = now + grace_s + LAST_FLUSH_S
 
     def _advance_stop(self, now: float) -> None:
-        if self._stop_at_s is None:
+        if not self._drain.advance(now):
             return
-        core = self._state.core
-        if core is not None and core.num_requests:
-            if now < self._stop_at_s:
-                return
-            _log.warning("requests_handed_over", requests=core.num_requests)
-            core.fail_all(HandedOver("this scheduler is stopping: send the request again"), now)
-            self._publish()
+        self._publish()
+        if self._flush_until_s is None:
+            return
         self._queries.settle(now)
         self._publisher.flush(now)
-        if not self._publisher.has_unsent or now >= self._stop_at_s + LAST_FLUSH_S:
+        if not self._publisher.has_unsent or now >= self._flush_until_s:
             self._is_running = False
 
     def _wait_s(self, now: float) -> float:
@@ -262,8 +268,8 @@ class CoreLoop:
         due = [now + TICK_S]
         if self._publisher.has_unsent:
             due.append(now + RETRY_S)
-        if self._stop_at_s is not None:
-            due.append(max(self._stop_at_s, now + RETRY_S))
+        if (drained_s := self._drain.due_s) is not None:
+            due.append(max(drained_s, now + RETRY_S))
         if (answer_s := self._queries.next_answer_s) is not None:
             due.append(answer_s)
         core = self._state.core

@@ -11,6 +11,7 @@ import structlog
 from scheduler_svc.config import LoadedSettings
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.stats import CoreStats
+from scheduler_svc.drain import Drain
 from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.ipc.messages import Query, Reply
 from scheduler_svc.ipc.snapshot import (
@@ -70,14 +71,17 @@ class Queries:
         loaded: LoadedSettings,
         state: ServiceState,
         session: ExecutorSession,
+        *,
         metrics: CoreMetrics,
         publisher: Publisher,
+        drain: Drain,
     ) -> None:
         self._loaded = loaded
         self._state = state
         self._session = session
         self._metrics = metrics
         self._publisher = publisher
+        self._drain = drain
         self._waiting: list[_Waiting] = []
         self._answers: dict[str, Callable[[bytes, float], msgspec.Struct]] = {
             "stats": lambda _, now: self._stats(self._core_stats(), now),
@@ -89,7 +93,7 @@ class Queries:
             "flush": self._flush,
         }
         self._deferred: dict[str, Callable[[int, Query, float], _Waiting]] = {
-            "drain": self._drain,
+            "drain": self._begin_drain,
             "suspend": self._suspend,
             "resume": self._resume,
         }
@@ -126,17 +130,16 @@ class Queries:
                 reply = Reply(query_id=one.query_id, result=b"", error=refusal(0, error))
             self._publisher.answer(one.frontend, reply)
 
-    def _drain(self, frontend: int, query: Query, now: float) -> _Waiting:
+    def _begin_drain(self, frontend: int, query: Query, now: float) -> _Waiting:
         grace_s = decode_drain_argument(query.argument).grace_s
-        if not self._state.draining:
-            _log.info("draining", requests=self._state.num_requests, asked_by="operator")
-        self._state.draining = True
+        num_before = self._drain.num_handed_over
+        self._drain.begin(grace_s, now, asked_by="operator")
         return _Waiting(
             frontend=frontend,
             query_id=query.query_id,
             until_s=now + grace_s,
-            is_done=lambda: self._state.num_requests == 0,
-            result=lambda: DrainResult(remaining_requests=self._state.num_requests),
+            is_done=lambda: self._drain.is_over,
+            result=lambda: DrainResult(remaining_requests=self._drain.num_handed_over - num_before),
         )
 
     def _suspend(self, frontend: int, query: Query, now: float) -> _Waiting:

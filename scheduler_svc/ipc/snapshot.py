@@ -4,7 +4,7 @@ Arguments and answers of a `Query`, by its kind; each travels as JSON inside the
     kind       argument          result
     "abort"    AbortArgument     AbortResult      error RequestNotFound
     "stats"    none (b"{}")      Stats
-    "drain"    DrainArgument     DrainResult      answered when drained or when grace_s passed
+    "drain"    DrainArgument     DrainResult      answered when nothing is left
     "config"   none (b"{}")      ConfigSnapshot
     "metrics"  none (b"{}")      MetricsSnapshot
     "requests" ListArgument      RequestList
@@ -35,15 +35,13 @@ class AbortResult(msgspec.Struct, frozen=True):
 
 
 class DrainArgument(msgspec.Struct, frozen=True):
-    """
-    How long the answer may wait for requests to end; draining itself goes on. 0 = do not wait.
-    """
+    """How long requests may go on before they are handed over."""
 
     grace_s: float
 
 
 class DrainResult(msgspec.Struct, frozen=True):
-    """How far draining came; 0 = drained."""
+    """Choices that were handed over."""
 
     remaining_requests: int
 

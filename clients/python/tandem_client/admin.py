@@ -115,14 +115,15 @@ class AdminClient:
 
     def drain(self, grace_s: float | None = None, *, deadline_s: float | None = None) -> int:
         """
-        Stop admission and wait until the requests in the system ended.
+        Stop admission, let running requests finish for a while, hand the rest over, and have the
+        scheduler give its executor back; there is no way back but a restart.
 
         Args:
-            grace_s: Most seconds to wait; None = the server's default, 0 = do not wait.
+            grace_s: Seconds that requests may go on; None = the server's default, 0 = none.
             deadline_s: Ends the wait, not the draining.
 
         Returns:
-            Requests still in the system.
+            Choices of requests that were handed over.
         """
         request = admin.DrainRequest()
         if grace_s is not None:

@@ -125,6 +125,10 @@ class FakeLink:
         if not self.is_holding and not self.is_stopped:
             self.compute()
 
+    def release(self) -> None:
+        self.commands.append("release")
+        self.is_up = False
+
     def break_stream(self) -> None:
         pass
 

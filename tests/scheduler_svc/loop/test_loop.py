@@ -335,14 +335,36 @@ class TestDraining:
         bench.until(lambda: 1 in frontend.ended)
         assert expected_outputs([5], 3) == frontend.tokens[1]
 
-    def test_drain_query_answers_after_its_grace(self, bench):
-        """When the grace time is over, the answer says how many requests are left."""
+    def test_drain_query_hands_over_what_is_left(self, bench):
+        """When the grace time is over, the rest fails with HANDED_OVER, is counted, and the executor is given back."""
+        frontend = bench.frontend()
+        bench.link.is_holding = True
+        frontend.submit(1, [5], 3, num_choices=2, temperature=1.0)
+        bench.until(lambda: frontend.accepted)
+        reply = bench.reply(frontend, "drain", b'{"grace_s": 0}')
+        assert 2 == snapshot.decode_drain_result(reply.result).remaining_requests
+        bench.until(lambda: {1, 2} == set(frontend.failed))
+        assert {"HANDED_OVER"} == {failure.reason for failure in frontend.failed.values()}
+        assert "release" == bench.link.commands[-1]
+        again = bench.reply(frontend, "drain", b'{"grace_s": 0}')
+        assert 0 == snapshot.decode_drain_result(again.result).remaining_requests
+        bench.lead_s += 1000.0
+        bench.turn()
+        assert "release" == bench.link.commands[-1]
+        assert not frontend.availabilities[-1].executor_attached
+
+    def test_latest_call_sets_the_grace(self, bench):
+        """A second drain shortens or lengthens the time that running requests have."""
         frontend = bench.frontend()
         bench.link.is_holding = True
         frontend.submit(1, [5], 3)
         bench.until(lambda: frontend.accepted)
-        reply = bench.reply(frontend, "drain", b'{"grace_s": 0}')
-        assert 1 == snapshot.decode_drain_result(reply.result).remaining_requests
+        first = frontend.ask("drain", b'{"grace_s": 3000}')
+        bench.until(lambda: frontend.availabilities[-1].draining)
+        assert first not in frontend.replies
+        frontend.ask("drain", b'{"grace_s": 0}')
+        bench.until(lambda: first in frontend.replies)
+        assert 1 == snapshot.decode_drain_result(frontend.replies[first].result).remaining_requests
 
     def test_stop_lets_requests_finish(self, bench):
         """A stopping core serves what it has and then ends by itself."""

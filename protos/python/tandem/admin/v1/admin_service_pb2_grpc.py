@@ -92,9 +92,11 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Drain stops admission and returns once no request is left or grace_s passed. New requests get UNAVAILABLE
-        (DRAINING) from then on; readiness turns off. The service goes on running: stop it with SIGTERM. Repeating it
-        waits again. The call's deadline ends the wait, not the draining.
+        """Drain hands everything over to another scheduler: readiness turns off and new requests get UNAVAILABLE (DRAINING);
+        those that run may finish for grace_s; the rest then ends with UNAVAILABLE (HANDED_OVER), to be resumed elsewhere; and
+        the executor is given back, so that another scheduler has it within a second. Returns when all that is done. There is
+        no way back: stop the process with SIGTERM, which does the same with its own grace where Drain was not called. A
+        repetition sets a new grace. The call's deadline ends the wait, not the draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
