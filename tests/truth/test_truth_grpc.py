@@ -1,8 +1,8 @@
 """
 The same tokens through client, scheduler process and executor process as from the embedded engine.
 
-24 launches cover every pair of family, block size, chunking and memory pressure; each serves the
-targets alone and everything together.
+24 launches cover every pair of family, block size, chunking and memory pressure, with 1, 2 or 4
+steps under way; each serves the targets alone and everything together.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from dataclasses import dataclass
 
 import pytest
 
-from tandem_client import Client
+from tandem.link.logprobs import TokenLogprob
+from tandem_client import Choice, Client, Delta, GenerateOptions
+from tandem_embedded import CompletedRequest
 from tests.e2e.cluster import Cluster, wait_until
 from tests.model_zoo import FAMILIES
-from tests.truth.equality import Comparison
-from tests.truth.requests import NEIGHBOURS, OUTPUT_LEN, TARGETS, TruthRequest
-from tests.truth.test_truth_embedded import BLOCK_SIZES, CHUNK_TOKENS, build_engine, serve
+from tests.truth.equality import Comparison, compared_length
+from tests.truth.requests import NEIGHBOURS, OUTPUT_LEN, PENALISED, TARGETS, TruthRequest
+from tests.truth.test_truth_embedded import (
+    BLOCK_SIZES,
+    CHUNK_TOKENS,
+    PREEMPT_AFTER,
+    build_engine,
+    serve,
+)
+from tests.truth.test_truth_penalties import assert_same_logprobs
+from tests.truth.test_truth_sharing import ALONE, Served
 
 FAMILY_NAMES = (
     "llama_mha",
@@ -27,7 +37,8 @@ FAMILY_NAMES = (
     "qwen2",
     "qwen3",
 )
-TOGETHER = (*NEIGHBOURS, *TARGETS.values())
+ALL_TARGETS = (*TARGETS.values(), *PENALISED.values())
+TOGETHER = (*NEIGHBOURS, *ALL_TARGETS)
 PLENTY_TOKENS = 2048
 TIGHT_TOKENS = 448
 """KV room in which each request fits and all of them do not."""
@@ -41,10 +52,12 @@ class Launch:
     block_size: int
     chunked: bool
     tight: bool
+    window: int
 
     def __str__(self) -> str:
         cut = "chunked" if self.chunked else "whole"
-        return f"{self.family}-block{self.block_size}-{cut}-{'tight' if self.tight else 'roomy'}"
+        room = "tight" if self.tight else "roomy"
+        return f"{self.family}-block{self.block_size}-{cut}-{room}-window{self.window}"
 
 
 LAUNCHES = [
@@ -53,6 +66,7 @@ LAUNCHES = [
         block_size=block_size,
         chunked=(row + column) % 2 == 1,
         tight=(row + column // 2) % 2 == 1,
+        window=(1, 2, 4)[(row + column) % 3],
     )
     for row, family in enumerate(FAMILY_NAMES)
     for column, block_size in enumerate(BLOCK_SIZES)
@@ -84,14 +98,20 @@ def start(launch: Launch, model_dir, folder) -> Cluster:
         f"--max-total-tokens={CHUNK_TOKENS if launch.chunked else PLENTY_TOKENS}",
     ]
     # In little memory whoever fits now is admitted, or nobody would be preempted.
-    options = ["--memory-threshold=1.0", *(["--schedule-conservativeness=0"] * launch.tight)]
+    options = [
+        "--memory-threshold=1.0",
+        f"--window={launch.window}",
+        *(["--run-ahead=1"] * (launch.window == 1)),
+        *(["--schedule-conservativeness=0"] * launch.tight),
+    ]
     cluster = Cluster(model_dir, folder, limits, options)
     cluster.start_executor()
     return cluster
 
 
-def tokens_of(client: Client, request: TruthRequest) -> list[int]:
-    completion = client.complete(
+def options_of(request: TruthRequest) -> GenerateOptions:
+    """The same request for a client."""
+    return GenerateOptions(
         token_ids=list(request.prompt),
         max_tokens=OUTPUT_LEN,
         temperature=request.temperature,
@@ -99,8 +119,32 @@ def tokens_of(client: Client, request: TruthRequest) -> list[int]:
         top_p=request.top_p,
         seed=request.seed,
         ignore_eos=True,
+        repetition_penalty=request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        min_p=request.min_p,
+        min_tokens=request.min_tokens,
+        stop_token_ids=list(request.stop_token_ids),
+        logit_bias=dict(request.logit_bias),
+        logprobs=request.logprobs,
     )
-    return list(completion.token_ids)
+
+
+def ask(client: Client, request: TruthRequest) -> Choice:
+    """One completion."""
+    return client.complete(**options_of(request)).choices[0]
+
+
+def check(expected: CompletedRequest, found: Choice, comparison: Comparison, what: str) -> None:
+    """Equal tokens, each with its log probabilities where they were asked for."""
+    comparison.check(expected.output_tokens, found.token_ids, expected.margins, what)
+    told = [
+        TokenLogprob(one.logprob, [token for token, _ in one.top], [value for _, value in one.top])
+        for one in found.logprobs
+    ]
+    assert len(told) == (len(found.token_ids) if expected.logprobs else 0)
+    length = compared_length(expected.margins) if expected.logprobs else 0
+    assert_same_logprobs(expected.logprobs, told, length)
 
 
 @pytest.mark.slow
@@ -129,8 +173,8 @@ class TestEveryLaunch:
         cluster = start(launch, model_dir, tmp_path)
         try:
             with cluster.client() as client, ThreadPoolExecutor(len(TOGETHER)) as pool:
-                served = [(request, tokens_of(client, request)) for request in TARGETS.values()]
-                together = pool.map(lambda request: tokens_of(client, request), TOGETHER)
+                served = [(request, ask(client, request)) for request in ALL_TARGETS]
+                together = pool.map(lambda request: ask(client, request), TOGETHER)
                 served += zip(TOGETHER, together, strict=True)
             with cluster.admin() as admin:
                 wait_until(lambda: admin.stats().used_blocks == 0, "no block in use")
@@ -138,7 +182,50 @@ class TestEveryLaunch:
         finally:
             cluster.close()
         for request, found in served:
-            expected = reference[request]
-            comparison.check(expected.output_tokens, found, expected.margins, str(request))
+            check(reference[request], found, comparison, str(request))
         comparison.assert_not_vacuous()
         assert launch.tight == (preemptions > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [2, 4])
+class TestPenaltiesThroughALoss:
+    def test_killed_executor_changes_no_token(self, window, references, tmp_path):
+        """
+        Requests with penalties, bans, several choices and log probabilities lose their executor on
+        the way and get the tokens and log probabilities of a run without that, each once.
+        """
+        family = "llama_gqa_llama3_rope"
+        model_dir, reference = references(family)
+        launch = Launch(family=family, block_size=7, chunked=True, tight=False, window=window)
+        alone, forked = Served(model_dir, ALONE), PENALISED["seeded"]
+        choices = [alone.serve(forked, choice=choice) for choice in range(3)]
+        cluster = start(launch, model_dir, tmp_path)
+        comparison = Comparison()
+        try:
+            with cluster.client() as client, ThreadPoolExecutor(len(TOGETHER)) as pool:
+                several = pool.submit(client.complete, **options_of(forked), n=3)
+                others = [(request, pool.submit(ask, client, request)) for request in TOGETHER]
+                stream = client.generate(**options_of(PENALISED["greedy"]))
+                num_tokens = 0
+                while num_tokens < PREEMPT_AFTER:
+                    event = next(stream)
+                    num_tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+                assert cluster.executor is not None
+                cluster.executor.kill()
+                cluster.start_executor()
+                for request, found in others:
+                    check(reference[request], found.result(), comparison, str(request))
+                for expected, one in zip(choices, several.result().choices, strict=True):
+                    what = f"choice {one.choice}"
+                    comparison.check(expected.tokens, one.token_ids, expected.margins, what)
+                    assert len(one.token_ids) == len(one.logprobs)
+                for event in stream:
+                    if isinstance(event, Delta):
+                        assert num_tokens == event.first_token_offset
+                        assert len(event.token_ids) == len(event.logprobs)
+                        num_tokens += len(event.token_ids)
+        finally:
+            cluster.close()
+        assert OUTPUT_LEN == num_tokens
+        comparison.assert_not_vacuous()
