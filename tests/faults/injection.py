@@ -166,7 +166,7 @@ def _poison(fault: Fault, target: Target) -> None:
 
 def _ask_marked(mark: tuple[int, ...], fault: Fault, target: Target, limit_s: float) -> Run:
     source = random.Random(fault.draw)
-    ids = [*mark, *(source.randrange(100, 4000) for _ in range(20))]
+    ids = [*mark, *(source.randrange(100, 250) for _ in range(20))]
     request = StormRequest(
         seed=fault.draw,
         prompt="",

@@ -110,11 +110,13 @@ class Rig:
 
     def stats(self) -> Any:
         """What the operators' port counts; None while nobody answers."""
-        try:
-            with AdminClient(self.admin_address, retry=NO_RETRY) as admin:
-                return admin.stats()
-        except TandemError:
-            return None
+        for _ in range(3):
+            try:
+                with AdminClient(self.admin_address, retry=NO_RETRY) as admin:
+                    return admin.stats()
+            except TandemError:
+                time.sleep(0.05)
+        return None
 
     def wait_idle(self, limit_s: float = 30.0) -> Any:
         """Wait until no request is in the system and no block in use; gives the counters."""

@@ -15,6 +15,7 @@ from tandem_client import NO_RETRY, RetryPolicy
 from tests.faults.injection import Target, inject
 from tests.faults.leaks import Holding, find_leaks, holdings
 from tests.faults.logs import find_problems
+from tests.faults.readiness import ReadinessWatch
 from tests.faults.reference import Reference
 from tests.faults.report import Line, Occurrence, summarize, table
 from tests.faults.rig import Rig
@@ -41,6 +42,7 @@ class Storm:
         reference: The fault-free run.
         seed: Of the schedule, to be printed.
         other_weights: For faults that need it.
+        readiness: What the scheduler said of itself, from the first fault on.
         occurrences: What happened so far.
     """
 
@@ -49,6 +51,7 @@ class Storm:
     seed: int
     other_weights: Path | None = None
     occurrences: list[Occurrence] = field(default_factory=list)
+    readiness: ReadinessWatch = field(init=False)
 
     def run(self, schedule: Sequence[Fault]) -> list[Line]:
         """
@@ -61,6 +64,7 @@ class Storm:
         retry = PATIENT if is_resuming else NO_RETRY
         streams = Streams(self.rig.address, self.reference.requests, retry)
         problems: list[str] = []
+        self.readiness = ReadinessWatch(self.rig.address)
         try:
             before = self._warm_up(streams)
             problems += self._endure(schedule, streams)
@@ -69,6 +73,7 @@ class Storm:
             problems.append(f"{type(error).__name__}: {error}")
         finally:
             streams.close()
+            self.readiness.close()
         lines = summarize(self.occurrences, streams.gaps)
         if problems:
             raise StormFailed(self._tell(schedule, lines, problems))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.conftest import TIMES
+from tests.faults.logs import count
 from tests.faults.schedule import Kind
 
 QUICK = ("--lost-after-s=3",)
@@ -31,6 +33,18 @@ class TestProcessStorms:
         """
         kinds = [Kind.EXECUTOR_HUNG, Kind.STEP_HANGS, Kind.EXECUTOR_KILLED]
         storm(kinds, num_executors=2, scheduler=QUICK)
+
+    def test_short_pause(self, storm):
+        """
+        An executor that stops for less than lost_after_s turns readiness off and on again, and
+        computes nothing twice.
+        """
+        done, lines = storm([Kind.EXECUTOR_PAUSED])
+        assert 0 == lines[0].recomputed_tokens
+        assert 1 == count(done.rig.logs(), "session_opened")
+        assert done.rig.stats().steps == done.rig.executors[0].num_steps()
+        assert TIMES == done.readiness.num_times_off()
+        assert done.readiness.is_ready()
 
     def test_server(self, storm):
         """
