@@ -14,6 +14,7 @@ import structlog
 from executor_svc.config import LoadedSettings, load_settings
 from executor_svc.idle_threads import let_idle_threads_sleep
 from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory, TandemError
+from tandem.grpc_polling import poll_where_waited
 from tandem.telemetry import configure_logging
 
 EXIT_STOPPED = 0
@@ -60,7 +61,9 @@ def _serve(loaded: LoadedSettings) -> int:
         TandemError: Why the process cannot go on.
     """
     let_idle_threads_sleep(os.environ)
-    # These import PyTorch: seconds that --help or a mistyped flag need not wait for.
+    poll_where_waited(os.environ)
+    # These import gRPC, which reads its environment then, and PyTorch: seconds that --help or a
+    # mistyped flag need not wait for.
     from executor_svc.engine import load_engine  # noqa: PLC0415
     from executor_svc.server import ExecutorServer  # noqa: PLC0415
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import structlog
 
 from executor_svc.loaded import Engine
+from executor_svc.server_call import ServerCall
 from executor_svc.step_link import StepLink
 from executor_svc.step_stream import StepStream
 from executor_svc.tokenizer_files import chunks
 from tandem.errors import (
     ExecutorLoading,
     IncompatibleExecutor,
+    InternalError,
     InvalidParameter,
     SessionLost,
     TandemError,
@@ -27,6 +29,8 @@ from tandem.link.wire import decode_request
 
 SERVICE_NAME = "tandem.executor.v1.ExecutorService"
 MIN_LEASE_MS = 1000
+
+_log = structlog.get_logger(__name__)
 
 _POLL_S = 0.5
 """How often a call that waits for the running step looks whether its caller is still there."""
@@ -96,34 +100,38 @@ class ExecutorService:
                 break
         return session_pb2.OpenSessionResponse(boot_id=self._boot_id, session_epoch=epoch)
 
-    def execute(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def execute(self, _requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """
-        Carry one stream: a thread of its own reads, this one writes.
+        Carry one stream; this thread waits for its end.
         """
-        stream = StepStream()
-        if not context.add_callback(stream.end):  # a broken connection must wake the writer
+        call = ServerCall(context)
+        stream = StepStream(lambda message: call.send(message, stream.outgoing.left))
+        if not context.add_callback(stream.end):  # a broken connection must end the wait
             return
-        reader = threading.Thread(
-            target=self._read, args=(requests, stream), name="step-reader", daemon=True
-        )
-        reader.start()
+        context.send_initial_metadata(())
+        call.receive(lambda raw: self._receive(raw, stream))
         try:
-            yield from stream.messages()
+            stream.wait()
         finally:
             self._link.detach(stream)
+        yield from ()
 
-    def _read(self, requests: Iterator[bytes], stream: StepStream) -> None:
-        """Take a stream's messages until it ends, breaks or violates the protocol."""
+    def _receive(self, raw: bytes | None, stream: StepStream) -> bool:
+        """Take a stream's next message, None at its end; False where it cannot go on."""
         error: TandemError | None = None
-        try:
-            for raw in requests:
+        if raw is not None:
+            try:
                 self._take(raw, stream)
-        except TandemError as refused:
-            error = refused
-        except grpc.RpcError:
-            error = None  # the connection broke; nobody is left to tell
+            except TandemError as refused:
+                error = refused
+            except Exception as broken:  # noqa: BLE001  # a call's outermost frame, as the interceptor
+                _log.error("call_broken", method="Execute", exc_info=broken)
+                error = InternalError("a bug in the executor: see its log")
+            else:
+                return True
         self._link.detach(stream)
         stream.end(error)
+        return False
 
     def _take(self, raw: bytes, stream: StepStream) -> None:
         message = decode_request(raw)

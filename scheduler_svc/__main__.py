@@ -9,8 +9,8 @@ import structlog
 
 from scheduler_svc.config import load_settings
 from scheduler_svc.dry_run import as_json, as_text, forecast
-from scheduler_svc.service import Service
 from tandem.errors import InvalidConfig, TandemError
+from tandem.grpc_polling import poll_where_waited
 from tandem.telemetry import configure_logging
 
 
@@ -28,6 +28,10 @@ def main() -> int:
         log.info("starting", executor=settings.executor, set_by_user=loaded.sources)
         for warning in settings.engine_config().warnings():
             log.warning("unusual_setting", message=warning)
+        poll_where_waited(os.environ)
+        # This imports gRPC, which reads its environment then.
+        from scheduler_svc.service import Service  # noqa: PLC0415
+
         return Service(loaded).run()
     except TandemError as error:
         sys.stderr.write(f"{error.reason}: {error.message}\n")

@@ -3,9 +3,8 @@ The threads that talk to executors: open a session, carry its step stream.
 
 One thread does what the core thread tells it through `connect`, `seek` and `attach`, and reports
 through `take_events`, waking the core's poll. It decides nothing about steps: the session's state
-belongs to the core thread (`executor_session`). Steps go through a queue that gRPC's own writer
-empties. Each stream has a connection of its own: one that died unnoticed takes no later stream
-with it.
+belongs to the core thread (`executor_session`), which also begins to send them. Each stream has a
+connection of its own: one that died unnoticed takes no later stream with it.
 """
 
 from __future__ import annotations
@@ -20,18 +19,13 @@ import grpc
 
 from scheduler_svc.executor_connection import CHANNEL_OPTIONS, ExecutorConnector, ModelInUse
 from scheduler_svc.link_events import LinkEvent, StreamBroken, StreamMessage
+from scheduler_svc.step_call import CallEnded, StepCall
 from tandem.errors import CorruptMessage, SessionLost, TandemError
 from tandem.link.wire import decode_response
 from tandem.status import PeerUnavailable, from_rpc_error
 
 STOP_DEADLINE_S = 2.0
 RELEASE_DEADLINE_S = 5.0
-
-_EXECUTE = "/tandem.executor.v1.ExecutorService/Execute"
-
-
-def _cancel(call: grpc.Call) -> None:
-    call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leave it bare
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,8 @@ class _Seek:
 class _Stream:
     number: int
     delay_s: float
-    outbound: queue.SimpleQueue[bytes | None]
+    early: list[bytes]
+    """What is to be sent once the call begins."""
 
 
 class ExecutorLink:
@@ -68,10 +63,11 @@ class ExecutorLink:
         self._stopping = threading.Event()
         self._is_releasing = False
         self._lock = threading.Lock()
-        self._call: grpc.Call | None = None
+        self._call: StepCall | None = None
+        """The newest stream's, while it lasts."""
         self._last_broken = 0
-        """Streams up to this number are to end; they and `_call` are guarded by `_lock`."""
-        self._stream = _Stream(0, 0.0, queue.SimpleQueue())
+        """Streams up to this number are to end; all these are guarded by `_lock`."""
+        self._stream = _Stream(0, 0.0, [])
         self._thread = threading.Thread(target=self._run, name="executor-link", daemon=True)
 
     def start(self) -> None:
@@ -96,21 +92,27 @@ class ExecutorLink:
     def attach(self, raw_attach: bytes, delay_s: float = 0.0) -> int:
         """Open a step stream that starts with this message; gives the stream's number."""
         self.break_stream()
-        self._stream = _Stream(self._stream.number + 1, delay_s, queue.SimpleQueue())
-        self._stream.outbound.put(raw_attach)
+        with self._lock:
+            self._stream = _Stream(self._stream.number + 1, delay_s, [raw_attach])
         self._commands.put(self._stream)
         return self._stream.number
 
     def send(self, raw_step: bytes) -> None:
         """Queue a message on the newest stream; one that has ended drops it."""
-        self._stream.outbound.put(raw_step)
+        with self._lock:
+            call = self._call
+            if call is None:
+                self._stream.early.append(raw_step)
+        if call is not None:
+            call.outgoing.put(raw_step)
 
     def break_stream(self) -> None:
         """End the newest stream, if it has not ended already."""
         with self._lock:
             self._last_broken = self._stream.number
             if self._call is not None:
-                _cancel(self._call)
+                self._call.cancel()
+                self._call = None
 
     def take_events(self) -> Iterator[LinkEvent]:
         """What happened until this call, in order; what happens meanwhile waits for the next."""
@@ -136,7 +138,6 @@ class ExecutorLink:
 
     def _end(self) -> None:
         self._stopping.set()
-        self._stream.outbound.put(None)
         self.break_stream()
         self._commands.put(None)
 
@@ -166,22 +167,34 @@ class ExecutorLink:
 
     def _carry(self, channel: grpc.Channel, stream: _Stream) -> None:
         """Run one step stream to its end."""
-        # No serializers: both directions carry the bytes of tandem.link.wire.
-        call = channel.stream_stream(_EXECUTE, None, None)(iter(stream.outbound.get, None))
+        call = StepCall(channel)
         with self._lock:
-            self._call = call
             if stream.number <= self._last_broken:
-                _cancel(call)
+                call.cancel()
+            else:
+                self._call = call
+                for raw in stream.early:
+                    call.outgoing.put(raw)
         error: TandemError = PeerUnavailable("the executor ended the step stream")
+        refused: TandemError | None = None
         try:
-            for raw in call:
-                self._post(StreamMessage(stream=stream.number, message=decode_response(raw)))
-        except grpc.RpcError as broken:
-            error = from_rpc_error(broken)
-        except (CorruptMessage, SessionLost) as refused:
-            error = refused
-            _cancel(call)
+            for raw in call.messages():
+                if refused is None:
+                    refused = self._take(raw, stream)
+                    if refused is not None:
+                        call.cancel()
+        except CallEnded as ended:
+            error = from_rpc_error(ended)
         with self._lock:
-            self._call = None
-        stream.outbound.put(None)
-        self._post(StreamBroken(stream=stream.number, error=error))
+            if self._call is call:
+                self._call = None
+        self._post(StreamBroken(stream=stream.number, error=refused or error))
+
+    def _take(self, raw: bytes, stream: _Stream) -> TandemError | None:
+        """Report a message, or say why the stream cannot go on."""
+        try:
+            message = decode_response(raw)
+        except (CorruptMessage, SessionLost) as error:
+            return error
+        self._post(StreamMessage(stream=stream.number, message=message))
+        return None

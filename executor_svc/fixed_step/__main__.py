@@ -15,10 +15,9 @@ from types import FrameType
 import structlog
 
 from executor_svc.fixed_step.accounting import IdleAccount
-from executor_svc.fixed_step.engine import load_fixed_step
 from executor_svc.fixed_step.settings import FixedStepSettings, read_settings
-from executor_svc.server import ExecutorServer
 from tandem.errors import InvalidConfig, InvalidModel, TandemError
+from tandem.grpc_polling import poll_where_waited
 from tandem.telemetry import configure_logging
 
 EXIT_STOPPED = 0
@@ -46,6 +45,11 @@ def _serve(settings: FixedStepSettings) -> int:
     Raises:
         TandemError: Why the process cannot go on.
     """
+    poll_where_waited(os.environ)
+    # These import gRPC, which reads its environment then.
+    from executor_svc.fixed_step.engine import load_fixed_step  # noqa: PLC0415
+    from executor_svc.server import ExecutorServer  # noqa: PLC0415
+
     account = IdleAccount()
     news: queue.SimpleQueue[TandemError | signal.Signals] = queue.SimpleQueue()
     server = ExecutorServer(

@@ -222,7 +222,7 @@ class TestLease:
         Heartbeats to an attached stream renew the lease; once detached it runs out.
         """
         link.open_session(ONE, take_over=False, lease_s=5.0)
-        stream = StepStream()
+        stream = StepStream(lambda _: None)
         link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
         for _ in range(10):
             clock.advance(4.0)
@@ -250,19 +250,21 @@ class TestLease:
         While messages wait to be sent no heartbeat joins them.
         """
         link.open_session(ONE, take_over=False, lease_s=5.0)
-        stream = StepStream()
+        sent: list[bytes] = []
+        stream = StepStream(sent.append)
         link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
         for _ in range(50):
             link.beat()
-        stream.end()
-        assert 1 == len(list(stream.messages()))
+        while not stream.is_idle:
+            stream.outgoing.left()
+        assert 1 == len(sent)
 
     def test_result_of_a_fenced_session_is_dropped(self, link):
         """
         A step that was running when a new session opened leaves nothing behind in it.
         """
         link.open_session(ONE, take_over=False, lease_s=5.0)
-        stream = StepStream()
+        stream = StepStream(lambda _: None)
         link.attach(Attach(boot_id="boot", session_epoch=1, attach_id=1, acked_step_id=0), stream)
         step = Step(session_epoch=1, step_id=1, acked_step_id=0, state_hash=0, command=Batch())
         link.receive(step, encode_step(step), stream)
@@ -270,7 +272,10 @@ class TestLease:
         assert step is link.next_job().step
         link.open_session(TWO, take_over=True, lease_s=5.0)
         link.complete(step, b"late result")
-        fresh = StepStream()
+        sent: list[bytes] = []
+        fresh = StepStream(sent.append)
         link.attach(Attach(boot_id="boot", session_epoch=2, attach_id=1, acked_step_id=0), fresh)
-        fresh.end()
-        assert b"late result" not in list(fresh.messages())
+        while not fresh.is_idle:
+            fresh.outgoing.left()
+        assert 1 == len(sent)
+        assert b"late result" not in sent
