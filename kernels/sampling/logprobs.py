@@ -80,7 +80,23 @@ def best_ids(values: Tensor, count: int) -> Tensor:
         values: float32 ``[Q, V]`` without NaN.
         count: 0 to V.
     """
-    # One integer per id that sorts as (value, -id): `topk` alone leaves the order of ties open.
+    if count == 0 or values.device.type != "cpu":
+        return _best_by_key(values, count)
+    top, ids = values.topk(count, dim=1)
+    # `topk` leaves open the order of ties, and which of several at the cut it takes.
+    ids, by_id = ids.sort(dim=1)
+    order = top.gather(1, by_id).sort(dim=1, descending=True, stable=True).indices
+    ids = ids.gather(1, order)
+    is_open = (values >= top[:, -1:]).sum(dim=1) > count
+    if is_open.any():
+        ids[is_open] = _best_by_key(values[is_open], count)
+    return ids
+
+
+def _best_by_key(values: Tensor, count: int) -> Tensor:
+    """The same by one integer per id that sorts as (value, -id), without a look at the values."""
+    if count == 0:
+        return torch.empty(len(values), 0, dtype=torch.int64, device=values.device)
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     ids = torch.arange(values.shape[1], device=values.device)

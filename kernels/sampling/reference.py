@@ -77,14 +77,14 @@ def edit(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def count_tokens(penalties: Penalties, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Which ids stand in prompt or output, bool[P, V], and how often in the output, int32[P, V]."""
+    """Which ids stand in prompt or output, bool[P, V], how often in the output, float32[P, V]."""
     prompt_len, history_len = penalties.prompt_len.tolist(), penalties.history_len.tolist()
     in_prompt, in_output = [], []
     for tokens, first, end in zip(penalties.history, prompt_len, history_len, strict=True):
         in_prompt.append(torch.bincount(tokens[:first], minlength=vocab_size))
         in_output.append(torch.bincount(tokens[first:end], minlength=vocab_size))
     counts = torch.stack(in_output)
-    return (torch.stack(in_prompt) + counts) > 0, counts.to(torch.int32)
+    return (torch.stack(in_prompt) + counts) > 0, counts.float()
 
 
 def noise_gain(edits: LogitEdits | None, num_rows: int) -> Tensor:

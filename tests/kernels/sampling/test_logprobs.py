@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import reference, sample
+from kernels.sampling import logprobs, reference, sample
 from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
 from tests.kernels.sampling.rows import make_columns
 
@@ -108,3 +108,17 @@ def test_half_precision_is_widened_first():
     narrow = sample(logits, columns, num_logprobs=asked).logprobs
     assert torch.equal(wide.top_token, narrow.top_token)
     assert torch.equal(wide.top, narrow.top)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 999), st.integers(0, 12), st.integers(1, 5))
+def test_ids_without_a_look_at_values_are_the_same(seed, count, spread):
+    """
+    The way of devices, which never waits to see whether values tie, finds the same ids.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    values = (torch.randn(6, 12, generator=generator) * spread).round()
+    found = logprobs._best_by_key(values, count)
+    expected = values.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    assert torch.equal(expected, found)
+    assert torch.equal(expected, logprobs.best_ids(values, count))
