@@ -53,9 +53,13 @@ class Storm:
     occurrences: list[Occurrence] = field(default_factory=list)
     readiness: ReadinessWatch = field(init=False)
 
-    def run(self, schedule: Sequence[Fault]) -> list[Line]:
+    def run(self, schedule: Sequence[Fault], limit_s: float = float("inf")) -> list[Line]:
         """
         Let everything happen, then check all promises.
+
+        Args:
+            schedule: What is to happen, in this order.
+            limit_s: Seconds after which no further fault begins.
 
         Raises:
             StormFailed: One was broken.
@@ -67,7 +71,7 @@ class Storm:
         self.readiness = ReadinessWatch(self.rig.address)
         try:
             before = self._warm_up(streams)
-            problems += self._endure(schedule, streams)
+            self._endure(schedule, streams, limit_s)
             problems += self._aftermath(streams, before)
         except (AssertionError, TimeoutError) as error:
             problems.append(f"{type(error).__name__}: {error}")
@@ -87,17 +91,19 @@ class Storm:
         time.sleep(0.3)
         return holdings(self.rig.services())
 
-    def _endure(self, schedule: Sequence[Fault], streams: Streams) -> list[str]:
+    def _endure(self, schedule: Sequence[Fault], streams: Streams, limit_s: float) -> None:
         target = Target(self.rig, streams, self.other_weights)
         streams.begin()
         began_s = time.monotonic()
+        end_s = began_s + limit_s
         self._wait_flowing(streams, began_s)
         for fault in schedule:
+            if time.monotonic() > end_s:
+                break
             began_s = self._occur(fault, target, began_s)
         time.sleep(1.0)
         self._wait_flowing(streams, time.monotonic())
         streams.end()
-        return []
 
     def _occur(self, fault: Fault, target: Target, previous_s: float) -> float:
         """One fault; gives when it began."""
