@@ -111,6 +111,7 @@ class ExecutorFate:
             draining=state.draining,
             progressing=is_progressing,
             refusal=session.refusals.text,
+            frontends_alive=state.frontends_alive,
         )
         if availability == state.availability:
             return

@@ -69,12 +69,14 @@ class Intake:
         try:
             for frontend, message in messages:
                 self._handle(frontend, message, now)
+                self._state.heard_s[frontend] = now
         except msgspec.DecodeError as error:
             _log.error("frontend_message_malformed", error=str(error))
 
     def end_frontend(self, frontend: int, now: float) -> None:
         """End every request of a frontend that is gone; nobody is left to be told."""
         self._publisher.close(frontend)
+        self._state.heard_s.pop(frontend, None)
         handles = self._state.handles.pop(frontend, set())
         if handles:
             _log.warning("frontend_gone", frontend=frontend, requests_ended=len(handles))

@@ -120,6 +120,8 @@ class CoreLoop:
         self._flush_until_s: float | None = None
         """Set once it is stopping: how long frontends may take for their last messages."""
         self._is_running = True
+        self.num_turns = 0
+        """Grows at least every `TICK_S`; read by whoever watches this loop."""
         self._was_busy = False
         self._num_accepted_seen = 0
         self._positions_due_s = 0.0
@@ -143,6 +145,7 @@ class CoreLoop:
         """Wait for something to do, at most `wait_s`, and do all there is."""
         self._poller.poll(int(wait_s * 1000 + 0.999))
         self._wakeup.clear()
+        self.num_turns += 1
         now = self._clock()
         while not self._commands.empty():
             self._commands.get()(now)
@@ -157,6 +160,7 @@ class CoreLoop:
             self._check_when_idle(self._state.core)
         self._advance_stop(now)
         self._queries.settle(now)
+        self._state.look_at_frontends(now)
         self._fate.tell_availability()
         self._publisher.flush(now)
 

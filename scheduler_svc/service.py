@@ -11,10 +11,8 @@ import json
 import os
 import queue
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -34,7 +32,9 @@ from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.model_cache import ModelCache
+from scheduler_svc.scratch import ScratchDirectory
 from scheduler_svc.supervisor import Frontend, stop_frontends
+from scheduler_svc.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
 from scheduler_svc.wakeup import Wakeup
 from tandem.link.session import SchedulerId
 
@@ -70,8 +70,8 @@ class Service:
     def __init__(self, loaded: LoadedSettings) -> None:
         self._settings = loaded.settings
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
-        self._directory = Path(tempfile.mkdtemp(prefix="tandem-"))
-        self._ipc_path = self._directory / "ipc" / "core.sock"
+        self._scratch = ScratchDirectory()
+        self._ipc_path = self._scratch.path / "ipc" / "core.sock"
         self._wakeup = Wakeup()
         self._socket = CoreSocket(self._ipc_path)
         connector = ExecutorConnector(
@@ -79,7 +79,7 @@ class Service:
             scheduler=_scheduler_id(self._settings),
             lease_ms=self._settings.lease_ms,
             take_over=self._settings.take_over,
-            cache=ModelCache(self._directory / "models"),
+            cache=ModelCache(self._scratch.path / "models"),
             accept=lambda description: loaded.limits_on(description.geometry),
         )
         self._link = ExecutorLink(connector, wake=self._wakeup.set)
@@ -92,6 +92,7 @@ class Service:
             on_hello=self._news.put,
         )
         self._core_thread = threading.Thread(target=self._run_core, name="core", daemon=True)
+        self._watch = TickWatch(time.monotonic())
         self._frontends: list[Frontend] = []
         self._hellos: dict[int, Hello] = {}
 
@@ -103,7 +104,7 @@ class Service:
             AddressInUse, InvalidConfig: An address cannot be listened on; nothing was started.
         """
         with ExitStack() as stack:
-            stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            stack.callback(self._scratch.remove)
             settings = self._frontend_settings(stack)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
@@ -162,11 +163,9 @@ class Service:
         deadline_s = time.monotonic() + HELLO_DEADLINE_S
         stopping_since_s: float | None = None
         while True:
+            news = self._next_news()
             is_waiting = len(self._hellos) < len(self._frontends) and stopping_since_s is None
-            timeout_s = max(0.0, deadline_s - time.monotonic()) if is_waiting else None
-            try:
-                news = self._news.get(timeout=timeout_s)
-            except queue.Empty:
+            if news is None and is_waiting and time.monotonic() > deadline_s:
                 _log.error("frontends_not_ready", waited_s=HELLO_DEADLINE_S)
                 return 1
             match news:
@@ -187,12 +186,28 @@ class Service:
                 case _CoreEnded(has_failed=has_failed):
                     return int(has_failed)
 
+    def _next_news(self) -> _News | None:
+        """Wait a moment for something to happen, and see that the core thread turns meanwhile."""
+        if self._watch.look(self._loop.num_turns, time.monotonic()) > EXIT_AFTER_S:
+            self._exit_stuck()
+        try:
+            return self._news.get(timeout=LOOK_INTERVAL_S)
+        except queue.Empty:
+            return None
+
+    def _exit_stuck(self) -> NoReturn:
+        """End a process whose core thread hangs; clients resume with the next one."""
+        for frontend in self._frontends:
+            frontend.kill()
+        self._scratch.remove()
+        exit_stuck("core", self._core_thread.ident)
+
     def _exit_at_once(self, number: int) -> NoReturn:
         """Obey a second signal: nobody is waited for."""
         _log.warning("stopped_at_once", signal=signal.Signals(number).name)
         for frontend in self._frontends:
             frontend.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._scratch.remove()
         os._exit(128 + number)
 
     def _welcome(self, hello: Hello) -> None:
@@ -213,8 +228,11 @@ class Service:
 
 def _scheduler_id(settings: SchedulerSettings) -> SchedulerId:
     """The same name at every start on this host and address, another incarnation."""
-    name = settings.scheduler_name or f"{socket.gethostname()}-{settings.listen}"
-    return SchedulerId(name=name, incarnation=f"{os.getpid()}-{secrets.token_hex(4)}")
+    incarnation = f"{os.getpid()}-{secrets.token_hex(4)}"
+    # Who listens on any free port is nobody's heir: others on this host do so too.
+    where = incarnation if settings.listen.endswith(":0") else settings.listen
+    name = settings.scheduler_name or f"{socket.gethostname()}-{where}"
+    return SchedulerId(name=name, incarnation=incarnation)
 
 
 def _write_whole(path: Path, text: str) -> None:

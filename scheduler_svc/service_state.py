@@ -9,6 +9,7 @@ from scheduler_svc.executor_description import ExecutorDescription
 from scheduler_svc.idempotency import IdempotencyKeys
 from scheduler_svc.ipc.messages import Availability, Model
 from scheduler_svc.publisher import frontend_of
+from scheduler_svc.tick_watch import LIVE_WITHIN_S
 from tandem.engine_config import EngineConfig
 
 
@@ -26,6 +27,8 @@ class ServiceState:
         availability: What frontends were told last.
         handles: Handles of live requests, by frontend; a frontend that said Hello has an entry.
         keys: Idempotency keys of live requests.
+        heard_s: When each frontend was last heard; they speak every few seconds.
+        frontends_alive: Each was heard lately.
         draining: No new request is taken.
         command_step: Step id of a suspension or resumption on its way; None while there is none.
         executor_given_up: The executor was away for longer than requests wait; reset when one is
@@ -42,6 +45,8 @@ class ServiceState:
     )
     handles: dict[int, set[int]] = field(default_factory=dict)
     keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
+    heard_s: dict[int, float] = field(default_factory=dict)
+    frontends_alive: bool = True
     draining: bool = False
     executor_given_up: bool = False
     command_step: int | None = None
@@ -60,6 +65,11 @@ class ServiceState:
     def has_obeyed(self) -> bool:
         """True once the executor has done what the last suspension or resumption asked for."""
         return self.command_step is None and (self.core is None or not self.core.is_command_due)
+
+    def look_at_frontends(self, now: float) -> None:
+        """Judge whether all of them turn; one that is gone is not waited for."""
+        oldest_s = min(self.heard_s.values(), default=now)
+        self.frontends_alive = now - oldest_s < LIVE_WITHIN_S
 
     def forget(self, handle: int) -> None:
         """Note that a request ended."""

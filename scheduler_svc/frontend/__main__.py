@@ -21,6 +21,7 @@ from scheduler_svc.frontend.server import start_servers
 from scheduler_svc.frontend.settings import FrontendSettings, parse_settings
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import connect_frontend
+from scheduler_svc.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
 from tandem.errors import HandedOver, TandemError
 from tandem.telemetry import configure_logging
 
@@ -70,6 +71,7 @@ async def _serve(settings: FrontendSettings) -> int:
     )
     log.info("frontend_listening", address=servers.address)
     pipe = asyncio.create_task(core.run(hello))
+    _watch_loop(core)
     stop = asyncio.create_task(parent_gone.wait())
     await asyncio.wait((pipe, stop), return_when=asyncio.FIRST_COMPLETED)
 
@@ -98,6 +100,19 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
         os._exit(1)
 
     threading.Thread(target=wait_for_end, name="parent-watch", daemon=True).start()
+
+
+def _watch_loop(core: CoreClient) -> None:
+    """End the process when its event loop hangs: health is answered by that loop, too."""
+    loop_thread = threading.get_ident()
+
+    def look() -> None:
+        watch = TickWatch(time.monotonic())
+        while watch.look(core.num_turns, time.monotonic()) <= EXIT_AFTER_S:
+            time.sleep(LOOK_INTERVAL_S)
+        exit_stuck("frontend", loop_thread)
+
+    threading.Thread(target=look, name="loop-watch", daemon=True).start()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

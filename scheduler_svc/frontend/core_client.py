@@ -16,6 +16,7 @@ from scheduler_svc.core.request import FinishReason
 from scheduler_svc.frontend.inbox import ChoiceInbox, Received, StreamInbox
 from scheduler_svc.frontend.served_model import ServedModel
 from scheduler_svc.frontend.settings import FrontendSettings
+from scheduler_svc.frontend.turns import Turns
 from scheduler_svc.ipc.messages import (
     Accepted,
     Availability,
@@ -76,6 +77,7 @@ class CoreClient:
         """By the number of choice 0."""
         self._choices: dict[int, ChoiceInbox] = {}
         """By stream number."""
+        self._turns = Turns()
         self._next_stream_id = 1
         self._query_ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[Reply]] = {}
@@ -85,6 +87,8 @@ class CoreClient:
         """Tokens of the last updates."""
         self._last_message_s = clock()
         self._gone: TandemError | None = None
+        self.num_turns = 0
+        """Grows as long as the event loop turns; read by whoever watches it."""
         self.served = ServedModel()
         self.availability = Availability(executor_attached=False, ready=False, draining=False)
 
@@ -148,6 +152,7 @@ class CoreClient:
             with_logprobs=with_logprobs,
             max_pending_bytes=self._settings.max_pending_bytes,
             now_s=self._clock(),
+            turns=self._turns,
         )
         self._inboxes[stream_id] = inbox
         self._choices.update({choice.stream_id: choice for choice in inbox.choices})
@@ -311,6 +316,7 @@ class CoreClient:
         next_ping_s, was_alive = 0.0, True
         now_s = self._clock()
         while True:
+            self.num_turns += 1
             expected_s = now_s + SWEEP_INTERVAL_S
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now_s = self._clock()

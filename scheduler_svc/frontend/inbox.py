@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scheduler_svc.frontend.turns import Bell, Turns
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError, SlowConsumer, TandemError
 from tandem.link.logprobs import TokenLogprob
@@ -200,9 +201,10 @@ class StreamInbox:
         with_logprobs: bool = False,
         max_pending_bytes: int,
         now_s: float,
+        turns: Turns | None = None,
     ) -> None:
-        self._something = asyncio.Event()
-        self.wake = self._something.set
+        self._something = Bell(turns or Turns())
+        self.wake = self._something.ring
         self.is_closed = False
         self.with_news: list[ChoiceInbox] = []
         self.max_pending_bytes = max_pending_bytes
@@ -230,7 +232,7 @@ class StreamInbox:
     def accept(self, accepted: Accepted) -> None:
         """The core took the request."""
         self.accepted = accepted
-        self._something.set()
+        self._something.ring()
 
     def refuse(self, error: TandemError) -> None:
         """The core took none of its choices, or cannot be asked any more."""
@@ -243,12 +245,11 @@ class StreamInbox:
         self.is_closed = True
         if self._news.failure is None:
             self._news.failure = error
-        self._something.set()
+        self._something.ring()
 
     async def wait(self) -> None:
-        """Return when there is news."""
+        """Return when there is news, and it is this stream's turn."""
         await self._something.wait()
-        self._something.clear()
 
     def take(self) -> News:
         """All news since the last call."""
@@ -278,7 +279,7 @@ class StreamInbox:
         if self._write_began_s is None:
             if now_s - self.last_sent_s >= progress_interval_s:
                 self._news.is_silent = True
-                self._something.set()
+                self._something.ring()
         elif now_s - self._write_began_s >= stall_deadline_s:
             self._give_up(f"a message waited {stall_deadline_s:g} s for the client")
 
@@ -299,7 +300,7 @@ class StreamInbox:
         """A choice changed place; the client hears of it if this is the one it hears of."""
         if choice is self._leader():
             self._news.progress = choice.progress
-            self._something.set()
+            self._something.ring()
 
     def _leader(self) -> ChoiceInbox | None:
         return next((choice for choice in self.choices if not choice.is_over), None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler_svc.tick_watch import LIVE_WITHIN_S
+
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
@@ -42,7 +44,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     progress_interval_s: float = 3.0
     stall_deadline_s: float = 60.0
     max_pending_bytes: int = 1024 * 1024
-    core_timeout_s: float = 30.0
+    core_timeout_s: float = LIVE_WITHIN_S
     query_timeout_s: float = 10.0
     num_tokenizer_threads: int = 2
     max_waiting_prompts: int = 256

@@ -130,6 +130,8 @@ class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only
     """False while a step in flight is older than it should be, or heartbeats are missing."""
     refusal: str = ""
     """Why an executor that answers is not used, where only an operator can change that."""
+    frontends_alive: bool = True
+    """False while a frontend was not heard for as long as liveness allows."""
 
 
 class Accepted(msgspec.Struct, array_like=True, tag=12, frozen=True):

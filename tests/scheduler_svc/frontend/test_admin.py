@@ -157,6 +157,20 @@ class TestHealth:
             watch.cancel()
             assert NOT_SERVING == await check(stub, "tandem.ready")
 
+    async def test_stuck_frontend_fails_liveness_everywhere(self, frontend):
+        """
+        When the core does not hear some frontend, every frontend says that the service is not alive.
+        """
+        stub = health_pb2_grpc.HealthStub(frontend.channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=""))
+        assert SERVING == (await within(watch.read())).status
+        stuck = Availability(
+            executor_attached=True, ready=True, draining=False, frontends_alive=False
+        )
+        await frontend.core.send(stuck)
+        assert NOT_SERVING == (await within(watch.read())).status
+        watch.cancel()
+
     async def test_unusable_tokenizer_is_not_ready(self, tmp_path):
         """
         Where text cannot be served, readiness says so, whatever the core says.

@@ -91,6 +91,29 @@ class TestProcess:
             await core.send_raw(b"\x93\x63\x01\x02")
             assert 1 == await within(process.wait())
 
+    async def test_event_loop_that_hangs_ends_it(self, tmp_path):
+        """
+        A process whose event loop no longer turns ends itself with 1 and says where it hangs.
+        """
+        code = (
+            "import sys, time; from scheduler_svc.frontend import __main__ as program, core_client\n"
+            "async def hang(self): time.sleep(1000)\n"
+            "core_client.CoreClient._sweep = hang; program.EXIT_AFTER_S = 1.0; sys.exit(program.main())"
+        )
+        core = FakeCore(tmp_path / "core.sock")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", code, "--settings-json", settings(tmp_path)),
+            stdin=PIPE,
+            stderr=PIPE,
+        )
+        try:
+            _, stderr = await within(process.communicate(), 60)
+        finally:
+            await core.close()
+        assert 1 == process.returncode
+        assert b"loop_stuck" in stderr
+        assert b"in hang" in stderr
+
     async def test_address_in_use_is_one_readable_line(self, tmp_path):
         """
         A port that is taken is reported by reason and address, without a trace.

@@ -111,3 +111,25 @@ class TestOperators:
         argument = snapshot.encode_json(snapshot.SuspendArgument(1))
         assert "NO_EXECUTOR" == bench.reply(frontend, "suspend", argument).error.reason
         assert bench.reply(frontend, "resume").error is None
+
+
+class TestLiveness:
+    def test_frontend_that_is_silent_for_too_long_is_told_to_all(self, bench):
+        """Frontends speak every few seconds: one that did not for half a minute is not alive, until it speaks again."""
+        stuck, other = bench.frontend(0), bench.frontend(1)
+        bench.lead_s += 31.0
+        bench.until(lambda: not other.availabilities[-1].frontends_alive)
+        bench.reply(other, "stats")
+        assert not other.availabilities[-1].frontends_alive
+        bench.reply(stuck, "stats")
+        bench.until(lambda: other.availabilities[-1].frontends_alive)
+
+    def test_frontend_that_is_gone_is_not_waited_for(self, bench):
+        """A frontend whose process ended does not count."""
+        bench.frontend(0)
+        other = bench.frontend(1)
+        bench.loop.frontend_died(0)
+        bench.turn()
+        bench.lead_s += 31.0
+        bench.reply(other, "stats")
+        assert other.availabilities[-1].frontends_alive

@@ -24,6 +24,22 @@ FREE = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--metrics-l
 NOBODY = ("--executor", "127.0.0.1:9")
 
 
+MAIN = "import sys; from scheduler_svc.__main__ import main; sys.exit(main())"
+BREAKING = """
+import os, threading, time
+from scheduler_svc import service
+from scheduler_svc.loop import CoreLoop
+turn, file = CoreLoop.turn, os.environ["TMPDIR"] + "/../break"
+service.EXIT_AFTER_S = 1.0
+def broken(self, wait_s):
+    if os.path.exists(file):
+        {how}
+    turn(self, wait_s)
+CoreLoop.turn = broken
+"""
+"""A core thread that breaks once a file is there."""
+
+
 def _until(condition: Callable[[], object]) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
@@ -34,7 +50,7 @@ def _until(condition: Callable[[], object]) -> None:
 class Process:
     """A scheduler service of its own."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, planted: str = "") -> None:
         self.ready_file = folder / "ready.json"
         self.folder = folder / "t"
         self.folder.mkdir()
@@ -42,7 +58,7 @@ class Process:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "scheduler_svc", *NOBODY, *FREE,
+                sys.executable, "-c", f"{planted}\n{MAIN}", *NOBODY, *FREE,
                 "--ready-file", str(self.ready_file), *flags,
             ],
             stderr=self._log,
@@ -69,10 +85,10 @@ class Process:
 def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
-    def start(*flags: str) -> Process:
+    def start(*flags: str, planted: str = "") -> Process:
         folder = tmp_path / str(len(started))
         folder.mkdir()
-        started.append(Process(folder, *flags))
+        started.append(Process(folder, *flags, planted=planted))
         return started[-1]
 
     yield start
@@ -179,6 +195,25 @@ class TestLife:
         assert 1 == service.wait()
         assert "frontend_exited" in service.log()
         assert not any(child.is_running() for child in children)
+
+    @pytest.mark.parametrize(
+        ("how", "said"),
+        [
+            ("raise RuntimeError('planted')", "planted"),
+            ("time.sleep(1000)", "loop_stuck"),
+        ],
+        ids=["dead", "stuck"],
+    )
+    def test_core_thread_that_breaks_ends_the_service(self, start, how, said):
+        """A core thread that dies or hangs takes the process down with 1, its frontends too, and says why."""
+        service = start("--frontends", "2", planted=BREAKING.format(how=how))
+        service.wait_ready()
+        children = service.children()
+        (service.folder.parent / "break").touch()
+        assert 1 == service.wait(), service.log()
+        assert said in service.log()
+        _until(lambda: not any(child.is_running() for child in children))
+        assert [] == list(service.folder.iterdir())
 
     def test_frontends_do_not_outlive_a_killed_core(self, start):
         """However the core process ends, its frontends end too."""
