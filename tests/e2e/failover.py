@@ -1,0 +1,146 @@
+"""A scheduler and several executors without a model, as processes that tests stop, kill and replace."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+
+from tandem.errors import TandemError
+from tandem_client import NO_RETRY, AdminClient, Client, Delta, is_serving
+from tests.e2e.cluster import Process, free_port, wait_until
+
+PROMPT = "def fibonacci(n):"
+NO_LEASE_MS = 600_000
+"""Longer than any test: who had to wait for a lease would fail it."""
+
+
+class Fleet:
+    """Processes by name; all end with `close`."""
+
+    def __init__(self, folder: Path, *, num_executors: int = 1, step_ms: float = 5.0) -> None:
+        self._folder = folder
+        self._step_ms = step_ms
+        self._num_started = 0
+        self._processes: list[Process] = []
+        self.executor_addresses = [f"127.0.0.1:{free_port()}" for _ in range(num_executors)]
+
+    def executor(self, place: int = 0, *, seed: int = 0) -> Process:
+        """Start an executor at its address; another seed is another model."""
+        arguments = [
+            f"--listen={self.executor_addresses[place]}",
+            f"--step-ms={self._step_ms}",
+            f"--seed={seed}",
+            "--rows=32",
+            "--max-num-blocks=8192",
+            "--max-model-len=16384",
+        ]
+        executor = self._start("executor_svc.fixed_step", arguments)
+        executor.addresses()
+        return executor
+
+    def scheduler(self, *options: str, listen: str = "127.0.0.1:0") -> Scheduler:
+        """Start a scheduler of all executors."""
+        arguments = [
+            f"--executor={','.join(self.executor_addresses)}",
+            f"--listen={listen}",
+            "--admin-listen=127.0.0.1:0",
+            "--metrics-listen=127.0.0.1:0",
+            f"--lease-ms={NO_LEASE_MS}",
+            *options,
+        ]
+        return Scheduler(self._start("scheduler_svc", arguments))
+
+    def close(self) -> None:
+        """Kill everything."""
+        for process in self._processes:
+            process.end()
+
+    def logs(self) -> str:
+        """Everything the services said, for a failing test's report."""
+        return "\n".join(f"== {one.log.name}\n{one.log.read_text()}" for one in self._processes)
+
+    def _start(self, module: str, arguments: list[str]) -> Process:
+        self._num_started += 1
+        name = f"{self._num_started}-{module}"
+        self._processes.append(Process(module, arguments, self._folder, name))
+        return self._processes[-1]
+
+
+class Scheduler:
+    """One scheduler process and how to ask it."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        addresses = process.addresses()
+        self.address: str = addresses["address"]
+        self._admin_address: str = addresses["admin_address"]
+
+    def is_ready(self) -> bool:
+        """Whether the public port says that requests are served."""
+        with contextlib.suppress(TandemError):
+            return is_serving(self.address, "tandem.ready", timeout_s=10)
+        return False
+
+    def wait_ready(self, *, ready: bool = True) -> None:
+        """Wait until it is, or is not."""
+        wait_until(lambda: self.is_ready() is ready, f"ready is {ready}")
+
+    def stats(self):
+        """GetStats."""
+        with AdminClient(self._admin_address, retry=NO_RETRY) as admin:
+            return admin.stats()
+
+    def wait_idle(self):
+        """Wait until no request and no block is held; gives the figures then."""
+
+        def idle():
+            stats = self.stats()
+            busy = stats.running_requests + stats.waiting_requests + stats.used_blocks
+            return None if busy else stats
+
+        return wait_until(idle, "no request and no block")
+
+
+class Reader:
+    """Reads streams of one prompt on threads, each checked for lost and repeated tokens."""
+
+    def __init__(self, scheduler: Scheduler, *, num_streams: int, num_tokens: int) -> None:
+        self.tokens: list[list[int]] = [[] for _ in range(num_streams)]
+        self.errors: list[TandemError] = []
+        self._num_tokens = num_tokens
+        self._threads = [
+            threading.Thread(target=self._read, args=(scheduler.address, place), daemon=True)
+            for place in range(num_streams)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_for(self, num_tokens: int) -> None:
+        """Wait until each stream has so many more tokens."""
+        wanted = [len(tokens) + num_tokens for tokens in self.tokens]
+
+        def has_come() -> bool:
+            assert not self.errors, self.errors
+            return all(len(t) >= w for t, w in zip(self.tokens, wanted, strict=True))
+
+        wait_until(has_come, f"{num_tokens} more tokens")
+
+    def finish(self) -> list[list[int]]:
+        """Wait for the end of all streams."""
+        for thread in self._threads:
+            thread.join(120)
+            assert not thread.is_alive(), "a stream does not end"
+        return self.tokens
+
+    def _read(self, address: str, place: int) -> None:
+        tokens = self.tokens[place]
+        options = {"max_tokens": self._num_tokens, "ignore_eos": True, "seed": place}
+        try:
+            with Client(address, retry=NO_RETRY) as client:
+                for event in client.generate(PROMPT, temperature=1.0, **options):
+                    if isinstance(event, Delta):
+                        assert len(tokens) == event.first_token_offset
+                        tokens += event.token_ids
+        except TandemError as error:
+            self.errors.append(error)

@@ -1,0 +1,181 @@
+"""Executors and schedulers that are stopped, killed, replaced and fought over, as processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tandem.errors import ExecutorLost, ModelChanged
+from tests.e2e.cluster import free_port, wait_until
+from tests.e2e.failover import Fleet, Reader
+
+NUM_STREAMS = 8
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def make_fleet(tmp_path):
+    fleets: list[Fleet] = []
+
+    def make(**options) -> Fleet:
+        fleets.append(Fleet(tmp_path, **options))
+        return fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        fleet.close()
+
+
+def undisturbed(scheduler, num_tokens: int) -> list[list[int]]:
+    """The tokens of streams that nothing happens to."""
+    return Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=num_tokens).finish()
+
+
+class TestStoppedExecutor:
+    @pytest.mark.parametrize("seconds", [3.5, 8.0], ids=["same-stream", "stream-opened-anew"])
+    def test_goes_on_where_it_was(self, make_fleet, seconds):
+        """
+        An executor under SIGSTOP for less than lost_after_s turns the service unready; after SIGCONT it is ready again,
+        no token is lost and none is computed twice.
+        """
+        fleet = make_fleet()
+        executor, scheduler = fleet.executor(), fleet.scheduler()
+        scheduler.wait_ready()
+        expected = undisturbed(scheduler, 300)
+        before = scheduler.wait_idle()
+        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=300)
+        reader.wait_for(20)
+        executor.process.send_signal(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        scheduler.wait_ready(ready=False)
+        wait_until(lambda: time.monotonic() > stopped_s + seconds, "the end of the stop")
+        executor.process.send_signal(signal.SIGCONT)
+        scheduler.wait_ready()
+        assert expected == reader.finish(), fleet.logs()
+        assert [] == reader.errors
+        after = scheduler.wait_idle()
+        assert (1, 0, 0) == (
+            after.executor_sessions,
+            after.executor_losses,
+            after.recomputed_tokens,
+        )
+        assert (after.executor_reattachments > 0) == (seconds > 5)
+        assert 2 * before.prefill_tokens == after.prefill_tokens
+
+    def test_is_given_up_for_another(self, make_fleet):
+        """An executor that stays silent for lost_after_s loses its work to the next address."""
+        fleet = make_fleet(num_executors=2)
+        first, _ = fleet.executor(0), fleet.executor(1)
+        scheduler = fleet.scheduler("--lost-after-s=3")
+        scheduler.wait_ready()
+        expected = undisturbed(scheduler, 200)
+        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=200)
+        reader.wait_for(20)
+        first.process.send_signal(signal.SIGSTOP)
+        assert expected == reader.finish(), fleet.logs()
+        stats = scheduler.wait_idle()
+        assert (2, 1) == (stats.executor_sessions, stats.executor_losses)
+        assert fleet.executor_addresses[1] == stats.executor_address
+        assert stats.recomputed_tokens > 0
+
+
+class TestKilledExecutor:
+    def test_work_moves_to_the_second_address(self, make_fleet):
+        """After kill -9 another executor with the same model takes every stream on, and back."""
+        fleet = make_fleet(num_executors=2)
+        executors = [fleet.executor(0), fleet.executor(1)]
+        scheduler = fleet.scheduler()
+        scheduler.wait_ready()
+        expected = undisturbed(scheduler, 1000)
+        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=1000)
+        reader.wait_for(20)
+        executors[0].kill()
+        reader.wait_for(20)
+        executors[0] = fleet.executor(0)
+        reader.wait_for(5)
+        executors[1].kill()
+        assert expected == reader.finish(), fleet.logs()
+        assert [] == reader.errors
+        stats = scheduler.wait_idle()
+        assert (3, 2) == (stats.executor_sessions, stats.executor_losses)
+        assert fleet.executor_addresses[0] == stats.executor_address
+
+    def test_other_weights_take_over_only_when_time_is_up(self, make_fleet):
+        """Running requests fail MODEL_CHANGED after recovery_timeout_s; new ones get the new model."""
+        fleet = make_fleet(num_executors=2)
+        executor, _ = fleet.executor(0), fleet.executor(1, seed=1)
+        scheduler = fleet.scheduler("--recovery-timeout-s=3")
+        scheduler.wait_ready()
+        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=12_000)
+        reader.wait_for(5)
+        executor.kill()
+        wait_until(lambda: "running requests need" in scheduler.stats().executor_refusal, "refusal")
+        assert [] == reader.errors
+        reader.finish()
+        assert [ModelChanged] * NUM_STREAMS == [type(error) for error in reader.errors]
+        scheduler.wait_ready()
+        assert all(undisturbed(scheduler, 20))
+        assert fleet.executor_addresses[1] == scheduler.stats().executor_address
+
+    def test_rollout_loses_nothing(self, make_fleet):
+        """An executor told to stop hands over to the next address and exits with 0."""
+        fleet = make_fleet(num_executors=2)
+        first, _ = fleet.executor(0), fleet.executor(1)
+        scheduler = fleet.scheduler()
+        scheduler.wait_ready()
+        expected = undisturbed(scheduler, 300)
+        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=300)
+        reader.wait_for(20)
+        first.process.terminate()
+        assert expected == reader.finish(), fleet.logs()
+        assert [] == reader.errors
+        assert 0 == first.process.wait(30)
+
+
+class TestSchedulers:
+    def test_restarted_scheduler_need_not_wait_for_its_own_lease(self, make_fleet):
+        """
+        After kill -9 of a scheduler its successor on the same address gets the executor at once, all slots empty, though
+        the lease would last for minutes.
+        """
+        fleet = make_fleet()
+        fleet.executor()
+        first = fleet.scheduler(listen=f"127.0.0.1:{free_port()}")
+        first.wait_ready()
+        expected = undisturbed(first, 50)
+        reader = Reader(first, num_streams=NUM_STREAMS, num_tokens=12_000)
+        reader.wait_for(5)
+        first.process.end()
+        reader.finish()
+        second = fleet.scheduler(listen=first.address)
+        second.wait_ready()
+        assert expected == undisturbed(second, 50)
+        second.wait_idle()
+
+    def test_fenced_scheduler_stands_back(self, make_fleet):
+        """
+        A second scheduler gets nothing while the first lives, and all with --take-over; the first is unready from then
+        on, says who has the executor, and fails its requests rather than take it back.
+        """
+        fleet = make_fleet()
+        fleet.executor()
+        first = fleet.scheduler("--recovery-timeout-s=4", "--scheduler-name=first")
+        first.wait_ready()
+        reader = Reader(first, num_streams=NUM_STREAMS, num_tokens=12_000)
+        reader.wait_for(5)
+        polite = fleet.scheduler("--scheduler-name=polite")
+        wait_until(lambda: "first/" in polite.stats().executor_refusal, "refusal")
+        reader.wait_for(5)
+        rival = fleet.scheduler("--scheduler-name=rival", "--take-over")
+        rival.wait_ready()
+        first.wait_ready(ready=False)
+        assert "scheduler rival has taken the executor over" in first.stats().executor_refusal
+        assert all(undisturbed(rival, 50))
+        reader.finish()
+        assert [ExecutorLost] * NUM_STREAMS == [type(error) for error in reader.errors]
+        assert rival.is_ready()
+        assert (1, 0) == (rival.stats().executor_sessions, rival.stats().executor_losses)
+        assert (1, 1) == (first.stats().executor_sessions, first.stats().executor_fencings)
