@@ -190,7 +190,11 @@ def _describe(
         kv_bytes_per_block=kv.bytes_per_block,
         eos_token_ids=np.asarray(model.config.eos_token_ids, "<i4").tobytes(),
         generation_defaults=DefaultsMessage(
-            temperature=defaults.temperature, top_k=defaults.top_k, top_p=defaults.top_p
+            temperature=defaults.temperature,
+            top_k=defaults.top_k,
+            top_p=defaults.top_p,
+            repetition_penalty=defaults.repetition_penalty,
+            min_p=defaults.min_p,
         ),
         device=_device_name(model.device),
         features=["suspend", *(["margins"] if loaded.settings.collect_margins else [])],

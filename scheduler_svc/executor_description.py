@@ -23,7 +23,7 @@ class ExecutorDescription:
     """
     One boot of one executor; see tandem.executor.v1.DescribeResponse.
 
-    The three defaults are what requests get that set nothing: the model's own recommendation, else
+    The defaults are what requests get that set nothing: the model's own recommendation, else
     the public contract's.
     """
 
@@ -41,6 +41,8 @@ class ExecutorDescription:
     default_temperature: float
     default_top_k: int
     default_top_p: float
+    default_repetition_penalty: float = 1.0
+    default_min_p: float = 0.0
 
     def model(self, tokenizer_dir: str, max_model_len: int, options: CoreOptions) -> Model:
         """What frontends need to know, with the length limit and the options in force."""
@@ -55,6 +57,8 @@ class ExecutorDescription:
             default_temperature=self.default_temperature,
             default_top_k=self.default_top_k,
             default_top_p=self.default_top_p,
+            default_repetition_penalty=self.default_repetition_penalty,
+            default_min_p=self.default_min_p,
             tokenizer_dir=tokenizer_dir,
             block_size=self.geometry.block_size if options.prefix_caching else 0,
             truncates=options.overlength is Overlength.TRUNCATE,
@@ -114,4 +118,9 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
         ),
         default_top_k=max(0, defaults.top_k) if defaults.HasField("top_k") else DEFAULT_TOP_K,
         default_top_p=defaults.top_p if defaults.HasField("top_p") else DEFAULT_TOP_P,
+        # what is unset or has no meaning is off
+        default_repetition_penalty=(
+            defaults.repetition_penalty if defaults.repetition_penalty > 0 else 1.0
+        ),
+        default_min_p=defaults.min_p if 0 <= defaults.min_p <= 1 else 0.0,
     )

@@ -22,6 +22,8 @@ class GenerationDefaults:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,4 +169,6 @@ def _generation_defaults(generation: JsonFields | None) -> GenerationDefaults:
         temperature=generation.optional_float("temperature"),
         top_k=generation.optional_int("top_k"),
         top_p=generation.optional_float("top_p"),
+        repetition_penalty=generation.optional_float("repetition_penalty"),
+        min_p=generation.optional_float("min_p"),
     )

@@ -189,7 +189,8 @@ def default_params(model: Model) -> ResolvedParams:
         top_p=model.default_top_p,
         max_tokens=min(DEFAULT_MAX_TOKENS, model.max_model_len - 1),
         n=1,
-        repetition_penalty=1.0,
+        repetition_penalty=model.default_repetition_penalty,
+        min_p=model.default_min_p,
     )
 
 

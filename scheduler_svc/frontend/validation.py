@@ -110,11 +110,13 @@ def check_params(
         tenant=request.tenant,
         cache_salt=request.cache_salt.encode(),
         repetition_penalty=(
-            sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+            sampling.repetition_penalty
+            if sampling.HasField("repetition_penalty")
+            else model.default_repetition_penalty
         ),
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,
-        min_p=sampling.min_p,
+        min_p=sampling.min_p if sampling.HasField("min_p") else model.default_min_p,
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         min_tokens=stopping.min_tokens,
         logprobs=request.logprobs if request.HasField("logprobs") else None,

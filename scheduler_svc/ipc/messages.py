@@ -118,6 +118,8 @@ class Model(msgspec.Struct, array_like=True, tag=10, frozen=True, kw_only=True):
     """Tokens per block for the digests of prompts; 0 where prompts need none."""
     truncates: bool = False
     """Too long requests are made to fit instead of refused."""
+    default_repetition_penalty: float = 1.0
+    default_min_p: float = 0.0
 
 
 class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only=True):

@@ -74,11 +74,13 @@ class TestDefaults:
         path = directory(
             tmp_path,
             {**LLAMA, "eos_token_id": [7, 5]},
-            {"eos_token_id": 5, "temperature": 0.6, "top_k": 20},
+            {"eos_token_id": 5, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05},
         )
         config = read_model_config(path)
         assert config.eos_token_ids == (5, 7)
-        assert config.generation_defaults == GenerationDefaults(temperature=0.6, top_k=20)
+        assert config.generation_defaults == GenerationDefaults(
+            temperature=0.6, top_k=20, repetition_penalty=1.05
+        )
 
 
 class TestRope:

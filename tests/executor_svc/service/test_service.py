@@ -106,9 +106,12 @@ class TestDescribe:
         """
         directory = shutil.copytree(model_dir, tmp_path / "model")
         path = directory / "generation_config.json"
-        path.write_text(json.dumps({"temperature": 0.5, "top_k": 0, "eos_token_id": [3, 5]}))
+        recommended = {"temperature": 0.5, "top_k": 0, "repetition_penalty": 1.25}
+        path.write_text(json.dumps(recommended | {"eos_token_id": [3, 5]}))
         about = start(directory=directory).describe()
         assert 0.5 == about.generation_defaults.temperature
+        assert 1.25 == about.generation_defaults.repetition_penalty
+        assert not about.generation_defaults.HasField("min_p")
         assert about.generation_defaults.HasField("top_k")
         assert not about.generation_defaults.HasField("top_p")
         assert [3, 5, EOS_TOKEN_ID] == np.frombuffer(about.eos_token_ids, "<i4").tolist()

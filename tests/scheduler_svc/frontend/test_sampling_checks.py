@@ -83,6 +83,20 @@ def test_everything_is_off_unless_asked_for():
     assert not told.HasField("logprobs")
 
 
+def test_model_recommends_what_is_unset():
+    """
+    The model's own repetition penalty and min_p apply where a request sets none.
+    """
+    recommending = model(Path("/nowhere"), default_repetition_penalty=1.05, default_min_p=0.1)
+    unset = check_params(GenerateRequest(), recommending, choose_seed=lambda: 0)
+    assert (1.05, 0.1) == (unset.repetition_penalty, unset.min_p)
+    off = GenerateRequest(sampling={"repetition_penalty": 1.0, "min_p": 0.0})
+    params = check_params(off, recommending, choose_seed=lambda: 0)
+    assert (1.0, 0.0) == (params.repetition_penalty, params.min_p)
+    told = default_params(recommending)
+    assert (1.05, 0.1) == pytest.approx((told.repetition_penalty, told.min_p))
+
+
 class TestLogprobs:
     def test_zero_differs_from_unset(self):
         """

@@ -1,0 +1,42 @@
+"""What a scheduler makes of an executor's description of itself."""
+
+import pytest
+
+from scheduler_svc.core.options import CoreOptions
+from scheduler_svc.executor_description import read_description
+from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
+from tandem.link import PROTOCOL_VERSION
+
+
+def described(**defaults: float) -> DescribeResponse:
+    return DescribeResponse(
+        protocol_version=PROTOCOL_VERSION,
+        boot_id="boot",
+        model_fingerprint="model",
+        vocab_size=100,
+        max_model_len=64,
+        block_size=4,
+        num_blocks=16,
+        num_slots=4,
+        max_batch_size=4,
+        max_total_tokens=16,
+        max_inflight_steps=4,
+        generation_defaults=GenerationDefaults(**defaults),
+    )
+
+
+@pytest.mark.parametrize(
+    ("defaults", "repetition_penalty", "min_p"),
+    [
+        ({}, 1.0, 0.0),
+        ({"repetition_penalty": 1.25, "min_p": 0.5}, 1.25, 0.5),
+        ({"repetition_penalty": 0.0, "min_p": 2.0}, 1.0, 0.0),
+    ],
+    ids=["silent", "recommended", "without-meaning"],
+)
+def test_recommended_penalties_reach_frontends(defaults, repetition_penalty, min_p):
+    """
+    What the model's author recommends is told to frontends; what is unset or has no meaning is off.
+    """
+    model = read_description(described(**defaults)).model("", 64, CoreOptions())
+    assert (repetition_penalty, min_p) == (model.default_repetition_penalty, model.default_min_p)
