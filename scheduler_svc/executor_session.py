@@ -132,7 +132,8 @@ class ExecutorSession:
         """Sessions in a row in which no step succeeded."""
         self._sent_s: dict[int, float] = {}
         self._in_flight: dict[int, Command] = {}
-        self._last_problem = ""
+        self._problems: dict[tuple[str, str], str] = {}
+        """The latest of each kind and address since a stream was attached."""
         self._was_attached = False
         """Whether this session had a stream before."""
         self._is_released = False
@@ -279,7 +280,7 @@ class ExecutorSession:
         for raw in missing:
             self._link.send(raw)
         self.detached_since_s = None
-        self._last_problem = ""
+        self._problems.clear()
         self._num_broken = 0
         self.counts.reattachments += self._was_attached
         self.counts.steps_sent_again += len(missing)
@@ -363,9 +364,10 @@ class ExecutorSession:
         self, event: str, error: TandemError, retry_in_s: float, address: str = ""
     ) -> None:
         """Log a problem once, not at every attempt; later ones only for debugging."""
-        problem = f"{event} {address} {error.reason} {error.field}"
-        log = _log.debug if problem == self._last_problem else _log.warning
-        self._last_problem = problem
+        problem = f"{error.reason} {error.field}"
+        is_known = self._problems.get((event, address)) == problem
+        self._problems[event, address] = problem
+        log = _log.debug if is_known else _log.warning
         where = {"address": address} if address else {}
         log(
             event,

@@ -39,7 +39,7 @@ def hunt(planted: type[LinkMachine]) -> None:
         walk(planted(), seed, 60)
 
 
-@pytest.mark.parametrize("window", [1, 2, 4], ids=lambda window: f"window{window}")
+@pytest.mark.parametrize("window", [1, 2, 4, 16], ids=lambda window: f"window{window}")
 class TestLinkModel:
     def test_any_history_keeps_tokens_blocks_and_order(self, window):
         """

@@ -87,6 +87,16 @@ class TestChoosing:
         assert_all_complete(bench, start(bench))
         assert 0 == held.num_sessions
 
+    def test_each_problem_is_reported_once(self, make_service):
+        """Rounds over addresses that do not answer warn once of each, however many there are."""
+        bench = make_service()
+        with structlog.testing.capture_logs() as logs:
+            bench.frontend()
+            bench.until(lambda: len([log for log in logs if "retry_in_s" in log]) >= 6)
+        failed = [log for log in logs if log["event"] == "executor_connect_failed"]
+        assert 2 == len([log for log in failed if log["log_level"] == "warning"])
+        assert 2 == len({log["address"] for log in failed})
+
 
 class TestMoving:
     def test_work_moves_when_the_executor_is_gone(self, make_service, make_executor):

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
+from scheduler_svc.ipc import snapshot
 from tandem.errors import SessionHeld
 from tandem.link.checksum import seal
 from tandem.link.session import SchedulerId
@@ -151,15 +152,23 @@ class TestHeldSession:
 
 
 class TestBreaking:
-    def test_cut_stream_is_attached_again(self, bench, make_executor):
-        """A broken stream is opened again within the session and no token is lost or repeated."""
+    @pytest.mark.parametrize("window", [1, 2, 4, 16])
+    def test_cut_stream_is_attached_again(self, make_bench, make_executor, address, window):
+        """
+        A broken stream is opened again within the session: no token is lost or repeated, no step computed twice, and
+        no prompt token either.
+        """
         executor = make_executor()
+        bench = make_bench(has_real_link=True, executor=address, window=window, run_ahead=window)
         frontend = _start(bench)
         for num_cuts in range(1, 4):
             executor.cut()
             bench.until(lambda n=num_cuts: bench.loop._session.counts.reattachments == n)
         _assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
+        assert executor.end.last_completed_step_id == executor.runner.num_steps
+        stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
+        assert (sum(map(len, PROMPTS)), 0) == (stats.prefill_tokens, stats.recomputed_tokens)
 
     def test_restarted_executor_goes_on_with_all_requests(self, bench, make_executor):
         """A killed executor's successor gets every request again, each at its next token."""
