@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.ipc.messages import CoreMessage, encode
@@ -24,6 +25,8 @@ EOS_TOKEN_IDS = frozenset({128_001, 128_008, 128_009})
 STOP_TOKEN_IDS = frozenset({128_003, 128_010})
 NUM_PLAIN_TOKENS = 128_000
 """Ids below this end nobody."""
+USUAL_STEP_S = 0.02
+"""What a step is taken to last: too long to run further ahead than asked for."""
 
 _BOOT_ID = "bench"
 _NUM_DRAWN = 64
@@ -88,7 +91,7 @@ class BenchService:
             max_total_tokens=max_total_tokens,
             max_model_len=max_model_len,
         )
-        self.core = Scheduler(config, geometry)
+        self.core = Scheduler(config, geometry, CoreOptions(window=window))
         self.sink = Sink()
         self._publisher = Publisher(self.sink, lambda _: None)
         self._publisher.open(_FRONTEND)
@@ -147,7 +150,7 @@ class BenchService:
         if result is not None and end.on_result(result):
             core.apply(result, now)
         batches = []
-        while end.can_send:
+        while end.can_send and core.num_inflight < core.depth(USUAL_STEP_S):
             batch = core.schedule(now)
             if batch is None:
                 break
