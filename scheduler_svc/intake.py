@@ -160,7 +160,8 @@ class Intake:
             why = state.availability.refusal or "try again in a moment"
             raise NoExecutor(f"no executor has been attached yet: {why}")
         if state.executor_given_up:
-            raise ExecutorLost("the executor is lost and has not come back: try again later")
+            why = state.availability.refusal or "try again later"
+            raise ExecutorLost(f"the executor is lost and has not come back: {why}")
         if state.model is not None and message.model_revision not in ("", state.model.revision):
             raise ModelChanged("the model was replaced while this request arrived: send it again")
         return state.core

@@ -91,6 +91,8 @@ class Seen:
     drain_grace_s: list[float | None] = field(default_factory=list)
     listed: list[requests_pb2.ListRequestsRequest] = field(default_factory=list)
     num_flushes: int = 0
+    executor_refusal: str = ""
+    """What GetStats says of it."""
     suspensions: list[int | None] = field(default_factory=list)
     """Modes of suspensions, None for a resumption, in order."""
 
@@ -315,6 +317,7 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             retractions=4,
             refused_by_limit={"max_num_seqs": 6},
             schedule_policy="lpm",
+            executor_refusal=self._seen.executor_refusal,
         )
 
     async def Drain(self, request, context):  # noqa: N802 -- the rpc's name

@@ -413,15 +413,17 @@ class TestDoctor:
         assert "FakeForCausalLM" in findings["server"]["fact"]
         assert "2 running" in findings["admin"]["fact"]
 
-    def test_unready_server_fails_with_advice(self, run, server):
+    @pytest.mark.parametrize("refusal", ["", "scheduler b has taken the executor over"])
+    def test_unready_server_fails_with_advice(self, run, server, refusal):
         """
-        A server that is up but not ready fails, with what to look at.
+        A server that is up but not ready fails, with what it says itself or what to look at.
         """
         server.set_health("tandem.ready", False)
-        result = run("doctor", "--address", server.address)
+        server.seen.executor_refusal = refusal
+        result = run("doctor", "--address", server.address, "--admin-address", server.address)
 
         assert 1 == result.exit_code
-        assert "is not ready; its executor is missing" in result.stdout
+        assert f"is not ready; {refusal or 'its executor is missing'}" in result.stdout
 
     def test_taken_port_is_a_warning(self, run):
         """

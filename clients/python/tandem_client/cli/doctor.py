@@ -161,7 +161,7 @@ def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterato
         yield from _no_server(address, admin_address, describe(error, address), must_run=must_run)
         return
     if not ready:
-        advice = "its executor is missing or still loading: see the scheduler's log"
+        advice = _refusal(admin_address) or "its executor is missing or still loading: see the log"
         yield Finding("fail", "server", f"{address} answers but is not ready", advice)
         return
     try:
@@ -181,6 +181,15 @@ def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterato
         return
     load = f"{stats.running_requests} running, {stats.waiting_requests} waiting"
     yield Finding("ok", "admin", f"{load}, {stats.used_blocks}/{stats.total_blocks} blocks used")
+
+
+def _refusal(admin_address: str) -> str:
+    """Why the scheduler uses no executor, where it knows."""
+    try:
+        with AdminClient(admin_address, retry=NO_RETRY) as admin:
+            return admin.stats(deadline_s=TIMEOUT_S).executor_refusal
+    except TandemError:
+        return ""
 
 
 def _no_server(address: str, admin_address: str, why: str, *, must_run: bool) -> Iterator[Finding]:
