@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from scheduler_svc.block_hashes import block_digests
+from scheduler_svc.frontend.detokenizer import Detokenizer
 from scheduler_svc.frontend.lengths import (
     DEFAULT_MAX_TOKENS,
+    Fit,
     check_prompt_len,
     fit_lengths,
     longest_prompt,
@@ -80,24 +82,7 @@ async def prepare_request(
     column = np.asarray(prompt, np.int32)
     digests = await _digests(column, params.cache_salt, model, threads)
     priors = check_resume(request, params, vocab_size=model.vocab_size, max_tokens=fit.max_tokens)
-    end_token_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
-
-    def start() -> list[ChoiceStart]:
-        return start_choices(
-            priors,
-            lambda: OutputText(
-                loaded.text.detokenizer(prompt),
-                stops=params.stop,
-                end_token_ids=end_token_ids,
-                min_tokens=params.min_tokens,
-            ),
-            params,
-            max_tokens=fit.max_tokens,
-            fills_context=fit.fills_context,
-        )
-
-    is_short = sum(len(prior.token_ids) for prior in priors) <= INLINE_PRIOR_TOKENS
-    starts = start() if is_short else await threads.run(start)
+    starts = await _starts(priors, params, fit, lambda: loaded.text.detokenizer(prompt), threads)
     request_id = request.request_id or secrets.token_hex(12)
     resolved = _resolved(params, fit.max_tokens)
     has_key = bool(request.idempotency_key)
@@ -108,18 +93,11 @@ async def prepare_request(
             stream_id=stream_id,
             request_id=request_id,
             prompt=column.astype("<i4", copy=False).tobytes(),
-            max_tokens=fit.max_tokens,
-            arrival_s=now_s,
-            model_revision=model.revision,
-            fills_context=fit.fills_context,
             block_digests=digests,
-            digest_block_size=model.block_size,
             prior_outputs=_prior_outputs(priors),
             finished_choices=tuple(at for at, start in enumerate(starts) if start.is_over),
-            idempotency_key=request.idempotency_key,
             fingerprint=fingerprint,
-            is_seed_given=request.sampling.HasField("seed"),
-            **_submitted(params, now_s),
+            **_submitted(request, params, fit, model, now_s),
         )
 
     return PreparedRequest(
@@ -136,6 +114,34 @@ async def prepare_request(
         starts=starts,
         with_logprobs=params.logprobs is not None,
     )
+
+
+async def _starts(
+    priors: list[Prior],
+    params: CheckedParams,
+    fit: Fit,
+    make_detokenizer: Callable[[], Detokenizer],
+    threads: TokenizerThreads,
+) -> list[ChoiceStart]:
+    """Where each choice begins, after what its client has already."""
+    end_token_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
+
+    def start() -> list[ChoiceStart]:
+        return start_choices(
+            priors,
+            lambda: OutputText(
+                make_detokenizer(),
+                stops=params.stop,
+                end_token_ids=end_token_ids,
+                min_tokens=params.min_tokens,
+            ),
+            params,
+            max_tokens=fit.max_tokens,
+            fills_context=fit.fills_context,
+        )
+
+    is_short = sum(len(prior.token_ids) for prior in priors) <= INLINE_PRIOR_TOKENS
+    return start() if is_short else await threads.run(start)
 
 
 def _prior_outputs(priors: list[Prior]) -> tuple[bytes, ...]:
@@ -156,10 +162,19 @@ def _fingerprint(prompt: Int32Column, cache_salt: bytes, resolved: ResolvedParam
     return digest.digest()
 
 
-def _submitted(params: CheckedParams, now_s: float) -> dict[str, Any]:
-    """What the core is told of the parameters as they are."""
+def _submitted(
+    request: GenerateRequest, params: CheckedParams, fit: Fit, model: Model, now_s: float
+) -> dict[str, Any]:
+    """What the core is told of request, parameters and model as they are."""
     limit_ms = params.time_limit_ms
     return {
+        "idempotency_key": request.idempotency_key,
+        "is_seed_given": request.sampling.HasField("seed"),
+        "max_tokens": fit.max_tokens,
+        "fills_context": fit.fills_context,
+        "arrival_s": now_s,
+        "model_revision": model.revision,
+        "digest_block_size": model.block_size,
         "temperature": params.temperature,
         "top_k": params.top_k,
         "top_p": params.top_p,
