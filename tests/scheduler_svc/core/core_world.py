@@ -32,7 +32,7 @@ from scheduler_svc.core.suspects import BROKEN_AT
 from tandem.errors import ExecutorLost, InvalidLogits, PoisonRequest, TandemError
 from tandem.link.batch import KvMode
 from tests.scheduler_svc.core.fake_executor import expected_outputs
-from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
+from tests.scheduler_svc.core.harness import GREEDY, Rig, geometry_of, small_config
 
 Choose = Callable[[list], Any]
 
@@ -116,7 +116,8 @@ class CoreWorld:
         for _ in range(choose([1, 2, 4, 4])):
             before = self.rig.num_handles
             with suppress(TandemError):
-                self.rig.submit(max_tokens=max_tokens, **fields)
+                sampling = replace(GREEDY, logprobs=(None, None, 0, 2)[before % 4])
+                self.rig.submit(max_tokens=max_tokens, sampling=sampling, **fields)
                 self.rig.collect()
                 if lives_s is not None:
                     self.cut.update(range(before, self.rig.num_handles))
@@ -250,6 +251,8 @@ class CoreWorld:
         """What has come out is a prefix of what unlimited memory would give."""
         for handle, outputs in self.rig.outputs.items():
             assert self.rig.expected(handle)[: len(outputs)] == outputs, "a wrong token"
+            told = self.rig.logprobs[handle]
+            assert self.rig.expected_logprobs(handle) == told, "a token without what was asked"
 
     def finish(self) -> None:
         """In the end all is finished, all tokens are there and all blocks are back."""

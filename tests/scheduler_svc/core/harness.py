@@ -17,7 +17,11 @@ from scheduler_svc.core.step_log import LogLine
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import Admission, Batch, RowSampling, StepResult
 from tests.scheduler_svc.core.batch_rules import BatchRules
-from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
+from tests.scheduler_svc.core.fake_executor import (
+    FakeExecutor,
+    expected_outputs,
+    made_up_logprobs,
+)
 from tests.scheduler_svc.core.killing import Deaths
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
@@ -272,6 +276,17 @@ class Rig:
         new = self.submitted[handle]
         ends = new.eos_token_ids | new.stop_token_ids
         return expected_outputs(new.prompt, new.max_tokens, ends, choice=new.sampling.choice)
+
+    def expected_logprobs(self, handle: int) -> list[tuple[float, list[tuple[int, float]]]]:
+        """What must have been told of the tokens a request got here; nothing if it did not ask."""
+        new, prior = self.submitted[handle], self.num_prior_of(handle)
+        if new.sampling.logprobs is None:
+            return []
+        first = len(new.prompt) + prior
+        return [
+            made_up_logprobs(first + place, token, new.sampling.logprobs)
+            for place, token in enumerate(self.outputs[handle][prior:])
+        ]
 
     def collect(self) -> None:
         """Take events; tokens come once, in order and before the end of their request."""

@@ -9,7 +9,6 @@ import pytest
 
 from scheduler_svc.core.options import CoreOptions, PreemptionMode
 from scheduler_svc.core.request import FinishReason
-from tests.scheduler_svc.core.fake_executor import made_up_logprobs
 from tests.scheduler_svc.core.harness import GREEDY, Rig, geometry_of, small_config
 
 BOLD = CoreOptions(schedule_conservativeness=0.0)
@@ -22,22 +21,10 @@ def submit(rig: Rig, num_top: int | None, **changes) -> int:
     return rig.submit(sampling=sampling, **changes)
 
 
-def expected(rig: Rig, handle: int) -> list:
-    """What must have been told of the tokens it got here; nothing to who did not ask."""
-    new, prior = rig.submitted[handle], rig.num_prior_of(handle)
-    if new.sampling.logprobs is None:
-        return []
-    first = len(new.prompt) + prior
-    return [
-        made_up_logprobs(first + place, token, new.sampling.logprobs)
-        for place, token in enumerate(rig.outputs[handle][prior:])
-    ]
-
-
 def check(rig: Rig) -> None:
     """Everybody was told what belongs to the own tokens."""
     for handle in rig.submitted:
-        assert expected(rig, handle) == rig.logprobs[handle], handle
+        assert rig.expected_logprobs(handle) == rig.logprobs[handle], handle
 
 
 @pytest.mark.parametrize("delay", [1, 2, 4])
