@@ -61,7 +61,12 @@ class _CoreEnded:
     has_failed: bool
 
 
-_News = Hello | _Signal | _FrontendExited | _CoreEnded
+@dataclass(frozen=True, slots=True)
+class _ThreadBroken:
+    thread: str
+
+
+_News = Hello | _Signal | _FrontendExited | _CoreEnded | _ThreadBroken
 
 
 class Service:
@@ -108,6 +113,7 @@ class Service:
             settings = self._frontend_settings(stack)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
+            threading.excepthook = self._on_thread_broken
             # Frontends first: no gRPC thread runs yet in the process that starts them.
             self._frontends = [Frontend(one, self._on_frontend_exit) for one in settings]
             stack.callback(stop_frontends, self._frontends)
@@ -152,6 +158,14 @@ class Service:
             self._socket.close()
             self._news.put(_CoreEnded(has_failed))
 
+    def _on_thread_broken(self, about: threading.ExceptHookArgs) -> None:
+        thread = "" if about.thread is None else about.thread.name
+        error = about.exc_value
+        _log.error("thread_broken", thread=thread, exc_info=error)
+        # What libraries start has numbers for names, and is theirs to mend.
+        if not thread.startswith("Thread-"):
+            self._news.put(_ThreadBroken(thread))
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._news.put(_Signal(number))
 
@@ -185,6 +199,8 @@ class Service:
                     return 1
                 case _CoreEnded(has_failed=has_failed):
                     return int(has_failed)
+                case _ThreadBroken():
+                    return 1
 
     def _next_news(self) -> _News | None:
         """Wait a moment for something to happen, and see that the core thread turns meanwhile."""

@@ -215,6 +215,18 @@ class TestLife:
         _until(lambda: not any(child.is_running() for child in children))
         assert [] == list(service.folder.iterdir())
 
+    def test_link_thread_that_breaks_ends_the_service(self, start):
+        """Without its link thread a service could never be ready again: it exits with 1 and says why."""
+        planted = (
+            "from scheduler_svc.executor_connection import ExecutorConnector\n"
+            "def connect(*args, **kwargs): raise RuntimeError('planted')\n"
+            "ExecutorConnector.connect = connect"
+        )
+        service = start(planted=planted)
+        assert 1 == service.wait(), service.log()
+        assert "thread_broken" in service.log()
+        assert "planted" in service.log()
+
     def test_frontends_do_not_outlive_a_killed_core(self, start):
         """However the core process ends, its frontends end too."""
         service = start()
