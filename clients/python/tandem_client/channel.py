@@ -37,7 +37,8 @@ class ChannelOptions:
         options = [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            # How long one attempt to connect may take: far or busy servers need it.
+            ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 2000),
             # Clients in one process must not share a connection: each owns its flow control.
             ("grpc.use_local_subchannel_pool", 1),
