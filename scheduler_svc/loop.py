@@ -18,7 +18,6 @@ import structlog
 import zmq
 
 from scheduler_svc.config import LoadedSettings
-from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.drain import Drain
 from scheduler_svc.executor_description import ExecutorDescription
@@ -30,6 +29,7 @@ from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.metrics import CoreMetrics
 from scheduler_svc.publisher import RETRY_S, Publisher
 from scheduler_svc.queries import Queries
+from scheduler_svc.queue_positions import QueuePositions
 from scheduler_svc.service_state import ServiceState
 from scheduler_svc.wakeup import Wakeup
 from tandem.errors import InternalError
@@ -39,12 +39,6 @@ from tandem.link.session import LossCause
 TICK_S = 0.5
 """Longest wait of one poll: how late the silence of the executor may be noticed."""
 MESSAGES_PER_TURN = 512
-POSITION_INTERVAL_S = 2.0
-"""How often waiting requests learn their place."""
-FIRST_POSITION_S = 0.1
-"""How soon a new one does."""
-POSITION_REST = 50
-"""Telling places waits at least this many times as long as it took the last time."""
 LAST_FLUSH_S = 2.0
 """How long a stopping core waits for frontends to take their last messages."""
 
@@ -81,21 +75,17 @@ class CoreLoop:
             is_strict: Raise on an inconsistency found while idle instead of logging it.
         """
         settings = loaded.settings
-        self._loaded = loaded
-        self._settings = settings
-        self._options = settings.core_options()
         self._socket = socket
         self._link = link
         self._wakeup = wakeup
         self._clock = clock
         self._is_strict = is_strict
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
-        self._poller = zmq.Poller()
-        self._poller.register(socket.pollable, zmq.POLLIN)
-        self._poller.register(wakeup.fileno(), zmq.POLLIN)
+        self._poller = _poller(socket, wakeup)
         self._state = ServiceState(started_s=clock())
         self._metrics = CoreMetrics()
         self._publisher = Publisher(socket, self._frontend_gone)
+        self._positions = QueuePositions(self._publisher, clock)
         self._session = ExecutorSession(
             link, self, lost_after_s=settings.lost_after_s, now=self._state.started_s
         )
@@ -123,9 +113,6 @@ class CoreLoop:
         self.num_turns = 0
         """Grows at least every `TICK_S`; read by whoever watches this loop."""
         self._was_busy = False
-        self._num_accepted_seen = 0
-        self._positions_due_s = 0.0
-        self._positions_rest_s = 0.0
 
     def frontend_died(self, frontend: int) -> None:
         """Tell that a frontend's process ended."""
@@ -156,7 +143,7 @@ class CoreLoop:
         if self._state.core is not None:
             self._plan(self._state.core, now)
             self._publish()
-            self._tell_positions(self._state.core, now)
+            self._positions.tell(self._state.core, self._intake.num_accepted, now)
             self._check_when_idle(self._state.core)
         self._advance_stop(now)
         self._queries.settle(now)
@@ -215,20 +202,6 @@ class CoreLoop:
             self._state.forget(failure.handle)
         self._publisher.add(events)
 
-    def _tell_positions(self, core: Scheduler, now: float) -> None:
-        if self._intake.num_accepted != self._num_accepted_seen:
-            self._num_accepted_seen = self._intake.num_accepted
-            soon = max(now + FIRST_POSITION_S, self._positions_rest_s)
-            self._positions_due_s = min(self._positions_due_s, soon)
-        if now < self._positions_due_s:
-            return
-        began_s = self._clock()
-        for position, handle in enumerate(core.waiting_handles()):
-            self._publisher.add_progress(handle, ProgressKind.QUEUED, position)
-        self._positions_due_s = now + POSITION_INTERVAL_S
-        # A long queue takes milliseconds, however often somebody new arrives.
-        self._positions_rest_s = now + POSITION_REST * (self._clock() - began_s)
-
     def _check_when_idle(self, core: Scheduler) -> None:
         is_busy = core.has_pending_work()
         was_busy, self._was_busy = self._was_busy, is_busy
@@ -280,3 +253,10 @@ class CoreLoop:
         if core is not None and (deadline_s := core.next_deadline_s) is not None:
             due.append(deadline_s)
         return max(0.0, min(due) - now)
+
+
+def _poller(socket: CoreSocket, wakeup: Wakeup) -> zmq.Poller:
+    poller = zmq.Poller()
+    poller.register(socket.pollable, zmq.POLLIN)
+    poller.register(wakeup.fileno(), zmq.POLLIN)
+    return poller

@@ -12,7 +12,7 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
-from scheduler_svc.ipc.snapshot import HistogramSnapshot, MetricsSnapshot
+from scheduler_svc.ipc.snapshot import HistogramSnapshot, MetricsSnapshot, Stats
 
 HISTOGRAMS = {
     "time_to_first_token": "From a request's arrival to its first output token.",
@@ -131,7 +131,7 @@ def _counters(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     for limit, count in sorted(stats.refused_by_limit.items()):
         refusals.add_metric([limit], count)
     yield refusals
-    for name, text, value in _plain_counters(snapshot):
+    for name, text, value in (*_plain_counters(snapshot), *_executor_counters(snapshot.stats)):
         yield CounterMetricFamily(f"tandem_{name}", text, value=value)
 
 
@@ -159,6 +159,22 @@ def _plain_counters(snapshot: MetricsSnapshot) -> tuple[tuple[str, str, float], 
         ("requests_accepted", "Requests accepted.", stats.accepted_requests),
         ("preemptions", "Requests that lost their KV blocks and queued again.", stats.preemptions),
         ("steps", "Steps whose result was applied.", stats.steps),
+        (
+            "merged_updates",
+            "Updates merged because a frontend was slow.",
+            snapshot.merged_updates,
+        ),
+        (
+            "integrity_failures",
+            "Bookkeeping errors found while idle; any is a bug.",
+            snapshot.integrity_failures,
+        ),
+    )
+
+
+def _executor_counters(stats: Stats) -> tuple[tuple[str, str, float], ...]:
+    """Name, help and value of what became of executors."""
+    return (
         ("executor_sessions", "Executor sessions opened.", stats.executor_sessions),
         (
             "executor_reattachments",
@@ -191,16 +207,6 @@ def _plain_counters(snapshot: MetricsSnapshot) -> tuple[tuple[str, str, float], 
             "executor_fencings",
             "Sessions lost to another scheduler.",
             stats.executor_fencings,
-        ),
-        (
-            "merged_updates",
-            "Updates merged because a frontend was slow.",
-            snapshot.merged_updates,
-        ),
-        (
-            "integrity_failures",
-            "Bookkeeping errors found while idle; any is a bug.",
-            snapshot.integrity_failures,
         ),
     )
 
