@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import grpc
 import pytest
 
-from tandem_client import Client, Delta, FinishReason, RetryPolicy
-from tests.e2e.cluster import Cluster, wait_until
+from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
+from tandem.status import from_rpc_error
+from tandem_client import Client, Delta, FinishReason, RetryPolicy, is_serving
+from tests.e2e.cluster import Cluster, free_port, wait_until
 
 pytestmark = pytest.mark.slow
 
 LONG = {"max_tokens": 300, "ignore_eos": True}
+TANDEM = Path(sys.executable).with_name("tandem")
 ENOUGH = 8
 """Tokens that every choice of every stream has when its scheduler dies."""
 
@@ -46,6 +55,11 @@ def read(address: str, options: dict, into: Read, *, retry: RetryPolicy | None =
                 ids += event.token_ids
                 into.texts[event.choice] = into.texts.get(event.choice, "") + event.text
     return into
+
+
+def generate(address: str, request: pb.GenerateRequest):
+    """The bare call, as a client of any language makes it."""
+    return InferenceServiceStub(grpc.insecure_channel(address)).Generate(request)
 
 
 def has_begun(read: Read, options: dict) -> bool:
@@ -156,3 +170,98 @@ class TestScheduler:
 
         survive(cluster, strike)
         idle(cluster)
+
+    def test_printed_stream_survives_its_death(self, cluster):
+        """
+        `tandem generate` prints the text of an unbroken stream, with a line on stderr about the pause.
+        """
+        arguments = ["--seed=3", "--temperature=1", "--max-tokens=300", "--ignore-eos"]
+        with Client(cluster.address) as client:
+            expected = client.complete("hello", seed=3, temperature=1.0, **LONG).text
+        with subprocess.Popen(
+            [TANDEM, "generate", "hello", f"--address={cluster.address}", *arguments],
+            bufsize=0,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as command:
+            begun = command.stdout.read(ENOUGH)
+            cluster.scheduler.kill()
+            cluster.start_scheduler()
+            rest, errors = command.communicate(timeout=120)
+        assert 0 == command.returncode, errors
+        assert f"{expected}\n" == (begun + rest).decode()
+        assert b"looking for a server to go on" in errors
+
+
+class TestDrain:
+    def test_successor_goes_on_where_a_drained_scheduler_stopped(self, cluster, idle):
+        """
+        Drain hands a stream over and gives the executor back: another scheduler, of another name, is ready within
+        seconds though the lease is a minute, and goes on after the ids that any client sends it.
+        """
+        first = cluster.scheduler
+        request = pb.GenerateRequest(
+            text="hello",
+            sampling={"temperature": 1.0},
+            stopping={"max_tokens": 300, "ignore_eos": True},
+        )
+        call, ids, text = generate(cluster.address, request), [], ""
+        for message in call:
+            if message.HasField("started"):
+                seed = message.started.resolved_params.seed
+            ids += message.delta.token_ids
+            text += message.delta.text
+            if len(ids) >= ENOUGH:
+                break
+        with cluster.admin() as admin:
+            assert 1 == admin.drain(grace_s=0.0)
+        assert not cluster.is_ready()
+        error = None
+        try:
+            for message in call:
+                ids += message.delta.token_ids
+                text += message.delta.text
+        except grpc.RpcError as broken:
+            error = from_rpc_error(broken)
+        assert ("HANDED_OVER", str(len(ids))) == (error.reason, error.metadata["tokens_emitted"])
+
+        cluster.address = f"127.0.0.1:{free_port()}"
+        cluster.start_scheduler()
+        wait_until(cluster.is_ready, "tandem.ready", 20)
+        request.sampling.seed = seed
+        request.resume.choices.add(choice=0, token_ids=ids)
+        rest = list(generate(cluster.address, request))
+        assert len(ids) == rest[0].started.resumed_tokens
+        with Client(cluster.address) as client:
+            whole = client.complete("hello", seed=seed, temperature=1.0, **LONG)
+        assert whole.token_ids == (*ids, *(i for m in rest for i in m.delta.token_ids))
+        assert whole.text == text + "".join(message.delta.text for message in rest)
+        assert (whole.usage.prompt_tokens, 300) == (
+            rest[-1].done.usage.prompt_tokens,
+            rest[-1].done.usage.output_tokens,
+        )
+        first.process.terminate()
+        assert 0 == first.process.wait(30)
+        idle(cluster)
+
+
+class TestLiveness:
+    def test_stopped_core_is_not_alive_and_comes_back(self, cluster):
+        """
+        While the core process is stopped its frontends say so within half a minute; once it goes on, so do its
+        streams.
+        """
+        took = Read()
+        with ThreadPoolExecutor(1) as pool:
+            task = pool.submit(read, cluster.address, {"prompt": "hello", **LONG}, took)
+            wait_until(lambda: has_begun(took, {}), "tokens")
+            cluster.scheduler.process.send_signal(signal.SIGSTOP)
+            try:
+                wait_until(
+                    lambda: not is_serving(cluster.address, "", timeout_s=10), "liveness off", 60
+                )
+            finally:
+                cluster.scheduler.process.send_signal(signal.SIGCONT)
+            wait_until(lambda: is_serving(cluster.address, "", timeout_s=10), "liveness on", 20)
+            task.result(60)
+        assert ([], 300) == (took.breaks, len(took.ids[0]))
