@@ -13,6 +13,7 @@ import structlog
 
 from executor_svc.config import LoadedSettings, load_settings
 from executor_svc.idle_threads import let_idle_threads_sleep
+from executor_svc.waiting import wait_for_news
 from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory, TandemError
 from tandem.grpc_polling import poll_where_waited
 from tandem.telemetry import configure_logging
@@ -74,7 +75,7 @@ def _serve(loaded: LoadedSettings) -> int:
     if loaded.settings.ready_file is not None:
         server.write_ready_file(loaded.settings.ready_file)
     server.load()
-    end = ends.get()
+    end = wait_for_news(ends)
     has_failed = isinstance(end, TandemError)
     is_clean = server.stop(FAILED_GRACE_S if has_failed else loaded.settings.stop_grace_s)
     if isinstance(end, TandemError) and is_clean:

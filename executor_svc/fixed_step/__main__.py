@@ -16,6 +16,7 @@ import structlog
 
 from executor_svc.fixed_step.accounting import IdleAccount
 from executor_svc.fixed_step.settings import FixedStepSettings, read_settings
+from executor_svc.waiting import wait_for_news
 from tandem.errors import InvalidConfig, InvalidModel, TandemError
 from tandem.grpc_polling import poll_where_waited
 from tandem.telemetry import configure_logging
@@ -67,7 +68,7 @@ def _serve(settings: FixedStepSettings) -> int:
     if settings.ready_file is not None:
         server.write_ready_file(settings.ready_file)
     server.load()
-    while (end := news.get()) is signal.SIGUSR1:
+    while (end := wait_for_news(news)) is signal.SIGUSR1:
         _print_report(account)
     is_clean = server.stop()
     _print_report(account)
