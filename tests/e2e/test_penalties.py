@@ -1,0 +1,119 @@
+"""Penalties and log probabilities as clients see them, from real services."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tandem.errors import InvalidParameter
+from tandem_client import Delta, FinishReason
+
+OPTIONS = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.8, "seed": 11}
+PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "min_p": 0.02}
+
+
+class TestPenalties:
+    def test_frequency_penalty_ends_repetition(self, small):
+        """
+        An output that a bias fills with one token has it hardly ever under a frequency penalty.
+        """
+        biased = {"logit_bias": {65: 12.0}, "temperature": 0.0, "max_tokens": 24}
+        with small.client() as client:
+            plain = client.complete("hello", ignore_eos=True, **biased)
+            varied = client.complete("hello", ignore_eos=True, frequency_penalty=2.0, **biased)
+        assert [65] * 24 == list(plain.token_ids)
+        assert 12 > varied.token_ids.count(65) > 0
+
+    def test_neighbours_do_not_matter(self, small):
+        """
+        A request with penalties gets the same tokens alone and beside others with and without.
+        """
+        with small.client() as client, ThreadPoolExecutor(3) as pool:
+            alone = client.complete("hello", **OPTIONS, **PENALTIES)
+            others = [
+                pool.submit(
+                    client.complete, f"hello {at}", **OPTIONS, **(PENALTIES if at % 2 else {})
+                )
+                for at in range(3)
+            ]
+            again = client.complete("hello", **OPTIONS, **PENALTIES)
+            for other in others:
+                assert 24 == len(other.result().token_ids)
+        assert alone.token_ids == again.token_ids
+
+    def test_nothing_ends_before_min_tokens(self, small):
+        """
+        Ids that would end an output at once end it with the first token after min_tokens.
+        """
+        ends = list(range(3, 60))
+        biases = dict.fromkeys(ends, 50.0)
+        with small.client() as client:
+            early = client.complete("hello", stop_token_ids=ends, logit_bias=biases)
+            held = client.complete("hello", stop_token_ids=ends, logit_bias=biases, min_tokens=7)
+        assert (1, 8) == (len(early.token_ids), len(held.token_ids))
+        assert FinishReason.STOP_TOKEN == held.reason
+
+    @pytest.mark.parametrize(
+        ("options", "field"),
+        [
+            ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+            ({"frequency_penalty": 3.0}, "sampling.frequency_penalty"),
+            ({"min_p": 1.5}, "sampling.min_p"),
+            ({"min_tokens": 30, "max_tokens": 20}, "stopping.min_tokens"),
+            ({"logit_bias": {10**6: 1.0}}, "sampling.logit_bias[1000000]"),
+            ({"logprobs": 21}, "logprobs"),
+        ],
+        ids=str,
+    )
+    def test_bad_value_is_refused_with_its_field(self, small, options, field):
+        """
+        A parameter out of range is INVALID_ARGUMENT with its path.
+        """
+        with small.client() as client, pytest.raises(InvalidParameter) as refused:
+            list(client.generate("hello", **options))
+        assert (field, "INVALID_ARGUMENT") == (refused.value.field, refused.value.code)
+
+
+class TestLogprobs:
+    def test_stream_and_completion_tell_the_same(self, small):
+        """
+        Every Delta has one entry per id; together they are those of Complete, and probabilities.
+        """
+        with small.client() as client:
+            whole = client.complete("hello", logprobs=4, **OPTIONS, **PENALTIES)
+            entries, ids = [], []
+            for event in client.generate("hello", logprobs=4, **OPTIONS, **PENALTIES):
+                if isinstance(event, Delta):
+                    assert len(event.token_ids) == len(event.logprobs)
+                    entries += event.logprobs
+                    ids += event.token_ids
+        assert list(whole.token_ids) == ids
+        for one, other in zip(whole.logprobs, entries, strict=True):
+            assert other.logprob == pytest.approx(one.logprob, abs=1e-3)
+            values = [value for _, value in one.top]
+            assert values == sorted(values, reverse=True)
+            assert len(values) == 4
+            assert sum(map(math.exp, values)) <= 1 + 1e-3
+
+    def test_best_token_of_a_greedy_request_is_its_own(self, small):
+        """
+        Without penalties the greedy token is the likeliest, and its two log probabilities are one.
+        """
+        greedy = OPTIONS | {"temperature": 0.0}
+        with small.client() as client:
+            found = client.complete("hello", logprobs=1, **greedy)
+        for token_id, one in zip(found.token_ids, found.logprobs, strict=True):
+            assert ((token_id, one.logprob),) == one.top
+
+    def test_zero_and_unset_differ(self, small):
+        """
+        0 tells of the chosen token alone, unset of nothing.
+        """
+        with small.client() as client:
+            alone = client.complete("hello", logprobs=0, **OPTIONS)
+            unset = client.complete("hello", **OPTIONS)
+        assert {()} == {one.top for one in alone.logprobs}
+        assert len(alone.token_ids) == len(alone.logprobs)
+        assert () == unset.logprobs
