@@ -108,6 +108,7 @@ class ExecutorConnector:
         self._cache = cache
         self._accept = accept
         self._in_use: ModelInUse | None = None
+        self._has_opened = False
         self.address = addresses[0]
 
     def require(self, model: ModelInUse | None) -> None:
@@ -149,6 +150,8 @@ class ExecutorConnector:
 
     def shorten_lease(self) -> None:
         """Open our own session again with the shortest lease, so that it ends a second later."""
+        if not self._has_opened:
+            return
         with _channel(self.address) as channel:
             try:
                 _stub(channel).OpenSession(
@@ -175,6 +178,7 @@ class ExecutorConnector:
         else:
             self.address = address
             self._may_take_over = False
+            self._has_opened = True
             post(opened)
             return None
         description = described[0] if described else None

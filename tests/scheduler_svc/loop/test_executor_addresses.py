@@ -171,6 +171,18 @@ class TestFingerprint:
         bench.until(lambda: len(frontend.models) == 2 and frontend.availabilities[-1].ready)
 
 
+class TestLeaving:
+    def test_who_had_no_session_opens_none_to_end_it(self, make_service, make_executor):
+        """A scheduler that stops without ever having had an executor leaves all as they were."""
+        executor = make_executor(0, protocol_version=99)
+        bench = make_service()
+        frontend = bench.frontend()
+        bench.until(lambda: "step protocol 99" in refusal_of(bench, frontend))
+        bench.real_link.stop(release=True)
+        bench.has_real_link = False
+        assert executor.end.holder is None
+
+
 class TestTakingOver:
     def test_operator_may_take_a_held_executor(self, make_service, make_executor):
         """With take_over the first session fences whoever holds the executor."""
