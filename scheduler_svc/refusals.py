@@ -23,6 +23,8 @@ class Refusals:
     @property
     def text(self) -> str:
         """In words; empty when there is nothing that an operator could change."""
+        if not self._by_address and not self._fenced_by:
+            return ""
         refused = "; ".join(
             message if len(self._by_address) == 1 or not address else f"{address}: {message}"
             for address, message in self._by_address.items()
