@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ class BenchFailed(Exception):
     """A process of the benchmark ended or did not get ready in time."""
 
 
-class _Process:
+class Process:
     """A program of ours that is told to end by a signal; leaves nothing behind."""
 
     def __init__(self, arguments: Sequence[str], *, reads_input: bool = False) -> None:
@@ -39,11 +40,15 @@ class _Process:
 
     @property
     def pid(self) -> int:
+        """Of the program itself."""
         return self.process.pid
 
     def line(self) -> str:
         """The next line it prints."""
         assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], START_DEADLINE_S)[0]:
+            self.close()
+            raise BenchFailed(f"{self._name} said nothing for {START_DEADLINE_S:.0f} s")
         line = self.process.stdout.readline()
         if not line:
             raise BenchFailed(f"{self._name} ended with {self.process.wait()}")
@@ -56,6 +61,7 @@ class _Process:
             if self.process.poll() is not None:
                 raise BenchFailed(f"{self._name} ended with {self.process.returncode}")
             if time.monotonic() > deadline_s:
+                self.close()
                 raise BenchFailed(f"{what} within {START_DEADLINE_S:.0f} s")
             time.sleep(_POLL_S)
 
@@ -81,7 +87,7 @@ class _Process:
         self.close()
 
 
-class FixedStepExecutor(_Process):
+class FixedStepExecutor(Process):
     """An executor without a model; see executor_svc.fixed_step."""
 
     def __init__(self, step_ms: float, rows: int, transport: str, directory: Path) -> None:
@@ -131,7 +137,7 @@ class Core(Protocol):
         """End it."""
 
 
-class CoreAlone(_Process):
+class CoreAlone(Process):
     """A core process without frontends; see link_worker."""
 
     def __init__(self, executor: FixedStepExecutor, rows: int, window: int, run_ahead: int) -> None:
@@ -148,7 +154,7 @@ class CoreAlone(_Process):
         self.line()
 
 
-class CoreWithClients(_Process):
+class CoreWithClients(Process):
     """A whole scheduler service and a reader of streams."""
 
     def __init__(

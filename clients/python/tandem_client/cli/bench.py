@@ -116,11 +116,81 @@ def scheduler(
     as_json: options.Json = False,
 ) -> None:
     """Print what a step in which everybody decodes costs the scheduler, without any server."""
-    # The scheduler measures itself, in a process of its own: clients never import services.
-    command = [sys.executable, "-m", "scheduler_svc.bench"]
+    flags: list[str] = []
     for flag, counts in (("--running", running), ("--waiting", waiting)):
-        command += [flag, *map(str, counts)] if counts else []
-    command += ["--full"] * full + ["--json"] * as_json
+        flags += [flag, *map(str, counts)] if counts else []
+    _run_scheduler_bench(flags + ["--full"] * full + ["--json"] * as_json)
+
+
+@bench.command(epilog=EXIT_CODES_HELP)
+@readable_errors
+def link(
+    *,
+    step_ms: Annotated[
+        list[float] | None, typer.Option(help="What a step takes, milliseconds; repeatable.")
+    ] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests that decode; repeatable.")
+    ] = None,
+    window: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=16, help="Steps in flight, over 2 ahead; repeatable."),
+    ] = None,
+    transport: Annotated[
+        list[str] | None, typer.Option(help="unix or tcp, between the services; repeatable.")
+    ] = None,
+    clients: Annotated[
+        list[int] | None, typer.Option(min=0, help="Streams that are read; repeatable.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long each is measured.")] = 1.0,
+    full: Annotated[bool, typer.Option("--full", help="All combinations; minutes.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Print how long an executor waits for its scheduler, with steps that take a fixed time."""
+    flags = ["link", "--seconds", str(seconds)]
+    for flag, values in (
+        ("--step-ms", step_ms),
+        ("--rows", rows),
+        ("--window", window),
+        ("--transport", transport),
+        ("--clients", clients),
+    ):
+        flags += [flag, *map(str, values)] if values else []
+    _run_scheduler_bench(flags + ["--full"] * full + ["--json"] * as_json)
+
+
+@bench.command(epilog=EXIT_CODES_HELP)
+@readable_errors
+def stream(
+    *,
+    streams: Annotated[
+        list[int] | None, typer.Option(min=1, help="Clients that are served; repeatable.")
+    ] = None,
+    frontends: Annotated[
+        list[int] | None, typer.Option(min=1, help="Processes that serve them; repeatable.")
+    ] = None,
+    stalled: Annotated[
+        list[int] | None, typer.Option(min=0, help="Clients that do not read; repeatable.")
+    ] = None,
+    step_ms: Annotated[float, typer.Option(min=0.01, help="What a step takes.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long each is measured.")] = 1.5,
+    full: Annotated[bool, typer.Option("--full", help="All combinations; minutes.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Print how many tokens reach how many clients, with steps that take a fixed short time."""
+    flags = ["stream", "--step-ms", str(step_ms), "--seconds", str(seconds)]
+    for flag, values in (
+        ("--streams", streams),
+        ("--frontends", frontends),
+        ("--stalled", stalled),
+    ):
+        flags += [flag, *map(str, values)] if values else []
+    _run_scheduler_bench(flags + ["--full"] * full + ["--json"] * as_json)
+
+
+def _run_scheduler_bench(flags: list[str]) -> None:
+    """Have the scheduler measure itself, in its own process: clients never import services."""
+    command = [sys.executable, "-m", "scheduler_svc.bench", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 -- our own interpreter
         assert process.stdout is not None
         for line in process.stdout:
