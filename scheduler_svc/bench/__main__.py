@@ -1,6 +1,7 @@
 """
 `python -m scheduler_svc.bench [flags]`: what a decode-only step and an admission cost the
-scheduler; `link` as the first argument: what the step link does (see `link`).
+scheduler; `link` as the first argument: what the step link does (see `link`); `stream`: how many
+tokens reach clients (see `stream`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 import json
 import sys
 
-from scheduler_svc.bench import link
+from scheduler_svc.bench import link, stream
 from scheduler_svc.bench.admission import AdmissionCosts, measure_admission
 from scheduler_svc.bench.decode_step import StepCosts, measure_decode_step
 from scheduler_svc.printing_commands import run_printing
@@ -27,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["link"]:
         return link.main(given[1:])
+    if given[:1] == ["stream"]:
+        return stream.main(given[1:])
     chosen = _parser().parse_args(given)
     running = chosen.running or (FULL_RUNNING if chosen.full else DEFAULT_RUNNING)
     if not chosen.json:

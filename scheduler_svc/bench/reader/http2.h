@@ -4,8 +4,9 @@
 
 #include "messages.h"
 
-/* Bytes a stream may be sent before it has to be granted more. */
-#define STREAM_WINDOW 65535
+/* Bytes a stream may be sent before it has to be granted more; little, so that one that does not
+ * read holds its server up soon. */
+#define STREAM_WINDOW 8192
 
 struct request {
     const uint8_t *bytes; /* serialized GenerateRequest */

@@ -19,7 +19,7 @@ from scheduler_svc.bench.reader.counts import ReadCounts
 from tandem.inference.v1.inference_service_pb2 import DESCRIPTOR, GenerateResponse
 
 _METHOD = f"/{DESCRIPTOR.services_by_name['InferenceService'].full_name}/Generate"
-STREAM_WINDOW = 65_535
+STREAM_WINDOW = 8192
 """Bytes a stream may be sent unread, as in http2.h."""
 
 

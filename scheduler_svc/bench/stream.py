@@ -1,0 +1,320 @@
+"""
+`python -m scheduler_svc.bench stream [flags]`: how many tokens reach how many clients.
+
+A whole scheduler service serves an executor without a model, whose steps take a fixed short time:
+every stream gets a token per step, and frontends merge what they cannot send at once. The reader is
+a compiled program where there is a C compiler. With --stalled some clients stop reading: the core
+must not notice, and those requests alone must end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from scheduler_svc.bench.link_processes import BenchFailed, FixedStepExecutor
+from scheduler_svc.bench.link_requests import generate_requests
+from scheduler_svc.bench.reader import ReadCounts, Reader, start_reader
+from scheduler_svc.bench.reader.readers import ReaderFailed, ReaderKind
+from scheduler_svc.bench.stream_service import STALL_DEADLINE_S, StreamService, Usage
+
+STREAMS = (64, 256, 1024)
+FRONTENDS = (1, 2)
+STALLED = (0, 16)
+TIME_LIMIT_S = 38.0
+"""Without --full no measurement begins after this."""
+ABORTED = "10"
+"""The gRPC status of SLOW_CONSUMER."""
+_START_LIMIT_S = 60.0
+_END_LIMIT_S = 3 * STALL_DEADLINE_S
+_SETTLE_S = 0.5
+_FILL_S = 3.0
+"""For what a client may be sent unread, at the rates of these streams."""
+_POLL_S = 0.05
+
+_HEADINGS = {
+    "streams": "streams",
+    "frontends": "frontends",
+    "stalled": "stalled",
+    "tokens_per_s": "tokens/s",
+    "messages_per_s": "messages/s",
+    "tokens_per_message": "tokens/msg",
+    "frontend_us_per_message": "us/msg",
+    "frontend_us_per_token": "us/token",
+    "core_us_per_step": "core us/step",
+    "step_ms": "step ms",
+    "frontend_mib": "MiB",
+    "slow_consumers": "slow ended",
+    "failed": "failed",
+    "bad_offsets": "bad offsets",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """
+    What is measured.
+
+    Attributes:
+        streams: Clients that are served.
+        frontends: Processes that serve them.
+        stalled: How many of the clients do not read meanwhile.
+    """
+
+    streams: int
+    frontends: int
+    stalled: int = 0
+
+
+MAIN_POINTS = (
+    Point(256, 1),
+    Point(256, 1, 16),
+    Point(64, 1),
+    Point(1024, 1),
+    Point(256, 2),
+    Point(1024, 2),
+)
+"""What is measured without flags, most important first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """
+    What was found; CPU is that of all threads.
+
+    Attributes:
+        streams, frontends, stalled: As in `Point`.
+        tokens_per_s: That clients got.
+        messages_per_s: That carried them.
+        tokens_per_message: Merged on average.
+        frontend_us_per_message: CPU of the frontends, microseconds.
+        frontend_us_per_token: The same CPU by token.
+        core_us_per_step: CPU of the core process, microseconds.
+        step_ms: From one step to the next on average; the executor's own time in it is fixed.
+        executor_step_ms: That fixed time.
+        frontend_mib: Memory of all frontends at the end.
+        slow_consumers: Streams that ended because they did not read.
+        failed: Other streams that did not end well.
+        bad_offsets: Messages that did not go on where the last one ended.
+        reader: "compiled" or "python".
+    """
+
+    streams: int
+    frontends: int
+    stalled: int
+    tokens_per_s: int
+    messages_per_s: int
+    tokens_per_message: float
+    frontend_us_per_message: float
+    frontend_us_per_token: float
+    core_us_per_step: float
+    step_ms: float
+    executor_step_ms: float
+    frontend_mib: float
+    slow_consumers: int
+    failed: int
+    bad_offsets: int
+    reader: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    counts: ReadCounts
+    usage: Usage
+    steps: float
+
+
+def measure(
+    point: Point, *, step_ms: float, seconds: float, connections: int, kind: ReaderKind
+) -> Delivery:
+    """
+    Start the processes of a point and measure once every stream was accepted.
+
+    Raises:
+        BenchFailed: They did not get there.
+    """
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as name:
+        directory = Path(name)
+        with (
+            FixedStepExecutor(step_ms, point.streams, "unix", directory) as executor,
+            StreamService(executor, point.streams, point.frontends, directory) as service,
+            start_reader(
+                service.address,
+                generate_requests(point.streams, 1),
+                connections=connections,
+                kind=kind,
+            ) as reader,
+        ):
+            _wait(reader, lambda counts: counts.started >= point.streams, "streams did not start")
+            if point.stalled:
+                reader.stall(point.stalled)
+            time.sleep(_SETTLE_S)
+
+            def now() -> _Moment:
+                return _Moment(reader.report(), service.usage(), executor.report()["steps"])
+
+            before = now()
+            time.sleep(seconds)
+            after = now()
+            if point.stalled:
+                # Until windows are full and the deadline is past. A stream's end waits behind what
+                # its client did not read.
+                time.sleep(max(0.0, _FILL_S + STALL_DEADLINE_S - seconds))
+                reader.resume()
+                _wait(
+                    reader,
+                    lambda counts: sum(counts.stalled_statuses.values()) == point.stalled,
+                    "stalled streams did not end",
+                    _END_LIMIT_S,
+                )
+            return _delivery(point, step_ms, before, after, reader)
+
+
+def _delivery(
+    point: Point, step_ms: float, before: _Moment, after: _Moment, reader: Reader
+) -> Delivery:
+    last = reader.report()
+    seconds = after.counts.time_s - before.counts.time_s
+    tokens = after.counts.tokens - before.counts.tokens
+    messages = after.counts.messages - before.counts.messages
+    steps = after.steps - before.steps
+    if not (tokens and messages and steps):
+        raise BenchFailed("nothing was delivered while it was measured")
+    frontend_us = (after.usage.frontend_cpu_ns - before.usage.frontend_cpu_ns) / 1e3
+    core_us = (after.usage.core_cpu_ns - before.usage.core_cpu_ns) / 1e3
+    return Delivery(
+        streams=point.streams,
+        frontends=point.frontends,
+        stalled=point.stalled,
+        tokens_per_s=round(tokens / seconds),
+        messages_per_s=round(messages / seconds),
+        tokens_per_message=round(tokens / messages, 1),
+        frontend_us_per_message=round(frontend_us / messages, 1),
+        frontend_us_per_token=round(frontend_us / tokens, 2),
+        core_us_per_step=round(core_us / steps, 1),
+        step_ms=round(1e3 * seconds / steps, 3),
+        executor_step_ms=step_ms,
+        frontend_mib=round(after.usage.frontend_mib, 1),
+        slow_consumers=last.stalled_statuses.get(ABORTED, 0),
+        failed=last.failed
+        + sum(last.stalled_statuses.values())
+        - last.stalled_statuses.get(ABORTED, 0),
+        bad_offsets=last.bad_offsets,
+        reader=reader.kind,
+    )
+
+
+def _wait(
+    reader: Reader,
+    is_so: Callable[[ReadCounts], bool],
+    what: str,
+    limit_s: float = _START_LIMIT_S,
+) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not is_so(counts := reader.report()):
+        if counts.failed:
+            raise BenchFailed(f"{what}: {counts.failed} failed, by status {counts.statuses}")
+        if time.monotonic() > deadline_s:
+            raise BenchFailed(f"{what} within {limit_s:.0f} s: {counts}")
+        time.sleep(_POLL_S)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; gives the exit code."""
+    given = _parser().parse_args(arguments)
+    points, is_default = _chosen(given)
+    if not given.json:
+        _print_line(f"Delivered while each stream gets a token per step of {given.step_ms:g} ms.")
+        _print_line(_row(list(_HEADINGS.values())))
+    deadline_s = time.monotonic() + TIME_LIMIT_S
+    measured = []
+    for number, point in enumerate(points):
+        if is_default and time.monotonic() > deadline_s:
+            left = len(points) - number
+            sys.stderr.write(f"bench stream: {left} measurements left out, the machine is slow\n")
+            break
+        try:
+            delivery = measure(
+                point,
+                step_ms=given.step_ms,
+                seconds=given.seconds,
+                connections=given.connections,
+                kind=given.reader,
+            )
+        except (BenchFailed, ReaderFailed) as error:
+            sys.stderr.write(f"bench stream: {error}\n")
+            return 1
+        measured.append(asdict(delivery))
+        if not given.json:
+            _print_line(_row([str(measured[-1][name]) for name in _HEADINGS]))
+    if given.json:
+        _print_line(json.dumps(measured))
+    return 0
+
+
+def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
+    if not (given.full or given.streams or given.frontends or given.stalled):
+        return MAIN_POINTS, True
+    points = [
+        Point(streams, frontends, stalled)
+        for streams in given.streams or (STREAMS if given.full else (256,))
+        for frontends in given.frontends or (FRONTENDS if given.full else (1,))
+        for stalled in given.stalled or (STALLED if given.full else (0,))
+        if stalled < streams
+    ]
+    return points, False
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scheduler_svc.bench stream", description=__doc__
+    )
+    parser.add_argument("--streams", type=_above_zero, nargs="+", help="clients that are served")
+    parser.add_argument("--frontends", type=_above_zero, nargs="+", help="processes that serve")
+    parser.add_argument("--stalled", type=_count, nargs="+", help="clients that do not read")
+    parser.add_argument("--full", action="store_true", help="all combinations, some minutes")
+    parser.add_argument("--step-ms", type=float, default=1.0, help="what a step takes (default 1)")
+    parser.add_argument(
+        "--seconds", type=float, default=1.5, help="how long each is measured (default 1.5)"
+    )
+    parser.add_argument(
+        "--connections", type=_above_zero, default=8, help="that streams share (default 8)"
+    )
+    parser.add_argument(
+        "--reader",
+        choices=("auto", "compiled", "python"),
+        default="auto",
+        help="a Python reader costs as much as what it measures",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _above_zero(text: str) -> int:
+    value = _count(text)
+    if not value:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "  ".join(
+        cell.rjust(len(heading)) for cell, heading in zip(cells, _HEADINGS.values(), strict=True)
+    )
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,58 @@
+"""The benchmark of streams, on few of them and for a short time."""
+
+import json
+
+import pytest
+
+from scheduler_svc.bench import stream
+from scheduler_svc.bench.__main__ import main
+
+pytestmark = pytest.mark.slow
+
+
+def measured(capsys, *flags: str) -> list[dict]:
+    assert main(["stream", "--json", "--seconds=0.5", "--step-ms=2", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+class TestDelivery:
+    def test_measured_numbers_agree(self, capsys):
+        """
+        What is printed is a list with one entry per point, whose rates agree and which lost nothing.
+        """
+        (one,) = measured(capsys, "--streams=8", "--frontends=2")
+        assert set(stream.Delivery.__dataclass_fields__) == set(one)
+        assert (8, 2, 0, 2.0) == (
+            one["streams"], one["frontends"], one["stalled"], one["executor_step_ms"],
+        )  # fmt: skip
+        assert (0, 0, 0) == (one["failed"], one["bad_offsets"], one["slow_consumers"])
+        assert one["step_ms"] >= 2.0
+        assert 0 < one["messages_per_s"] <= 1.1 * one["tokens_per_s"]
+        assert 0 < one["frontend_us_per_token"] <= one["frontend_us_per_message"]
+
+    def test_stalled_streams_end_alone(self, capsys):
+        """
+        Clients that stop reading end as slow consumers, and all others get every token in order.
+        """
+        (one,) = measured(capsys, "--streams=24", "--stalled=3", "--step-ms=0.5")
+        assert (24, 3, 3) == (one["streams"], one["stalled"], one["slow_consumers"])
+        assert (0, 0) == (one["failed"], one["bad_offsets"])
+
+    def test_python_reader_counts_the_same(self, capsys):
+        """
+        Without a C compiler the same is measured by a reader in Python.
+        """
+        (one,) = measured(capsys, "--streams=4", "--reader=python", "--connections=1")
+        assert ("python", 0, 0) == (one["reader"], one["failed"], one["bad_offsets"])
+
+
+class TestUsage:
+    def test_table_has_a_column_per_number(self, capsys):
+        """
+        Without --json a table is printed, one row per point.
+        """
+        assert main(["stream", "--seconds=0.3", "--step-ms=2", "--streams=2"]) == 0
+        title, headings, row = capsys.readouterr().out.splitlines()
+        assert "2 ms" in title
+        assert "tokens/s" in headings
+        assert len(stream._HEADINGS) == len(row.split())
