@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from concurrent import futures
 
 import grpc
@@ -129,6 +131,25 @@ def served():
     server.stop(None).wait()
 
 
+def drop_first_stream(listener: socket.socket, code: int) -> None:
+    """Speak as much HTTP/2 as it takes to reset the first stream of a connection."""
+    settings, headers, rst_stream = 4, 1, 3
+
+    def frame(kind: int, stream: int, payload: bytes = b"") -> bytes:
+        head = len(payload).to_bytes(3, "big") + bytes((kind, 0)) + stream.to_bytes(4, "big")
+        return head + payload
+
+    connection, _ = listener.accept()
+    with connection, connection.makefile("rb") as reader:
+        reader.read(len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+        connection.sendall(frame(settings, 0))
+        while head := reader.read(9):
+            reader.read(int.from_bytes(head[:3], "big"))
+            if head[3] == headers:
+                stream = int.from_bytes(head[5:], "big")
+                connection.sendall(frame(rst_stream, stream, code.to_bytes(4, "big")))
+
+
 class TestOverGrpc:
     @pytest.mark.parametrize("reason", sorted(ERROR_BY_REASON))
     def test_every_error_crosses_a_real_channel(self, served, reason):
@@ -171,3 +192,17 @@ class TestOverGrpc:
             with pytest.raises(grpc.RpcError) as raised:
                 channel.unary_unary("/test/Call")(b"", timeout=20)
             assert PeerUnavailable is type(from_rpc_error(raised.value))
+
+    @pytest.mark.parametrize("code", [0, 2, 8], ids=["no error", "internal", "cancel"])
+    def test_stream_that_a_proxy_drops_is_an_unreachable_peer(self, code):
+        """
+        A stream that is reset without a status becomes PeerUnavailable, whatever HTTP/2 code the reset has.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=drop_first_stream, args=(listener, code))
+            thread.start()
+            with grpc.insecure_channel("{}:{}".format(*listener.getsockname())) as channel:
+                with pytest.raises(grpc.RpcError) as raised:
+                    channel.unary_unary("/test/Call")(b"", timeout=20)
+                assert PeerUnavailable is type(from_rpc_error(raised.value))
+            thread.join()

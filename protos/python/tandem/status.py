@@ -58,6 +58,8 @@ def from_rpc_error(error: grpc.RpcError) -> TandemError:
         if rebuilt is not None:
             return rebuilt
     fallback = _UNTYPED.get(code, InternalError)
+    if any(sign in text for sign in _BROKEN_STREAM):
+        fallback = PeerUnavailable
     return fallback(text, metadata={"grpc_code": code.name})
 
 
@@ -104,6 +106,9 @@ class CallCancelled(TandemError):
     reason = "CALL_CANCELLED"
     code = "CANCELLED"
 
+
+_BROKEN_STREAM = ("RST_STREAM", "Stream removed")
+"""How gRPC words a stream that a peer or a proxy between dropped; its code then depends on whom."""
 
 _UNTYPED: dict[grpc.StatusCode, type[TandemError]] = {
     grpc.StatusCode.UNAVAILABLE: PeerUnavailable,
