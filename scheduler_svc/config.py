@@ -114,7 +114,8 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
     )
     take_over: bool = Field(
         False,
-        description="take the executor from another scheduler that holds it, once, at the start",
+        description="take the executor from another scheduler that holds it, once, at the start; "
+        "not for starts that nobody watches",
     )
     drain_grace_s: float = Field(
         30.0, ge=0, description="seconds that requests may go on after SIGTERM"

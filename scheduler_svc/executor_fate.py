@@ -149,9 +149,8 @@ class ExecutorFate:
         waited = f"within {self._settings.recovery_timeout_s:g} s"
         other = self._session.refusals.other_model
         if served is None or other is None:
-            return ExecutorLost(
-                f"the executor was lost and did not come back {waited}: try again later"
-            )
+            why = self._session.refusals.text or "try again later"
+            return ExecutorLost(f"the executor was lost and did not come back {waited}: {why}")
         return ModelChanged(
             f"the executor was lost and none came {waited} that serves {_shown(served)}: "
             f"{_shown(other)} is served next, send the request again"

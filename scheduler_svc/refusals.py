@@ -8,17 +8,17 @@ from tandem.errors import ModelChanged
 
 
 class Refusals:
-    """
-    The latest refusal of each address since a session was opened. Owned by the session.
-
-    Attributes:
-        other_model: An executor that answered with another model than live requests need.
-    """
+    """The latest refusal of each address since a session was opened. Owned by the session."""
 
     def __init__(self) -> None:
         self._by_address: dict[str, str] = {}
         self._fenced_by = ""
-        self.other_model: ExecutorDescription | None = None
+        self._other_models: dict[str, ExecutorDescription] = {}
+
+    @property
+    def other_model(self) -> ExecutorDescription | None:
+        """An executor that answered, when last asked, with another model than requests need."""
+        return next(iter(self._other_models.values()), None)
 
     @property
     def text(self) -> str:
@@ -48,8 +48,9 @@ class Refusals:
             self._by_address[failed.address] = failed.error.message
         else:
             self._by_address.pop(failed.address, None)
-        if isinstance(failed.error, ModelChanged):
-            self.other_model = failed.description
+        self._other_models.pop(failed.address, None)
+        if isinstance(failed.error, ModelChanged) and failed.description is not None:
+            self._other_models[failed.address] = failed.description
 
     def fenced_by(self, holder: str) -> None:
         """Another scheduler took the session."""
@@ -59,4 +60,4 @@ class Refusals:
         """A session was opened."""
         self._by_address.clear()
         self._fenced_by = ""
-        self.other_model = None
+        self._other_models.clear()

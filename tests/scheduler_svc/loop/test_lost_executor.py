@@ -366,10 +366,13 @@ class TestOtherModel:
         assert ["f" * 64, "e" * 64] == [model.revision for model in frontend.models]
 
     def test_that_came_and_went_does_not_decide(self, make_bench):
-        """When nothing answers any more, requests fail EXECUTOR_LOST only if none ever did."""
+        """When an executor of another model is gone again, requests fail EXECUTOR_LOST."""
         bench = make_bench(recovery_timeout_s=5.0)
         frontend = start(bench)
         bench.link.kill()
+        self.refuse(bench)
+        gone = PeerUnavailable("nobody answers")
+        bench.link.post(ConnectFailed(error=gone, retry_in_s=1.0, address="b:1"))
         bench.let_pass(6.0)
         assert {"EXECUTOR_LOST"} == {failed.reason for failed in frontend.failed.values()}
 
