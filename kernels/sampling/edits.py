@@ -56,14 +56,17 @@ class Penalties:
 
     def select(self, part: Tensor) -> Penalties:
         """Those of some of the P rows, by mask bool[P] on the host."""
+        if part.all():
+            return self
+        index = part.nonzero()[:, 0]  # on the host: a device would have to be waited for
         return Penalties(
-            row=self.row[part],
-            repetition=self.repetition[part],
-            frequency=self.frequency[part],
-            presence=self.presence[part],
-            prompt_len=self.prompt_len[part],
-            history_len=self.history_len[part],
-            history=self.history[part.to(self.history.device)],
+            row=self.row[index],
+            repetition=self.repetition[index],
+            frequency=self.frequency[index],
+            presence=self.presence[index],
+            prompt_len=self.prompt_len[index],
+            history_len=self.history_len[index],
+            history=self.history.index_select(0, index.to(self.history.device)),
         )
 
 
