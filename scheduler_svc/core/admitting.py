@@ -36,7 +36,7 @@ def admit(draft: Draft, now: float) -> None:
         return
     num_passed = 0
     candidates = state.queue.candidates(now, state.prefixes)
-    if state.suspects.trial:
+    if state.suspects.num_suspects:
         candidates = iter(waiting_for_trial(state))
     for request in candidates:
         found = _find_prefix(draft, request)

@@ -50,7 +50,7 @@ class BatchRules:
             assert prefill_tokens.sum() <= share, "prompts got more than their share"
         if self.options.step_priority is StepPriority.DECODE_FIRST and len(prefill_tokens):
             assert not self.left_out(batch), "a prefill ran before a decode"
-        if self.is_trial:
+        if self.is_trial and self.state.suspects.num_suspects:  # A deadline may have ended it.
             tried = set(self.state.suspects.trial)
             assert not self.num_in_flight, "a trial of several steps at a time"
             assert tried.issuperset(slots.number[slot].tolist()), "a trial is not alone"

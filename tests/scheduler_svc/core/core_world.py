@@ -341,8 +341,8 @@ class CoreWorld:
 
 
 EVERYTHING: dict[str, int] = {
-    "submit": 8, "step": 16, "plan_ahead": 4, "end_request": 1, "end_handle": 1, "flush_prefix_cache": 1, "poison": 1,
+    "submit": 8, "step": 16, "plan_ahead": 4, "end_request": 1, "end_handle": 1, "flush_prefix_cache": 1, "poison": 2,
     "preempt": 1, "suspend": 1, "resume": 3, "lose_executor": 1, "change_executor": 1, "fail_all": 1,
-    "plant_killer": 1,
+    "plant_killer": 2,
 }  # fmt: skip
 """What can happen, and how often in a random walk, relative to each other."""

@@ -342,6 +342,7 @@ class Rig:
         """Everything the core keeps is consistent."""
         if self.checked:
             self.core.check_integrity()
+            self.deaths.check_forgiven(self.core)
             stats = self.core.stats()
             num_live = len(self.core._state.by_handle)
             assert num_live == stats.num_running + stats.num_waiting

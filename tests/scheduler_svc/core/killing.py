@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
+from scheduler_svc.core.request import RequestState
 from tandem.link.batch import Batch
 
 NUM_PROGRESS = 8
@@ -24,6 +25,8 @@ class Deaths:
     def __init__(self) -> None:
         self.kills_at: dict[int, int] = {}
         self.in_step: list[frozenset[int]] = []
+        self.forgiven_at: dict[int, int] = defaultdict(int)
+        """By handle, the outputs with which its deaths so far are to be forgiven at the latest."""
         self.died_alone: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def is_deadly(self, core, batch: Batch) -> bool:
@@ -49,10 +52,22 @@ class Deaths:
         handles = [owners[key] for key in keys]
         live = frozenset(handle for handle in handles if core.find(handle) is not None)
         self.in_step.append(live)
+        for handle in live:
+            num_outputs = len(core.outputs(handle))
+            bound = num_outputs + max(NUM_PROGRESS, died_in + 1)
+            self.forgiven_at[handle] = max(self.forgiven_at[handle], bound)
         if len(live) == 1:
             (handle,) = live
             num_outputs = len(core.outputs(handle))
             self.died_alone[handle].append((num_outputs, num_outputs + died_in + 1))
+
+    def check_forgiven(self, core) -> None:
+        """Nobody who runs and has got on since its latest death has any against it."""
+        for mark in core._state.suspects.marks():
+            handle = mark.request.new.handle
+            if mark.deaths and mark.request.state is RequestState.DECODE:
+                num_outputs = len(core.outputs(handle))
+                assert num_outputs <= self.forgiven_at[handle], "who got on is not forgiven"
 
     def may_be_poison(self, handle: int) -> bool:
         """Whether a request died alone twice without getting on in between."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from scheduler_svc.core import (
+    admission,
     admitting,
     applier,
     draft,
@@ -14,8 +18,10 @@ from scheduler_svc.core import (
     prefills,
     prefix_cache,
     request,
+    scheduler,
     slots,
     state,
+    suspects,
     swapping,
 )
 from scheduler_svc.core.block_pool import BlockPool
@@ -204,6 +210,52 @@ def forget_who_is_aged(monkeypatch):
     monkeypatch.setattr(WaitingQueue, "_aged_before_s", lambda *_: float("-inf"))
 
 
+def forget_prior_outputs(monkeypatch):
+    """What a request came with is taken to be told anew."""
+    choices_of = admission.choices_of
+
+    def without_prior(new, **what):
+        return choices_of(replace(new, prior_outputs=()), **what)
+
+    monkeypatch.setattr(admission, "choices_of", without_prior)
+
+
+def try_suspects_beside_others(monkeypatch):
+    """While suspects are tried everybody else goes on running."""
+    monkeypatch.setattr(planner, "hold_trial", lambda _: None)
+
+
+def try_several_steps_at_a_time(monkeypatch):
+    """Trials run ahead like everything else."""
+    planner_plan = planner.plan
+
+    def plan(core_state, now):
+        waiting, core_state.in_flight = core_state.in_flight, deque()
+        try:
+            batch = planner_plan(core_state, now)
+        finally:
+            waiting.extend(core_state.in_flight)
+            core_state.in_flight = waiting
+        return batch
+
+    monkeypatch.setattr(scheduler, "plan", plan)
+
+
+def blame_one_of_many(monkeypatch):
+    """The first row of a step that died is taken to have been alone in it."""
+    note_death = suspects.Suspects.note_death
+
+    def blame_the_first(suspected, rows, num_live):
+        return note_death(suspected, rows[:1], num_live)
+
+    monkeypatch.setattr(suspects.Suspects, "note_death", blame_the_first)
+
+
+def never_forgive(monkeypatch):
+    """Progress clears nobody."""
+    monkeypatch.setattr(applier, "note_progress", lambda *_: None)
+
+
 PLANTED = [
     leak_a_block,
     hand_out_a_block_twice,
@@ -224,6 +276,11 @@ PLANTED = [
     swap_in_the_wrong_order,
     never_resume,
     forget_who_is_aged,
+    forget_prior_outputs,
+    try_suspects_beside_others,
+    try_several_steps_at_a_time,
+    blame_one_of_many,
+    never_forgive,
 ]
 WHERE = {
     fail_who_read_bad_rows: {"prefix_caching": True},
