@@ -25,7 +25,7 @@ from tandem_client.admin_requests import (
 )
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.client import call_with_retry
-from tandem_client.retry import RetryPolicy
+from tandem_client.retry import RetryPolicy, UnaryRetries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,8 @@ class AdminClient:
 
     def _unary(self, method: Any, request: Any, deadline_s: float | None) -> Any:
         deadline = None if deadline_s is None else time.monotonic() + deadline_s
-        return call_with_retry(method, request, self._retry, deadline, self._options.metadata)
+        retries = UnaryRetries(self._retry)
+        return call_with_retry(method, request, retries, deadline, self._options.metadata)
 
 
 def is_serving(

@@ -18,7 +18,7 @@ from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
 from tandem_client.request import GenerateOptions, build_request
 from tandem_client.resume import with_key
-from tandem_client.retry import RetryPolicy
+from tandem_client.retry import RetryPolicy, UnaryRetries
 from tandem_client.stream import GenerationStream, remaining_s, within
 
 Answer = TypeVar("Answer")
@@ -83,7 +83,9 @@ class Client:
         """Wait for one whole completion; arguments and errors as in `generate`."""
         one = with_key(build_request(prompt, options), self._retry, secrets.token_hex(16))
         request = inference.CompleteRequest(request=one)
-        return completion_from_proto(self._unary(self._stub.Complete, request, deadline_s))
+        return completion_from_proto(
+            self._unary(self._stub.Complete, request, deadline_s, is_patient=True)
+        )
 
     def abort(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """
@@ -118,30 +120,34 @@ class Client:
         return self._stub.Generate(request, timeout=timeout_s, metadata=self._options.metadata)
 
     def _unary(
-        self, method: Callable[..., Answer], request: Any, deadline_s: float | None
+        self,
+        method: Callable[..., Answer],
+        request: Any,
+        deadline_s: float | None,
+        *,
+        is_patient: bool = False,
     ) -> Answer:
+        retries = UnaryRetries(self._retry, is_patient=is_patient)
         return call_with_retry(
-            method, request, self._retry, _deadline(deadline_s), self._options.metadata
+            method, request, retries, _deadline(deadline_s), self._options.metadata
         )
 
 
 def call_with_retry(
     method: Callable[..., Answer],
     request: Any,
-    policy: RetryPolicy,
+    retries: UnaryRetries,
     deadline_s: float | None,
     metadata: tuple[tuple[str, str], ...],
 ) -> Answer:
     """Call a unary method until it succeeds or its failure is final, which is raised."""
-    num_failures = 0
     while True:
         timeout_s = remaining_s(deadline_s, time.monotonic())
         try:
             return method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
-            num_failures += 1
-            delay = policy.delay_s(error, num_failures, random.random())  # noqa: S311 -- jitter
+            delay = retries.delay_s(error, time.monotonic(), random.random())  # noqa: S311 -- jitter
             if delay is None:
                 raise error from None
         time.sleep(within(delay, deadline_s, time.monotonic()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.errors import TandemError
+from tandem.errors import HandedOver, TandemError
 from tandem.status import PeerUnavailable
 
 LONGEST_RESUME_DELAY_S = 2.0
@@ -24,7 +24,8 @@ class RetryPolicy:
         max_delay_s: Longest wait, whatever the server advised.
         resume: True: a stream that broke after it was accepted goes on after what was delivered,
             on whichever server answers.
-        resume_within_s: How long a server is looked for that does so; counted anew at each break.
+        resume_within_s: How long a server is looked for that does so, counted anew at each break;
+            also for a `complete` whose server stopped, which is then asked for as a whole.
         on_break: Called when a stream breaks or a try to resume it fails, with the error and the
             seconds until the next try.
     """
@@ -77,6 +78,31 @@ class RetryPolicy:
         return min(advised * (1.0 + 0.25 * jitter), self.max_delay_s)
 
 
+class UnaryRetries:
+    """The tries of one call that is answered as a whole. Owns no I/O."""
+
+    def __init__(self, policy: RetryPolicy, *, is_patient: bool = False) -> None:
+        """
+        Args:
+            policy: When to try again.
+            is_patient: Wait for a server as long as a broken stream does, once one broke off.
+        """
+        self._policy = policy
+        self._is_patient = is_patient
+        self._num_failures = 0
+        self._broken_since_s: float | None = None
+
+    def delay_s(self, error: TandemError, now: float, jitter: float) -> float | None:
+        """Seconds to wait before the next try, or None if `error` is final; as RetryPolicy's."""
+        self._num_failures += 1
+        if self._is_patient and self._broken_since_s is None and _broke_off(error):
+            self._broken_since_s = now
+        if self._broken_since_s is None:
+            return self._policy.delay_s(error, self._num_failures, jitter)
+        broken_s = now - self._broken_since_s
+        return self._policy.resume_delay_s(error, self._num_failures, broken_s, jitter)
+
+
 NO_RETRY = RetryPolicy(max_attempts=1, resume=False)
 """Every failure is raised at once."""
 
@@ -84,3 +110,11 @@ NO_RETRY = RetryPolicy(max_attempts=1, resume=False)
 def is_transient(error: TandemError) -> bool:
     """True where the server asked for a later retry, or could not be reached at all."""
     return error.retry_after_s is not None or isinstance(error, PeerUnavailable)
+
+
+def _broke_off(error: TandemError) -> bool:
+    """True where a server had the call: it stopped, or its connection broke."""
+    was_unreachable = error.message.startswith("failed to connect")
+    return isinstance(error, HandedOver) or (
+        isinstance(error, PeerUnavailable) and not was_unreachable
+    )

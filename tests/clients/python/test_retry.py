@@ -14,7 +14,7 @@ from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client.request import build_request
 from tandem_client.resume import ResumableStream
-from tandem_client.retry import NO_RETRY, RetryPolicy
+from tandem_client.retry import NO_RETRY, RetryPolicy, UnaryRetries
 from tests.clients.python.fake_server import Act, started
 
 
@@ -67,6 +67,42 @@ class TestRetryPolicy:
 
         assert [False, False, True] == verdicts
         assert NO_RETRY.delay_s(Draining(""), 1, 0.0) is None
+
+
+class TestUnaryRetries:
+    def test_call_that_broke_off_waits_as_long_as_a_stream(self):
+        """
+        Once a server that had a patient call stopped, tries are bounded by time instead of number.
+        """
+        policy = RetryPolicy(max_attempts=2, resume_within_s=30.0)
+        gone = PeerUnavailable("failed to connect to all addresses")
+        retries = UnaryRetries(policy, is_patient=True)
+        failures = [
+            (PeerUnavailable("Socket closed"), 0.0),
+            (gone, 1.0),
+            (gone, 29.0),
+            (gone, 31.0),
+        ]
+        verdicts = [retries.delay_s(error, now, 0.0) is None for error, now in failures]
+        assert [False, False, False, True] == verdicts
+
+    @pytest.mark.parametrize(
+        ("error", "is_patient"),
+        [
+            (PeerUnavailable("failed to connect to all addresses"), True),
+            (QueueFull("full"), True),
+            (PeerUnavailable("Socket closed"), False),
+        ],
+        ids=["never there", "refused", "not patient"],
+    )
+    def test_other_calls_are_tried_as_often_as_the_policy_says(self, error, is_patient):
+        """
+        A server that was never there, or that refuses, gets max_attempts tries.
+        """
+        retries = UnaryRetries(RetryPolicy(max_attempts=3), is_patient=is_patient)
+        assert [False, False, True] == [
+            retries.delay_s(error, now, 0.0) is None for now in (0.0, 1.0, 2.0)
+        ]
 
 
 class TestResumableStream:
