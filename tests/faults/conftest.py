@@ -54,7 +54,7 @@ def storm(reference, tiny_model, other_model, storm_seed, tmp_path):
         rig.start()
         one = Storm(rig=rig, reference=reference, seed=storm_seed, other_weights=other_model)
         lines = one.run(make_schedule(storm_seed, kinds, times))
-        sys.stdout.write(f"\n{table(lines)}\n")
+        sys.stdout.write(f"\n{table(lines)}\n{one.phases()}\n")
         return one, lines
 
     yield run

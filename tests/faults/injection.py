@@ -74,8 +74,27 @@ def _damage(how: str) -> Callable[[Fault, Target], None]:
     return act
 
 
-def _kill_executor(_: Fault, target: Target) -> None:
-    target.rig.working_executor().signal(signal.SIGKILL)
+def _make_unreachable(_: Fault, target: Target) -> None:
+    """Drop all packets of the executor that works until another does; then let them pass."""
+    executor = target.rig.working_executor()
+    proxy = target.rig.proxies[target.rig.executors.index(executor)]
+    proxy.ask("flow", on=False)
+    _wait_for_others(target)
+    proxy.ask("flow", on=True)
+
+
+def _reset_clients(_: Fault, target: Target) -> None:
+    assert target.rig.client_proxy is not None
+    target.rig.client_proxy.ask("reset")
+
+
+def _kill_executor(fault: Fault, target: Target) -> None:
+    """One time in two its successor too, at some point of its start."""
+    executor = target.rig.working_executor()
+    executor.signal(signal.SIGKILL)
+    if fault.is_upward:
+        time.sleep(fault.draw % 1024 / 1024)
+        executor.signal(signal.SIGKILL)
 
 
 def _stop_executor(_: Fault, target: Target) -> None:
@@ -125,6 +144,16 @@ def _other_weights(fault: Fault, target: Target) -> None:
         with executor.lock:
             executor.model = right
             executor.signal(signal.SIGKILL)
+
+
+def _pause(process: Callable[[Rig], psutil.Process]) -> Callable[[Fault, Target], None]:
+    def act(fault: Fault, target: Target) -> None:
+        paused = process(target.rig)
+        paused.suspend()
+        time.sleep(fault.lasts_s)
+        paused.resume()
+
+    return act
 
 
 def _kill_scheduler(_: Fault, target: Target) -> None:
@@ -204,6 +233,8 @@ _ACTIONS: dict[Kind, Callable[[Fault, Target], None]] = {
     Kind.DROPPED: _damage("drop"),
     Kind.CUT_MESSAGE: _damage("cut"),
     Kind.CORRUPT_MESSAGE: _damage("flip"),
+    Kind.UNREACHABLE: _make_unreachable,
+    Kind.CLIENT_RESET: _reset_clients,
     Kind.EXECUTOR_KILLED: _kill_executor,
     Kind.EXECUTOR_PAUSED: _pause_executor,
     Kind.EXECUTOR_HUNG: _hang_executor,
@@ -211,6 +242,8 @@ _ACTIONS: dict[Kind, Callable[[Fault, Target], None]] = {
     Kind.OTHER_WEIGHTS: _other_weights,
     Kind.SCHEDULER_KILLED: _kill_scheduler,
     Kind.SCHEDULER_STOPPED: _stop_scheduler,
+    Kind.SCHEDULER_PAUSED: _pause(lambda rig: psutil.Process(rig.scheduler.process.pid)),
+    Kind.FRONTEND_PAUSED: _pause(Rig.frontend),
     Kind.FRONTEND_KILLED: _kill_frontend,
     Kind.STEP_RAISES: _raise_in_step,
     Kind.STEP_HANGS: _hang_step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.rig import RigSettings
@@ -9,20 +10,22 @@ from tests.faults.schedule import BYTE_KINDS, MESSAGE_KINDS, Kind
 
 LOST_AFTER_S = 3.0
 """Where executors hang: after how long the scheduler gives one up."""
+_SOON_LOST = (f"--lost-after-s={LOST_AFTER_S:g}",)
 _DRAIN_GRACE_S = 1.0
 
 
+_SETTINGS: dict[Kind, RigSettings] = {
+    **dict.fromkeys(BYTE_KINDS, RigSettings(link="bytes")),
+    **dict.fromkeys(MESSAGE_KINDS, RigSettings(link="messages")),
+    Kind.UNREACHABLE: RigSettings(link="bytes", num_executors=2, scheduler=_SOON_LOST),
+    Kind.CLIENT_RESET: RigSettings(has_client_proxy=True),
+    Kind.EXECUTOR_HUNG: RigSettings(num_executors=2, scheduler=_SOON_LOST),
+    Kind.STEP_HANGS: RigSettings(num_executors=2, scheduler=_SOON_LOST),
+    Kind.POISON: RigSettings(num_executors=2),
+    Kind.SCHEDULER_STOPPED: RigSettings(scheduler=(f"--drain-grace-s={_DRAIN_GRACE_S:g}",)),
+}
+
+
 def settings_for(kind: Kind, model: Path) -> RigSettings:
-    """Services for faults of one kind."""
-    if kind in BYTE_KINDS:
-        return RigSettings(link="bytes", model=model)
-    if kind in MESSAGE_KINDS:
-        return RigSettings(link="messages", model=model)
-    if kind in (Kind.EXECUTOR_HUNG, Kind.STEP_HANGS):
-        scheduler = (f"--lost-after-s={LOST_AFTER_S:g}",)
-        return RigSettings(num_executors=2, scheduler=scheduler, model=model)
-    if kind is Kind.POISON:
-        return RigSettings(num_executors=2, model=model)
-    if kind is Kind.SCHEDULER_STOPPED:
-        return RigSettings(scheduler=(f"--drain-grace-s={_DRAIN_GRACE_S:g}",), model=model)
-    return RigSettings(model=model)
+    """Services for faults of one kind: one executor directly, where it says nothing else."""
+    return replace(_SETTINGS.get(kind, RigSettings()), model=model)

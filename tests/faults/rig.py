@@ -33,6 +33,7 @@ class RigSettings:
 
     Attributes:
         link: What is between scheduler and executor: "direct", "bytes" or "messages".
+        has_client_proxy: Whether a proxy of bytes is between clients and scheduler.
         num_executors: Places where executors run; the scheduler knows all of them.
         scheduler: More options of the scheduler.
         executor: More options of the executors.
@@ -40,6 +41,7 @@ class RigSettings:
     """
 
     link: str = "direct"
+    has_client_proxy: bool = False
     num_executors: int = 1
     scheduler: tuple[str, ...] = ()
     executor: tuple[str, ...] = ()
@@ -51,16 +53,18 @@ class Rig:
     One scheduler and its executors. Whatever ends is started again, until `close`.
 
     Attributes:
-        address: The public address, the same for every scheduler.
+        address: Where clients connect.
+        listen: The public address, the same for every scheduler.
         executors: The places of executors.
         proxies: One before each executor, if there is to be something.
+        client_proxy: The one before the scheduler, if there is to be one.
         schedulers: Every scheduler so far, the newest last.
     """
 
     def __init__(self, folder: Path, settings: RigSettings = RigSettings()) -> None:
         self.folder = folder
         self.settings = settings
-        self.address = f"127.0.0.1:{free_port()}"
+        self.listen = f"127.0.0.1:{free_port()}"
         self.admin_address = f"127.0.0.1:{free_port()}"
         self.zygote = Zygote(folder)
         options = [*EXECUTOR_LIMITS, *settings.executor]
@@ -69,6 +73,12 @@ class Rig:
             for letter in "ab"[: settings.num_executors]
         ]
         self.proxies = self._start_proxies()
+        self.client_proxy: Controlled | None = None
+        self.address = self.listen
+        if settings.has_client_proxy:
+            log = folder / "proxy-clients.err"
+            self.client_proxy = Controlled(PROXIES["bytes"], self.listen, log=log)
+            self.address = f"127.0.0.1:{self.client_proxy.hello['port']}"
         self.schedulers: list[Process] = []
         self._is_closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, daemon=True)
@@ -91,7 +101,7 @@ class Rig:
     def is_ready(self) -> bool:
         """Whether it says so now."""
         try:
-            return is_serving(self.address, "tandem.ready", timeout_s=5)
+            return is_serving(self.listen, "tandem.ready", timeout_s=5)
         except TandemError:
             return False
 
@@ -145,8 +155,8 @@ class Rig:
         return found
 
     def logs(self) -> list[Path]:
-        """The logs of all services so far."""
-        return sorted(self.folder.glob("*.log"))
+        """The logs of all services so far, but for those that go to a device."""
+        return sorted(log for log in self.folder.glob("*.log") if log.is_file())
 
     def log_ends(self) -> str:
         """The last lines of each, for a failing test's report."""
@@ -160,7 +170,7 @@ class Rig:
         for scheduler in self.schedulers:
             scheduler.end()
         self.zygote.close()
-        for proxy in self.proxies:
+        for proxy in (*self.proxies, *filter(None, [self.client_proxy])):
             proxy.close()
 
     def _start_proxies(self) -> list[Controlled]:
@@ -179,7 +189,7 @@ class Rig:
             executor.port for executor in self.executors
         ]
         arguments = [
-            f"--listen={self.address}",
+            f"--listen={self.listen}",
             f"--admin-listen={self.admin_address}",
             "--metrics-listen=127.0.0.1:0",
             f"--executor={','.join(f'127.0.0.1:{port}' for port in ports)}",

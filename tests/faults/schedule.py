@@ -20,12 +20,15 @@ class Kind(StrEnum):
     SLOW_LINK = "slow link"
     CUT_FRAME = "frame truncated"
     CORRUPT_BYTES = "bytes corrupted"
+    UNREACHABLE = "executor unreachable for long"
     # The same as messages.
     DUPLICATED = "message duplicated"
     REORDERED = "messages reordered"
     DROPPED = "message dropped"
     CUT_MESSAGE = "message truncated"
     CORRUPT_MESSAGE = "message corrupted"
+    # The connections of clients.
+    CLIENT_RESET = "clients' connections reset"
     # Processes.
     EXECUTOR_KILLED = "executor killed"
     EXECUTOR_PAUSED = "executor paused shortly"
@@ -34,6 +37,8 @@ class Kind(StrEnum):
     OTHER_WEIGHTS = "other weights for a while"
     SCHEDULER_KILLED = "scheduler killed"
     SCHEDULER_STOPPED = "scheduler told to stop"
+    SCHEDULER_PAUSED = "scheduler paused"
+    FRONTEND_PAUSED = "frontend paused"
     FRONTEND_KILLED = "frontend killed"
     # What they compute.
     STEP_RAISES = "step raises"
@@ -54,12 +59,19 @@ MESSAGE_KINDS = (
     Kind.CORRUPT_MESSAGE,
 )
 LINK_KINDS = (*BYTE_KINDS, *MESSAGE_KINDS)
-SERVER_KINDS = (Kind.SCHEDULER_KILLED, Kind.SCHEDULER_STOPPED, Kind.FRONTEND_KILLED)
+SERVER_KINDS = (
+    Kind.CLIENT_RESET,
+    Kind.SCHEDULER_KILLED,
+    Kind.SCHEDULER_STOPPED,
+    Kind.FRONTEND_KILLED,
+)
 """After these a stream goes on because its client asks for the rest."""
 LASTING_S: dict[Kind, tuple[float, float]] = {
     Kind.BLACKHOLE: (0.3, 0.8),
     Kind.SLOW_LINK: (0.4, 0.8),
     Kind.EXECUTOR_PAUSED: (2.6, 3.4),
+    Kind.SCHEDULER_PAUSED: (1.0, 3.0),
+    Kind.FRONTEND_PAUSED: (1.0, 3.0),
     Kind.OTHER_WEIGHTS: (1.0, 2.0),
     Kind.DISK_FULL: (1.0, 2.0),
 }

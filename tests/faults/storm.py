@@ -5,6 +5,7 @@ what must hold in spite of it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Storm:
     other_weights: Path | None = None
     occurrences: list[Occurrence] = field(default_factory=list)
     readiness: ReadinessWatch = field(init=False)
+    _marks: list[tuple[str, float]] = field(default_factory=list)
 
     def run(self, schedule: Sequence[Fault], limit_s: float = float("inf")) -> list[Line]:
         """
@@ -68,11 +70,15 @@ class Storm:
         retry = PATIENT if is_resuming else NO_RETRY
         streams = Streams(self.rig.address, self.reference.requests, retry)
         problems: list[str] = []
-        self.readiness = ReadinessWatch(self.rig.address)
+        self.readiness = ReadinessWatch(self.rig.listen)
         try:
+            self._mark("warm-up")
             before = self._warm_up(streams)
+            self._mark("faults")
             self._endure(schedule, streams, limit_s)
+            self._mark("checks")
             problems += self._aftermath(streams, before)
+            self._mark("end")
         except (AssertionError, TimeoutError) as error:
             problems.append(f"{type(error).__name__}: {error}")
         finally:
@@ -82,6 +88,14 @@ class Storm:
         if problems:
             raise StormFailed(self._tell(schedule, lines, problems))
         return lines
+
+    def phases(self) -> str:
+        """How long each part took."""
+        parts = itertools.pairwise(self._marks)
+        return ", ".join(f"{name} {end_s - begin_s:.1f} s" for (name, begin_s), (_, end_s) in parts)
+
+    def _mark(self, name: str) -> None:
+        self._marks.append((name, time.monotonic()))
 
     def _warm_up(self, streams: Streams) -> dict[str, Holding]:
         """Serve everything once without a fault; what the services hold then is the measure."""
@@ -110,7 +124,7 @@ class Storm:
         is_link = fault.kind in LINK_KINDS
         ready_s = previous_s + fault.wait_s if is_link else time.monotonic() + fault.wait_s
         time.sleep(max(0.0, ready_s - time.monotonic()))
-        before = self.rig.stats()
+        before, num_held = self.rig.stats(), target.streams.num_held_tokens()
         begin_s = time.monotonic()
         inject(fault, target)
         if is_link:
@@ -123,7 +137,7 @@ class Storm:
                 fault=fault,
                 begin_s=begin_s,
                 end_s=end_s,
-                recomputed_tokens=_recomputed(before, self.rig.stats()),
+                recomputed_tokens=_recomputed(before, self.rig.stats(), num_held),
             )
         )
         return begin_s
@@ -158,8 +172,13 @@ class Storm:
         )
 
 
-def _recomputed(before: Any, after: Any) -> int | None:
-    """Tokens computed a second time between two looks at the counters of one scheduler."""
-    if before is None or after is None or after.uptime_s < before.uptime_s:
+def _recomputed(before: Any, after: Any, num_held: int) -> int | None:
+    """
+    Tokens computed a second time between two looks at the counters; where these began again with
+    another scheduler, what clients held at the first look comes in addition.
+    """
+    if before is None or after is None:
         return None
+    if after.uptime_s < before.uptime_s:
+        return int(num_held + after.recomputed_tokens)
     return int(after.recomputed_tokens - before.recomputed_tokens)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.errors import TandemError
-from tandem_client import AsyncClient, Delta, Done, Finished, RetryPolicy
+from tandem_client import AsyncClient, Delta, Done, Finished, RetryPolicy, Started
 from tests.faults.load import Output, StormRequest
 
 GAP_S = 0.2
@@ -30,6 +30,7 @@ class Run:
         outputs: By choice.
         problems: Offsets that were wrong, output after an end.
         error: How it failed.
+        prompt_tokens: Length of the prompt; 0 before Started.
         num_tokens: Output tokens as the server counted them; None before Done.
     """
 
@@ -37,6 +38,7 @@ class Run:
     outputs: dict[int, Output] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     error: TandemError | None = None
+    prompt_tokens: int = 0
     num_tokens: int | None = None
 
 
@@ -66,6 +68,7 @@ class Streams:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._clients = [AsyncClient(address, retry=retry) for _ in range(_NUM_CLIENTS)]
         self._last_s = [time.monotonic()] * len(requests)
+        self._current: list[Run | None] = [None] * len(requests)
         self._is_stopping = False
         self._workers: list[Future[None]] = []
         self._thread.start()
@@ -95,6 +98,14 @@ class Streams:
         """Workers that got none."""
         return sum(last_s <= moment_s for last_s in self._last_s)
 
+    def num_held_tokens(self) -> int:
+        """Prompt and output tokens of all requests under way: what a new server computes again."""
+        return sum(
+            run.prompt_tokens + sum(len(output.token_ids) for output in run.outputs.values())
+            for run in self._current
+            if run is not None
+        )
+
     def close(self) -> None:
         """End everything at once."""
 
@@ -123,6 +134,8 @@ class Streams:
 
     async def _ask(self, request: StormRequest, worker: int | None) -> Run:
         run = Run(request)
+        if worker is not None:
+            self._current[worker] = run
         client = self._clients[(worker or 0) % _NUM_CLIENTS]
         try:
             async for event in client.generate(request.prompt or None, **request.options):
@@ -131,6 +144,8 @@ class Streams:
                 _note(run, event)
         except TandemError as error:
             run.error = error
+        if worker is not None:
+            self._current[worker] = None
         return run
 
     def _hear(self, worker: int | None) -> None:
@@ -144,6 +159,8 @@ class Streams:
 
 def _note(run: Run, event: object) -> None:
     match event:
+        case Started():
+            run.prompt_tokens = event.prompt_tokens
         case Delta():
             output = run.outputs.setdefault(event.choice, Output())
             if event.first_token_offset != len(output.token_ids):

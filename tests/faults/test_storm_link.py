@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.conftest import TIMES
 from tests.faults.logs import count
 from tests.faults.schedule import BYTE_KINDS, MESSAGE_KINDS, Kind
 
@@ -28,6 +29,20 @@ class TestLinkStorms:
         """
         done, _ = storm(BYTE_KINDS, link="bytes")
         assert 9 <= done.rig.proxies[0].ask("count")["done"]
+
+    def test_unreachable_executor(self, storm):
+        """
+        Streams of an executor that no packet reaches for longer than lost_after_s go on at
+        another, and may come back to it.
+        """
+        storm([Kind.UNREACHABLE], link="bytes", num_executors=2, scheduler=("--lost-after-s=3",))
+
+    def test_clients(self, storm):
+        """
+        Clients whose connections are reset get the rest of their streams by asking for it.
+        """
+        done, _ = storm([Kind.CLIENT_RESET], has_client_proxy=True)
+        assert TIMES <= done.rig.client_proxy.ask("count")["done"]
 
     def test_messages(self, storm):
         """

@@ -34,6 +34,17 @@ class TestProcessStorms:
         kinds = [Kind.EXECUTOR_HUNG, Kind.STEP_HANGS, Kind.EXECUTOR_KILLED]
         storm(kinds, num_executors=2, scheduler=QUICK)
 
+    def test_little_memory(self, storm):
+        """
+        An executor that dies or whose step raises while requests are preempted and swapped for
+        want of blocks loses nothing either.
+        """
+        executor = ("--max-num-blocks=800", "--swap-space-gb=0.01")
+        scheduler = ("--memory-threshold=1", "--preemption-mode=swap", "--window=4")
+        kinds = [Kind.EXECUTOR_KILLED, Kind.STEP_RAISES]
+        done, _ = storm(kinds, executor=executor, scheduler=scheduler)
+        assert done.rig.stats().preemptions > 0
+
     def test_short_pause(self, storm):
         """
         An executor that stops for less than lost_after_s turns readiness off and on again, and
@@ -53,6 +64,14 @@ class TestProcessStorms:
         """
         kinds = [Kind.SCHEDULER_KILLED, Kind.SCHEDULER_STOPPED, Kind.FRONTEND_KILLED]
         storm(kinds, scheduler=("--drain-grace-s=1",))
+
+    def test_server_pauses(self, storm):
+        """
+        A scheduler or frontend that stops for seconds goes on where it was: nothing is computed
+        twice.
+        """
+        _, lines = storm([Kind.SCHEDULER_PAUSED, Kind.FRONTEND_PAUSED])
+        assert [0, 0] == [line.recomputed_tokens for line in lines]
 
     def test_machine(self, storm):
         """

@@ -1,0 +1,39 @@
+"""Services whose every log line fails from the first one on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tandem_client import NO_RETRY, Client
+from tests.e2e.cluster import wait_until
+from tests.faults.rig import Rig, RigSettings
+
+
+@pytest.mark.slow
+class TestFullDisk:
+    def test_services_live_without_their_logs(self, tiny_model, tmp_path):
+        """
+        With stderr on a full device services start, serve, recover and stop as ever.
+        """
+        for name in ("executor-a", "scheduler-1"):
+            (tmp_path / f"{name}.log").symlink_to("/dev/full")
+        rig = Rig(tmp_path, RigSettings(model=tiny_model))
+        try:
+            rig.start()
+            with Client(rig.address, retry=NO_RETRY) as client:
+                asked = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0}
+                expected = client.complete("a full disk", **asked)
+                stream = client.generate("a full disk", **asked)
+                next(stream)
+                rig.executors[0].signal(signal.SIGKILL)
+                assert expected.text == "".join(stream.text)
+            rig.wait_idle()
+            scheduler = rig.scheduler.process
+            scheduler.terminate()
+            wait_until(lambda: scheduler.poll() is not None, "an orderly end", 30)
+            assert 0 == scheduler.returncode
+            assert [-signal.SIGKILL] == rig.executors[0].deaths
+        finally:
+            rig.close()
