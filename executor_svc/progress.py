@@ -4,50 +4,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MIN_ALLOWED_S = 10.0
-SLACK = 20.0
-"""A step may take this many times what its tokens predict before it counts as stuck."""
+from tandem.link.batch import Batch, Command
+from tandem.link.step_cost import StepCost, StepWork
 
-_FORGET = 0.9
-"""Weight of the past in the moving average of seconds per token."""
+LEARN_EVERY = 16
+"""One step in so many is learned from,"""
+LEARN_OVER_S = 0.05
+"""and each that takes longer than this: learning costs microseconds, and quick steps are many."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
     started_s: float
-    allowed_s: float
+    command: Command
 
 
 class Progress:
     """
-    Learns seconds per token and says whether the running step is older than it should ever get.
+    Learns what steps cost and says whether the running one is older than it should ever get.
 
-    Written by the runner thread, read by the heartbeat thread: the one value shared is replaced
-    whole. Times are monotonic seconds.
+    `start` and `end` are called under the step link's lock, `learn` by one thread that sees
+    results, `is_stuck` by the heartbeat thread: the running step is replaced whole, and an estimate
+    read while it is changed is one step off. Times are monotonic seconds.
     """
 
     def __init__(self) -> None:
-        self._seconds_per_token: float | None = None
+        self._cost = StepCost()
+        self._num_steps = 0
         self._running: _Running | None = None
 
-    def start(self, num_tokens: int, now_s: float) -> None:
+    def start(self, command: Command, now_s: float) -> None:
         """Note that a step begins."""
-        predicted_s = (self._seconds_per_token or 0.0) * num_tokens
-        self._running = _Running(now_s, max(MIN_ALLOWED_S, SLACK * predicted_s))
+        self._running = _Running(now_s, command)
 
     def end(self) -> None:
         """Note that the step is over, however it ended."""
         self._running = None
 
-    def learn(self, num_tokens: int, seconds: float) -> None:
+    def learn(self, command: Command, seconds: float) -> None:
         """Take in how long a step took that went well."""
-        if num_tokens == 0:
+        self._num_steps += 1
+        if self._num_steps % LEARN_EVERY and seconds <= LEARN_OVER_S:
             return
-        latest = seconds / num_tokens
-        past = latest if self._seconds_per_token is None else self._seconds_per_token
-        self._seconds_per_token = _FORGET * past + (1 - _FORGET) * latest
+        if isinstance(command, Batch):
+            self._cost.learn(StepWork.of(command), seconds)
 
     def is_stuck(self, now_s: float) -> bool:
         """Tell whether a step is running for longer than it may."""
         running = self._running
-        return running is not None and now_s - running.started_s > running.allowed_s
+        if running is None:
+            return False
+        return now_s - running.started_s > self._cost.allowed_s(running.command)

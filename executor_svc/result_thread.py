@@ -101,4 +101,4 @@ class ResultThread(threading.Thread):
             total_ns=ended_ns - job.received_ns,
         )
         self._link.complete(job.step, encode_response(result))
-        self._progress.learn(job.num_tokens, step_ns / 1e9)
+        self._progress.learn(job.step.command, step_ns / 1e9)

@@ -20,7 +20,7 @@ import structlog
 from executor_svc.progress import Progress
 from executor_svc.step_stream import StepStream
 from tandem.errors import SessionLost, StreamReplaced, TandemError
-from tandem.link.batch import Batch, Step
+from tandem.link.batch import Step
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Heartbeat, LossCause, SchedulerId
 from tandem.link.wire import encode_response
@@ -33,7 +33,6 @@ class QueuedStep:
     """A step in its place in the queue; `received_ns` is monotonic time."""
 
     step: Step
-    num_tokens: int
     received_ns: int
 
 
@@ -149,10 +148,9 @@ class StepLink:
             SessionLost: The step breaks the protocol.
             StreamReplaced: A newer stream is attached.
         """
-        num_tokens = step.command.num_tokens if isinstance(step.command, Batch) else 0
         with self._lock:
             if self._end.receive(step, raw, stream.attach_id, self._now_s()):
-                self._jobs.put(QueuedStep(step, num_tokens, self._clock_ns()))
+                self._jobs.put(QueuedStep(step, self._clock_ns()))
 
     def detach(self, stream: StepStream) -> None:
         """Note that a stream is over; steps already received go on."""
@@ -231,7 +229,7 @@ class StepLink:
     def _start(self, job: QueuedStep) -> None:
         now_s = self._now_s()
         self._end.start(job.step.step_id, now_s)
-        self._progress.start(job.num_tokens, now_s)
+        self._progress.start(job.step.command, now_s)
 
     def _drop_steps(self) -> int:
         """Drop what is queued; resets, which somebody waits for, stay."""

@@ -16,11 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from executor_svc import engine
-from executor_svc import progress as progress_module
-from executor_svc.progress import MIN_ALLOWED_S, Progress
+from executor_svc.progress import LEARN_EVERY, Progress
 from executor_svc.tokenizer_files import MAX_CHUNK_BYTES, TokenizerFile, chunks
 from tandem.errors import AddressInUse, ExecutorLoading, InvalidConfig
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
+from tandem.link import step_cost
+from tandem.link.batch import Batch
+from tandem.link.step_cost import ALWAYS_ALLOWED_S, SLACK, StepWork
 from tests.executor_svc.service.harness import StepClient, refusal, start_server, wait_until
 from tests.model_zoo import EOS_TOKEN_ID, MAX_POSITIONS, VOCAB_SIZE
 
@@ -213,6 +215,16 @@ class TestThreads:
         assert expected == engine.default_num_threads()
 
 
+def prompt(num_tokens: int) -> Batch:
+    """A batch that computes the beginning of one prompt."""
+    columns = {
+        "row_slot": np.zeros(1, np.int32),
+        "row_start": np.zeros(1, np.int32),
+        "row_num_tokens": np.array([num_tokens], np.int32),
+    }
+    return Batch(**columns)
+
+
 class TestProgress:
     def test_first_steps_have_ten_seconds(self):
         """
@@ -220,27 +232,38 @@ class TestProgress:
         """
         progress = Progress()
         assert not progress.is_stuck(1e6)
-        progress.start(100, now_s=50.0)
-        assert not progress.is_stuck(50.0 + MIN_ALLOWED_S)
-        assert progress.is_stuck(50.1 + MIN_ALLOWED_S)
+        progress.start(prompt(100), now_s=50.0)
+        assert not progress.is_stuck(50.0 + ALWAYS_ALLOWED_S)
+        assert progress.is_stuck(50.1 + ALWAYS_ALLOWED_S)
         progress.end()
         assert not progress.is_stuck(1e6)
 
     def test_slow_models_have_twenty_times_what_steps_took(self):
         """
-        Later a step may take 20 times what its number of tokens predicts.
+        Later a step may take 20 times what its work predicts, which is at most twice what it took before.
         """
         progress = Progress()
-        progress.learn(10, 20.0)
-        progress.start(5, now_s=0.0)
-        assert not progress.is_stuck(199.0)
-        assert progress.is_stuck(201.0)
+        progress.learn(prompt(10), 20.0)
+        progress.start(prompt(10), now_s=0.0)
+        assert not progress.is_stuck(SLACK * 20.0)
+        assert progress.is_stuck(2 * SLACK * 20.0 + 1)
+
+    def test_quick_steps_teach_now_and_then(self):
+        """
+        One in sixteen steps that take no time is learned from, so that the others cost nothing.
+        """
+        progress = Progress()
+        for _ in range(LEARN_EVERY - 1):
+            progress.learn(prompt(10), 0.04)
+        assert 0.0 == progress._cost.predict_s(StepWork(10.0, 55.0))
+        progress.learn(prompt(10), 0.04)
+        assert progress._cost.predict_s(StepWork(10.0, 55.0)) > 0.0
 
     def test_step_that_hangs_turns_progress_off_until_it_goes_on(self, executor, monkeypatch):
         """
         tandem.progress stops serving while a step is stuck, and liveness does not.
         """
-        monkeypatch.setattr(progress_module, "MIN_ALLOWED_S", 0.3)
+        monkeypatch.setattr(step_cost, "ALWAYS_ALLOWED_S", 0.3)
         client = StepClient(executor)
         stream = client.attach()
         executor.runner.gate.clear()

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from executor_svc import progress
 from executor_svc.step_link import SlotReset, StepLink
 from executor_svc.step_stream import StepStream
 from tandem.errors import (
@@ -16,6 +15,7 @@ from tandem.errors import (
     SessionHeld,
     SessionLost,
 )
+from tandem.link import step_cost
 from tandem.link.batch import Batch, Step, StepResult
 from tandem.link.session import Attach, SchedulerId
 from tandem.link.wire import encode_step
@@ -160,7 +160,7 @@ class TestStop:
         """
         When a step is stuck and its scheduler has given the session up, only another process can serve the next one.
         """
-        monkeypatch.setattr(progress, "MIN_ALLOWED_S", 0.01)
+        monkeypatch.setattr(step_cost, "ALWAYS_ALLOWED_S", 0.01)
         client = StepClient(executor)
         stream = client.attach()
         executor.runner.gate.clear()
