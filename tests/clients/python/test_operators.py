@@ -228,6 +228,16 @@ class TestSuspendCommand:
         assert [1, 3, None] == server.seen.suspensions
 
 
+class TestDrainCommand:
+    def test_drain_says_what_was_handed_over(self, run, server):
+        """
+        The command sends the grace asked for, or none, and prints how many requests had not ended.
+        """
+        said = "drained; 1 handed over. Stop the scheduler now.\n"
+        assert [said, said] == [run("drain").stdout, run("drain", "--grace-s", "2.5").stdout]
+        assert [None, 2.5] == server.seen.drain_grace_s
+
+
 class TestTop:
     def test_cache_and_retractions_are_shown(self, run):
         """

@@ -13,6 +13,7 @@ from tandem_client.cli.cache import cache
 from tandem_client.cli.chat import chat
 from tandem_client.cli.config_commands import config_commands
 from tandem_client.cli.doctor import doctor
+from tandem_client.cli.drain import drain
 from tandem_client.cli.failures import EXIT_CODES_HELP
 from tandem_client.cli.generate import generate
 from tandem_client.cli.requests import requests
@@ -37,6 +38,7 @@ app.command(epilog=EXIT_CODES_HELP)(requests)
 app.command(epilog=EXIT_CODES_HELP)(doctor)
 app.command(context_settings=PASS_ON)(simulate)
 app.add_typer(config_commands, name="config")
+app.command(epilog=EXIT_CODES_HELP)(drain)
 app.command(epilog=EXIT_CODES_HELP)(suspend)
 app.command(epilog=EXIT_CODES_HELP)(resume)
 app.add_typer(cache, name="cache")

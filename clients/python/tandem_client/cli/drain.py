@@ -1,0 +1,31 @@
+"""`tandem drain`: hand a scheduler's requests and its executor over to another one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tandem_client.admin import AdminClient
+from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
+from tandem_client.cli import options
+from tandem_client.cli.failures import readable_errors
+
+
+@readable_errors
+def drain(
+    *,
+    address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS,
+    grace_s: Annotated[
+        float | None,
+        typer.Option(
+            "--grace-s",
+            help="Seconds that running requests may go on.",
+            show_default="the server's",
+        ),
+    ] = None,
+) -> None:
+    """Take no new request, hand over what still runs after a while, give the executor back."""
+    with AdminClient(address, retry=options.RETRY) as admin:
+        handed_over = admin.drain(grace_s)
+    typer.echo(f"drained; {handed_over} handed over. Stop the scheduler now.")
