@@ -10,8 +10,8 @@ within milliseconds. Who ends by its length is planned up to there and no furthe
 in flight.
 
 Source: SGLang's overlap scheduler and vLLM's async scheduling plan one step ahead; ours plans as
-far ahead as is asked for. While somebody is suspected of killing executors one step at a time is
-sent, so that it is known which one an executor died in.
+far ahead as is asked for. After the death of an executor one step at a time
+is sent until its requests have got on: with several it is not always known which one it died in.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def depth(state: CoreState, usual_step_s: float) -> int:
         state: The core.
         usual_step_s: Seconds that a step usually takes; 0 while that is not known.
     """
-    if state.suspects.num_suspects:
+    suspects = state.suspects
+    if suspects and (suspects.num_suspects or state.counters.steps < suspects.cautious_until):
         return 1
     options = state.options
     window, ahead = options.window, options.run_ahead

@@ -35,6 +35,8 @@ SUSPECTED_AT = 2
 """Deaths that make a suspect."""
 POISON_AT = 2
 """Deaths alone that are no accident."""
+CAUTIOUS_STEPS = 64
+"""Steps after a death that are sent one at a time, while anybody has a mark."""
 BROKEN_AT = 4
 """Requests that died alone one after the other before the executor is blamed."""
 
@@ -87,14 +89,17 @@ class Suspects:
     Attributes:
         trial: Who alone may run, by number; empty where there is no trial.
         num_suspects: Marks that make a suspect.
+        cautious_until: Results applied in all up to which one step at a time is in flight while
+            anybody has a mark: with several it is not always known in which one an executor died.
     """
 
-    __slots__ = ("_marks", "num_suspects", "trial")
+    __slots__ = ("_marks", "cautious_until", "num_suspects", "trial")
 
     def __init__(self) -> None:
         self._marks: dict[int, Mark] = {}
         self.trial: dict[int, Mark] = {}
         self.num_suspects = 0
+        self.cautious_until = 0
 
     def __bool__(self) -> bool:
         """True while anybody has a mark."""

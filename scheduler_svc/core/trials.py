@@ -13,7 +13,7 @@ from scheduler_svc.core.request import Request, RequestState
 from scheduler_svc.core.request_events import EventKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.step_log import LogLine
-from scheduler_svc.core.suspects import CLEARED_AFTER, Mark
+from scheduler_svc.core.suspects import CAUTIOUS_STEPS, CLEARED_AFTER, Mark
 from tandem.errors import ExecutorLost, PoisonRequest
 
 NUM_NAMED = 8
@@ -63,6 +63,7 @@ def note_death(state: CoreState, rows: list[tuple[Request, int]], now: float) ->
     """
     suspects, counters = state.suspects, state.counters
     counters.executor_deaths += 1
+    suspects.cautious_until = counters.steps + CAUTIOUS_STEPS
     verdict = suspects.note_death(rows, len(state.by_handle))
     if state.recorder is not None:
         for mark in verdict.blamed:

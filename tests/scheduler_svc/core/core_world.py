@@ -92,6 +92,8 @@ class CoreWorld:
         self.delay = choose([2, 1, 4, 8])
         self.rig = Rig(self.config, delay=self.delay, options=options, geometry=self.geometry)
         self.rig.usual_step_s = choose([None, None, 0.001, 1.0])
+        # Who does not keep to the depth must know which step an executor died in.
+        self.rig.loses_results = choose([False, self.rig.usual_step_s is not None])
         self.options = options
         self.cut: set[int] = set()
         """Handles that somebody ended, or whose rows went bad."""

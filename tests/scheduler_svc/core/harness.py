@@ -76,6 +76,8 @@ class Rig:
         """Results under way; None for steps that a dead executor got."""
         self.deaths = Deaths()
         self.is_dead = False
+        self.loses_results = False
+        """Results that were under way when an executor dies are lost, and the oldest is blamed."""
         self.owners: dict[tuple[int, int], int] = {}
         """Handles by slot and generation."""
         self.batches: list[Batch] = []
@@ -166,6 +168,8 @@ class Rig:
             self._note_owners(batch)
             self.is_dead = self.is_dead or self.deaths.is_deadly(self.core, batch)
             if self.is_dead:
+                if self.loses_results:
+                    self.pending = deque([None] * len(self.pending))
                 self.pending.append(None)
             else:
                 result = self.executor.execute(batch, self.core.state_hash, salts)

@@ -69,6 +69,23 @@ class TestKillers:
         rig.run()
         check_only_failed(rig, set(kills_at))
 
+    @pytest.mark.parametrize("position", [3, 5, 6, 14])
+    @pytest.mark.parametrize("run_ahead", [1, 8])
+    def test_one_that_kills_in_a_step_not_known_is_found_too(self, position, run_ahead):
+        """
+        Where the results before the step that died are lost with it, so that an older step is
+        blamed, steps go one at a time until all have got on, and the one that kills is found.
+        """
+        options = CoreOptions(window=4, run_ahead=run_ahead, schedule_conservativeness=0.0)
+        rig = rig_with(6, options=options)
+        rig.usual_step_s, rig.loses_results = 0.001, True
+        for _ in range(3):
+            rig.step()
+        rig.submit(prompt_len=6, max_tokens=24)
+        rig.deaths.kills_at = {6: position}
+        rig.run()
+        check_only_failed(rig, {6})
+
     def test_a_choice_that_kills_fails_alone(self):
         """
         Of the choices of one request only the one that kills fails.
@@ -220,6 +237,38 @@ class TestBlame:
         rig.plan()
         rig.lose_executor(died_in=0)
         assert 0 == rig.core.stats().num_suspects
+        rig.run()
+
+
+class TestCaution:
+    def test_one_step_at_a_time_until_all_have_got_on(self):
+        """
+        After a death the depth is one until nobody has a mark.
+        """
+        rig = rig_with(2)
+        rig.plan()
+        assert 2 == rig.core.depth(1.0)
+        rig.lose_executor(died_in=0)
+        assert 1 == rig.core.depth(1.0)
+        while rig.core._state.suspects:
+            assert 1 == rig.core.depth(1.0)
+            rig.step()
+        assert 2 == rig.core.depth(1.0)
+        rig.run()
+
+    def test_who_waits_long_with_a_mark_slows_nobody_down(self):
+        """
+        A mark of somebody who is not computed keeps others at one step for 64 results only.
+        """
+        rig = rig_with(2, config=small_config(max_batch_size=2, max_model_len=120), max_tokens=100)
+        rig.plan()
+        rig.lose_executor(died_in=0)
+        rig.core.end_handle(1, FinishReason.CANCELLED, rig.now)
+        rig.core._state.suspects.marks()[0].cleared_at = rig.deaths.forgiven_at[0] = 1000
+        for _ in range(64):
+            assert 1 == rig.core.depth(1.0)
+            rig.step()
+        assert 2 == rig.core.depth(1.0)
         rig.run()
 
 
