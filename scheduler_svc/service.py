@@ -81,7 +81,7 @@ class Service:
         self._socket = CoreSocket(self._ipc_path)
         connector = ExecutorConnector(
             self._settings.executor_addresses,
-            scheduler=_scheduler_id(self._settings),
+            scheduler=scheduler_id(self._settings),
             lease_ms=self._settings.lease_ms,
             take_over=self._settings.take_over,
             cache=ModelCache(self._scratch.path / "models"),
@@ -242,7 +242,7 @@ class Service:
             _write_whole(self._settings.ready_file, json.dumps(addresses))
 
 
-def _scheduler_id(settings: SchedulerSettings) -> SchedulerId:
+def scheduler_id(settings: SchedulerSettings) -> SchedulerId:
     """The same name at every start on this host and address, another incarnation."""
     incarnation = f"{os.getpid()}-{secrets.token_hex(4)}"
     # Who listens on any free port is nobody's heir: others on this host do so too.

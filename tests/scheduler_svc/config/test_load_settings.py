@@ -184,3 +184,27 @@ class TestHelp:
         text = capsys.readouterr().out
         assert all("--" + name.replace("_", "-") in text for name in (*LIMITS, "window", "listen"))
         assert "default: 1024" in text
+
+
+class TestExecutorAddresses:
+    def test_one_or_several_are_taken_in_order(self):
+        """One address, or several with commas between them, in the order of preference."""
+        assert ("127.0.0.1:50061",) == load_settings([], {}).settings.executor_addresses
+        flags = ["--executor", "a:1, b:2,unix:/run/c.sock"]
+        expected = ("a:1", "b:2", "unix:/run/c.sock")
+        assert expected == load_settings(flags, {}).settings.executor_addresses
+
+    @pytest.mark.parametrize(
+        ("text", "what"),
+        [
+            ("a:1,b", "HOST:PORT"),
+            ("a:1,,b:2", "HOST:PORT"),
+            ("a:1,a:1", "must not name an address twice"),
+            ("", "HOST:PORT"),
+        ],
+    )
+    def test_wrong_lists_are_refused_by_name(self, text, what):
+        """A part that is no address, or the same one twice, is refused with the flag's name."""
+        with pytest.raises(InvalidConfig, match="--executor") as refused:
+            load_settings(["--executor", text], {})
+        assert what in refused.value.message

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scheduler_svc.service import SAME_SIGNAL_S
+from scheduler_svc.config import SchedulerSettings
+from scheduler_svc.service import SAME_SIGNAL_S, scheduler_id
 from tests.scheduler_svc.loop.arithmetic_runner import ArithmeticRunner
 from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor, free_address
 from tests.scheduler_svc.loop.service_bench import FakeFrontend
@@ -254,3 +255,22 @@ class TestLife:
         assert 128 + signal.SIGTERM == service.wait()
         _until(lambda: not any(child.is_running() for child in children))
         frontend.close()
+
+
+class TestIdentity:
+    def test_is_the_same_scheduler_at_every_start(self):
+        """The name follows from host and public address; every start is another incarnation."""
+        settings = SchedulerSettings(listen="127.0.0.1:50051")
+        first, second = scheduler_id(settings), scheduler_id(settings)
+        assert first.name == second.name == f"{socket.gethostname()}-127.0.0.1:50051"
+        assert first.incarnation != second.incarnation
+
+    def test_other_addresses_are_other_schedulers(self):
+        """Two schedulers of one host have different names, also where both take any free port."""
+        ports = ("127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:0", "127.0.0.1:0")
+        names = [scheduler_id(SchedulerSettings(listen=port)).name for port in ports]
+        assert 4 == len(set(names))
+
+    def test_name_may_be_given(self):
+        """A name that was set is the name, wherever it listens."""
+        assert "blue" == scheduler_id(SchedulerSettings(scheduler_name="blue")).name
