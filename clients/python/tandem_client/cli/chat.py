@@ -53,7 +53,7 @@ def chat(
     )
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415 -- gives input() history and editing
-    with server_at(address, up) as where, Client(where, retry=options.retry_aloud()) as client:
+    with server_at(address, up) as where, Client(where, retry=options.stream_retry(up)) as client:
         model = client.get_model()
         typer.secho(f"{model.name} at {where}. {HINT}", err=True, dim=True)
         Conversation(client, system, arguments).run()

@@ -89,7 +89,7 @@ def generate(
         arguments["messages"] = [{"role": "user", "content": text}]
     with (
         server_at(address, up) as where,
-        Client(where, retry=options.retry_aloud()) as client,
+        Client(where, retry=options.stream_retry(up)) as client,
         client.generate(None if chat else text, deadline_s=deadline_s, **arguments) as stream,
     ):
         if as_json:

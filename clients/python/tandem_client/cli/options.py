@@ -11,12 +11,17 @@ import typer
 from tandem.errors import TandemError
 from tandem_client.retry import RetryPolicy
 
-RETRY = RetryPolicy(max_attempts=3)
+RETRY = RetryPolicy(max_attempts=3, resume_within_s=60.0)
 """Somebody waits at the terminal: give up soon."""
 
 
-def retry_aloud() -> RetryPolicy:
-    """The same for streams, with a word to whoever reads when one breaks."""
+def stream_retry(up: Path | None) -> RetryPolicy:
+    """
+    The same for streams, with a word to whoever reads when one breaks. A server of this command
+    alone has no successor to wait for.
+    """
+    if up is not None:
+        return replace(RETRY, resume=False)
     told: set[str] = set()
 
     def tell(error: TandemError, wait_s: float) -> None:
