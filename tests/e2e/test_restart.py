@@ -68,12 +68,15 @@ def has_begun(read: Read, options: dict) -> bool:
 
 
 def requests_of_all_kinds(address: str) -> list[dict]:
-    """Sixteen: greedy, drawn with the server's seed, several choices, and ended by stop strings."""
+    """Sixteen: greedy, drawn with the server's seed, with penalties, of two choices, with stop strings."""
     prompts = [f"request {number} asks for" for number in range(16)]
+    penalties = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.3}
     greedy = {"temperature": 0.0, **LONG}
     drawn = {"temperature": 1.0, **LONG}
-    requests = [{"prompt": prompt, **greedy} for prompt in prompts[:4]]
-    requests += [{"prompt": prompt, **drawn} for prompt in prompts[4:8]]
+    requests = [{"prompt": prompt, **greedy} for prompt in prompts[:2]]
+    requests += [{"prompt": prompt, **greedy, **penalties} for prompt in prompts[2:4]]
+    requests += [{"prompt": prompt, **drawn} for prompt in prompts[4:6]]
+    requests += [{"prompt": prompt, **drawn, **penalties} for prompt in prompts[6:8]]
     requests += [{"prompt": prompt, "n": 2, **drawn} for prompt in prompts[8:12]]
     with Client(address) as client:
         for prompt in prompts[12:]:
