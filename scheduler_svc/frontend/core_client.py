@@ -42,6 +42,10 @@ log = structlog.get_logger()
 
 FRAMES_PER_TURN = 64
 """Messages of the core taken before streams get their turn."""
+SEND_S = 50e-6
+"""About what sending one message takes."""
+MIN_PAUSE_S, MAX_PAUSE_S = 0.001, 0.008
+"""Between looks at the core's messages; for fewer streams than fill the first there is none."""
 SWEEP_INTERVAL_S = 0.5
 PING_INTERVAL_S = 5.0
 MAX_STREAM_ID = 2**32 - 1
@@ -85,6 +89,8 @@ class CoreClient:
         self._listeners: list[Callable[[], None]] = []
         self._run: TokenRun | None = None
         """Tokens of the last updates."""
+        self._num_fed = 0
+        """Streams that got tokens since the last pause."""
         self._last_message_s = clock()
         self._gone: TandemError | None = None
         self.num_turns = 0
@@ -237,7 +243,11 @@ class CoreClient:
                     break
                 self._dispatch(decode_from_core(frame))
             self._deliver_run()
-            await asyncio.sleep(0)
+            # Until these streams have sent what they got they need no more, and several steps
+            # together cost little more than one.
+            pause_s = min(MAX_PAUSE_S, self._num_fed * SEND_S)
+            self._num_fed = 0
+            await asyncio.sleep(pause_s if pause_s > MIN_PAUSE_S else 0)
 
     def _dispatch(self, message: CoreMessage) -> None:
         match message:
@@ -289,6 +299,7 @@ class CoreClient:
         if run is None:
             return
         choices = self._choices
+        self._num_fed += run.num_streams
         for stream_id, offset, token_ids in run.by_stream():
             if choice := choices.get(stream_id):
                 choice.put_tokens(offset, token_ids)

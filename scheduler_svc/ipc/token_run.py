@@ -37,6 +37,11 @@ class TokenRun:
         self._tokens: bytes | bytearray = tokens
         self._num_rows = len(tokens) // max(1, len(streams))
 
+    @property
+    def num_streams(self) -> int:
+        """Streams with tokens here."""
+        return len(self._streams) // 4
+
     def try_extend(self, streams: bytes, offsets: Int32Column, tokens: bytes) -> bool:
         """Take what a run of these would have, if it goes on where this one ends."""
         if (
