@@ -78,9 +78,6 @@ def storm_requests() -> tuple[StormRequest, ...]:
     return tuple(_request(index, source) for index in range(NUM_STREAMS))
 
 
-_LATER = ("repetition_penalty", "frequency_penalty", "presence_penalty", "min_p")
-
-
 def _request(index: int, source: random.Random) -> StormRequest:
     seed = 1_000 + index
     options: GenerateOptions = {
@@ -101,10 +98,7 @@ def _request(index: int, source: random.Random) -> StormRequest:
             "frequency_penalty": round(source.uniform(-0.5, 0.8), 2),
         }
     if index % 7 == 5:
-        options |= {"presence_penalty": 0.6, "min_p": 0.02}
-    for name in _LATER:
-        if name not in GenerateOptions.__annotations__:
-            options.pop(name, None)
+        options |= {"presence_penalty": 0.6, "min_p": 0.02, "min_tokens": 20}
     return StormRequest(seed=seed, prompt=_prompt(source), options=options)
 
 

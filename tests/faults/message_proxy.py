@@ -48,7 +48,7 @@ class _Failed:
         self.error = error
 
 
-class MessageProxy(grpc.GenericRpcHandler):
+class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at run time
     """Listens on a free port; every method is passed on as a stream of bytes both ways."""
 
     def __init__(self, target: str) -> None:
@@ -105,13 +105,18 @@ class MessageProxy(grpc.GenericRpcHandler):
         is_execute = path == _EXECUTE
         down = self._mistreat(requests, "down") if is_execute else requests
         limit_s = None if is_execute else context.time_remaining()
-        call = self._channel.stream_stream(path)(down, timeout=limit_s)
+        # Without serializers: bytes both ways.
+        call: Any = self._channel.stream_stream(path, None, None)(down, timeout=limit_s)
         context.add_callback(call.cancel)
         try:
             yield from self._mistreat(call, "up") if is_execute else call
         except grpc.RpcError as error:
-            context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
-            context.abort(error.code(), error.details() or "")
+            self._fail(error, context)
+
+    def _fail(self, error: Any, context: grpc.ServicerContext) -> None:
+        """End a call as the target ended it."""
+        context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
+        context.abort(error.code(), error.details() or "")
 
     def _mistreat(self, source: Iterator[bytes], way: str) -> Iterator[bytes]:
         """The messages of one way, with what is ordered done to them."""

@@ -17,7 +17,7 @@ from tests.faults.other_weights import with_other_weights
 from tests.faults.reference import Reference, make_reference
 from tests.faults.report import as_json, table
 from tests.faults.rig import Rig
-from tests.faults.schedule import Kind, make_schedule
+from tests.faults.schedule import Fault, Kind, make_schedule
 from tests.faults.storm import Storm, StormFailed
 from tests.soak.results import Results
 from tests.soak.saturated import run_saturated
@@ -57,7 +57,9 @@ def main(argv: Sequence[str]) -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _storm(storm: Storm, schedule: Sequence, seconds: float, kind: Kind, results: Results) -> bool:
+def _storm(
+    storm: Storm, schedule: Sequence[Fault], seconds: float, kind: Kind, results: Results
+) -> bool:
     """One storm; gives whether all promises held."""
     try:
         storm.rig.start()
