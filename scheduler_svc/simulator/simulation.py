@@ -206,6 +206,8 @@ class Simulation:
         )
         start_s = max(self.clock.now + times.link_s, self._device_free_s)
         self._device_free_s = start_s + step_s
+        if not self._usual_step_s:
+            self._usual_step_s = step_s
         self._usual_step_s += USUAL_STEP_WEIGHT * (step_s - self._usual_step_s)
         self._flights.append((self._device_free_s + times.link_s, result))
         self.recorder.step(work, start_s, step_s)

@@ -148,6 +148,21 @@ class TestClock:
         two = run(window="2", **slow).results["steps"]["busy_share"]
         assert two > one
 
+    def test_short_steps_run_further_ahead(self):
+        """
+        Where steps are short and nobody waits the executor idles less with run_ahead over window;
+        with long steps that changes nothing.
+        """
+        short = {
+            "link_s": "0.002", "overhead_s": "0.001", "weights_s": "0", "token_s": "0",
+            "window": "2", "requests": "20",
+        }  # fmt: skip
+        near = run(run_ahead="2", **short).results["steps"]["busy_share"]
+        far = run(run_ahead="8", **short).results["steps"]["busy_share"]
+        assert far > near
+        long = short | {"overhead_s": "0.01"}
+        assert run(run_ahead="2", **long).results == run(run_ahead="8", **long).results
+
 
 class TestStuck:
     def test_core_that_plans_nothing_is_noticed(self, monkeypatch):
