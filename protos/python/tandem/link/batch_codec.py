@@ -13,6 +13,14 @@ MAX_ADMITTED_ROWS = 65_536
 _MAX_INT32 = 2**31 - 1
 
 
+_COPIES = (
+    ("copy_source", "copy_destination"),
+    ("swap_out_block", "swap_out_host"),
+    ("swap_in_host", "swap_in_block"),
+)
+"""Columns that travel in pairs, and are rare."""
+
+
 def write_batch(batch: Batch, message: batch_pb2.ExecutionBatch) -> None:
     """
     Fill in the message of a batch, which is part of a larger one: a copy would cost as much.
@@ -47,32 +55,36 @@ def read_batch(message: batch_pb2.ExecutionBatch) -> Batch:
     if len(message.admit) > MAX_ADMITTED_ROWS:
         raise malformed("step.batch.admit", f"has {len(message.admit)} rows")
     batch = Batch(
-        admits=tuple(_admission(row, index) for index, row in enumerate(message.admit)),
         row_slot=read_column(message.row_slot, INT32, "step.batch.row_slot"),
         row_num_tokens=read_column(message.row_num_tokens, INT32, "step.batch.row_num_tokens"),
         row_start=read_column(message.row_start, INT32, "step.batch.row_start"),
         row_flags=read_column(message.row_flags, UINT8, "step.batch.row_flags"),
         append_slot=read_column(message.append_slot, INT32, "step.batch.append_slot"),
         append_block=read_column(message.append_block, INT32, "step.batch.append_block"),
-        release_slot=read_column(message.release_slot, INT32, "step.batch.release_slot"),
-        copy_source=read_column(message.copy_source, INT32, "step.batch.copy_source"),
-        copy_destination=read_column(
-            message.copy_destination, INT32, "step.batch.copy_destination"
-        ),
-        swap_out_block=read_column(message.swap_out_block, INT32, "step.batch.swap_out_block"),
-        swap_out_host=read_column(message.swap_out_host, INT32, "step.batch.swap_out_host"),
-        swap_in_host=read_column(message.swap_in_host, INT32, "step.batch.swap_in_host"),
-        swap_in_block=read_column(message.swap_in_block, INT32, "step.batch.swap_in_block"),
     )
     num_rows = len(batch.row_slot)
     check_length(batch.row_num_tokens, num_rows, "step.batch.row_num_tokens")
     check_length(batch.row_start, num_rows, "step.batch.row_start")
     check_length(batch.row_flags, num_rows, "step.batch.row_flags")
     check_length(batch.append_block, len(batch.append_slot), "step.batch.append_block")
-    check_length(batch.copy_destination, len(batch.copy_source), "step.batch.copy_destination")
-    check_length(batch.swap_out_host, len(batch.swap_out_block), "step.batch.swap_out_host")
-    check_length(batch.swap_in_block, len(batch.swap_in_host), "step.batch.swap_in_block")
+    if message.admit:
+        batch.admits = tuple(_admission(row, index) for index, row in enumerate(message.admit))
+    if message.release_slot:
+        batch.release_slot = read_column(message.release_slot, INT32, "step.batch.release_slot")
+    for first, second in _COPIES:
+        # Most steps copy nothing: what is empty on both sides is not looked at any further.
+        if getattr(message, first) or getattr(message, second):
+            _read_copies(message, batch, first, second)
     return batch
+
+
+def _read_copies(message: batch_pb2.ExecutionBatch, batch: Batch, first: str, second: str) -> None:
+    """Read two columns of equal length into the batch's fields of the same names."""
+    one = read_column(getattr(message, first), INT32, f"step.batch.{first}")
+    other = read_column(getattr(message, second), INT32, f"step.batch.{second}")
+    check_length(other, len(one), f"step.batch.{second}")
+    setattr(batch, first, one)
+    setattr(batch, second, other)
 
 
 def _admission_message(admission: Admission) -> batch_pb2.AdmittedRow:

@@ -54,8 +54,9 @@ def read_result(message: result_pb2.ExecutionResult) -> StepResult:
     position = read_column(message.position, INT32, "result.position")
     token = read_column(message.token, INT32, "result.token")
     margin = read_column(message.margin, FLOAT32, "result.margin") if message.margin else None
-    for name, column in (("generation", generation), ("position", position), ("token", token)):
-        check_length(column, len(slot), f"result.{name}")
+    check_length(generation, len(slot), "result.generation")
+    check_length(position, len(slot), "result.position")
+    check_length(token, len(slot), "result.token")
     if margin is not None:
         check_length(margin, len(slot), "result.margin")
     timings = message.timings
