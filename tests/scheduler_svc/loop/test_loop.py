@@ -77,6 +77,20 @@ class TestServing:
         assert 64 == stats.total_blocks == stats.used_blocks + stats.free_blocks
         assert stats.executor_attached
 
+    @pytest.mark.parametrize(("computes_s", "in_flight"), [(0.001, 5), (0.02, 2)])
+    def test_short_steps_run_ahead_while_nobody_waits(self, make_bench, computes_s, in_flight):
+        """As many steps are under way as the core says for steps of the usual length."""
+        bench = make_bench(window=2, run_ahead=5)
+        bench.link.computes_s = computes_s
+        bench.link.boot("boot-1")
+        frontend = bench.frontend()
+        frontend.submit(1, [9] * 6, 40)
+        bench.until(lambda: len(frontend.tokens.get(1, ())) >= 3)
+        bench.link.is_holding = True
+        for _ in range(20):
+            bench.turn()
+        assert in_flight == _stats(bench, frontend).steps_in_flight
+
     def test_waiting_requests_learn_their_place(self, bench):
         """Who waits is told how many are ahead."""
         frontend = bench.frontend()
