@@ -77,7 +77,7 @@ class TestIdempotencyKey:
         bench.link.is_holding = True
         for stream_id in (1, 2):
             frontend.submit(stream_id, [5, 6], 6, request_id="mine", **KEY)
-        bench.until(lambda: 2 in frontend.accepted)
+        bench.until(lambda: 2 in frontend.accepted and 1 in frontend.ended)
         assert FinishReason.CANCELLED == frontend.ended[1].reason
 
     @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ class TestIdempotencyKey:
         bench.link.is_holding = True
         frontend.submit(1, [5, 6], 6, **KEY)
         frontend.submit(2, [5, 6], 6, **KEY | changes)
-        bench.until(lambda: 2 in frontend.accepted)
+        bench.until(lambda: 2 in frontend.accepted and 1 in frontend.ended)
         assert FinishReason.CANCELLED == frontend.ended[1].reason
 
     def test_key_is_of_one_tenant(self, bench):
