@@ -30,7 +30,7 @@ log = structlog.get_logger()
 STOP_GRACE_S = 0.5
 """For the last statuses to reach clients."""
 NICENESS = 5
-"""Where cores are few the core goes first: a late delta delays one reader, a late step everybody."""
+"""Where cores are few the core goes first: a late delta delays one reader, a late step all."""
 FORCED_EXIT_S = 3.0
 """After the parent is gone, whatever still hangs."""
 
