@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.ipc.messages import Submit
@@ -33,15 +33,20 @@ class IdempotencyKeys:
         self._keys: dict[int, tuple[str, str]] = {}
         """By handle of each live choice."""
 
-    def find(self, submit: Submit) -> list[int]:
+    def find(self, submit: Submit, is_live: Callable[[int], bool]) -> list[int]:
         """
         Handles of the live choices of the request that holds this one's key.
+
+        Args:
+            submit: A request with a key.
+            is_live: Says of a handle that it has not ended, which may not have been told here yet.
 
         Raises:
             InvalidParameter: It is another request.
         """
         holder = self._holders.get((submit.tenant, submit.idempotency_key))
-        if holder is None:
+        live = [] if holder is None else sorted(filter(is_live, holder.handles))
+        if holder is None or not live:
             return []
         is_same_seed = not submit.is_seed_given or submit.seed == holder.seed
         if holder.fingerprint != submit.fingerprint or not is_same_seed:
@@ -52,7 +57,7 @@ class IdempotencyKeys:
                 field="idempotency_key",
                 metadata={"live_request_id": holder.request_id},
             )
-        return sorted(holder.handles)
+        return live
 
     def claim(self, submit: Submit, handles: Iterable[int]) -> None:
         """Give the request its key, whoever held it."""

@@ -141,8 +141,10 @@ class Intake:
     def _take(self, message: Submit, handle: int, core: Scheduler, now: float) -> Acceptance:
         """Hand a request to the core, after ending the one that it repeats."""
         new = _new_request(message, handle, core.limits.block_size)
-        if message.idempotency_key and (repeated := self._state.keys.find(message)):
-            _log.info("request_repeated", request_id=message.request_id)
+        if message.idempotency_key:
+            repeated = self._state.keys.find(message, lambda one: core.find(one) is not None)
+            if repeated:
+                _log.info("request_repeated", request_id=message.request_id)
             self._end(repeated, now)
         handles = [handle + choice for choice in new.live_choices]
         if not handles:  # It was over before its stream broke: only the frontend has more to say.

@@ -150,6 +150,17 @@ class TestIdempotencyKey:
         frontend.submit(4, [9], 6, **KEY | {"fingerprint": b"g"})
         bench.until(lambda: 4 in frontend.accepted)
 
+    def test_key_is_free_as_soon_as_its_request_was_cancelled(self, bench):
+        """A cancellation and another request with its key may come in the same turn."""
+        frontend = bench.frontend()
+        bench.link.is_holding = True
+        frontend.submit(1, [5, 6], 6, **KEY)
+        bench.until(lambda: 1 in frontend.accepted)
+        frontend.end(1)
+        frontend.submit(2, [9], 6, **KEY | {"fingerprint": b"g"})
+        bench.until(lambda: 2 in frontend.accepted or frontend.refused)
+        assert {} == frontend.refused
+
     def test_frontend_that_dies_takes_its_keys_along(self, bench):
         """Keys of a frontend that is gone are free."""
         first, second = bench.frontend(0), bench.frontend(1)
