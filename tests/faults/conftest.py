@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests import model_zoo
+from tests.faults.executors import Zygote
 from tests.faults.other_weights import with_other_weights
 from tests.faults.reference import make_reference
 from tests.faults.report import table
@@ -15,6 +16,8 @@ from tests.faults.rig import Rig, RigSettings
 from tests.faults.schedule import make_schedule
 from tests.faults.storm import Storm
 
+SEED = int(os.environ.get("STORM_SEED", "7"))
+"""The same in every run, unless $STORM_SEED asks for that of a run that failed."""
 TIMES = 3
 """How often a storm does each of its kinds."""
 
@@ -32,28 +35,30 @@ def other_model(tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def reference(tiny_model, tmp_path_factory):
-    """What everybody gets when nothing goes wrong."""
-    return make_reference(tmp_path_factory.mktemp("reference"), tiny_model)
+def zygote(tmp_path_factory):
+    """Starts executors in a moment."""
+    one = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield one
+    one.close()
 
 
 @pytest.fixture(scope="session")
-def storm_seed():
-    """The same in every run, unless $STORM_SEED asks for that of a run that failed."""
-    return int(os.environ.get("STORM_SEED", "7"))
+def reference(tiny_model, zygote, tmp_path_factory):
+    """What everybody gets when nothing goes wrong."""
+    return make_reference(tmp_path_factory.mktemp("reference"), tiny_model, zygote)
 
 
 @pytest.fixture
-def storm(reference, tiny_model, other_model, storm_seed, tmp_path):
+def storm(reference, tiny_model, other_model, zygote, tmp_path):
     """Gives a function that runs a storm of some kinds and returns it and its table's lines."""
     rigs = []
 
     def run(kinds, *, times=TIMES, **settings):
-        rig = Rig(tmp_path, RigSettings(model=tiny_model, **settings))
+        rig = Rig(tmp_path, RigSettings(model=tiny_model, **settings), zygote)
         rigs.append(rig)
         rig.start()
-        one = Storm(rig=rig, reference=reference, seed=storm_seed, other_weights=other_model)
-        lines = one.run(make_schedule(storm_seed, kinds, times))
+        one = Storm(rig=rig, reference=reference, seed=SEED, other_weights=other_model)
+        lines = one.run(make_schedule(SEED, kinds, times))
         sys.stdout.write(f"\n{table(lines)}\n{one.phases()}\n")
         return one, lines
 

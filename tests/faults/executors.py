@@ -32,9 +32,16 @@ def clock_environment(folder: Path) -> dict[str, str]:
 
 
 class Zygote:
-    """The test's end of `tests.faults.zygote`."""
+    """
+    The test's end of `tests.faults.zygote`; rigs may share one.
+
+    Attributes:
+        folder: Where its errors and its children's wall clock are.
+        exit_codes: How each child that ended did.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         log = folder / "zygote.err"
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
@@ -49,7 +56,6 @@ class Zygote:
         self._started: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.exit_codes: dict[int, int] = {}
-        """How each child that ended did."""
         hello = self._read_line()
         assert hello, log.read_text()
         threading.Thread(target=self._read, daemon=True).start()
@@ -76,6 +82,7 @@ class Zygote:
     def _read(self) -> None:
         while news := self._read_line():
             if "started" in news:
+                self.exit_codes.pop(news["pid"], None)  # numbers come again
                 self._started.put(news["pid"])
             else:
                 self.exit_codes[news["ended"]] = news["code"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from tandem_client import NO_RETRY, FinishReason
+from tests.faults.executors import Zygote
 from tests.faults.load import Expected, StormRequest, storm_requests
 from tests.faults.rig import Rig, RigSettings
 from tests.faults.streams import Run, Streams
@@ -45,10 +46,11 @@ class Reference:
         return [f"request {seed}: {problem}" for problem in found]
 
 
-def make_reference(folder: Path, model: Path) -> Reference:
+def make_reference(folder: Path, model: Path, zygote: Zygote) -> Reference:
     """Ask everything once of services that report margins and have no fault."""
     requests = storm_requests()
-    rig = Rig(folder, RigSettings(link="messages", executor=("--collect-margins",), model=model))
+    settings = RigSettings(link="messages", executor=("--collect-margins",), model=model)
+    rig = Rig(folder, settings, zygote)
     streams = None
     try:
         rig.start()

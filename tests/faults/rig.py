@@ -61,12 +61,19 @@ class Rig:
         schedulers: Every scheduler so far, the newest last.
     """
 
-    def __init__(self, folder: Path, settings: RigSettings = RigSettings()) -> None:
+    def __init__(self, folder: Path, settings: RigSettings, zygote: Zygote) -> None:
+        """
+        Args:
+            folder: For logs and everything else that is written.
+            settings: What runs.
+            zygote: Starts the executors.
+        """
         self.folder = folder
         self.settings = settings
         self.listen = f"127.0.0.1:{free_port()}"
         self.admin_address = f"127.0.0.1:{free_port()}"
-        self.zygote = Zygote(folder)
+        self.zygote = zygote
+        self.set_clock(0.0)
         options = [*EXECUTOR_LIMITS, *settings.executor]
         self.executors = [
             Executor(self.zygote, folder, f"executor-{letter}", settings.model, options)
@@ -142,7 +149,7 @@ class Rig:
 
     def set_clock(self, offset_s: float) -> None:
         """Make the wall clock of every service jump."""
-        with (self.folder / "clock").open("r+b") as file:
+        with (self.zygote.folder / "clock").open("r+b") as file:
             file.write(struct.pack("<d", offset_s))
 
     def services(self) -> dict[str, psutil.Process]:
@@ -169,7 +176,8 @@ class Rig:
             self._keeper.join()
         for scheduler in self.schedulers:
             scheduler.end()
-        self.zygote.close()
+        for executor in self.executors:
+            executor.end()
         for proxy in (*self.proxies, *filter(None, [self.client_proxy])):
             proxy.close()
 
@@ -197,7 +205,7 @@ class Rig:
             *self.settings.scheduler,
         ]
         name = f"scheduler-{len(self.schedulers) + 1}"
-        env = clock_environment(self.folder)
+        env = clock_environment(self.zygote.folder)
         self.schedulers.append(Process("scheduler_svc", arguments, self.folder, name, env))
 
     def _keep(self) -> None:

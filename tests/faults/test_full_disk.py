@@ -13,13 +13,13 @@ from tests.faults.rig import Rig, RigSettings
 
 @pytest.mark.slow
 class TestFullDisk:
-    def test_services_live_without_their_logs(self, tiny_model, tmp_path):
+    def test_services_live_without_their_logs(self, tiny_model, zygote, tmp_path):
         """
         With stderr on a full device services start, serve, recover and stop as ever.
         """
         for name in ("executor-a", "scheduler-1"):
             (tmp_path / f"{name}.log").symlink_to("/dev/full")
-        rig = Rig(tmp_path, RigSettings(model=tiny_model))
+        rig = Rig(tmp_path, RigSettings(model=tiny_model), zygote)
         try:
             rig.start()
             with Client(rig.address, retry=NO_RETRY) as client:

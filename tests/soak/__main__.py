@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tests import model_zoo
 from tests.e2e.cluster import BUNDLED_MODEL
+from tests.faults.executors import Zygote
 from tests.faults.kind_settings import settings_for
-from tests.faults.load import storm_requests
 from tests.faults.other_weights import with_other_weights
-from tests.faults.reference import Reference, make_reference
+from tests.faults.reference import make_reference
 from tests.faults.report import as_json, table
 from tests.faults.rig import Rig
 from tests.faults.schedule import Fault, Kind, make_schedule
@@ -32,25 +32,32 @@ def main(argv: Sequence[str]) -> int:
     """Run what is asked for; 1 if a promise was broken."""
     options = _options(argv)
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    zygote = None
     try:
         model = _model(options.model, folder)
         results = Results(options.results, options.model, options.seed)
-        reference = make_reference(_made(folder / "reference"), model)
+        zygote = Zygote(_made(folder / "zygote"))
+        reference = make_reference(_made(folder / "reference"), model, zygote)
         if options.saturated:
             seconds = options.seconds or SATURATED_S
-            return _report_saturated(results, reference, model, folder, seconds)
+            found = run_saturated(_made(folder / "saturated"), model, reference, zygote, seconds)
+            results.add_saturated(found)
+            sys.stdout.write(f"{found}\n")
+            return int(bool(found["problems"]))
         kinds = [Kind[name.upper()] for name in options.kind] or list(Kind)
         other = with_other_weights(model, folder / "other")
         failures = 0
         for kind in kinds:
             seconds = options.seconds or SECONDS_PER_KIND
             storm_folder = _made(folder / kind.name.lower())
-            rig = Rig(storm_folder, settings_for(kind, model))
+            rig = Rig(storm_folder, settings_for(kind, model), zygote)
             storm = Storm(rig=rig, reference=reference, seed=options.seed, other_weights=other)
             schedule = make_schedule(options.seed, [kind], int(seconds / _SHORTEST_FAULT_S) + 1)
             failures += not _storm(storm, schedule, seconds, kind, results)
         return int(failures > 0)
     finally:
+        if zygote is not None:
+            zygote.close()
         if options.keep:
             sys.stdout.write(f"logs are in {folder}\n")
         else:
@@ -74,15 +81,6 @@ def _storm(
     sys.stdout.flush()
     results.add_storm(kind, seconds, as_json(lines)[0])
     return True
-
-
-def _report_saturated(
-    results: Results, reference: Reference, model: Path, folder: Path, seconds: float
-) -> int:
-    found = run_saturated(_made(folder / "saturated"), model, reference, seconds)
-    results.add_saturated(found)
-    sys.stdout.write(f"{found}\n")
-    return int(bool(found["problems"]))
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -119,5 +117,4 @@ def _made(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    assert storm_requests()
     sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem_client import RetryPolicy
+from tests.faults.executors import Zygote
 from tests.faults.leaks import find_leaks, holdings
 from tests.faults.logs import find_problems
 from tests.faults.readiness import ReadinessWatch
@@ -21,7 +22,7 @@ _PATIENT = RetryPolicy(max_attempts=100_000, max_delay_s=1.0)
 
 
 def run_saturated(
-    folder: Path, model: Path, reference: Reference, seconds: float
+    folder: Path, model: Path, reference: Reference, zygote: Zygote, seconds: float
 ) -> dict[str, Any]:
     """
     Keep every slot and block busy for so long; gives what happened.
@@ -29,7 +30,8 @@ def run_saturated(
     `problems` has every broken promise: a request that failed or said something else, readiness
     that turned off, leaks, tracebacks.
     """
-    rig = Rig(folder, RigSettings(model=model, executor=_ROOM, scheduler=("--memory-threshold=1",)))
+    settings = RigSettings(model=model, executor=_ROOM, scheduler=("--memory-threshold=1",))
+    rig = Rig(folder, settings, zygote)
     watch = None
     streams = None
     try:
