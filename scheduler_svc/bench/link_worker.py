@@ -8,6 +8,7 @@ Prints one line, `steady`, once every request decodes, and ends when its input i
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import cast
 
 from scheduler_svc.bench.link_requests import submits
-from scheduler_svc.bench.link_service import make_loop
 from scheduler_svc.ipc.messages import (
     CoreMessage,
     FrontendMessage,
@@ -29,6 +29,7 @@ from scheduler_svc.ipc.messages import (
 )
 from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.wakeup import Wakeup
+from tandem.grpc_polling import poll_where_waited
 from tandem.telemetry import configure_logging
 
 
@@ -79,6 +80,9 @@ def main() -> int:
     """Run until the input is closed."""
     given = _parser().parse_args()
     configure_logging("error", "console")
+    poll_where_waited(os.environ)  # as the service does
+    from scheduler_svc.bench.link_service import make_loop  # noqa: PLC0415 -- this imports gRPC
+
     directory = Path(tempfile.mkdtemp(prefix="tandem-bench-"))
     socket = SilentSocket(given.rows)
     loop, link = make_loop(
