@@ -10,6 +10,7 @@ from tests.faults.schedule import BYTE_KINDS, MESSAGE_KINDS, Kind
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 class TestLinkStorms:
     def test_reset_recomputes_nothing(self, storm):
         """

@@ -12,6 +12,7 @@ QUICK = ("--lost-after-s=3",)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 class TestProcessStorms:
     def test_one_executor(self, storm):
         """

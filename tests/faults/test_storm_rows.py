@@ -8,6 +8,7 @@ from tests.faults.schedule import Kind
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 class TestBadRequests:
     def test_bad_row_fails_alone(self, storm):
         """
