@@ -13,7 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from scheduler_svc.bench.link_requests import generate_requests
+from scheduler_svc.bench.link_requests import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    NUM_BLOCKS,
+    generate_requests,
+)
 from scheduler_svc.bench.reader import start_reader
 
 START_DEADLINE_S = 60.0
@@ -100,7 +105,9 @@ class FixedStepExecutor(Process):
                 f"--step-ms={step_ms}",
                 f"--rows={rows}",
                 f"--listen={listen}",
-                f"--max-num-blocks={1 << 20}",
+                f"--max-num-blocks={NUM_BLOCKS}",
+                f"--block-size={BLOCK_SIZE}",
+                f"--max-model-len={MAX_MODEL_LEN}",
                 f"--ready-file={ready_file}",
                 "--log-level=error",
             )

@@ -10,12 +10,22 @@ import numpy as np
 from scheduler_svc.ipc.messages import Submit
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 
-MAX_TOKENS = 12_000
-"""Seven seconds of the shortest steps; longer than any measurement lasts."""
+NUM_BLOCKS = 1 << 20
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 65_536
+_USABLE_SHARE = 0.8
+"""Of the blocks; at more in use prompts are not admitted."""
 SHORTEST_PROMPT = 64
 PROMPT_LENS = 16
 """Prompts differ in length, so that a sixteenth of the rows begin a block in each step."""
 _LOWEST_ID, _HIGHEST_ID = 3, 4000
+
+
+def max_tokens_for(rows: int) -> int:
+    """Output tokens that all rows have room for: many seconds of the shortest steps."""
+    longest = SHORTEST_PROMPT + PROMPT_LENS
+    room = int(NUM_BLOCKS * BLOCK_SIZE * _USABLE_SHARE) // rows
+    return min(MAX_MODEL_LEN, room) - longest - BLOCK_SIZE
 
 
 def submits(rows: int) -> Iterator[Submit]:
@@ -29,7 +39,7 @@ def submits(rows: int) -> Iterator[Submit]:
             top_k=0,
             top_p=1.0,
             seed=number,
-            max_tokens=MAX_TOKENS,
+            max_tokens=max_tokens_for(rows),
             eos_token_ids=(),
             stop_token_ids=(),
             arrival_s=time.monotonic(),
@@ -43,7 +53,7 @@ def generate_requests(clients: int, choices: int) -> list[bytes]:
         GenerateRequest(
             token_ids={"ids": prompt.tolist()},
             sampling={"temperature": 1.0, "seed": number},
-            stopping={"max_tokens": MAX_TOKENS, "ignore_eos": True},
+            stopping={"max_tokens": max_tokens_for(clients * choices), "ignore_eos": True},
             n=choices,
         ).SerializeToString()
         for number, prompt in enumerate(_prompts(clients))
