@@ -20,7 +20,10 @@ MAX_FORK_OUTPUTS = 5
 """Prompt plus outputs stay below the 20 tokens a slot can hold."""
 
 EVENTS = ("plan", "plan", "down", "down", "up", "up", "start", "finish", "compute", "beat")
-DISASTERS = ("kill", "step fails", "open", "inherit", "take over", "reopen", "answer lost")
+DISASTERS = (
+    *("kill", "step fails", "step fails"),
+    *("open", "inherit", "take over", "reopen", "answer lost"),
+)
 REPEATS = ("repeat down", "repeat up")
 TRAFFIC = st.lists(st.tuples(st.sampled_from(EVENTS + REPEATS), ANY), min_size=2, max_size=16)
 

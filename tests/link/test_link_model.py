@@ -24,7 +24,7 @@ THOROUGH = settings(EVERYDAY, max_examples=200, stateful_step_count=80, derandom
 NUM_WALKS = 15
 NUM_THOROUGH_WALKS = 250
 NUM_HUNTS = 60
-"""Walks within which a planted bug must be found; the slowest is found in the 38th."""
+"""Walks within which a planted bug must be found; the slowest is found in the 18th."""
 
 
 def machine(window: int, parts: Parts | None = None) -> type[LinkMachine]:

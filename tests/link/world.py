@@ -104,6 +104,9 @@ class World:
         if self.holder not in (None, scheduler.name):
             self.replaced.add(str(self.holder))
         self.replaced.discard(scheduler.name)
+        if self.attached is not None and not self.attached_stream.is_cut:
+            told = self.attached_stream.up[-1] if self.attached_stream.up else None
+            assert isinstance(told, SessionLost), "a fenced stream was not ended"
         self.attached = None
         assert self.executor.running is None
         self.epoch = epoch
@@ -197,6 +200,7 @@ class World:
         if raw is stream.first_message:
             self.newest_attach_id = stream.attach.attach_id
             self.attached = (stream.attach.session_epoch, stream.attach.attach_id)
+            self.attached_stream = stream
             stream.was_accepted = True
 
     def expected_refusal(self, stream: Stream, raw: bytes) -> type[TandemError] | None:
