@@ -9,7 +9,7 @@ from executor_svc.fixed_step.accounting import IdleAccount, StepTimes
 from executor_svc.fixed_step.timer import Timer
 from executor_svc.fixed_step.tokens import ChainedTokens
 from tandem.errors import SessionLost
-from tandem.link.batch import ROW_SAMPLES, Batch, KvMode, StepResult, StepTimings
+from tandem.link.batch import ROW_SAMPLES, Batch, KvMode, StepResult, StepTimings, UInt32Column
 from tandem.link.slot_state import SlotState
 
 
@@ -77,11 +77,10 @@ class FixedStepRunner:
 
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """
-        Apply one batch and draw its rows' tokens; the device begins then, or when it has done the
-        steps launched before.
+        Apply one batch; the device begins then, or when it has done the steps launched before.
 
         Returns:
-            Waits until the step's time is over.
+            Draws the rows' tokens and waits until the step's time is over.
 
         Raises:
             SessionLost: The batch contradicts the slot state, or has rows while suspended.
@@ -90,20 +89,9 @@ class FixedStepRunner:
         if self._is_suspended and len(batch.row_slot):
             raise SessionLost("a batch has rows while suspended: resume first")
         self._slots.apply(batch)
-        for admission in batch.admits:
-            self._tokens.admit(admission)
-        slot, position = batch.row_slot, batch.row_start + batch.row_num_tokens
         samples = batch.row_flags == ROW_SAMPLES
-        if not samples.all():
-            slot, position = slot[samples], position[samples]
-        result = StepResult(
-            boot_id=self._boot_id,
-            step_id=step_id,
-            slot=slot,
-            generation=self._slots.generation[slot],
-            position=position,
-            token=self._tokens.draw(slot, position),
-        )
+        slot = batch.row_slot if samples.all() else batch.row_slot[samples]
+        generation = self._slots.generation[slot]
         launched_ns = time.monotonic_ns()
         start_ns = max(launched_ns, self._free_ns)
         end_ns = start_ns + (self._step_ns if len(batch.row_slot) else 0)
@@ -117,11 +105,28 @@ class FixedStepRunner:
             ),
             requests_run=bool(self._slots.live.any()),
         )
-        return lambda: self._collect(result, start_ns, end_ns)
+        return lambda: self._collect(batch, step_id, generation, start_ns, end_ns)
 
-    def _collect(self, result: StepResult, start_ns: int, end_ns: int) -> StepResult:
+    def _collect(
+        self, batch: Batch, step_id: int, generation: UInt32Column, start_ns: int, end_ns: int
+    ) -> StepResult:
+        """What the device does, on the thread that waits for it: steps come here in order."""
+        for admission in batch.admits:
+            self._tokens.admit(admission)
+        slot, position = batch.row_slot, batch.row_start + batch.row_num_tokens
+        if len(generation) < len(slot):
+            samples = batch.row_flags == ROW_SAMPLES
+            slot, position = slot[samples], position[samples]
+        token = self._tokens.draw(slot, position)
         if self._timer is None:
             self._timer = Timer()
         ended_ns = self._timer.wait_until(end_ns)
-        result.timings = StepTimings(forward_ns=ended_ns - start_ns, total_ns=ended_ns - start_ns)
-        return result
+        return StepResult(
+            boot_id=self._boot_id,
+            step_id=step_id,
+            slot=slot,
+            generation=generation,
+            position=position,
+            token=token,
+            timings=StepTimings(forward_ns=ended_ns - start_ns, total_ns=ended_ns - start_ns),
+        )
