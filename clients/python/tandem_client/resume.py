@@ -113,6 +113,8 @@ class ResumableStream:
             request.sampling.temperature = params.temperature
             request.sampling.top_k = params.top_k
             request.sampling.top_p = params.top_p
+            request.sampling.min_p = params.min_p
+            request.sampling.repetition_penalty = params.repetition_penalty
             request.sampling.seed = params.seed
             request.resume.Clear()
             request.resume.SetInParent()

@@ -141,6 +141,8 @@ class GenerationStream:
     def _one_call(self) -> Iterator[Event]:
         timeout_s = remaining_s(self._deadline_s, time.monotonic())
         self._call = call = self._start_call(self._state.request, timeout_s)
+        if self._closed.is_set():  # by another thread, which saw the call before this one
+            call.cancel()
         try:
             for response in call:
                 event = self._state.accept(response, time.monotonic())

@@ -134,6 +134,22 @@ class TestGenerate:
         assert not reader.is_alive()
         assert text.empty()
 
+    def test_close_while_the_call_is_made_cancels_it(self, client, server, monkeypatch):
+        """
+        A stream that is closed by another thread before its call is known there ends all the same.
+        """
+        server.play(Act(hang=True))
+        start = client._start
+
+        def start_and_close(*arguments):
+            call = start(*arguments)
+            stream.close()
+            return call
+
+        monkeypatch.setattr(client, "_start", start_and_close)
+        stream = client.generate("hi", deadline_s=10)
+        assert [] == list(stream)
+
     def test_deadline_cancels(self, client, server):
         """
         A passed deadline raises CallCancelled that names the gRPC code, and ends the call.
@@ -249,6 +265,20 @@ class TestResume:
         assert first.idempotency_key == second.idempotency_key
         assert ["x"] == list(second.stopping.stop)
         assert not second.stopping.HasField("max_tokens")
+
+    def test_rest_is_drawn_as_the_beginning_was(self, client, server):
+        """
+        The repetition says all that a server may have defaults of its own for, as the first server resolved it.
+        """
+        server.play(Act(num_tokens=6, error=Draining("bye")), Act())
+        stream = client.generate("hi")
+        list(stream)
+
+        first, second = server.seen.generate
+        assert not first.HasField("sampling")
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"):
+            assert second.sampling.HasField(name)
+            assert getattr(stream.started.params, name) == getattr(second.sampling, name)
 
     def test_connection_that_breaks_again_and_again_is_survived(self, client, server):
         """
