@@ -67,7 +67,7 @@ class StepLink:
         self._jobs: queue.SimpleQueue[QueuedStep | SlotReset | None] = queue.SimpleQueue()
         """What the runner does next; None makes it look whether to stop."""
         self._launched: deque[QueuedStep] = deque()
-        """Given to the runner, not completed; the oldest is running."""
+        """Given to the runner and yet to be completed; the oldest is running."""
         self._stream: StepStream | None = None
         self._stopped_by: TandemError | None = None
         self._last_reset: SlotReset | None = None
@@ -181,24 +181,24 @@ class StepLink:
     def complete(self, step: Step, encoded: bytes, *, failed: bool = False) -> None:
         """
         Keep the oldest launched step's outcome; send it if its session's stream is attached. After
-        a failed one, those launched after it are not completed.
+        a failed one, those launched after it are not completed, whatever becomes of them.
         """
         with self._lock:
-            self._launched.popleft()
-            self._progress.end()
+            if not self._is_over(step):
+                return
             if failed:
                 self._launched.clear()
             is_wanted = self._end.complete(step.session_epoch, step.step_id, encoded, failed=failed)
             if is_wanted and self._stream is not None:
                 self._stream.put(encoded)
-            if self._launched and self._is_due(self._launched[0]):
+            if self._launched:
                 self._start(self._launched[0])
 
     def lose(self, step: Step, error: SessionLost) -> None:
         """End the session of the one launched step: the two ends no longer agree."""
         with self._lock:
-            self._launched.popleft()
-            self._progress.end()
+            if not self._is_over(step):
+                return
             if step.session_epoch == self._end.session_epoch:
                 self._end.lose(error.message, LossCause.of(error.metadata))
                 self._end_stream(error)
@@ -226,9 +226,19 @@ class StepLink:
         is_current = job.step.session_epoch == self._end.session_epoch
         return is_current and self._end.can_execute
 
+    def _is_over(self, step: Step) -> bool:
+        """Part with the oldest launched step; False for one that another's failure has dropped."""
+        if not self._launched or self._launched[0].step is not step:
+            return False
+        self._launched.popleft()
+        self._progress.end()
+        return True
+
     def _start(self, job: QueuedStep) -> None:
+        """Watch a step that begins to compute, also one whose session is over meanwhile."""
         now_s = self._now_s()
-        self._end.start(job.step.step_id, now_s)
+        if self._is_due(job):
+            self._end.start(job.step.step_id, now_s)
         self._progress.start(job.step.command, now_s)
 
     def _drop_steps(self) -> int:

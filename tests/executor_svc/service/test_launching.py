@@ -36,6 +36,8 @@ class GatedDevice:
         self.launched: list[int] = []
         self.collected: list[int] = []
         self.fails_with: Exception | None = None
+        self.holds_after_first: threading.Event | None = None
+        self.before_launch: Callable[[int], None] = lambda _: None
         self.num_resets = 0
 
     def __getattr__(self, name: str) -> object:
@@ -47,11 +49,14 @@ class GatedDevice:
         self._runner.reset()
 
     def launch(self, delta: Batch, step_id: int) -> Callable[[], StepResult]:
+        self.before_launch(step_id)
         self.launched.append(step_id)
         collect = self._runner.launch(delta, step_id)
 
         def wait() -> StepResult:
             assert self.gate.wait(DEADLINE_S)
+            if self.collected and self.holds_after_first is not None:
+                assert self.holds_after_first.wait(DEADLINE_S)
             self.collected.append(step_id)
             if self.fails_with is not None:
                 raise self.fails_with
@@ -143,6 +148,36 @@ class TestLaunching:
         fresh = StepClient(executor)
         assert 1 == fresh.step(fresh.attach()).step_id
 
+    @pytest.mark.parametrize("error", [RuntimeError("worse"), SessionLost("other slots")])
+    def test_launch_that_fails_after_its_predecessor_has_failed_changes_nothing(
+        self, executor, error
+    ):
+        """
+        A step whose predecessor fails while it is being launched is never heard of, however its launch ends, and the
+        process lives on.
+        """
+        device, client = device_of(executor), StepClient(executor)
+        stream = client.attach()
+        device.gate.clear()
+        device.fails_with = RuntimeError("bad sectors")
+
+        def fail_second(step_id: int) -> None:
+            if step_id == 2:
+                device.gate.set()
+                wait_until(lambda: bool(stream.of(StepFailed)))
+                raise error
+
+        device.before_launch = fail_second
+        for _ in range(2):
+            stream.send(client.plan())
+        wait_until(lambda: bool(stream.of(StepFailed)))
+        device.fails_with, device.before_launch = None, lambda _: None
+
+        fresh = StepClient(executor)
+        assert 1 == fresh.step(fresh.attach()).step_id
+        assert [1] == [failure.step_id for failure in stream.of(StepFailed)]
+        assert [] == executor.fatal
+
     def test_device_that_is_gone_ends_the_process(self, executor):
         """
         A sticky failure found late is as fatal as one found at once.
@@ -171,3 +206,27 @@ class TestLaunching:
         device.gate.set()
         opened.join(DEADLINE_S)
         assert num_resets + 1 == device.num_resets
+
+    def test_every_step_that_a_new_session_waits_for_is_watched(self, executor, monkeypatch):
+        """
+        The second of two launched steps may hang like the first, and then ends the process that a new session waits
+        for.
+        """
+        device, client = device_of(executor), StepClient(executor)
+        stream = client.attach()
+        device.gate.clear()
+        for _ in range(2):
+            stream.send(client.plan())
+        wait_until(lambda: len(device.launched) == 2)
+        second = threading.Event()
+        opened = threading.Thread(target=lambda: executor.open_session("two", take_over=True))
+        opened.start()
+        assert isinstance(stream.ended_with(), SessionLost)
+        device.holds_after_first = second
+        device.gate.set()
+        wait_until(lambda: device.collected == [1])
+        monkeypatch.setattr("tandem.link.step_cost.ALWAYS_ALLOWED_S", 0.0)
+        wait_until(lambda: bool(executor.fatal))
+        second.set()
+        opened.join(DEADLINE_S)
+        assert "stuck" in executor.fatal[0].message
