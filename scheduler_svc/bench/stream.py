@@ -24,9 +24,8 @@ from scheduler_svc.bench.reader import ReadCounts, Reader, start_reader
 from scheduler_svc.bench.reader.readers import ReaderFailed, ReaderKind
 from scheduler_svc.bench.stream_service import STALL_DEADLINE_S, StreamService, Usage
 
-STREAMS = (64, 256, 1024)
-FRONTENDS = (1, 2)
-STALLED = (0, 16)
+MOST_PER_MS = 256
+"""Tokens made per millisecond, unless the step is set."""
 TIME_LIMIT_S = 38.0
 """Without --full no measurement begins after this."""
 ABORTED = "10"
@@ -34,8 +33,10 @@ ABORTED = "10"
 _START_LIMIT_S = 60.0
 _END_LIMIT_S = 3 * STALL_DEADLINE_S
 _SETTLE_S = 0.5
-_FILL_S = 3.0
-"""For what a client may be sent unread, at the rates of these streams."""
+_FULL_S = 1.0
+"""Clients that got nothing for so long have been sent all they may be sent unread."""
+_SWEEP_S = 1.5
+"""By how much a deadline may be noticed late."""
 _POLL_S = 0.05
 
 _HEADINGS = {
@@ -49,6 +50,7 @@ _HEADINGS = {
     "frontend_us_per_token": "us/token",
     "core_us_per_step": "core us/step",
     "step_ms": "step ms",
+    "reading_step_ms": "if read",
     "frontend_mib": "MiB",
     "slow_consumers": "slow ended",
     "failed": "failed",
@@ -81,6 +83,11 @@ MAIN_POINTS = (
     Point(1024, 2),
 )
 """What is measured without flags, most important first."""
+FULL_POINTS = (
+    *(Point(streams, frontends) for streams in (64, 256, 1024) for frontends in (1, 2)),
+    Point(256, 1, 16),
+    Point(256, 2, 16),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +104,7 @@ class Delivery:
         frontend_us_per_token: The same CPU by token.
         core_us_per_step: CPU of the core process, microseconds.
         step_ms: From one step to the next on average; the executor's own time in it is fixed.
+        reading_step_ms: The same just before, while the stalled clients were still reading.
         executor_step_ms: That fixed time.
         frontend_mib: Memory of all frontends at the end.
         slow_consumers: Streams that ended because they did not read.
@@ -115,6 +123,7 @@ class Delivery:
     frontend_us_per_token: float
     core_us_per_step: float
     step_ms: float
+    reading_step_ms: float | None
     executor_step_ms: float
     frontend_mib: float
     slow_consumers: int
@@ -152,20 +161,24 @@ def measure(
             ) as reader,
         ):
             _wait(reader, lambda counts: counts.started >= point.streams, "streams did not start")
-            if point.stalled:
-                reader.stall(point.stalled)
             time.sleep(_SETTLE_S)
 
             def now() -> _Moment:
                 return _Moment(reader.report(), service.usage(), executor.report()["steps"])
 
+            reading_step_ms = None
+            if point.stalled:
+                first = now()
+                time.sleep(seconds)
+                reading_step_ms = _step_ms(first, now())
+                reader.stall(point.stalled)
+                _wait_until_full(reader)
             before = now()
             time.sleep(seconds)
             after = now()
             if point.stalled:
-                # Until windows are full and the deadline is past. A stream's end waits behind what
-                # its client did not read.
-                time.sleep(max(0.0, _FILL_S + STALL_DEADLINE_S - seconds))
+                # The end of a stream waits behind what its client did not read.
+                time.sleep(STALL_DEADLINE_S + _SWEEP_S)
                 reader.resume()
                 _wait(
                     reader,
@@ -173,11 +186,20 @@ def measure(
                     "stalled streams did not end",
                     _END_LIMIT_S,
                 )
-            return _delivery(point, step_ms, before, after, reader)
+            return _delivery(point, (step_ms, reading_step_ms), before, after, reader)
+
+
+def _step_ms(before: _Moment, after: _Moment) -> float:
+    seconds = after.counts.time_s - before.counts.time_s
+    return round(1e3 * seconds / max(1, after.steps - before.steps), 3)
 
 
 def _delivery(
-    point: Point, step_ms: float, before: _Moment, after: _Moment, reader: Reader
+    point: Point,
+    steps_ms: tuple[float, float | None],
+    before: _Moment,
+    after: _Moment,
+    reader: Reader,
 ) -> Delivery:
     last = reader.report()
     seconds = after.counts.time_s - before.counts.time_s
@@ -198,8 +220,9 @@ def _delivery(
         frontend_us_per_message=round(frontend_us / messages, 1),
         frontend_us_per_token=round(frontend_us / tokens, 2),
         core_us_per_step=round(core_us / steps, 1),
-        step_ms=round(1e3 * seconds / steps, 3),
-        executor_step_ms=step_ms,
+        step_ms=_step_ms(before, after),
+        reading_step_ms=steps_ms[1],
+        executor_step_ms=steps_ms[0],
         frontend_mib=round(after.usage.frontend_mib, 1),
         slow_consumers=last.stalled_statuses.get(ABORTED, 0),
         failed=last.failed
@@ -208,6 +231,16 @@ def _delivery(
         bad_offsets=last.bad_offsets,
         reader=reader.kind,
     )
+
+
+def _wait_until_full(reader: Reader) -> None:
+    deadline_s = time.monotonic() + _START_LIMIT_S
+    tokens = -1
+    while (counts := reader.report()).stalled_tokens != tokens:
+        if time.monotonic() > deadline_s:
+            raise BenchFailed(f"stalled streams went on for {_START_LIMIT_S:.0f} s: {counts}")
+        tokens = counts.stalled_tokens
+        time.sleep(_FULL_S)
 
 
 def _wait(
@@ -230,7 +263,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     points, is_default = _chosen(given)
     if not given.json:
-        _print_line(f"Delivered while each stream gets a token per step of {given.step_ms:g} ms.")
+        _print_line(
+            "Delivered while an executor without a model makes a token per stream and step."
+        )
         _print_line(_row(list(_HEADINGS.values())))
     deadline_s = time.monotonic() + TIME_LIMIT_S
     measured = []
@@ -242,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             delivery = measure(
                 point,
-                step_ms=given.step_ms,
+                step_ms=given.step_ms or max(1.0, point.streams / MOST_PER_MS),
                 seconds=given.seconds,
                 connections=given.connections,
                 kind=given.reader,
@@ -259,13 +294,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
-    if not (given.full or given.streams or given.frontends or given.stalled):
+    if given.full:
+        return FULL_POINTS, False
+    if not (given.streams or given.frontends or given.stalled):
         return MAIN_POINTS, True
     points = [
         Point(streams, frontends, stalled)
-        for streams in given.streams or (STREAMS if given.full else (256,))
-        for frontends in given.frontends or (FRONTENDS if given.full else (1,))
-        for stalled in given.stalled or (STALLED if given.full else (0,))
+        for streams in given.streams or (256,)
+        for frontends in given.frontends or (1,)
+        for stalled in given.stalled or (0,)
         if stalled < streams
     ]
     return points, False
@@ -278,8 +315,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--streams", type=_above_zero, nargs="+", help="clients that are served")
     parser.add_argument("--frontends", type=_above_zero, nargs="+", help="processes that serve")
     parser.add_argument("--stalled", type=_count, nargs="+", help="clients that do not read")
-    parser.add_argument("--full", action="store_true", help="all combinations, some minutes")
-    parser.add_argument("--step-ms", type=float, default=1.0, help="what a step takes (default 1)")
+    parser.add_argument("--full", action="store_true", help="more of them, some minutes")
+    parser.add_argument(
+        "--step-ms",
+        type=float,
+        help="what a step takes (default: 1; with over 256 streams so much longer that no more "
+        "tokens are made)",
+    )
     parser.add_argument(
         "--seconds", type=float, default=1.5, help="how long each is measured (default 1.5)"
     )
@@ -310,6 +352,7 @@ def _above_zero(text: str) -> int:
 
 
 def _row(cells: Sequence[str]) -> str:
+    cells = ["-" if cell == "None" else cell for cell in cells]
     return "  ".join(
         cell.rjust(len(heading)) for cell, heading in zip(cells, _HEADINGS.values(), strict=True)
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scheduler_svc.bench.link_processes import FixedStepExecutor, Process, cpu_ns
 
-STALL_DEADLINE_S = 2.0
+STALL_DEADLINE_S = 3.0
 _PAGE_BYTES = 4096
 _MIB = 1024 * 1024
 

@@ -172,13 +172,17 @@ def stream(
     stalled: Annotated[
         list[int] | None, typer.Option(min=0, help="Clients that do not read; repeatable.")
     ] = None,
-    step_ms: Annotated[float, typer.Option(min=0.01, help="What a step takes.")] = 1.0,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="What a step takes; default 1, more over 256 streams."),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long each is measured.")] = 1.5,
-    full: Annotated[bool, typer.Option("--full", help="All combinations; minutes.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="More of them; minutes.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Print how many tokens reach how many clients, with steps that take a fixed short time."""
-    flags = ["stream", "--step-ms", str(step_ms), "--seconds", str(seconds)]
+    flags = ["stream", "--seconds", str(seconds)]
+    flags += [] if step_ms is None else ["--step-ms", str(step_ms)]
     for flag, values in (
         ("--streams", streams),
         ("--frontends", frontends),
