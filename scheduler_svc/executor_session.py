@@ -136,6 +136,7 @@ class ExecutorSession:
         """The latest of each kind and address since a stream was attached."""
         self._was_attached = False
         """Whether this session had a stream before."""
+        self._was_lost_stuck = False
         self._is_released = False
         self.counts = SessionCounts()
         self.refusals = Refusals()
@@ -170,8 +171,11 @@ class ExecutorSession:
         return self._watch.was_heard and self._watch.silent_s <= grace_s
 
     def is_progressing(self) -> bool:
-        """False while the running step takes much longer than its work predicts."""
-        return not (self.is_attached and self._watch.stuck_s)
+        """
+        False while the running step takes much longer than its work predicts, and after the loss of
+        an executor in such a step until another session is attached.
+        """
+        return not (self._watch.stuck_s or self._was_lost_stuck)
 
     def release(self, now: float) -> None:
         """Give the executor back for good: nothing follows, and another scheduler may have it."""
@@ -280,6 +284,7 @@ class ExecutorSession:
         for raw in missing:
             self._link.send(raw)
         self.detached_since_s = None
+        self._was_lost_stuck = False
         self._problems.clear()
         self._num_broken = 0
         self.counts.reattachments += self._was_attached
@@ -333,6 +338,7 @@ class ExecutorSession:
     def _give_up(self, error: TandemError, cause: LossCause, now: float) -> None:
         """End the session: what it held is gone, and the step that may be to blame is named."""
         died_in = self._running() if cause.blames_step else None
+        self._was_lost_stuck = self._was_lost_stuck or self._watch.stuck_s > 0
         if self.detached_since_s is None:
             self.detached_since_s = now
         self._end.lose(error.message)

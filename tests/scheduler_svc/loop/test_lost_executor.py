@@ -168,6 +168,28 @@ class TestLateStep:
         bench.until(lambda: frontend.availabilities[-1].ready)
         assert_all_complete(bench, frontend)
 
+    @pytest.mark.parametrize("then", ["is given up", "is cut off"])
+    def test_stays_unready_until_another_step_can_run(self, bench, then):
+        """Losing an executor that is stuck, or its stream, makes the service no readier, not even for a moment."""
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.beat(elapsed_ms=15_000)
+        bench.until(lambda: not frontend.availabilities[-1].ready)
+        num_told = len(frontend.availabilities)
+        bench.link.is_up = False
+        if then == "is given up":
+            bench.link.beat(elapsed_ms=45_000)
+            bench.until(lambda: "connect elsewhere" in bench.link.commands)
+        else:
+            bench.link.cut()
+        bench.let_pass(5.0)
+        assert not any(told.ready for told in frontend.availabilities[num_told:])
+        bench.link.is_holding = False
+        bench.link.boot("boot-2")
+        assert_all_complete(bench, frontend)
+        assert frontend.availabilities[-1].ready
+
 
 class TestLostMessages:
     @WINDOWS
