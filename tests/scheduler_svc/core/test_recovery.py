@@ -70,6 +70,23 @@ class TestExecutorLost:
         assert [first, second] == rig.core.waiting_handles()
         rig.run()
 
+    @pytest.mark.parametrize("delay", [1, 3])
+    def test_what_is_lost_is_counted(self, delay):
+        """
+        The tokens sent for computing of everybody who ran or drained count as to be recomputed.
+        """
+        rig = Rig(delay=delay)
+        for _ in range(3):
+            rig.submit(prompt_len=5)
+        rig.plan()
+        for _ in range(2):
+            rig.plan()
+        rig.core.preempt("r1")
+        assert 0 == rig.core.stats().recomputed_tokens
+        rig.lose_executor()
+        assert 3 * (5 + 2) == rig.core.stats().recomputed_tokens
+        rig.run()
+
     def test_an_end_found_before_the_loss_stays_an_end(self):
         """
         A request that had ended is not run again, though its slot was never released.

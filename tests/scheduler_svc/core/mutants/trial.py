@@ -36,7 +36,7 @@ RELATED = {
     "admitting": ("planner", "prefix_cache", "choices", "swapping", "prefills", "trials"),
     "applier": ("ends", "recovery", "planner", "prefix_cache", "prior_outputs"),
     "decode_rows": ("planner", "retraction"),
-    "depth": ("running_ahead",),
+    "depth": ("running_ahead", "trials"),
     "distrust": ("prefix_cache", "recovery"),
     "draft": ("planner", "prefix_cache", "swapping"),
     "end_ids": ("ends",),
