@@ -9,7 +9,7 @@ from scheduler_svc.executor_description import ExecutorDescription
 from scheduler_svc.idempotency import IdempotencyKeys
 from scheduler_svc.ipc.messages import Availability, Model
 from scheduler_svc.publisher import frontend_of
-from scheduler_svc.tick_watch import LIVE_WITHIN_S
+from scheduler_svc.tick_watch import LIVE_WITHIN_S, LONGEST_LOOK_S
 from tandem.engine_config import EngineConfig
 
 
@@ -28,6 +28,7 @@ class ServiceState:
         handles: Handles of live requests, by frontend; a frontend that said Hello has an entry.
         keys: Idempotency keys of live requests.
         heard_s: When each frontend was last heard; they speak every few seconds.
+        looked_s: When that was judged last.
         frontends_alive: Each was heard lately.
         draining: No new request is taken.
         command_step: Step id of a suspension or resumption on its way; None while there is none.
@@ -46,10 +47,14 @@ class ServiceState:
     handles: dict[int, set[int]] = field(default_factory=dict)
     keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     heard_s: dict[int, float] = field(default_factory=dict)
+    looked_s: float = field(init=False)
     frontends_alive: bool = True
     draining: bool = False
     executor_given_up: bool = False
     command_step: int | None = None
+
+    def __post_init__(self) -> None:
+        self.looked_s = self.started_s
 
     @property
     def num_requests(self) -> int:
@@ -68,6 +73,12 @@ class ServiceState:
 
     def look_at_frontends(self, now: float) -> None:
         """Judge whether all of them turn; one that is gone is not waited for."""
+        # While this process stood still it heard nobody, and nobody is to blame for that.
+        stood_still_s = now - self.looked_s - LONGEST_LOOK_S
+        if stood_still_s > 0:
+            for frontend, heard_s in self.heard_s.items():
+                self.heard_s[frontend] = min(now, heard_s + stood_still_s)
+        self.looked_s = now
         oldest_s = min(self.heard_s.values(), default=now)
         self.frontends_alive = now - oldest_s < LIVE_WITHIN_S
 

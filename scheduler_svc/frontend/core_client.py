@@ -214,10 +214,14 @@ class CoreClient:
         return answer.result
 
     def lose(self, error: TandemError) -> None:
-        """The core is gone: end every stream and query with `error`, and take no more."""
+        """
+        The core is gone: end every query, and every stream that it had more to say of, with
+        `error`, and take no more.
+        """
         self._gone = error
         for inbox in self._inboxes.values():
-            inbox.refuse(error)
+            if not inbox.is_complete:
+                inbox.refuse(error)
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(error)
@@ -332,9 +336,9 @@ class CoreClient:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             now_s = self._clock()
             late_s = now_s - expected_s
+            if late_s > SWEEP_INTERVAL_S:
+                self._forgive(late_s, now_s)
             for inbox in list(self._inboxes.values()):
-                if late_s > SWEEP_INTERVAL_S:
-                    inbox.forgive(late_s)
                 inbox.sweep(
                     now_s,
                     stall_deadline_s=self._settings.stall_deadline_s,
@@ -347,6 +351,12 @@ class CoreClient:
                 was_alive = not was_alive
                 log.warning("core_liveness_changed", alive=was_alive)
                 self._notify()
+
+    def _forgive(self, seconds: float, now_s: float) -> None:
+        """Blame nobody for time in which this process stood still."""
+        self._last_message_s = min(now_s, self._last_message_s + seconds)
+        for inbox in self._inboxes.values():
+            inbox.forgive(seconds)
 
     def _notify(self) -> None:
         for listener in self._listeners:

@@ -229,6 +229,11 @@ class StreamInbox:
         leader = self._leader()
         return None if leader is None else leader.progress
 
+    @property
+    def is_complete(self) -> bool:
+        """True once the core has nothing more to say of the request."""
+        return self.accepted is not None and all(choice.is_over for choice in self.choices)
+
     def accept(self, accepted: Accepted) -> None:
         """The core took the request."""
         self.accepted = accepted

@@ -10,13 +10,14 @@ from scheduler_svc.frontend.inbox import StreamInbox
 from tandem.errors import HandedOver
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
-from tests.scheduler_svc.frontend.calls import error_of
+from tests.scheduler_svc.frontend.calls import error_of, kinds, rest_of
 from tests.scheduler_svc.frontend.fake_core import (
     ended,
     model,
     running_frontend,
     serve,
     until,
+    update,
     within,
 )
 
@@ -155,3 +156,15 @@ class TestCoreGone:
                 error.code,
                 error.retry_after_s,
             )
+
+    async def test_stream_that_has_all_is_sent_to_its_end(self, frontend, stub):
+        """
+        A core that goes after the last word of a request takes nothing from its stream.
+        """
+        call = stub.Generate(request())
+        stream_id = await frontend.core.accept()
+        await within(call.read())
+        end = ended(stream_id, FinishReason.MAX_TOKENS, 1)
+        frontend.client._dispatch(update(stream_id, 0, [70], end=end))
+        frontend.client.lose(HandedOver("the scheduler is stopping"))
+        assert ["delta", "finished", "done"] == kinds(await rest_of(call))

@@ -106,3 +106,18 @@ class TestStoppedFrontend:
                 await frontend.core.tokens(stream_id, total, [], end=end)
                 messages = await rest_of(call)
         assert total == messages[-1].done.usage.output_tokens
+
+    async def test_time_without_the_frontend_is_not_blamed_on_the_core(self, tmp_path, model_dir):
+        """
+        A frontend that stood still says at no moment that the core is not alive.
+        """
+        async with running_frontend(tmp_path, core_timeout_s=30.0) as frontend:
+            await serve(frontend, model(model_dir))
+            client = frontend.client
+            seen: list[bool] = []
+            client.on_change(lambda: seen.append(client.is_alive()))
+            turns = client.num_turns
+            client._clock = lambda: time.monotonic() + 100.0
+            await until(lambda: client.num_turns > turns + 1)
+            assert all(seen)
+            assert client.is_alive()
