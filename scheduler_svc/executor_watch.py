@@ -20,7 +20,11 @@ LEARN_OVER_S = 0.05
 USUAL_WEIGHT = 0.1
 """Of the latest step in how long one usually takes."""
 STALLED_AFTER_S = 2.0
-"""Idle heartbeats for so long while steps wait for results: a message was lost on the stream."""
+"""
+Idle heartbeats for so long while steps wait for results: a message was lost on the stream. Or it is
+large and the network slow: so the next stream has twice as long, until a result comes.
+"""
+LONGEST_STALL_S = 128.0
 
 
 class ExecutorWatch:
@@ -42,6 +46,7 @@ class ExecutorWatch:
         "_cost",
         "_idle_since_s",
         "_looked_s",
+        "_patience_s",
         "session_silent_s",
         "silent_s",
         "stream_silent_s",
@@ -56,6 +61,7 @@ class ExecutorWatch:
         self._beat: Heartbeat | None = None
         self._beat_s = 0.0
         self._idle_since_s: float | None = None
+        self._patience_s = STALLED_AFTER_S
         self.usual_step_s = 0.0
         self.silent_s = 0.0
         self.session_silent_s = 0.0
@@ -91,6 +97,7 @@ class ExecutorWatch:
     def step_done(self, step_id: int, command: Command, seconds: float) -> None:
         """A step took so long, without its time on the way."""
         self._idle_since_s = None
+        self._patience_s = STALLED_AFTER_S
         if not isinstance(command, Batch):
             return
         if not self.usual_step_s:
@@ -117,7 +124,8 @@ class ExecutorWatch:
     def is_stalled(self, in_flight: dict[int, Command], last_applied: int, now: float) -> bool:
         """
         Whether heartbeats say that nothing runs, or that results are done that never came, while
-        steps wait for their results: the stream lost a message, and attaching again brings it.
+        steps wait for their results: the stream lost a message, and attaching again brings it. To
+        be asked once per look; after a yes `begin_stream` follows.
         """
         beat = self._beat
         is_idle = beat is not None and (
@@ -129,7 +137,10 @@ class ExecutorWatch:
         if self._idle_since_s is None:
             self._idle_since_s = now
         # What was said before does not count: it may be older than the steps it knows nothing of.
-        return self._beat_s - self._idle_since_s > STALLED_AFTER_S
+        if self._beat_s - self._idle_since_s <= self._patience_s:
+            return False
+        self._patience_s = min(2.0 * self._patience_s, LONGEST_STALL_S)
+        return True
 
     def _late_by_s(self, in_flight: dict[int, Command]) -> float:
         beat = self._beat

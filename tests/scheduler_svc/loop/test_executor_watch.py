@@ -183,3 +183,13 @@ class TestStall:
         assert not self.stalls(watch, beat(0, completed=4), 1.8)
         watch.begin_stream()
         assert not self.stalls(watch, beat(0, completed=4), 1.8)
+
+    def test_each_stream_in_vain_makes_the_next_one_last_longer(self, watch):
+        """A message that takes the network long arrives in the end: each stream is given twice as long as the last."""
+        for patience_s in (STALLED_AFTER_S, 2 * STALLED_AFTER_S, 4 * STALLED_AFTER_S):
+            watch.begin_stream()
+            assert not self.stalls(watch, beat(0, completed=4), patience_s)
+            assert self.stalls(watch, beat(0, completed=4), 0.4)
+        watch.step_done(5, batch(), 0.01)
+        watch.begin_stream()
+        assert self.stalls(watch, beat(0, completed=4), STALLED_AFTER_S + 0.4)
