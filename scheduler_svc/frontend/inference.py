@@ -133,6 +133,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 raise
             task.uncancel()
             raise inbox.slow from None
+        except grpc.aio.InternalError:
+            # The client left, and gRPC noticed at this message before it cancelled the call.
+            raise asyncio.CancelledError from None
         inbox.end_write(self._clock())
 
 

@@ -37,7 +37,7 @@ Written by `python tests/bench/streams/report.py`; change that, not this page. I
 stream --full`: a whole scheduler service, an executor without a model whose steps take 1 ms (4 ms with
 1,024 streams, so that no more tokens are made than for 256), and a reader ({reader}) over eight HTTP/2
 connections, all on one machine: {machine}. Load average before the run, from other
-work: **{load:.1f}**. CPU figures are those of all threads of a process.
+work: **{load:.1f}**; the benchmark ran at niceness {niceness}. CPU figures are those of all threads of a process.
 
 {table}
 
@@ -110,6 +110,7 @@ def main() -> int:
         reader=one["reader"],
         machine=machine(),
         load=load,
+        niceness=os.nice(0),
         table=table(rows),
         stalled=stalled["stalled"],
         stalled_ratio=stalled["step_ms"] / stalled["reading_step_ms"],
