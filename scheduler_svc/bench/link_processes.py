@@ -140,6 +140,9 @@ class Core(Protocol):
     def pid(self) -> int:
         """The core process."""
 
+    def check(self) -> None:
+        """Raise BenchFailed where what it made did not arrive whole."""
+
     def close(self) -> None:
         """End it."""
 
@@ -159,6 +162,9 @@ class CoreAlone(Process):
             reads_input=True,
         )
         self.line()
+
+    def check(self) -> None:
+        """Nobody receives anything."""
 
 
 class CoreWithClients(Process):
@@ -194,6 +200,18 @@ class CoreWithClients(Process):
         self.wait_for(ready_file.exists, "the scheduler did not listen")
         address = json.loads(ready_file.read_text())["address"]
         self._reader = start_reader(address, generate_requests(clients, rows // clients))
+
+    def check(self) -> None:
+        """
+        Look at what the streams have brought.
+
+        Raises:
+            BenchFailed: One brought nothing, broke, or brought something else than what follows.
+        """
+        counts = self._reader.report()
+        num_bad = counts.failed + counts.bad_offsets + counts.malformed
+        if num_bad or counts.started < counts.streams:
+            raise BenchFailed(f"not all streams were served: {counts}")
 
     def close(self) -> None:
         """Close the streams, then the service."""

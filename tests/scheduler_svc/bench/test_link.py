@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
 
 from scheduler_svc.bench.__main__ import main
-from scheduler_svc.bench.link import MAIN_POINTS, Point, _chosen, _parser
+from scheduler_svc.bench.link import MAIN_POINTS, Point, _chosen, _measure, _parser
+from scheduler_svc.bench.link_processes import BenchFailed
 from tandem_client.cli.app import app
 
 KEYS = ["step_ms", "rows", "window", "transport", "clients", "idle_percent", "scheduler_cpu_us"]
@@ -44,6 +46,59 @@ class TestPoints:
         """
         asked = points("--rows", "1", "30", "1024", "--clients", "20")
         assert [(1, 1), (30, 15), (1024, 16)] == [(point.rows, point.clients) for point in asked]
+
+
+class FakeExecutor:
+    """Says that each step had so many rows, and that its device was busy half of the time."""
+
+    def __init__(self, rows: int, until_step: int) -> None:
+        self._rows, self._until_step = rows, until_step
+        self._report = dict.fromkeys(("steps", "rows", "busy_ns", "idle_ns"), 0)
+
+    def report(self) -> dict[str, float]:
+        for _ in range(10):
+            at = self._report["steps"]
+            for name, more in (("steps", 1), ("busy_ns", 500), ("idle_ns", 500)):
+                self._report[name] += more
+            self._report["rows"] += self._rows if at < self._until_step else 0
+        return dict(self._report)
+
+
+class FakeCore:
+    pid = os.getpid()
+
+    def __init__(self, lost: int) -> None:
+        self._lost = lost
+
+    def check(self) -> None:
+        if self._lost:
+            raise BenchFailed("not all streams were served")
+
+    def close(self) -> None:
+        pass
+
+
+class TestMeasuring:
+    POINT = Point(2.0, 8, 2, "unix", 8)
+
+    def test_steady_requests_are_measured(self):
+        """
+        Idle time is a share of the time in which all requests ran.
+        """
+        costs = _measure(self.POINT, FakeExecutor(8, 1000), FakeCore(0), 0.0)
+        assert 50.0 == costs.idle_percent
+
+    @pytest.mark.parametrize(
+        ("until_step", "lost", "why"),
+        [(30, 0, "requests ended"), (1000, 1, "not all streams")],
+        ids=["ended", "lost"],
+    )
+    def test_what_was_not_steady_is_no_measurement(self, until_step, lost, why):
+        """
+        Where requests ended, or streams did not bring what was made, nothing is printed as if they had.
+        """
+        with pytest.raises(BenchFailed, match=why):
+            _measure(self.POINT, FakeExecutor(8, until_step), FakeCore(lost), 0.0)
 
 
 class TestOutput:
