@@ -96,8 +96,9 @@ class ExecutorServer:
         """
         Args:
             load: Builds the engine for a boot_id; called on the runner thread.
-            on_fatal: Called when an error ended the runner thread, on that, or when a new session
-                waits for a step that is stuck: this process will never serve it.
+            on_fatal: Called when an error ended the runner thread or that of the heartbeats, on
+                that, or when a new session waits for a step that is stuck: this process will never
+                serve it.
             max_inflight_steps: Credit; must be what the engine's description says.
         """
         self.boot_id = uuid.uuid4().hex
@@ -118,7 +119,7 @@ class ExecutorServer:
             on_fatal=on_fatal,
         )
         self._on_fatal = on_fatal
-        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart = threading.Thread(target=self._run_heart, name="heartbeat", daemon=True)
 
     def listen(self, address: str) -> None:
         """
@@ -202,6 +203,14 @@ class ExecutorServer:
             threads=engine.num_threads,
             num_slots=about.num_slots,
         )
+
+    def _run_heart(self) -> None:
+        """Beat; without heartbeats every scheduler takes this process for dead, so it ends too."""
+        try:
+            self._beat()
+        except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
+            _log.error("heartbeat_broken", exc_info=error)
+            self._on_fatal(InternalError("the heartbeat thread broke: see the log"))
 
     def _beat(self) -> None:
         """Heartbeats and the progress check, from a thread that no step can hold up."""

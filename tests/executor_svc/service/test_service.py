@@ -273,6 +273,18 @@ class TestProgress:
         executor.runner.gate.set()
         wait_until(lambda: health(executor, "tandem.progress") == SERVING)
 
+    def test_process_without_heartbeats_ends(self, executor, monkeypatch):
+        """
+        An error in the thread of the heartbeats is as fatal as one in the runner's.
+        """
+
+        def beat() -> None:
+            raise ValueError("no pulse")
+
+        monkeypatch.setattr(executor.server._link, "beat", beat)
+        wait_until(lambda: bool(executor.fatal))
+        assert ["INTERNAL"] == [error.reason for error in executor.fatal]
+
 
 class TestTokenizer:
     def test_files_arrive_whole_with_their_hash(self, executor, model_dir):
