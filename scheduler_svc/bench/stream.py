@@ -209,7 +209,7 @@ def _delivery(
     if not (tokens and messages and steps):
         raise BenchFailed("nothing was delivered while it was measured")
     if last.malformed:
-        raise BenchFailed(f"{last.malformed} messages could not be read, so nor counted")
+        raise BenchFailed(f"{last.malformed} messages could not be read and were not counted")
     frontend_us = (after.usage.frontend_cpu_ns - before.usage.frontend_cpu_ns) / 1e3
     core_us = (after.usage.core_cpu_ns - before.usage.core_cpu_ns) / 1e3
     return Delivery(
