@@ -139,8 +139,14 @@ class Queries:
             query_id=query.query_id,
             until_s=now + grace_s,
             is_done=lambda: self._drain.is_over,
-            result=lambda: DrainResult(remaining_requests=self._drain.num_handed_over - num_before),
+            result=lambda: DrainResult(remaining_requests=self._num_left(num_before)),
         )
+
+    def _num_left(self, num_handed_over_before: int) -> int:
+        """Choices that had not ended in their time, which a later call may have lengthened."""
+        if self._drain.is_over:
+            return self._drain.num_handed_over - num_handed_over_before
+        return self._state.num_requests
 
     def _suspend(self, frontend: int, query: Query, now: float) -> _Waiting:
         mode, core = KvMode(decode_suspend_argument(query.argument).kv_mode), self._state.core

@@ -349,6 +349,21 @@ class TestDraining:
         bench.until(lambda: 1 in frontend.ended)
         assert expected_outputs([5], 3) == frontend.tokens[1]
 
+    def test_drain_query_whose_grace_was_lengthened_tells_who_runs_still(self, bench):
+        """A later drain gives requests longer: the earlier one's answer comes in its time and counts them."""
+        frontend = bench.frontend()
+        bench.link.is_holding = True
+        frontend.submit(1, [5], 3)
+        bench.until(lambda: frontend.accepted)
+        first = frontend.ask("drain", b'{"grace_s": 5}')
+        second = frontend.ask("drain", b'{"grace_s": 500}')
+        bench.until(lambda: frontend.availabilities[-1].draining)
+        bench.lead_s += 6.0
+        bench.until(lambda: first in frontend.replies)
+        answer = snapshot.decode_drain_result(frontend.replies[first].result)
+        assert (1, {}) == (answer.remaining_requests, frontend.failed)
+        assert second not in frontend.replies
+
     def test_drain_query_hands_over_what_is_left(self, bench):
         """When the grace time is over, the rest fails with HANDED_OVER, is counted, and the executor is given back."""
         frontend = bench.frontend()
