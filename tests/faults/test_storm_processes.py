@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.conftest import TIMES
-from tests.faults.logs import count
+from tests.faults.logs import count, events
 from tests.faults.schedule import Kind
 
 QUICK = ("--lost-after-s=3",)
@@ -79,5 +79,8 @@ class TestProcessStorms:
         Logs that cannot be written and a wall clock that jumps by years disturb nobody.
         """
         kinds = [Kind.DISK_FULL, Kind.CLOCK_JUMP]
-        _, lines = storm(kinds)
+        done, lines = storm(kinds)
         assert [0, 0] == [line.recomputed_tokens for line in lines]
+        log = done.rig.scheduler.log
+        assert count([log], "log_lines_dropped") > 0
+        assert len({str(event.get("timestamp"))[:4] for event in events(log)}) > 1
