@@ -23,9 +23,9 @@ class Progress:
     """
     Learns what steps cost and says whether the running one is older than it should ever get.
 
-    `start` and `end` are called under the step link's lock, `learn` by one thread that sees
-    results, `is_stuck` by the heartbeat thread: the running step is replaced whole, and an estimate
-    read while it is changed is one step off. Times are monotonic seconds.
+    `start`, `was_stopped` and `end` are called under the step link's lock, `learn` by one thread
+    that sees results, `is_stuck` by the heartbeat thread: the running step is replaced whole, and
+    an estimate read while it is changed is one step off. Times are monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -36,6 +36,11 @@ class Progress:
     def start(self, command: Command, now_s: float) -> None:
         """Note that a step begins."""
         self._running = _Running(now_s, command)
+
+    def was_stopped(self, seconds: float) -> None:
+        """Note that nothing of this process ran for so long, the running step neither."""
+        if (running := self._running) is not None:
+            self._running = _Running(running.started_s + seconds, running.command)
 
     def end(self) -> None:
         """Note that the step is over, however it ended."""

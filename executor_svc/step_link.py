@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from executor_svc.loaded import HEARTBEAT_INTERVAL_S
 from executor_svc.progress import Progress
 from executor_svc.step_stream import StepStream
 from tandem.errors import SessionLost, StreamReplaced, TandemError
@@ -24,6 +25,9 @@ from tandem.link.batch import Step
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Heartbeat, LossCause, SchedulerId
 from tandem.link.wire import encode_response
+
+LONGEST_PAUSE_S = 1.0
+"""A heartbeat that is later by more was held up by a stop of the whole process or machine."""
 
 _log = structlog.get_logger(__name__)
 
@@ -71,6 +75,7 @@ class StepLink:
         self._stream: StepStream | None = None
         self._stopped_by: TandemError | None = None
         self._last_reset: SlotReset | None = None
+        self._beat_s = self._now_s()
 
     def open_session(
         self, scheduler: SchedulerId, *, take_over: bool, lease_s: float
@@ -204,9 +209,14 @@ class StepLink:
                 self._end_stream(error)
 
     def beat(self) -> Heartbeat:
-        """Send a heartbeat, unless older messages still wait to be sent; gives what it says."""
+        """
+        Send a heartbeat, unless older messages still wait to be sent; gives what it says. To be
+        called every `HEARTBEAT_INTERVAL_S`: what comes much later was stopped, as the step was.
+        """
         with self._lock:
-            heartbeat = self._end.heartbeat(self._now_s())
+            now_s = self._now_s()
+            self._forgive_stop(now_s)
+            heartbeat = self._end.heartbeat(now_s)
             if self._stream is not None and self._stream.is_idle:
                 self._stream.put(encode_response(heartbeat))
         return heartbeat
@@ -221,6 +231,14 @@ class StepLink:
         """End the open stream, after `stop` and the last result."""
         with self._lock:
             self._end_stream(self._stopped_by)
+
+    def _forgive_stop(self, now_s: float) -> None:
+        """Leave out of the running step's age how long the whole process was stopped."""
+        stopped_s = now_s - self._beat_s - HEARTBEAT_INTERVAL_S
+        if stopped_s > LONGEST_PAUSE_S:
+            self._end.was_stopped(stopped_s)
+            self._progress.was_stopped(stopped_s)
+        self._beat_s = now_s
 
     def _is_due(self, job: QueuedStep) -> bool:
         is_current = job.step.session_epoch == self._end.session_epoch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,6 +174,41 @@ class TestStop:
         executor.runner.gate.set()
         opener.join(timeout=30)
         assert ["INTERNAL"] == [error.reason for error in executor.fatal]
+
+    def test_process_that_was_stopped_itself_is_not_stuck(self, executor, monkeypatch):
+        """
+        A step that ran when the process was stopped, as by SIGSTOP, has all its time when that goes on: a session that
+        waits for it does not end the process.
+        """
+        jump_s, num_beats, beat = 0.0, 0, executor.server._link.beat
+
+        def counted_beat() -> object:
+            nonlocal num_beats
+            num_beats += 1
+            return beat()
+
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + jump_s)
+        monkeypatch.setattr("executor_svc.server.time", clock)
+        monkeypatch.setattr(
+            executor.server._link, "_clock_ns", lambda: time.monotonic_ns() + int(jump_s * 1e9)
+        )
+        monkeypatch.setattr(executor.server._link, "beat", counted_beat)
+        client = StepClient(executor)
+        stream = client.attach()
+        executor.runner.gate.clear()
+        stream.send(client.plan())
+        wait_until(lambda: executor.runner.is_waiting)
+        opener = threading.Thread(target=lambda: executor.open_session("one"))
+        opener.start()
+        assert isinstance(stream.ended_with(), SessionLost)
+        for _ in range(2):
+            jump_s += 3 * step_cost.ALWAYS_ALLOWED_S
+            seen = num_beats
+            wait_until(lambda seen=seen: num_beats >= seen + 2)
+        assert [] == executor.fatal
+        executor.runner.gate.set()
+        opener.join(timeout=30)
+        assert not opener.is_alive()
 
     def test_stopping_while_loading_leaves_the_loader_behind(self, start):
         """

@@ -303,6 +303,10 @@ class ExecutorEnd:
             last_completed_step_id=self.last_completed_step_id,
         )
 
+    def was_stopped(self, seconds: float) -> None:
+        """Note that the whole process did nothing for so long: the running step is no older."""
+        self._started_s += seconds
+
     def detach(self, session_epoch: int, attach_id: int) -> None:
         """
         Note that a stream ended; one already replaced, or of an older session, is ignored. Only

@@ -108,8 +108,8 @@ class Attached:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """
-    Sign of life: the step now computing (0: idle), milliseconds since it started, and the highest
-    step completed in this session.
+    Sign of life: the step now computing (0: idle), milliseconds since it started in which the
+    process was not stopped, and the highest step completed in this session.
     """
 
     running_step_id: int
