@@ -82,8 +82,8 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
     stream_buffer_bytes: int = Field(
         1024 * 1024,
         ge=4096,
-        description="most output of one request that waits for its client, merged: 4 bytes a token, "
-        "and 128 for each log probability; past it the request ends SLOW_CONSUMER",
+        description="most output of one request that waits for its client, merged: 4 bytes a "
+        "token, 128 for each log probability; past it the request ends SLOW_CONSUMER",
     )
 
     recovery_timeout_s: float = Field(
