@@ -4,7 +4,7 @@ Arguments and answers of a `Query`, by its kind; each travels as JSON inside the
     kind       argument          result
     "abort"    AbortArgument     AbortResult      error RequestNotFound
     "stats"    none (b"{}")      Stats
-    "drain"    DrainArgument     DrainResult      answered when nothing is left
+    "drain"    DrainArgument     DrainResult      when all is handed over, or grace_s passed
     "config"   none (b"{}")      ConfigSnapshot
     "metrics"  none (b"{}")      MetricsSnapshot
     "requests" ListArgument      RequestList
@@ -41,7 +41,7 @@ class DrainArgument(msgspec.Struct, frozen=True):
 
 
 class DrainResult(msgspec.Struct, frozen=True):
-    """Choices that were handed over."""
+    """Choices that were handed over, or run still since a later question gave them longer."""
 
     remaining_requests: int
 
@@ -230,10 +230,12 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
             "executor_sample_time".
         prompt_tokens: Prompt tokens of ended requests.
         cached_prompt_tokens: Those of them that came from the prefix cache.
-        merged_updates: Updates that had to wait for a slow frontend and were merged with
-        later ones. integrity_failures: Bookkeeping inconsistencies found while idle; any is a bug.
-        device_memory_bytes: Last reported by the executor; 0 where unknown. model_name: Model
-        served; empty before the first executor. model_fingerprint: Its revision.
+        merged_updates: Updates that had to wait for a slow frontend and were merged with later
+            ones.
+        integrity_failures: Bookkeeping inconsistencies found while idle; any is a bug.
+        device_memory_bytes: Last reported by the executor; 0 where unknown.
+        model_name: Model served; empty before the first executor.
+        model_fingerprint: Its revision.
     """
 
     stats: Stats
