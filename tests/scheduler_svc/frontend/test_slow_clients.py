@@ -114,6 +114,8 @@ class TestStoppedFrontend:
         async with running_frontend(tmp_path, core_timeout_s=30.0) as frontend:
             await serve(frontend, model(model_dir))
             client = frontend.client
+            await within(client.served.get())
+            await until(lambda: client.availability.ready)
             seen: list[bool] = []
             client.on_change(lambda: seen.append(client.is_alive()))
             turns = client.num_turns
