@@ -115,7 +115,6 @@ class TestStoppedFrontend:
             await serve(frontend, model(model_dir))
             client = frontend.client
             await within(client.served.get())
-            await until(lambda: client.availability.ready)
             seen: list[bool] = []
             client.on_change(lambda: seen.append(client.is_alive()))
             turns = client.num_turns
