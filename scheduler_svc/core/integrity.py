@@ -26,6 +26,7 @@ def check_integrity(state: CoreState) -> None:
     _check_paused(state)
     _check_leaving(state)
     _check_counters(state)
+    _check_suspects(state)
     _check_events(state)
     if state.slots.recomputed_hash() != state.slots.state_hash:
         raise InternalError("the state hash differs from the one recomputed from the slot columns")
@@ -136,6 +137,17 @@ def _check_counters(state: CoreState) -> None:
     counters = state.counters
     in_system = counters.accepted - counters.finished - counters.failed
     _require(in_system == len(state.by_handle), "accepted requests were lost or ended twice")
+
+
+def _check_suspects(state: CoreState) -> None:
+    suspects, marks = state.suspects, state.suspects.marks()
+    live = {request.number for request in state.by_handle.values()}
+    marked = {mark.request.number for mark in marks}
+    _require(marked <= live, "a request that left is still suspected")
+    _require(suspects.trial.keys() <= marked, "a request is tried that nothing speaks against")
+    count = sum(mark.is_suspect for mark in marks)
+    _require(suspects.num_suspects == count, "the suspects were miscounted")
+    _require(count > 0 or not suspects.trial, "a trial goes on without suspects")
 
 
 def _check_events(state: CoreState) -> None:

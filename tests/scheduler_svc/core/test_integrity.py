@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import RequestState
+from scheduler_svc.core.suspects import Mark
 from tandem.errors import InternalError
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 
@@ -174,6 +177,24 @@ def forget_an_event(state):
     state.recorder._live[0].num_tokens -= 1
 
 
+def suspect_who_left(state):
+    stranger = replace(state.by_handle[3], number=99)
+    state.suspects._marks[99] = Mark(request=stranger)
+
+
+def miscount_suspects(state):
+    state.suspects.num_suspects += 1
+
+
+def try_who_is_not_marked(state):
+    state.suspects.trial[3] = Mark(request=state.by_handle[3])
+
+
+def go_on_with_a_trial_for_nobody(state):
+    mark = Mark(request=state.by_handle[3])
+    state.suspects._marks[3] = state.suspects.trial[3] = mark
+
+
 CORRUPTIONS = [
     lose_a_block, hold_a_block_twice, hold_a_free_block, free_a_held_block,
     forget_a_slot_to_release, run_without_a_request, miscount_running, decode_without_running,
@@ -183,6 +204,7 @@ CORRUPTIONS = [
     forget_a_batch, lose_a_request, forget_a_handle, forget_a_sibling, miscount_a_tenant,
     pause_what_decodes, decode_while_paused, leave_with_an_unknown_owner, swap_what_is_not_released,
     keep_a_host_copy_of_who_runs, give_way_without_running, hash_wrongly, forget_an_event,
+    suspect_who_left, miscount_suspects, try_who_is_not_marked, go_on_with_a_trial_for_nobody,
 ]  # fmt: skip
 
 
