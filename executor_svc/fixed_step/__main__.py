@@ -24,6 +24,8 @@ from tandem.telemetry import configure_logging
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
+FAILED_GRACE_S = 1.0
+"""How long a process that has failed waits for its own runner: what is stuck stays stuck."""
 
 _log = structlog.get_logger(__name__)
 
@@ -70,15 +72,21 @@ def _serve(settings: FixedStepSettings) -> int:
     server.load()
     while (end := wait_for_news(news)) is signal.SIGUSR1:
         _print_report(account)
-    is_clean = server.stop()
+    has_failed = isinstance(end, TandemError)
+    is_clean = server.stop(FAILED_GRACE_S if has_failed else None)
     _print_report(account)
-    if isinstance(end, TandemError):
+    if isinstance(end, TandemError) and is_clean:
         raise end
-    _log.info("stopped", signal=end.name)
+    exit_code = EXIT_STOPPED
+    if isinstance(end, TandemError):
+        _log.error("failed", reason=end.reason, message=end.message)
+        exit_code = EXIT_FAILED
+    else:
+        _log.info("stopped", signal=end.name)
     if not is_clean:
         sys.stderr.flush()
-        os._exit(EXIT_STOPPED)
-    return EXIT_STOPPED
+        os._exit(exit_code)  # a thread is inside the loader or a step: no orderly way to end it
+    return exit_code
 
 
 def _print_report(account: IdleAccount) -> None:
