@@ -29,6 +29,7 @@ from scheduler_svc.bench.link_processes import (
     FixedStepExecutor,
     cpu_ns,
 )
+from scheduler_svc.bench.reader.readers import ReaderFailed
 
 STEPS_MS = (0.6, 1.0, 2.0, 5.0, 20.0)
 ROWS = (1, 32, 256, 1024)
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             break
         try:
             costs = measure(point, seconds=given.seconds)
-        except BenchFailed as error:
+        except (BenchFailed, ReaderFailed) as error:
             sys.stderr.write(f"bench link: {error}\n")
             return 1
         measured.append(costs)
@@ -232,7 +233,7 @@ def _points(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.bench link", description=__doc__)
-    parser.add_argument("--step-ms", type=_above_zero, nargs="+", help="what a step takes")
+    parser.add_argument("--step-ms", type=time_above_zero, nargs="+", help="what a step takes")
     parser.add_argument("--rows", type=_count, nargs="+", help="requests that decode")
     parser.add_argument(
         "--window", type=_count, nargs="+", help="steps in flight; above 2: running ahead"
@@ -242,14 +243,18 @@ def _parser() -> argparse.ArgumentParser:
         "--clients", type=int, nargs="+", help="streams that are read; 0 for no frontend"
     )
     parser.add_argument("--full", action="store_true", help="all combinations, some minutes")
-    parser.add_argument(
-        "--seconds", type=_above_zero, default=1.0, help="how long each is measured"
-    )
+    parser.add_argument("--seconds", type=time_above_zero, default=1.0, help="how long each is measured")
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
 
 
-def _above_zero(text: str) -> float:
+def time_above_zero(text: str) -> float:
+    """
+    Of a flag that is a time.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not over 0, or absurd.
+    """
     value = float(text)
     if not 0 < value < 3600:
         raise argparse.ArgumentTypeError("must be above 0")

@@ -20,6 +20,7 @@ from scheduler_svc.bench.link_requests import (
     generate_requests,
 )
 from scheduler_svc.bench.reader import start_reader
+from scheduler_svc.bench.reader.readers import ReaderFailed
 
 START_DEADLINE_S = 60.0
 _POLL_S = 0.02
@@ -199,7 +200,11 @@ class CoreWithClients(Process):
         )
         self.wait_for(ready_file.exists, "the scheduler did not listen")
         address = json.loads(ready_file.read_text())["address"]
-        self._reader = start_reader(address, generate_requests(clients, rows // clients))
+        try:
+            self._reader = start_reader(address, generate_requests(clients, rows // clients))
+        except ReaderFailed:
+            super().close()
+            raise
 
     def check(self) -> None:
         """

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scheduler_svc.bench.link import time_above_zero
 from scheduler_svc.bench.link_processes import BenchFailed, FixedStepExecutor
 from scheduler_svc.bench.link_requests import generate_requests
 from scheduler_svc.bench.reader import ReadCounts, Reader, start_reader
@@ -307,6 +308,8 @@ def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
         for stalled in given.stalled or (0,)
         if stalled < streams
     ]
+    if not points:
+        _parser().error("--stalled must be less than --streams: some client has to read")
     return points, False
 
 
@@ -320,12 +323,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--full", action="store_true", help="more of them, some minutes")
     parser.add_argument(
         "--step-ms",
-        type=float,
+        type=time_above_zero,
         help="what a step takes (default: 1; with over 256 streams so much longer that no more "
         "tokens are made)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=1.5, help="how long each is measured (default 1.5)"
+        "--seconds", type=time_above_zero, default=1.5, help="how long each is measured (default 1.5)"
     )
     parser.add_argument(
         "--connections", type=_above_zero, default=8, help="that streams share (default 8)"

@@ -7,14 +7,13 @@ import pytest
 from scheduler_svc.bench import stream
 from scheduler_svc.bench.__main__ import main
 
-pytestmark = pytest.mark.slow
-
 
 def measured(capsys, *flags: str) -> list[dict]:
     assert main(["stream", "--json", "--seconds=0.5", "--step-ms=2", *flags]) == 0
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 class TestDelivery:
     def test_measured_numbers_agree(self, capsys):
         """
@@ -46,6 +45,27 @@ class TestDelivery:
         assert ("python", 0, 0) == (one["reader"], one["failed"], one["bad_offsets"])
 
 
+class TestFlags:
+    @pytest.mark.parametrize(
+        ("flags", "why"),
+        [
+            (["--streams=4", "--stalled=4"], "some client has to read"),
+            (["--seconds=-1"], "must be above 0"),
+            (["--step-ms=0"], "must be above 0"),
+        ],
+        ids=["nobody reads", "no time", "no step"],
+    )
+    def test_what_cannot_be_measured_is_refused(self, capsys, flags, why):
+        """
+        Flags that leave nothing to measure are an error, not an empty table.
+        """
+        with pytest.raises(SystemExit) as stopped:
+            main(["stream", *flags])
+        assert 2 == stopped.value.code
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.slow
 class TestUsage:
     def test_table_has_a_column_per_number(self, capsys):
         """
