@@ -243,7 +243,9 @@ def _parser() -> argparse.ArgumentParser:
         "--clients", type=int, nargs="+", help="streams that are read; 0 for no frontend"
     )
     parser.add_argument("--full", action="store_true", help="all combinations, some minutes")
-    parser.add_argument("--seconds", type=time_above_zero, default=1.0, help="how long each is measured")
+    parser.add_argument(
+        "--seconds", type=time_above_zero, default=1.0, help="how long each is measured"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
 

@@ -328,7 +328,10 @@ def _parser() -> argparse.ArgumentParser:
         "tokens are made)",
     )
     parser.add_argument(
-        "--seconds", type=time_above_zero, default=1.5, help="how long each is measured (default 1.5)"
+        "--seconds",
+        type=time_above_zero,
+        default=1.5,
+        help="how long each is measured (default 1.5)",
     )
     parser.add_argument(
         "--connections", type=_above_zero, default=8, help="that streams share (default 8)"
