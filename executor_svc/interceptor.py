@@ -8,14 +8,22 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
-from tandem.errors import InternalError, TandemError
+from tandem.errors import InternalError, SessionHeld, TandemError
 from tandem.status import to_grpc_status
 
 _log = structlog.get_logger(__name__)
 
 
 class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
-    """Turns TandemErrors into typed statuses; anything else is logged and becomes INTERNAL."""
+    """
+    Turns TandemErrors into typed statuses; anything else is logged and becomes INTERNAL.
+
+    What is refused is logged, but a scheduler that waits for another's session asks every second or
+    two for as long as it waits: the same refusal again is a matter for level debug.
+    """
+
+    def __init__(self) -> None:
+        self._last_held = ""
 
     def intercept_service(
         self,
@@ -29,50 +37,51 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no 
         method = handler_call_details.method
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(
-                _unary(handler.unary_unary, method),
+                self._unary(handler.unary_unary, method),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
-                _streaming(handler.unary_stream, method),
+                self._streaming(handler.unary_stream, method),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
-                _streaming(handler.stream_stream, method),
+                self._streaming(handler.stream_stream, method),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         return handler
 
+    def _unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        def wrapped(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return behaviour(request, context)
+            except Exception as error:  # noqa: BLE001  # the outermost frame of every call
+                self._abort(context, method, error)
 
-def _unary(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-    def wrapped(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return behaviour(request, context)
-        except Exception as error:  # noqa: BLE001  # the outermost frame of every call
-            _abort(context, method, error)
+        return wrapped
 
-    return wrapped
+    def _streaming(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+        def wrapped(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                yield from behaviour(request, context)
+            except grpc.RpcError:
+                raise  # the caller is gone; gRPC ends the call
+            except Exception as error:  # noqa: BLE001  # the outermost frame of every call
+                self._abort(context, method, error)
 
+        return wrapped
 
-def _streaming(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-    def wrapped(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        try:
-            yield from behaviour(request, context)
-        except grpc.RpcError:
-            raise  # the caller is gone; gRPC ends the call
-        except Exception as error:  # noqa: BLE001  # the outermost frame of every call
-            _abort(context, method, error)
-
-    return wrapped
-
-
-def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
-    if not isinstance(error, TandemError):
-        _log.error("call_broken", method=method, exc_info=error)
-        error = InternalError("a bug in the executor: see its log")
-    _log.info("call_refused", method=method, reason=error.reason, message=error.message)
-    context.abort_with_status(to_grpc_status(error))
+    def _abort(self, context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
+        if not isinstance(error, TandemError):
+            _log.error("call_broken", method=method, exc_info=error)
+            error = InternalError("a bug in the executor: see its log")
+        is_repeated = isinstance(error, SessionHeld) and error.message == self._last_held
+        if isinstance(error, SessionHeld):
+            self._last_held = error.message
+        say = _log.debug if is_repeated else _log.info
+        say("call_refused", method=method, reason=error.reason, message=error.message)
+        context.abort_with_status(to_grpc_status(error))

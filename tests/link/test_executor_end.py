@@ -56,6 +56,17 @@ class TestSession:
         assert expected == error.value.metadata
         assert (1, A) == (end.session_epoch, end.holder)
 
+    def test_refusals_say_the_same_each_time(self, end):
+        """
+        Whoever asks again gets the same words, so that nobody who compares them takes them for news.
+        """
+        words = set()
+        for now in (1.0, 2.5, 7.0):
+            with pytest.raises(SessionHeld) as error:
+                end.open_session(B, False, LEASE_S, now)
+            words.add(error.value.message)
+        assert 1 == len(words)
+
     def test_refusal_leaves_the_session_as_it_was(self, end):
         """
         A refused scheduler costs the holder nothing.

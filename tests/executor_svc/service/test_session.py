@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from executor_svc.step_link import SlotReset, StepLink
 from executor_svc.step_stream import StepStream
@@ -42,6 +43,17 @@ class TestOpenSession:
         assert isinstance(error, SessionHeld)
         assert "one" == error.metadata["holder"]
         assert 0 <= int(error.metadata["age_ms"]) < 60_000
+
+    def test_who_waits_is_logged_once(self, executor):
+        """
+        A scheduler that asks again and again for a held session is refused with the same words, logged once.
+        """
+        executor.open_session("one")
+        with structlog.testing.capture_logs() as logs:
+            refusals = {refusal(lambda: executor.open_session("two")).message for _ in range(4)}
+        assert 1 == len(refusals)
+        levels = [entry["log_level"] for entry in logs if entry.get("reason") == "SESSION_HELD"]
+        assert ["info", "debug", "debug", "debug"] == levels
 
     def test_take_over_fences_the_holder(self, executor):
         """

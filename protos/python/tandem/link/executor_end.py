@@ -145,9 +145,10 @@ class ExecutorEnd:
             return
         age_ms = max(0, int(age_s * 1000))
         left_ms = max(1, int(self._lease_s * 1000) - age_ms)
+        # Who asks every second or two would tell its operator the same each time: no figures here.
         raise SessionHeld(
-            f"scheduler {holder} holds this executor's session, its last sign of life is "
-            f"{age_ms} ms old; stop it, wait for its lease to end, or take over",
+            f"scheduler {holder} holds this executor's session and its lease has not ended; stop "
+            "it, wait for that, or take over",
             metadata=self._holder_metadata()
             | {"age_ms": str(age_ms), "lease_left_ms": str(left_ms)},
         )
