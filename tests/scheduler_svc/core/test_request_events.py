@@ -16,7 +16,7 @@ from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
 
 ALL = CoreOptions(track_request_events=True, track_token_events=True, track_paused_events=True)
 PLAIN = CoreOptions(track_request_events=True, schedule_conservativeness=0.0)
-ADD, SCHEDULED, TOKEN, PAUSE, EVICT, RETRACT, FINISH, FAIL = EventKind
+ADD, SCHEDULED, TOKEN, PAUSE, EVICT, RETRACT, FINISH, FAIL, *_ = EventKind
 
 
 def kinds(rig: Rig, request_id: str) -> list[EventKind]:
