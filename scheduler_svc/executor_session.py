@@ -45,6 +45,10 @@ STREAMS_PER_LOSS = 4.0
 """Streams that are tried at least while an executor is silent, before it is given up."""
 SEEK_AFTER_BROKEN = 3
 """Streams in a row that could not be attached, after which other addresses are asked too."""
+STREAMS_IN_VAIN = 10
+"""Streams in a row on which a step, or its result, did not get through: the session is given up."""
+LOSSES_IN_VAIN = 4
+"""Sessions in a row lost before any step succeeded, whose steps are blamed from then on."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -125,11 +129,12 @@ class ExecutorSession:
         self._stream_silence_s = min(LONGEST_STREAM_SILENCE_S, lost_after_s / STREAMS_PER_LOSS)
         self._end = SchedulerEnd(1)
         self._watch = ExecutorWatch(now)
-        self._stream = 0
-        self._num_broken = 0
-        """Streams in a row that did not get attached."""
+        self._stream = self._num_broken = 0
+        """The newest one's number, and how many in a row did not get attached."""
         self._num_lost = 0
         """Sessions in a row in which no step succeeded."""
+        self._num_in_vain = 0
+        """Streams in a row on which the oldest step, or its result, did not get through."""
         self._sent_s: dict[int, float] = {}
         self._in_flight: dict[int, Command] = {}
         self._problems: dict[tuple[str, str], str] = {}
@@ -171,10 +176,7 @@ class ExecutorSession:
         return self._watch.was_heard and self._watch.silent_s <= grace_s
 
     def is_progressing(self) -> bool:
-        """
-        False while the running step takes much longer than its work predicts, and after the loss of
-        an executor in such a step until another session is attached.
-        """
+        """False while a step takes much longer than predicted, or did when its session was lost."""
         return not (self._watch.stuck_s or self._was_lost_stuck)
 
     def release(self, now: float) -> None:
@@ -242,7 +244,7 @@ class ExecutorSession:
         self._end.open(description.boot_id, event.session_epoch)
         self._watch.begin_session()
         self._was_attached = False
-        self._num_broken = 0
+        self._num_broken = self._num_in_vain = 0
         self.counts.sessions += 1
         self.address = event.address
         self._owner.session_opened(description, event.tokenizer_dir, now)
@@ -273,14 +275,16 @@ class ExecutorSession:
     def _result(self, result: StepResult, now: float) -> None:
         step_id, timings = result.step_id, result.timings
         step_s = now - self._sent_s.pop(step_id, now)
-        command = self._in_flight.pop(step_id)
+        command = self._in_flight[step_id]
         computed_s = (timings.total_ns - timings.queued_ns) / 1e9
         self._watch.step_done(step_id, command, computed_s or step_s)
-        self._num_lost = 0
         self._owner.step_done(result, step_s, now)
+        del self._in_flight[step_id]
+        self._num_lost = self._num_in_vain = 0
 
     def _attached(self, message: Attached) -> None:
         missing = self._end.on_attached(message)
+        self._check_getting_through(message)
         for raw in missing:
             self._link.send(raw)
         self.detached_since_s = None
@@ -296,6 +300,15 @@ class ExecutorSession:
             session_epoch=self._end.session_epoch,
             steps_sent_again=len(missing),
         )
+
+    def _check_getting_through(self, message: Attached) -> None:
+        """Count streams that find the oldest step still on its way; SessionLost after too many."""
+        oldest = next(iter(self._in_flight), 0)
+        is_computed = oldest <= message.last_completed_step_id
+        is_on_its_way = oldest > 0 and (oldest > message.last_received_step_id or is_computed)
+        self._num_in_vain = (self._num_in_vain + 1) * is_on_its_way
+        if self._num_in_vain > STREAMS_IN_VAIN:
+            raise SessionLost(f"step {oldest} or its result is lost on stream after stream")
 
     def _broken(self, error: TandemError, now: float) -> None:
         match error:
@@ -319,7 +332,7 @@ class ExecutorSession:
             self.detached_since_s = now
         self._end.detach()
         self._num_broken = num_broken
-        delay_s = backoff_s(num_broken)
+        delay_s = backoff_s(max(num_broken, self._num_in_vain - 1))
         self._note_problem("executor_stream_broken", error, delay_s)
         if num_broken >= SEEK_AFTER_BROKEN:
             self._link.seek()
@@ -337,7 +350,8 @@ class ExecutorSession:
 
     def _give_up(self, error: TandemError, cause: LossCause, now: float) -> None:
         """End the session: what it held is gone, and the step that may be to blame is named."""
-        died_in = self._running() if cause.blames_step else None
+        is_in_vain = cause.may_repeat and self._num_lost >= LOSSES_IN_VAIN
+        died_in = self._running() if cause.blames_step or is_in_vain else None
         self._was_lost_stuck = self._was_lost_stuck or self._watch.stuck_s > 0
         if self.detached_since_s is None:
             self.detached_since_s = now

@@ -109,7 +109,9 @@ class FakeLink:
             return
         self._attach_id = attach.attach_id
         self.num_replayed += len(results)
-        for raw in (encode_response(attached), *results):
+        kept = results[self.num_results_to_drop :]
+        self.num_results_to_drop = max(0, self.num_results_to_drop - len(results))
+        for raw in (encode_response(attached), *kept):
             self._events.append(StreamMessage(stream=self._stream, message=decode_response(raw)))
 
     def send(self, raw_step: bytes) -> None:

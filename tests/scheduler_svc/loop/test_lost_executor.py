@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
+from scheduler_svc.executor_session import LOSSES_IN_VAIN, STREAMS_IN_VAIN
 from scheduler_svc.ipc import snapshot
 from scheduler_svc.link_events import ConnectFailed, StreamBroken, StreamMessage
 from tandem.errors import Draining, ModelChanged, SessionHeld, SessionLost
@@ -226,6 +227,36 @@ class TestLostMessages:
             bench.let_pass(0.5)
         assert ["connect", "attach"] == bench.link.commands
 
+    @pytest.mark.parametrize("what", ["num_to_drop", "num_results_to_drop"])
+    def test_message_that_never_gets_through_ends_the_session(self, bench, deaths, what):
+        """A step or result that is lost on stream after stream is not sent for ever: a new session begins."""
+        setattr(bench.link, what, 10**6)
+        frontend = start(bench, until=0)
+        bench.until(lambda: bench.loop._session._in_flight)
+        for _ in range(STREAMS_IN_VAIN + 1):
+            bench.until(lambda: bench.loop._session.is_attached)
+            assert [] == deaths
+            bench.link.cut()
+            bench.turn()
+        bench.until(lambda: deaths)
+        assert [None] == deaths
+        setattr(bench.link, what, 0)
+        assert_all_complete(bench, frontend)
+
+    def test_step_that_computes_keeps_its_session(self, bench, deaths):
+        """However often the stream breaks while a step computes, its executor is not given up for that."""
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        for _ in range(3 * STREAMS_IN_VAIN):
+            bench.link.cut()
+            bench.turn()
+            bench.until(lambda: bench.loop._session.is_attached)
+        bench.link.is_holding = False
+        bench.link.compute()
+        assert_all_complete(bench, frontend)
+        assert [] == deaths
+
 
 class TestBlame:
     @pytest.mark.parametrize(
@@ -266,6 +297,17 @@ class TestBlame:
         bench.link.cut(SessionLost("a test", metadata=LossCause.NEW_BOOT.as_metadata()))
         bench.until(lambda: deaths)
         assert [None] == deaths
+
+    @pytest.mark.parametrize("cause", [LossCause.STATE_HASH, LossCause.PROTOCOL])
+    def test_steps_that_always_lose_their_session_are_blamed_in_the_end(self, bench, deaths, cause):
+        """What ends four sessions in a row before any step succeeds is a death of the fifth one's step."""
+        start(bench)
+        bench.link.is_holding = True
+        for num_lost in range(LOSSES_IN_VAIN + 1):
+            bench.until(lambda: bench.link._pending)
+            bench.link.cut(SessionLost("a test", metadata=cause.as_metadata()))
+            bench.until(lambda n=num_lost: len(deaths) > n)
+        assert [*[None] * LOSSES_IN_VAIN, 0] == deaths
 
     def test_failed_step_is_to_blame_itself(self, bench, deaths):
         """A failed step is the oldest without a result, whatever a heartbeat said before."""

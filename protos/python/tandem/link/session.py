@@ -57,6 +57,11 @@ class LossCause(enum.Enum):
         """Whether the step that was running may be what ended it."""
         return self in _BLAMES_STEP
 
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the same step may end every session alike, though no process dies of it."""
+        return self in {LossCause.PROTOCOL, LossCause.STATE_HASH}
+
     @classmethod
     def of(cls, metadata: Mapping[str, str]) -> LossCause:
         """As a peer told it."""
