@@ -22,6 +22,7 @@ from tandem_client.admin import AdminClient, is_serving
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import ExitCode, describe, readable_errors
+from tandem_client.cli.unready import why_unready
 from tandem_client.cli.up import bundled_model
 from tandem_client.client import Client
 from tandem_client.retry import NO_RETRY
@@ -161,7 +162,7 @@ def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterato
         yield from _no_server(address, admin_address, describe(error, address), must_run=must_run)
         return
     if not ready:
-        advice = _refusal(admin_address) or "its executor is missing or still loading: see the log"
+        advice = _advice(admin_address)
         yield Finding("fail", "server", f"{address} answers but is not ready", advice)
         return
     try:
@@ -183,13 +184,13 @@ def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterato
     yield Finding("ok", "admin", f"{load}, {stats.used_blocks}/{stats.total_blocks} blocks used")
 
 
-def _refusal(admin_address: str) -> str:
-    """Why the scheduler uses no executor, where it knows."""
+def _advice(admin_address: str) -> str:
+    """What to do about a server that is not ready, as far as its port for operators tells."""
     try:
         with AdminClient(admin_address, retry=NO_RETRY) as admin:
-            return admin.stats(deadline_s=TIMEOUT_S).executor_refusal
+            return why_unready(admin.stats(deadline_s=TIMEOUT_S))
     except TandemError:
-        return ""
+        return "see its log, or ask again with --admin-address"
 
 
 def _no_server(address: str, admin_address: str, why: str, *, must_run: bool) -> Iterator[Finding]:

@@ -85,7 +85,8 @@ def table(now: Stats, before: Stats | None) -> Table:
 
 def _executor(now: Stats) -> str:
     if not now.executor_attached:
-        return now.executor_refusal or "none attached"
+        last = f"; the last was {now.executor_address}" if now.executor_address else ""
+        return now.executor_refusal or f"none attached{last}"
     return (
         f"{now.executor_address}, {now.executor_losses} times lost "
         f"({now.recomputed_tokens} tokens computed again), "

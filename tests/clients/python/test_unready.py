@@ -1,0 +1,41 @@
+"""What operators are told of a server that answers and is not ready."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tandem_client.admin import Stats
+from tandem_client.cli import top
+from tandem_client.cli.unready import why_unready
+
+ZERO = Stats(
+    **{field.name: 0 for field in dataclasses.fields(Stats)}
+    | {"refused_by_limit": {}, "executor_refusal": "", "executor_address": ""}
+)
+LOST = dataclasses.replace(ZERO, executor_sessions=1, executor_address="a:1")
+
+
+class TestUnready:
+    @pytest.mark.parametrize(
+        ("now", "words"),
+        [
+            (ZERO, "its executor is missing or still loading"),
+            (LOST, "its executor a:1 does not answer"),
+            (dataclasses.replace(LOST, executor_attached=True), "executor a:1 is silent or late"),
+            (dataclasses.replace(LOST, executor_refusal="b holds it"), "b holds it"),
+            (dataclasses.replace(LOST, suspended=True), "an operator suspended it"),
+            (dataclasses.replace(LOST, draining=True), "it was drained, or is stopping"),
+        ],
+    )
+    def test_advice_names_the_cause(self, now, words):
+        """An unready server is described by what its figures say: drained, suspended, refused, late or lost."""
+        assert words in why_unready(now)
+
+    @pytest.mark.parametrize(
+        ("now", "words"), [(ZERO, "none attached"), (LOST, "none attached; the last was a:1")]
+    )
+    def test_top_names_the_executor_that_is_lost(self, now, words):
+        """Without an executor `tandem top` says so, and which one it was."""
+        assert words == top._executor(now)
