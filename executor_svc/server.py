@@ -36,7 +36,7 @@ _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A scheduler whose node vanished closes nothing, and holds its session until a ping of its
-    # stream's connection goes unanswered: then its heir has it, and others when the lease has ended.
+    # stream's connection goes unanswered: then its heir has it, and others when the lease ended.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # What bounds the wait for a ping's answer is this one, a minute unless set.
