@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 130, 143
 
 
 def run_printing(name: str, command: Callable[[], int]) -> int:
     """
     Run a command that prints to stdout, and give its exit code.
 
-    Ctrl-C ends it with 130 and a reader that left with 1, both without a word; output that cannot
-    be written, on a full disk say, ends it with one line and 1.
+    Ctrl-C ends it with 130, SIGTERM with 143 and a reader that left with 1, all without a word and
+    after it has ended its processes and removed its files; output that cannot be written, on a full
+    disk say, ends it with one line and 1.
 
     Args:
         name: What the line starts with.
         command: Does the work and gives the exit code.
     """
+    end_by_signals()
     try:
         code = command()
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         _forget_output()
         return EXIT_FAILED
@@ -34,6 +36,23 @@ def run_printing(name: str, command: Callable[[], int]) -> int:
         sys.stderr.write(f"{name}: {what}{error.strerror or error}\n")
         return EXIT_FAILED
     return code
+
+
+def end_by_signals() -> None:
+    """
+    Have SIGINT and SIGTERM end this process by SystemExit, so that what is open is closed.
+
+    Only the first one: a terminal tells the whole group and a parent may pass it on, and the second
+    must not break off what the first began. Takes over both signals for good.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        for either in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(either, signal.SIG_IGN)
+        sys.exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 
 def _forget_output() -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -20,7 +20,6 @@ from scheduler_svc.bench.link_requests import (
     generate_requests,
 )
 from scheduler_svc.bench.reader import start_reader
-from scheduler_svc.bench.reader.readers import ReaderFailed
 
 START_DEADLINE_S = 60.0
 _POLL_S = 0.02
@@ -86,6 +85,15 @@ class Process:
         assert self.process.stdout is not None
         self.process.stdout.close()
 
+    @contextlib.contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        """For constructors: whoever gets no object, by Ctrl-C for example, cannot close it."""
+        try:
+            yield
+        except BaseException:
+            Process.close(self)
+            raise
+
     def __enter__(self) -> Self:
         return self
 
@@ -113,7 +121,8 @@ class FixedStepExecutor(Process):
                 "--log-level=error",
             )
         )
-        self.wait_for(ready_file.exists, "the executor did not listen")
+        with self._closed_on_failure():
+            self.wait_for(ready_file.exists, "the executor did not listen")
         self.address: str = json.loads(ready_file.read_text())["address"]
 
     def report(self) -> dict[str, float]:
@@ -162,7 +171,8 @@ class CoreAlone(Process):
             ),
             reads_input=True,
         )
-        self.line()
+        with self._closed_on_failure():
+            self.line()
 
     def check(self) -> None:
         """Nobody receives anything."""
@@ -198,13 +208,10 @@ class CoreWithClients(Process):
                 "--log-level=error",
             )
         )
-        self.wait_for(ready_file.exists, "the scheduler did not listen")
-        address = json.loads(ready_file.read_text())["address"]
-        try:
+        with self._closed_on_failure():
+            self.wait_for(ready_file.exists, "the scheduler did not listen")
+            address = json.loads(ready_file.read_text())["address"]
             self._reader = start_reader(address, generate_requests(clients, rows // clients))
-        except ReaderFailed:
-            super().close()
-            raise
 
     def check(self) -> None:
         """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from scheduler_svc.ipc.messages import (
     encode,
 )
 from scheduler_svc.ipc.sockets import CoreSocket
+from scheduler_svc.printing_commands import end_by_signals
 from scheduler_svc.wakeup import Wakeup
 from tandem.grpc_polling import poll_where_waited
 from tandem.telemetry import configure_logging
@@ -78,12 +78,18 @@ class SilentSocket:
 
 def main() -> int:
     """Run until the input is closed."""
+    end_by_signals()
     given = _parser().parse_args()
     configure_logging("error", "console")
     poll_where_waited(os.environ)  # as the service does
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-", ignore_cleanup_errors=True) as name:
+        _serve(given, Path(name))
+    return 0
+
+
+def _serve(given: argparse.Namespace, directory: Path) -> None:
     from scheduler_svc.bench.link_service import make_loop  # noqa: PLC0415 -- this imports gRPC
 
-    directory = Path(tempfile.mkdtemp(prefix="tandem-bench-"))
     socket = SilentSocket(given.rows)
     loop, link = make_loop(
         given.executor,
@@ -109,8 +115,6 @@ def main() -> int:
         loop.stop(0.0)
         core.join(5.0)
         link.stop(release=True)
-        shutil.rmtree(directory, ignore_errors=True)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

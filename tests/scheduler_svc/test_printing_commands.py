@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
 
 SIMULATE = [sys.executable, "-m", "scheduler_svc.simulator", "--requests=3", "--json"]
 MEASURE = [sys.executable, "-m", "scheduler_svc.bench", "--turns=1000000", "--running=1"]
+
+LINK = [sys.executable, "-m", "tandem_client", "bench", "link"]
 
 
 class TestEndings:
@@ -48,3 +54,45 @@ class TestEndings:
             process.send_signal(signal.SIGINT)
             said = process.stderr.read()
         assert (130, "") == (process.returncode, said)
+
+    def test_sigterm_ends_a_measurement_quietly(self):
+        """
+        A benchmark that is told to stop exits with 143 and prints no traceback.
+        """
+        with subprocess.Popen(
+            MEASURE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            said = process.stderr.read()
+        assert (143, "") == (process.returncode, said)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("number", "whom", "code"),
+        [
+            (signal.SIGINT, os.killpg, 130),
+            (signal.SIGTERM, os.killpg, 143),
+            (signal.SIGINT, os.kill, 130),
+            (signal.SIGTERM, os.kill, 143),
+        ],
+    )
+    def test_interrupted_benchmark_leaves_nothing(self, tmp_path, number, whom, code):
+        """
+        A signal to `tandem bench link`, or to it and all its processes, ends them and removes their files, without a
+        traceback.
+        """
+        with subprocess.Popen(
+            [*LINK, "--step-ms=2", "--rows=2", "--seconds=60"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            start_new_session=True,
+        ) as process:
+            while not list(tmp_path.glob("*/executor.json")) or len(list(tmp_path.iterdir())) < 2:
+                assert process.poll() is None
+                time.sleep(0.05)
+            whom(process.pid, number)
+            said = process.stderr.read()  # ends when all of them have
+        assert (code, "", []) == (process.returncode, said.strip(), list(tmp_path.iterdir()))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -195,13 +197,25 @@ def stream(
 def _run_scheduler_bench(flags: list[str]) -> None:
     """Have the scheduler measure itself, in its own process: clients never import services."""
     command = [sys.executable, "-m", "scheduler_svc.bench", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 -- our own interpreter
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- our own interpreter
+    # Whoever ends this command, and it alone, means the benchmark with all its processes.
+    signal.signal(signal.SIGTERM, _end)
+    try:
         assert process.stdout is not None
         for line in process.stdout:
             typer.echo(line, nl=False)
+        process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
     if process.returncode:
         code = ExitCode.USAGE if process.returncode == ExitCode.USAGE else ExitCode.FAILED
         raise fail(f"scheduler_svc.bench ended with {process.returncode}", code)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _report(outcomes: list[Outcomes], num_requests: int, title: str, *, as_json: bool) -> None:
