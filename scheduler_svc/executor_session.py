@@ -230,7 +230,7 @@ class ExecutorSession:
         elif state is not LinkState.DETACHED and watch.stream_silent_s > self._stream_silence_s:
             self._open_anew(f"nothing came for {watch.stream_silent_s:.1f} s", now)
         elif self.is_attached and watch.is_stalled(
-            self._in_flight, self._end.last_applied_step_id, now
+            self._in_flight, self._end.num_inflight_bytes, self._end.last_applied_step_id, now
         ):
             self._open_anew("the executor is idle and results are missing", now)
 

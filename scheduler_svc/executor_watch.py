@@ -19,12 +19,14 @@ LEARN_OVER_S = 0.05
 """and each that takes longer than this: learning costs microseconds, and quick steps are many."""
 USUAL_WEIGHT = 0.1
 """Of the latest step in how long one usually takes."""
-STALLED_AFTER_S = 2.0
+STALLED_AFTER_S = 0.5
 """
 Idle heartbeats for so long while steps wait for results: a message was lost on the stream. Or it is
-large and the network slow: so the next stream has twice as long, until a result comes.
+large and the network slow: so there is time for its bytes besides,
 """
-LONGEST_STALL_S = 128.0
+SLOW_BYTES_PER_S = 1e6
+"""at this rate first, and on each next stream at half the rate, until a result comes."""
+SLOWEST_BYTES_PER_S = 1e4
 
 
 class ExecutorWatch:
@@ -43,10 +45,10 @@ class ExecutorWatch:
     __slots__ = (
         "_beat",
         "_beat_s",
+        "_bytes_per_s",
         "_cost",
         "_idle_since_s",
         "_looked_s",
-        "_patience_s",
         "session_silent_s",
         "silent_s",
         "stream_silent_s",
@@ -61,7 +63,7 @@ class ExecutorWatch:
         self._beat: Heartbeat | None = None
         self._beat_s = 0.0
         self._idle_since_s: float | None = None
-        self._patience_s = STALLED_AFTER_S
+        self._bytes_per_s = SLOW_BYTES_PER_S
         self.usual_step_s = 0.0
         self.silent_s = 0.0
         self.session_silent_s = 0.0
@@ -97,7 +99,7 @@ class ExecutorWatch:
     def step_done(self, step_id: int, command: Command, seconds: float) -> None:
         """A step took so long, without its time on the way."""
         self._idle_since_s = None
-        self._patience_s = STALLED_AFTER_S
+        self._bytes_per_s = SLOW_BYTES_PER_S
         if not isinstance(command, Batch):
             return
         if not self.usual_step_s:
@@ -121,7 +123,9 @@ class ExecutorWatch:
         self.stream_silent_s += gap_s
         self.stuck_s = self._late_by_s(in_flight)
 
-    def is_stalled(self, in_flight: dict[int, Command], last_applied: int, now: float) -> bool:
+    def is_stalled(
+        self, in_flight: dict[int, Command], in_flight_bytes: int, last_applied: int, now: float
+    ) -> bool:
         """
         Whether heartbeats say that nothing runs, or that results are done that never came, while
         steps wait for their results: the stream lost a message, and attaching again brings it. To
@@ -137,9 +141,10 @@ class ExecutorWatch:
         if self._idle_since_s is None:
             self._idle_since_s = now
         # What was said before does not count: it may be older than the steps it knows nothing of.
-        if self._beat_s - self._idle_since_s <= self._patience_s:
+        patience_s = STALLED_AFTER_S + in_flight_bytes / self._bytes_per_s
+        if self._beat_s - self._idle_since_s <= patience_s:
             return False
-        self._patience_s = min(2.0 * self._patience_s, LONGEST_STALL_S)
+        self._bytes_per_s = max(self._bytes_per_s / 2, SLOWEST_BYTES_PER_S)
         return True
 
     def _late_by_s(self, in_flight: dict[int, Command]) -> float:

@@ -143,23 +143,25 @@ class TestLateness:
 
 
 class TestStall:
-    def stalls(self, watch: Watch, heartbeat: Heartbeat, seconds: float, last_applied: int = 4):
+    def stalls(
+        self, watch: Watch, heartbeat: Heartbeat, seconds: float, last_applied=4, num_bytes=1000
+    ):
         """Whether so many seconds of this heartbeat count as a stall."""
         found = False
-        for _ in range(round(seconds / 0.2)):
-            watch.now += 0.2
+        for _ in range(round(seconds / 0.1)):
+            watch.now += 0.1
             watch.beat(heartbeat, watch.now)
-            found = found or watch.is_stalled({5: batch()}, last_applied, watch.now)
+            found = found or watch.is_stalled({5: batch()}, num_bytes, last_applied, watch.now)
         return found
 
     def test_idle_executor_while_a_step_waits(self, watch):
-        """Nothing runs, for over two seconds, though a step was sent."""
+        """Nothing runs, for over half a second, though a small step was sent."""
         assert not self.stalls(watch, beat(0, completed=4), STALLED_AFTER_S)
         assert self.stalls(watch, beat(0, completed=4), 0.4)
 
     def test_result_that_never_came(self, watch):
         """More was completed than results came, though the next step runs."""
-        assert self.stalls(watch, beat(6, 0.1, completed=5), 3.0)
+        assert self.stalls(watch, beat(6, 0.1, completed=5), 1.0)
 
     def test_running_step_is_no_stall(self, watch):
         """A step that computes will have its result."""
@@ -167,29 +169,36 @@ class TestStall:
 
     def test_any_result_begins_anew(self, watch):
         """While results come nothing is lost."""
-        assert not self.stalls(watch, beat(0, completed=4), 1.8)
+        assert not self.stalls(watch, beat(0, completed=4), 0.4)
         watch.step_done(4, batch(), 0.01)
-        assert not self.stalls(watch, beat(0, completed=4), 1.8)
+        assert not self.stalls(watch, beat(0, completed=4), 0.4)
 
     def test_old_heartbeat_proves_nothing(self, watch):
         """One idle heartbeat, however long ago, may be older than the step it does not know."""
         watch.beat(beat(0, completed=4), watch.now)
         for _ in range(20):
             watch.now += 0.5
-            assert not watch.is_stalled({5: batch()}, 4, watch.now)
+            assert not watch.is_stalled({5: batch()}, 1000, 4, watch.now)
 
     def test_new_stream_begins_anew(self, watch):
         """After another stream was opened the executor has its time again."""
-        assert not self.stalls(watch, beat(0, completed=4), 1.8)
+        assert not self.stalls(watch, beat(0, completed=4), 0.4)
         watch.begin_stream()
-        assert not self.stalls(watch, beat(0, completed=4), 1.8)
+        assert not self.stalls(watch, beat(0, completed=4), 0.4)
 
-    def test_each_stream_in_vain_makes_the_next_one_last_longer(self, watch):
-        """A message that takes the network long arrives in the end: each stream is given twice as long as the last."""
-        for patience_s in (STALLED_AFTER_S, 2 * STALLED_AFTER_S, 4 * STALLED_AFTER_S):
+    def test_large_step_has_time_for_its_bytes(self, watch):
+        """A large step arrives in the end: each stream in vain gives its bytes twice as long."""
+        for transfer_s in (2.0, 4.0, 8.0):
             watch.begin_stream()
-            assert not self.stalls(watch, beat(0, completed=4), patience_s)
-            assert self.stalls(watch, beat(0, completed=4), 0.4)
+            patience_s = STALLED_AFTER_S + transfer_s
+            assert not self.stalls(watch, beat(0, completed=4), patience_s, num_bytes=2_000_000)
+            assert self.stalls(watch, beat(0, completed=4), 0.4, num_bytes=2_000_000)
         watch.step_done(5, batch(), 0.01)
         watch.begin_stream()
-        assert self.stalls(watch, beat(0, completed=4), STALLED_AFTER_S + 0.4)
+        assert self.stalls(watch, beat(0, completed=4), 3.0, num_bytes=2_000_000)
+
+    def test_small_step_never_waits_longer(self, watch):
+        """However often a small message was lost, its loss is noticed as soon as the first time."""
+        for _ in range(10):
+            watch.begin_stream()
+            assert self.stalls(watch, beat(0, completed=4), 1.0)

@@ -92,6 +92,11 @@ class SchedulerEnd:
         return len(self._sent)
 
     @property
+    def num_inflight_bytes(self) -> int:
+        """Bytes of these steps as they are sent."""
+        return sum(map(len, self._sent.values()))
+
+    @property
     def can_send(self) -> bool:
         """True when attached and credit is left."""
         return self.state is LinkState.ATTACHED and len(self._sent) < self._max_inflight_steps
