@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,9 +17,11 @@ from tandem_client.cli.failures import ExitCode
 from tandem_client.cli.services import (
     RESTARTS,
     RESTARTS_WITHIN_S,
+    LocalServer,
     RunningServer,
     Service,
     ServiceFailed,
+    local_server,
 )
 
 SLEEPER = "import json,os,pathlib,sys,time; p = pathlib.Path(sys.argv[-1]); t = p.with_suffix('.tmp'); t.write_text(json.dumps({'address': 'a:1', 'pid': os.getpid()})); t.rename(p); time.sleep(600)"
@@ -214,3 +218,45 @@ class TestKeepUp:
         self.kill(server.services[1])
         with pytest.raises(ServiceFailed, match="the scheduler was killed by SIGKILL"):
             server.keep_up(0.0)
+
+
+class TestLogs:
+    @pytest.fixture
+    def leave(self, monkeypatch, tmp_path):
+        """Leaves a server with logs and without services by an error; gives what lies where temporary files do."""
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+        def start(server, *_):
+            (server.log_folder / "executor.log").write_text("out of memory")
+
+        monkeypatch.setattr("tandem_client.cli.services._start", start)
+
+        def leave(error, log_folder=None):
+            plan = LocalServer(executor_arguments=[], scheduler_arguments=[], log_folder=log_folder)
+            with pytest.raises(type(error)) as left, local_server(plan, print):
+                raise error
+            return left.value, list(tmp_path.iterdir())
+
+        return leave
+
+    def test_logs_outlive_a_failure(self, leave):
+        """
+        Where a service has failed the logs are kept, and the error says where.
+        """
+        failure, (kept,) = leave(ServiceFailed("the executor ended", ExitCode.FAILED))
+        assert f"the executor ended; logs: {kept}" == failure.line
+        assert "out of memory" == (Path(kept) / "executor.log").read_text()
+
+    def test_orderly_stop_leaves_nothing(self, leave):
+        """
+        After Ctrl-C the logs are gone with the folder that the command made.
+        """
+        assert [] == leave(KeyboardInterrupt())[1]
+
+    def test_chosen_folder_is_left_alone(self, leave, tmp_path):
+        """
+        Logs in a folder of the user's choice stay there after a failure.
+        """
+        chosen = tmp_path / "chosen"
+        failure, left = leave(ServiceFailed("it ended"), chosen)
+        assert ("it ended", [chosen]) == (failure.line, left)

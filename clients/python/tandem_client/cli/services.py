@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,7 +136,7 @@ class LocalServer:
         scheduler_arguments: For `python -m scheduler_svc`, all but the executor's address.
         drain_grace_s: Seconds that running requests may go on after a stop.
         start_timeout_s: Seconds until all must be ready.
-        log_folder: Where logs go; None = a temporary folder.
+        log_folder: Where logs go; None = a temporary folder, of which copies outlive a failure.
     """
 
     executor_arguments: Sequence[str]
@@ -221,7 +222,21 @@ def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[Runn
         server.log_folder.mkdir(parents=True, exist_ok=True)
         stack.callback(server.stop, plan.drain_grace_s)
         _start(server, plan, private, say)
-        yield server
+        try:
+            yield server
+        except ServiceFailed as failure:
+            if plan.log_folder is not None:
+                raise
+            line = f"{failure.line}; logs: {_kept_logs(private)}"
+            raise ServiceFailed(line, failure.code) from None
+
+
+def _kept_logs(folder: Path) -> Path:
+    """Copies of the logs in a folder that is about to go, for whoever asks why a service failed."""
+    kept = Path(tempfile.mkdtemp(prefix="tandem-logs-"))
+    for log in folder.glob("*.log"):
+        shutil.copy(log, kept)
+    return kept
 
 
 def _start(
