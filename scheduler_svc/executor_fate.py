@@ -164,8 +164,8 @@ class ExecutorFate:
             return
         _log.warning(
             "model_changed",
-            model=description.model_name,
-            previous=previous.model_name,
+            model=_shown(description),  # often of the same name: a new checkpoint, say
+            previous=_shown(previous),
             requests_failed=core.num_requests,
         )
         core.fail_all(

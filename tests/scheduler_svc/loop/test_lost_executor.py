@@ -410,7 +410,7 @@ class TestOtherModel:
         assert bench.link.required is None
 
     def test_ends_requests_when_no_other_comes_in_time(self, make_bench):
-        """After recovery_timeout_s requests fail MODEL_CHANGED, and the new model is served."""
+        """After recovery_timeout_s requests fail MODEL_CHANGED, and the new model is served and logged by its print."""
         bench = make_bench(recovery_timeout_s=50.0)
         frontend = start(bench)
         bench.link.kill()
@@ -423,8 +423,11 @@ class TestOtherModel:
         bench.turn()
         assert bench.link.required is None
         bench.link._wants_session = True
-        bench.link.boot("boot-9", fingerprint="e" * 64)
-        bench.until(lambda: frontend.availabilities[-1].ready)
+        with structlog.testing.capture_logs() as logs:
+            bench.link.boot("boot-9", fingerprint="e" * 64)
+            bench.until(lambda: frontend.availabilities[-1].ready)
+        (changed,) = [entry for entry in logs if entry["event"] == "model_changed"]
+        assert ("e" * 16 in changed["model"], "f" * 16 in changed["previous"]) == (True, True)
         frontend.submit(7, [77], 5)
         bench.until(lambda: 7 in frontend.ended)
         assert ["f" * 64, "e" * 64] == [model.revision for model in frontend.models]
