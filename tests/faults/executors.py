@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,9 @@ class Executor:
                 self.start()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the process a signal."""
-        with self.lock:
-            if self.pid:
+        """Send the process a signal; one that has just died gets none."""
+        with self.lock, suppress(ProcessLookupError):
+            if self.pid and self.pid not in self.zygote.exit_codes:
                 os.kill(self.pid, number)
 
     def end(self) -> None:
