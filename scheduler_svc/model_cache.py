@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from tandem.errors import IncompatibleExecutor
+from tandem.errors import IncompatibleExecutor, InternalError
 from tandem.executor.v1.executor_service_pb2 import GetTokenizerResponse
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -38,15 +38,22 @@ class ModelCache:
         Raises:
             IncompatibleExecutor: A file is unnamed, too large, cut off, or not what its checksum
                 says; nothing is kept then.
+            InternalError: They cannot be written here; nothing is kept then.
         """
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = self._directory / "partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(mode=0o700)
+        folder = self._folder(fingerprint)
         try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(mode=0o700)
             _write_files(partial, chunks)
-            folder = self._folder(fingerprint)
             partial.rename(folder)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise InternalError(
+                f"the model's tokenizer files cannot be written to {self._directory}: "
+                f"{error.strerror}; make room there, or set TMPDIR to a place that has it"
+            ) from error
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

@@ -5,7 +5,7 @@ import pytest
 
 from scheduler_svc import model_cache
 from scheduler_svc.model_cache import ModelCache
-from tandem.errors import IncompatibleExecutor
+from tandem.errors import IncompatibleExecutor, InternalError
 from tandem.executor.v1.executor_service_pb2 import GetTokenizerResponse
 
 
@@ -55,3 +55,9 @@ class TestModelCache:
         monkeypatch.setattr(model_cache, "MAX_FILE_BYTES", 10)
         with pytest.raises(IncompatibleExecutor, match="over 10 bytes"):
             cache.store("f", (_chunk("a", b"12345") for _ in range(3)))
+
+    def test_place_that_cannot_be_written_is_an_error_with_advice(self, tmp_path):
+        """A full or broken disk is a typed error that names the place, and the link tries again."""
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(InternalError, match="cannot be written to .*file/models: Not a dir"):
+            ModelCache(tmp_path / "file/models").store("f", [_chunk("a", b"1", b"1")])
