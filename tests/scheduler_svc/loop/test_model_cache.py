@@ -59,5 +59,5 @@ class TestModelCache:
     def test_place_that_cannot_be_written_is_an_error_with_advice(self, tmp_path):
         """A full or broken disk is a typed error that names the place, and the link tries again."""
         (tmp_path / "file").write_bytes(b"")
-        with pytest.raises(InternalError, match="cannot be written to .*file/models: Not a dir"):
+        with pytest.raises(InternalError, match=r"cannot be written to .*file/models: Not a dir"):
             ModelCache(tmp_path / "file/models").store("f", [_chunk("a", b"1", b"1")])
