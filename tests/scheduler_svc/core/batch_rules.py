@@ -52,7 +52,8 @@ class BatchRules:
             assert not self.left_out(batch), "a prefill ran before a decode"
         if self.is_trial and self.state.suspects.num_suspects:  # A deadline may have ended it.
             tried = set(self.state.suspects.trial)
-            assert not self.num_in_flight, "a trial of several steps at a time"
+            is_alone = not self.num_in_flight or not len(slot)  # Releases alone disturb nobody.
+            assert is_alone, "a trial of several steps at a time"
             assert tried.issuperset(slots.number[slot].tolist()), "a trial is not alone"
         self._check_threshold(batch)
         self._check_nobody_passes_the_aged(batch)
