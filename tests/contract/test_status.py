@@ -170,12 +170,26 @@ class TestOverGrpc:
         assert (PeerUnavailable, "gone") == (type(rebuilt), rebuilt.message)
         assert {"grpc_code": "UNAVAILABLE"} == rebuilt.metadata
 
-    def test_plain_cancellation_is_a_cancelled_call(self, served):
+    def test_cancellation_by_the_peer_is_an_unreachable_peer(self, served):
         """
-        CANCELLED without our details becomes CallCancelled.
+        CANCELLED without our details that this side did not ask for, as of a server that stops,
+        becomes PeerUnavailable.
         """
         rebuilt = served(lambda context: context.abort(grpc.StatusCode.CANCELLED, "stop"))
-        assert CallCancelled is type(rebuilt)
+        assert (PeerUnavailable, "CANCELLED") == (type(rebuilt), rebuilt.metadata["grpc_code"])
+
+    @pytest.mark.parametrize("how", ["cancel", "close"])
+    def test_own_cancellation_is_a_cancelled_call(self, how):
+        """
+        A call that this side cancelled, or whose channel it closed, becomes CallCancelled.
+        """
+        channel = grpc.insecure_channel("127.0.0.1:1")
+        call = channel.unary_unary("/a/B").future(b"", wait_for_ready=True, timeout=60)
+        call.cancel() if how == "cancel" else channel.close()
+        with pytest.raises((grpc.RpcError, grpc.FutureCancelledError)):
+            call.result()
+        assert CallCancelled is type(from_rpc_error(call))
+        channel.close()
 
     def test_unexpected_failure_is_internal(self, served):
         """

@@ -58,7 +58,10 @@ def from_rpc_error(error: grpc.RpcError) -> TandemError:
         if rebuilt is not None:
             return rebuilt
     fallback = _UNTYPED.get(code, InternalError)
-    if any(sign in text for sign in _BROKEN_STREAM):
+    is_foreign = code is grpc.StatusCode.CANCELLED and not any(
+        sign in text for sign in _CANCELLED_HERE
+    )
+    if is_foreign or any(sign in text for sign in _BROKEN_STREAM):
         fallback = PeerUnavailable
     return fallback(text, metadata={"grpc_code": code.name})
 
@@ -109,6 +112,15 @@ class CallCancelled(TandemError):
 
 _BROKEN_STREAM = ("RST_STREAM", "Stream removed")
 """How gRPC words a stream that a peer or a proxy between dropped; its code then depends on whom."""
+
+_CANCELLED_HERE = (
+    "Locally cancelled",
+    "cancelled by the scheduler",
+    "Channel closed",
+    "Channel deallocated",
+    "Cancelled upon garbage collection",
+)
+"""How gRPC and we word a call that this side cancelled; else the peer did, as one that stops."""
 
 _UNTYPED: dict[grpc.StatusCode, type[TandemError]] = {
     grpc.StatusCode.UNAVAILABLE: PeerUnavailable,
