@@ -309,11 +309,13 @@ class Scheduler:
         """
         state = self._state
         self.expire(now)
-        is_death = died_in is not None and died_in < len(state.in_flight)
-        rows = rows_of_death(state, died_in) if died_in is not None and is_death else []
+        if died_in is None or died_in >= len(state.in_flight):
+            state.forget_executor(state.limits)
+            return
+        rows = rows_of_death(state, died_in)
+        num_ended = len(state.in_flight[died_in].slot) - len(rows)
         state.forget_executor(state.limits)
-        if is_death:
-            note_death(state, rows, now)
+        note_death(state, rows, num_ended, now)
 
     def use_geometry(self, config: EngineConfig, geometry: ExecutorGeometry, now: float) -> None:
         """

@@ -113,7 +113,9 @@ class Suspects:
         """What speaks against the request of this number."""
         return self._marks.get(number)
 
-    def note_death(self, rows: list[tuple[Request, int]], num_live: int) -> Verdict:
+    def note_death(
+        self, rows: list[tuple[Request, int]], num_live: int, *, num_ended: int = 0
+    ) -> Verdict:
         """
         Count a death.
 
@@ -121,6 +123,7 @@ class Suspects:
             rows: The live requests of the step that died, and the tokens computed of each at which
                 it is trusted again.
             num_live: All requests in the system.
+            num_ended: Requests of that step that have ended since; any may be what it died of.
         """
         was_bisecting = any(not mark.deaths_alone for mark in self.trial.values())
         blamed = [self._blame(request, cleared_at) for request, cleared_at in rows]
@@ -128,7 +131,7 @@ class Suspects:
             self._narrow_to(blamed)
         self.trial.clear()
         verdict = Verdict(blamed=blamed)
-        if len(blamed) == 1:
+        if len(blamed) == 1 and not num_ended:
             verdict = self._judge(blamed[0], num_live)
         self.num_suspects = sum(mark.is_suspect for mark in self._marks.values())
         return verdict

@@ -56,15 +56,17 @@ def _stand(state: CoreState, key: tuple[int, int]) -> tuple[Request, int] | None
     return None
 
 
-def note_death(state: CoreState, rows: list[tuple[Request, int]], now: float) -> None:
+def note_death(
+    state: CoreState, rows: list[tuple[Request, int]], num_ended: int, now: float
+) -> None:
     """
     Count a death against these requests, which wait again by now, and fail whom two deaths alone
-    show to be poison.
+    show to be poison; `num_ended` others of the step have ended.
     """
     suspects, counters = state.suspects, state.counters
     counters.executor_deaths += 1
     suspects.cautious_until = counters.steps + CAUTIOUS_STEPS
-    verdict = suspects.note_death(rows, len(state.by_handle))
+    verdict = suspects.note_death(rows, len(state.by_handle), num_ended=num_ended)
     if state.recorder is not None:
         for mark in verdict.blamed:
             detail = f"executor died: {mark.deaths} times, now in a step of {len(rows)}"

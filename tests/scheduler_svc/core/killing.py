@@ -56,7 +56,7 @@ class Deaths:
             num_outputs = len(core.outputs(handle))
             bound = num_outputs + max(NUM_PROGRESS, died_in + 1)
             self.forgiven_at[handle] = max(self.forgiven_at[handle], bound)
-        if len(live) == 1:
+        if len(live) == len(handles) == 1:  # Whoever has ended may be what it died of.
             (handle,) = live
             num_outputs = len(core.outputs(handle))
             self.died_alone[handle].append((num_outputs, num_outputs + died_in + 1))

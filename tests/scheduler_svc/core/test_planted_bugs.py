@@ -245,7 +245,7 @@ def blame_one_of_many(monkeypatch):
     """The first row of a step that died is taken to have been alone in it."""
     note_death = suspects.Suspects.note_death
 
-    def blame_the_first(suspected, rows, num_live):
+    def blame_the_first(suspected, rows, num_live, *, num_ended):
         return note_death(suspected, rows[:1], num_live)
 
     monkeypatch.setattr(suspects.Suspects, "note_death", blame_the_first)

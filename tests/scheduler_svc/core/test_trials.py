@@ -208,6 +208,21 @@ class TestBlame:
         assert [0, 1] == [mark.request.number for mark in rig.core._state.suspects.marks()]
         rig.run()
 
+    def test_who_shared_the_step_with_one_that_ended_did_not_die_alone(self):
+        """
+        The other may be what the executor died of: two such deaths make no poison.
+        """
+        rig = rig_with(2)
+        for other in ("r0", "r2"):
+            rig.plan()
+            rig.core.end_request(other, FinishReason.CANCELLED, rig.now)
+            rig.lose_executor(died_in=0)
+            if other == "r0":
+                rig.submit(prompt_len=6, max_tokens=24)
+        mark = rig.core._state.suspects.mark_of(1)
+        assert (2, 0) == (mark.deaths, mark.deaths_alone)
+        rig.run()
+
     def test_a_suspension_in_flight_blames_nobody(self):
         """
         An executor that dies on a command says nothing of any request.
