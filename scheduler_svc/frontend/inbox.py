@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.frontend.turns import Bell, Turns
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError, SlowConsumer, TandemError
@@ -304,7 +305,10 @@ class StreamInbox:
     def note_progress(self, choice: ChoiceInbox) -> None:
         """A choice changed place; the client hears of it if this is the one it hears of."""
         if choice is self._leader():
-            self._news.progress = choice.progress
+            unsent = self._news.progress
+            # What was found cached is told once; how far the prompt is comes again.
+            if unsent is None or unsent.kind != ProgressKind.SCHEDULED:
+                self._news.progress = choice.progress
             self._something.ring()
 
     def _leader(self) -> ChoiceInbox | None:

@@ -178,6 +178,29 @@ class TestGrammar:
         call.cancel()
         assert 5 == getattr(getattr(message.progress, field), value)
 
+    async def test_what_was_found_is_told_though_more_came_meanwhile(self, frontend, stub):
+        """
+        Scheduled is not replaced by how far the prompt is, when both wait for the client.
+        """
+        call = stub.Generate(request())
+        stream_id = await frontend.core.accept()
+        await within(call.read())
+        scheduled = StreamProgress(stream_id, ProgressKind.SCHEDULED, 2)
+        prefilled = StreamProgress(stream_id, ProgressKind.PREFILLED, 3)
+        await frontend.core.send(
+            Update(
+                token_stream=b"",
+                token_offset=b"",
+                token=b"",
+                ended=(),
+                failed=(),
+                progress=(scheduled, prefilled),
+            )
+        )
+        message = await within(call.read())
+        call.cancel()
+        assert 2 == message.progress.scheduled.cached_tokens
+
     async def test_silent_stream_repeats_its_progress(self, tmp_path, model_dir):
         """
         While nothing happens the last known state is sent again and again.
