@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import os
-import queue
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
-
-import structlog
 
 from executor_svc.config import LoadedSettings, load_settings
 from executor_svc.idle_threads import let_idle_threads_sleep
-from executor_svc.waiting import wait_for_news
-from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory, TandemError
+from executor_svc.process import EXIT_STOPPED, refuse, serve
+from tandem.errors import TandemError
 from tandem.grpc_polling import poll_where_waited
 from tandem.telemetry import configure_logging
-
-EXIT_STOPPED = 0
-EXIT_FAILED = 1
-EXIT_REFUSED = 2
-"""The configuration or the model cannot work; starting again will not help."""
-FAILED_GRACE_S = 1.0
-"""How long a process that has failed waits for its own runner: what is stuck stays stuck."""
-
-_log = structlog.get_logger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,9 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(loaded.settings.log_level, loaded.settings.log_format)
         return _forecast(loaded) if loaded.settings.dry_run else _serve(loaded)
     except TandemError as error:
-        sys.stderr.write(f"{error.reason}: {error.message}\n")
-        refused = isinstance(error, InvalidConfig | InvalidModel | OutOfMemory)
-        return EXIT_REFUSED if refused else EXIT_FAILED
+        return refuse(error)
 
 
 def _forecast(loaded: LoadedSettings) -> int:
@@ -68,43 +52,13 @@ def _serve(loaded: LoadedSettings) -> int:
     from executor_svc.engine import load_engine  # noqa: PLC0415
     from executor_svc.server import ExecutorServer  # noqa: PLC0415
 
-    ends: queue.SimpleQueue[TandemError | signal.Signals] = queue.SimpleQueue()
-    server = ExecutorServer(lambda boot_id: load_engine(loaded, boot_id), ends.put)
-    _on_signals(ends)
-    server.listen(loaded.settings.listen)
-    if loaded.settings.ready_file is not None:
-        server.write_ready_file(loaded.settings.ready_file)
-    server.load()
-    end = wait_for_news(ends)
-    has_failed = isinstance(end, TandemError)
-    is_clean = server.stop(FAILED_GRACE_S if has_failed else loaded.settings.stop_grace_s)
-    if isinstance(end, TandemError) and is_clean:
-        raise end
-    exit_code = EXIT_FAILED if server.has_abandoned_step else EXIT_STOPPED
-    if isinstance(end, TandemError):
-        _log.error("failed", reason=end.reason, message=end.message)
-        exit_code = EXIT_FAILED
-    else:
-        _log.info("stopped", signal=end.name)
-    if not is_clean:
-        sys.stderr.flush()
-        os._exit(exit_code)  # a thread is inside the loader or a step: no orderly way to end it
-    return exit_code
-
-
-def _on_signals(ends: queue.SimpleQueue[TandemError | signal.Signals]) -> None:
-    """The first SIGTERM or SIGINT asks for an orderly end, the second ends at once."""
-    num_signals = 0
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        nonlocal num_signals
-        num_signals += 1
-        if num_signals > 1:
-            os._exit(EXIT_FAILED)
-        ends.put(signal.Signals(number))
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    settings = loaded.settings
+    return serve(
+        lambda on_fatal: ExecutorServer(lambda boot_id: load_engine(loaded, boot_id), on_fatal),
+        listen=settings.listen,
+        ready_file=settings.ready_file,
+        stop_grace_s=settings.stop_grace_s,
+    )
 
 
 if __name__ == "__main__":
