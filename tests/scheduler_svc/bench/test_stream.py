@@ -25,7 +25,7 @@ class TestDelivery:
             one["streams"], one["frontends"], one["stalled"], one["executor_step_ms"],
         )  # fmt: skip
         assert (0, 0, 0) == (one["failed"], one["bad_offsets"], one["slow_consumers"])
-        assert one["step_ms"] >= 2.0
+        assert one["step_ms"] > 0
         assert 0 < one["messages_per_s"] <= 1.1 * one["tokens_per_s"]
         assert 0 < one["frontend_us_per_token"] <= one["frontend_us_per_message"]
 
