@@ -64,7 +64,7 @@ def _guarded(behavior: Callable[..., Awaitable[object]], method: str) -> Callabl
             await _abort(context, error)
         except grpc.aio.AbortError:
             raise
-        except Exception:
+        except Exception:  # whatever it is, the client gets a typed error and the log the traceback
             log.exception("call_broken", method=method)
             await _abort(
                 context,

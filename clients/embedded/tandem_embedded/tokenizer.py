@@ -103,7 +103,7 @@ class HuggingFaceTokenizer:
             raise ConfigError(message, reason="INVALID_MODEL")
         try:
             self._backend = Backend.from_file(str(file))
-        except Exception as error:
+        except Exception as error:  # the library raises bare Exception for every unreadable file
             message = f"{file} is not a tokenizer that this version can read: {error}"
             raise ConfigError(message, reason="INVALID_MODEL") from error
         self._names = _special_names(file.with_name("tokenizer_config.json"))
