@@ -16,7 +16,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 class Drain:
     """
-    Owned by the core thread. There is no way back: a drained scheduler is to be stopped.
+    Owned by the core loop. There is no way back: a drained scheduler is to be stopped.
 
     Attributes:
         num_handed_over: Choices that had not ended when their time was up.

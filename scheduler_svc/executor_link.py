@@ -1,9 +1,10 @@
 """
 The threads that talk to executors: open a session, carry its step stream.
 
-One thread does what the core thread tells it through `connect`, `seek` and `attach`, and reports
+One thread does what the core tells it through `connect`, `seek` and `attach`, and reports
 through `take_events`, waking the core's poll. It decides nothing about steps: the session's state
-belongs to the core thread (`executor_session`), which also begins to send them. Each stream has a
+belongs to whoever turns the core (`executor_session`), who also begins to send them. For a step's
+result that is this thread itself. Each stream has a
 connection of its own: one that died unnoticed takes no later stream with it.
 """
 
@@ -21,6 +22,7 @@ from scheduler_svc.executor_connection import CHANNEL_OPTIONS, ExecutorConnector
 from scheduler_svc.link_events import LinkEvent, StreamBroken, StreamMessage
 from scheduler_svc.step_call import CallEnded, StepCall
 from tandem.errors import CorruptMessage, SessionLost, TandemError
+from tandem.link.batch import StepResult
 from tandem.link.wire import decode_response
 from tandem.status import PeerUnavailable, from_rpc_error
 
@@ -48,16 +50,17 @@ class _Stream:
 
 
 class ExecutorLink:
-    """Connection to the executor in use. Public methods are for the core thread."""
+    """Connection to the executor in use. Public methods are for the core loop."""
 
     def __init__(self, connector: ExecutorConnector, *, wake: Callable[[], None]) -> None:
         """
         Args:
             connector: Opens sessions; this link's from now on.
-            wake: Called after every event; any thread.
+            wake: Called after every event, until `turn_with` after those that are no results.
         """
         self._connector = connector
         self._wake = wake
+        self._turn = wake
         self._commands: queue.SimpleQueue[_Connect | _Seek | _Stream | None] = queue.SimpleQueue()
         self._events: deque[LinkEvent] = deque()
         self._stopping = threading.Event()
@@ -73,6 +76,13 @@ class ExecutorLink:
     def start(self) -> None:
         """Start the thread; it waits for `connect`."""
         self._thread.start()
+
+    def turn_with(self, turn: Callable[[], None]) -> None:
+        """
+        Call `turn` after every result, on the thread that read it; it does not raise. Like `wake`
+        it sees to it that the result is taken, only sooner.
+        """
+        self._turn = turn
 
     def connect(self, delay_s: float = 0.0, *, elsewhere: bool = False) -> None:
         """
@@ -196,5 +206,9 @@ class ExecutorLink:
             message = decode_response(raw)
         except (CorruptMessage, SessionLost) as error:
             return error
-        self._post(StreamMessage(stream=stream.number, message=message))
+        self._events.append(StreamMessage(stream=stream.number, message=message))
+        if isinstance(message, StepResult):
+            self._turn()
+        else:
+            self._wake()
         return None

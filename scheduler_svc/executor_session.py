@@ -1,5 +1,5 @@
 """
-The core thread's side of the executor: one session at a time, and what to do when it breaks.
+The core's side of the executor: one session at a time, and what to do when it breaks.
 
     connecting ── SessionOpened ──▶ attaching ── Attached ──▶ attached
         ▲                             ▲   │                      │
@@ -106,7 +106,7 @@ class SessionOwner(Protocol):
 
 class ExecutorSession:
     """
-    Keeps one executor attached. Owned by the core thread.
+    Keeps one executor attached. Owned by the core loop.
 
     Attributes:
         counts: What happened since the start.

@@ -22,7 +22,7 @@ class _Holder:
 
 class IdempotencyKeys:
     """
-    Which live request holds which key; nothing is kept of one that ended. Owned by the core thread.
+    Which live request holds which key; nothing is kept of one that ended. Owned by the core loop.
 
     Keys are per tenant. Who repeats a request with its key wants it once: the older one is to be
     ended. An equal key on another request is a mistake of the client and changes nothing.

@@ -31,7 +31,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 class Intake:
     """
-    Everything frontends can ask for. Owned by the core thread.
+    Everything frontends can ask for. Owned by the core loop.
 
     Attributes:
         num_accepted: Requests accepted since the start.

@@ -1,4 +1,4 @@
-"""What the threads that talk to executors report to the core thread."""
+"""What the threads that talk to executors report to the core."""
 
 from __future__ import annotations
 

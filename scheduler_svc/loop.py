@@ -1,10 +1,12 @@
 """
-The core thread: the one owner of the scheduler core and of everything it is driven by.
+The core loop: the one owner of the scheduler core and of everything it is driven by.
 
     poll ─▶ commands ─▶ frontends' messages ─▶ results ─▶ next steps ─▶ events ─▶ frontends
 
-It waits in one place, the poll, and there for whatever comes first. Nothing a frontend or the
-executor does or leaves undone can hold a turn up.
+It turns on one thread at a time. The core thread waits in one place, the poll, and there for
+whatever comes first. A step's result is not waited for there: the thread that reads it from the
+executor makes the turn that it is for, and so the next step is sent without any other thread being
+woken. Nothing a frontend or the executor does or leaves undone can hold a turn up.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import logging
 import queue
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import structlog
-import zmq
 
 from scheduler_svc.config import LoadedSettings
 from scheduler_svc.core.scheduler import Scheduler
@@ -31,6 +33,7 @@ from scheduler_svc.publisher import RETRY_S, Publisher
 from scheduler_svc.queries import Queries
 from scheduler_svc.queue_positions import QueuePositions
 from scheduler_svc.service_state import ServiceState
+from scheduler_svc.turns import Turns
 from scheduler_svc.wakeup import Wakeup
 from tandem.errors import InternalError
 from tandem.link.batch import StepResult
@@ -45,19 +48,29 @@ LAST_FLUSH_S = 2.0
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
+class TurningLink(Link, Protocol):
+    """What the loop needs of `executor_link.ExecutorLink` besides what the session does."""
+
+    def turn_with(self, turn: Callable[[], None]) -> None:
+        """Call `turn` for every result, on the thread that read it."""
+
+
 class CoreLoop:
     """
-    Runs a scheduler service's core on the thread that calls `run`.
+    Runs a scheduler service's core, on the thread that calls `run` and on those with results.
 
-    `frontend_died`, `stop` and `wakeup.set` may be called from any thread; all else belongs to the
-    core thread.
+    `frontend_died`, `stop` and `wakeup.set` may be called from any thread; all else belongs to
+    whoever turns.
+
+    Attributes:
+        turns: Makes the turns, at least one in `TICK_S`; whoever watches this loop reads of them.
     """
 
     def __init__(
         self,
         loaded: LoadedSettings,
         socket: CoreSocket,
-        link: Link,
+        link: TurningLink,
         wakeup: Wakeup,
         *,
         clock: Callable[[], float],
@@ -68,7 +81,7 @@ class CoreLoop:
         Args:
             loaded: The settings.
             socket: Where frontends connect.
-            link: The executor; its `connect` is called at the start of `run`.
+            link: The executor; its `turn_with` and `connect` are called at the start of `run`.
             wakeup: Set by the link after every event.
             clock: Seconds, the clock of Submit.arrival_s.
             on_hello: Called for each frontend that connects.
@@ -81,7 +94,7 @@ class CoreLoop:
         self._clock = clock
         self._is_strict = is_strict
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
-        self._poller = _poller(socket, wakeup)
+        self.turns = Turns(self._turn, sources=(socket,), wakeup=wakeup)
         self._state = ServiceState(started_s=clock())
         self._metrics = CoreMetrics()
         self._publisher = Publisher(socket, self._frontend_gone)
@@ -110,8 +123,6 @@ class CoreLoop:
         self._flush_until_s: float | None = None
         """Set once it is stopping: how long frontends may take for their last messages."""
         self._is_running = True
-        self.num_turns = 0
-        """Grows at least every `TICK_S`; read by whoever watches this loop."""
         self._was_busy = False
 
     def frontend_died(self, frontend: int) -> None:
@@ -124,19 +135,25 @@ class CoreLoop:
 
     def run(self) -> None:
         """Serve until stopped."""
+        self._link.turn_with(self.turns.turn_now)
         self._link.connect()
-        while self._is_running:
-            self.turn(self._wait_s(self._clock()))
+        try:
+            while self._is_running:
+                self.turn(self.turns.polls_until_s - self._clock())
+        finally:
+            self.turns.end()
 
     def turn(self, wait_s: float) -> None:
         """Wait for something to do, at most `wait_s`, and do all there is."""
-        self._poller.poll(int(wait_s * 1000 + 0.999))
-        self._wakeup.clear()
-        self.num_turns += 1
+        self.turns.poll_and_turn(wait_s)
+
+    def _turn(self) -> float:
+        """Do all there is; gives when the next turn must come."""
         now = self._clock()
         while not self._commands.empty():
             self._commands.get()(now)
-        self._intake.take(self._socket.receive(MESSAGES_PER_TURN), now)
+        if self._socket.has_messages:
+            self._intake.take(self._socket.receive(MESSAGES_PER_TURN), now)
         self._session.take_events(now)
         if not self._drain.is_over:
             self._fate.advance(now)
@@ -150,6 +167,7 @@ class CoreLoop:
         self._state.look_at_frontends(now)
         self._fate.tell_availability()
         self._publisher.flush(now)
+        return self._next_due_s(now)
 
     # SessionOwner
 
@@ -240,8 +258,10 @@ class CoreLoop:
         if not self._publisher.has_unsent or now >= self._flush_until_s:
             self._is_running = False
 
-    def _wait_s(self, now: float) -> float:
-        """How long the next poll may wait when nothing comes."""
+    def _next_due_s(self, now: float) -> float:
+        """When the next turn must come if nothing does; at the end of one."""
+        if self._socket.has_messages or not self._is_running:
+            return now  # more came than one turn takes, or while sending
         due = [now + TICK_S]
         if self._publisher.has_unsent:
             due.append(now + RETRY_S)
@@ -252,11 +272,4 @@ class CoreLoop:
         core = self._state.core
         if core is not None and (deadline_s := core.next_deadline_s) is not None:
             due.append(deadline_s)
-        return max(0.0, min(due) - now)
-
-
-def _poller(socket: CoreSocket, wakeup: Wakeup) -> zmq.Poller:
-    poller = zmq.Poller()
-    poller.register(socket.pollable, zmq.POLLIN)
-    poller.register(wakeup.fileno(), zmq.POLLIN)
-    return poller
+        return min(due)

@@ -25,7 +25,7 @@ SCHEDULE_BOUNDS_S = (
 
 
 class CoreMetrics:
-    """Counts since the start. Owned by the core thread."""
+    """Counts since the start. Owned by the core loop."""
 
     def __init__(self) -> None:
         self.finished_by_reason: Counter[str] = Counter()

@@ -148,7 +148,7 @@ class _Outbox:
 
 class Publisher:
     """
-    Outboxes of all frontends. Owned by the core thread.
+    Outboxes of all frontends. Owned by the core loop.
 
     Attributes:
         num_merged: Steps of a frontend whose tokens joined others that a full pipe held back.

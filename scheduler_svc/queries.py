@@ -64,7 +64,7 @@ class _Waiting:
 
 
 class Queries:
-    """Answers; see `ipc.snapshot` for kinds, arguments and results. Owned by the core thread."""
+    """Answers; see `ipc.snapshot` for kinds, arguments and results. Owned by the core loop."""
 
     def __init__(
         self,

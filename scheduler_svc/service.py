@@ -203,8 +203,8 @@ class Service:
                     return 1
 
     def _next_news(self) -> _News | None:
-        """Wait a moment for something to happen, and see that the core thread turns meanwhile."""
-        if self._watch.look(self._loop.num_turns, time.monotonic()) > EXIT_AFTER_S:
+        """Wait a moment for something to happen, and see that the core turns meanwhile."""
+        if self._watch.look(self._loop.turns.count, time.monotonic()) > EXIT_AFTER_S:
             self._exit_stuck()
         try:
             return self._news.get(timeout=LOOK_INTERVAL_S)
@@ -212,11 +212,11 @@ class Service:
             return None
 
     def _exit_stuck(self) -> NoReturn:
-        """End a process whose core thread hangs; clients resume with the next one."""
+        """End a process whose core hangs; clients resume with the next one."""
         for frontend in self._frontends:
             frontend.kill()
         self._scratch.remove()
-        exit_stuck("core", self._core_thread.ident)
+        exit_stuck("core", self._loop.turns.made_by)
 
     def _exit_at_once(self, number: int) -> NoReturn:
         """Obey a second signal: nobody is waited for."""

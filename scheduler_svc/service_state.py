@@ -1,4 +1,4 @@
-"""What the core process knows beside the core's own state. Owned by the core thread."""
+"""What the core process knows beside the core's own state. Owned by the core loop."""
 
 from __future__ import annotations
 

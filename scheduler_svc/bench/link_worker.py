@@ -43,10 +43,14 @@ class SilentSocket:
         self._waiting: deque[FrontendMessage] = deque()
         self._wakeup = Wakeup()
 
-    @property
-    def pollable(self) -> int:
+    def fileno(self) -> int:
         """For registration with a poller."""
         return self._wakeup.fileno()
+
+    @property
+    def has_messages(self) -> bool:
+        """True when something was put that nobody took."""
+        return bool(self._waiting)
 
     def put(self, message: FrontendMessage) -> None:
         """Hand a message in; any thread."""

@@ -49,7 +49,7 @@ def _index_of(identity: bytes) -> int | None:
 
 
 class CoreSocket:
-    """The core's end. Not thread-safe: the core thread owns it."""
+    """The core's end. Not thread-safe: whoever turns the core owns it."""
 
     def __init__(self, path: Path) -> None:
         """
@@ -72,10 +72,17 @@ class CoreSocket:
         self._socket.bind(f"ipc://{path}")
         path.chmod(0o600)
 
+    def fileno(self) -> int:
+        """
+        For registration with a poller: readable while there is news for this socket that no call
+        of it has taken in, whatever thread made the call. So ask `has_messages` after all others.
+        """
+        return int(self._socket.get(zmq.FD))
+
     @property
-    def pollable(self) -> zmq.Socket[bytes]:
-        """For registration with a `zmq.Poller`."""
-        return self._socket
+    def has_messages(self) -> bool:
+        """True when `receive` gives some now."""
+        return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self, at_most: int) -> Iterator[tuple[int, FrontendMessage]]:
         """

@@ -1,3 +1,4 @@
+import select
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,7 +117,8 @@ def frontend(core: CoreSocket, path: Path) -> Iterator[FrontendSocket]:
 
 
 def _receive(core: CoreSocket, timeout_ms: int = 5000) -> tuple[int, FrontendMessage]:
-    assert core.pollable.poll(timeout_ms)
+    while not core.has_messages:
+        assert select.select([core], [], [], timeout_ms / 1000)[0]
     (received,) = core.receive(at_most=1)
     return received
 

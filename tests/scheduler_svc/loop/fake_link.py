@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +83,9 @@ class FakeLink:
 
     def seek(self) -> None:
         self.commands.append("seek")
+
+    def turn_with(self, turn: Callable[[], None]) -> None:
+        self.turn = turn
 
     def connect(self, delay_s: float = 0.0, *, elsewhere: bool = False) -> None:
         self.commands.append("connect elsewhere" if elsewhere else "connect")

@@ -1,3 +1,5 @@
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ from tandem.link.checksum import seal
 from tandem.link.session import SchedulerId
 from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, expected_outputs
 from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor, free_address
+from tests.scheduler_svc.loop.service_bench import DEADLINE_S
 
 NEXT = SchedulerId(name="next", incarnation="1")
 PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
@@ -51,6 +54,20 @@ def _assert_all_complete(bench, frontend) -> None:
     bench.until(lambda: len(frontend.ended) == len(PROMPTS))
     for stream_id, prompt in enumerate(PROMPTS):
         assert expected_outputs(prompt, 40) == frontend.tokens[stream_id]
+
+
+class TestTurns:
+    def test_results_bring_the_next_steps_without_the_core_thread(self, bench, make_executor):
+        """Once steps are in flight, the thread that reads results makes every turn they need."""
+        make_executor()
+        bench.real_link.turn_with(bench.loop.turns.turn_now)
+        frontend = _start(bench)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while len(frontend.ended) < len(PROMPTS) and time.monotonic() < deadline_s:
+            if not frontend.read():
+                time.sleep(0.001)
+        _assert_all_complete(bench, frontend)
+        assert threading.get_ident() != bench.loop.turns.made_by
 
 
 class TestConnecting:
