@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from executor_svc.fixed_step.accounting import IdleAccount, StepTimes
 from executor_svc.fixed_step.timer import Timer
 from executor_svc.fixed_step.tokens import ChainedTokens
@@ -90,7 +92,8 @@ class FixedStepRunner:
             raise SessionLost("a batch has rows while suspended: resume first")
         self._slots.apply(batch)
         samples = batch.row_flags == ROW_SAMPLES
-        slot = batch.row_slot if samples.all() else batch.row_slot[samples]
+        num_samples = np.count_nonzero(samples)
+        slot = batch.row_slot if num_samples == len(samples) else batch.row_slot[samples]
         generation = self._slots.generation[slot]
         launched_ns = time.monotonic_ns()
         start_ns = max(launched_ns, self._free_ns)
@@ -103,7 +106,7 @@ class FixedStepRunner:
                 end_ns=end_ns,
                 host_ns=launched_ns - given_ns,
             ),
-            requests_run=bool(self._slots.live.any()),
+            requests_run=len(batch.row_slot) > 0 or bool(self._slots.live.any()),
         )
         return lambda: self._collect(batch, step_id, generation, start_ns, end_ns)
 

@@ -18,6 +18,7 @@ _POSITION_MIX = np.uint64(0x9E3779B97F4A7C15)
 _TOKEN_MIX = np.uint64(0xC2B2AE3D27D4EB4F)
 _ROUND_MIX = np.uint64(0xFF51AFD7ED558CCD)
 _ROUND_SHIFT = np.uint64(32)
+_HALF = np.uint64(32)
 _MASK = (1 << 64) - 1
 
 
@@ -38,6 +39,7 @@ class ChainedTokens:
             model_seed: Other seeds give other tokens.
         """
         self._words = words
+        self._num_words = np.uint64(len(words))
         self._model_seed = model_seed
         self._last = np.zeros(num_slots, np.int32)
         self._seed = np.zeros(num_slots, np.uint64)
@@ -57,7 +59,8 @@ class ChainedTokens:
         mixed ^= mixed >> _ROUND_SHIFT
         mixed *= _ROUND_MIX
         mixed ^= mixed >> _ROUND_SHIFT
-        token = self._words[(mixed % np.uint64(len(self._words))).astype(np.intp)]
+        index = (mixed >> _HALF) * self._num_words >> _HALF  # in [0, W), without dividing
+        token = self._words[index.astype(np.intp)]
         self._last[slots] = token
         return token
 

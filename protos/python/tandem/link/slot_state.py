@@ -134,9 +134,18 @@ class SlotState(SlotColumns):
         np.add.at(self.num_holders, block.astype(np.intp), 1)
         self._hash.add(self._block_keys.sum_of_entries(slots, index, block))
 
+    def _append_fresh(self, slot: Int32Column, block: Int32Column) -> None:
+        """`_append` of one block that nobody holds to each of some slots."""
+        slots, blocks = slot.astype(np.intp), block.astype(np.intp)
+        index = self.num_blocks_held[slots].astype(np.intp)
+        self.num_blocks_held[slots] = index + 1
+        self.block_table[slots, index] = block
+        self.num_holders[blocks] = 1
+        self._hash.add(self._block_keys.sum_of_entries(slots, index, block))
+
     def _repeat(self, steady: SteadyRows, batch: Batch) -> None:
         if len(batch.append_slot):
-            self._append(batch.append_slot, batch.append_block)
+            self._append_fresh(batch.append_slot, batch.append_block)
         steady.advance(batch)
         self._hash.add(steady.key_sum)
         self.planned[steady.slot] = steady.end

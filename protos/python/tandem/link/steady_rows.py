@@ -114,12 +114,13 @@ class SteadyRows:
 
     @staticmethod
     def _may_be_given(slots: SlotColumns, growing: Int32Column, blocks: Int32Column) -> bool:
+        # These columns are short: lists of them are looked at faster than numpy gets going.
         distinct = set(blocks.tolist())
         if len(distinct) < len(blocks) or min(distinct) < 1 or max(distinct) > slots.num_blocks:
             return False
-        num_holders = slots.num_holders[blocks.astype(np.intp)]
-        num_held = slots.num_blocks_held[growing.astype(np.intp)]
-        return not num_holders.any() and bool(num_held.max() < slots.max_blocks_per_slot)
+        num_holders = slots.num_holders[blocks.astype(np.intp)].tolist()
+        num_held = slots.num_blocks_held[growing.astype(np.intp)].tolist()
+        return not any(num_holders) and max(num_held) < slots.max_blocks_per_slot
 
     def _by_step(self, spare: Int32Column) -> list[Int32Column]:
         """Who fills a block before step i of every `block_size`, for i from 0."""
