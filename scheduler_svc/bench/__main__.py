@@ -12,6 +12,7 @@ import sys
 
 from scheduler_svc.bench import link, stream
 from scheduler_svc.bench.admission import AdmissionCosts, measure_admission
+from scheduler_svc.bench.command_line import at_least_one, count, print_line, print_row
 from scheduler_svc.bench.decode_step import StepCosts, measure_decode_step
 from scheduler_svc.printing_commands import run_printing
 
@@ -33,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = _parser().parse_args(given)
     running = chosen.running or (FULL_RUNNING if chosen.full else DEFAULT_RUNNING)
     if not chosen.json:
-        _print_line("One decode-only turn, microseconds of CPU: apply, plan, encode, events out.")
-        _print_line(_row(_HEADINGS))
+        print_line("One decode-only turn, microseconds of CPU: apply, plan, encode, events out.")
+        print_row(_HEADINGS, _HEADINGS)
     measured = []
     for num_running in running:
         for num_waiting in chosen.waiting:
@@ -43,9 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
             )
             measured.append(costs)
             if not chosen.json:
-                _print_line(_row(_cells(costs)))
+                print_row(_cells(costs), _HEADINGS)
     if chosen.json:
-        _print_line(json.dumps([costs.as_json() for costs in measured]))
+        print_line(json.dumps([costs.as_json() for costs in measured]))
     else:
         _print_admission(measure_admission())
     return 0
@@ -54,35 +55,22 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.bench", description=__doc__)
     parser.add_argument(
-        "--running", type=_positive, nargs="+", help="requests that decode, one measurement each"
+        "--running", type=at_least_one, nargs="+", help="requests that decode, one measurement each"
     )
     parser.add_argument(
         "--waiting",
-        type=_count,
+        type=count,
         nargs="+",
         default=DEFAULT_WAITING,
         help="requests that wait meanwhile, one measurement each",
     )
     parser.add_argument("--full", action="store_true", help="also 4096 running")
     parser.add_argument(
-        "--turns", type=_positive, default=DEFAULT_TURNS, help="turns per measurement"
+        "--turns", type=at_least_one, default=DEFAULT_TURNS, help="turns per measurement"
     )
-    parser.add_argument("--window", type=_positive, default=1, help="steps in flight")
+    parser.add_argument("--window", type=at_least_one, default=1, help="steps in flight")
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = _count(text)
-    if not value:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
 
 
 def _cells(costs: StepCosts) -> tuple[str, ...]:
@@ -90,23 +78,12 @@ def _cells(costs: StepCosts) -> tuple[str, ...]:
     return str(costs.running), str(costs.waiting), *(f"{time_us:.1f}" for time_us in times)
 
 
-def _row(cells: tuple[str, ...]) -> str:
-    return "  ".join(
-        cell.rjust(len(heading)) for cell, heading in zip(cells, _HEADINGS, strict=True)
-    )
-
-
 def _print_admission(costs: AdmissionCosts) -> None:
-    _print_line("")
-    _print_line(f"Admitting a prompt of {costs.prompt_len} tokens, median microseconds of CPU:")
-    _print_line(f"{costs.given_us:10.1f}  submit, plan and encode, block digests given")
-    _print_line(f"{costs.computed_us:10.1f}  the same, digests computed by the core")
-    _print_line(f"{costs.hash_us:10.1f}  the digests alone")
-
-
-def _print_line(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    print_line("")
+    print_line(f"Admitting a prompt of {costs.prompt_len} tokens, median microseconds of CPU:")
+    print_line(f"{costs.given_us:10.1f}  submit, plan and encode, block digests given")
+    print_line(f"{costs.computed_us:10.1f}  the same, digests computed by the core")
+    print_line(f"{costs.hash_us:10.1f}  the digests alone")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scheduler_svc.bench.command_line import (
+    at_least_one,
+    count,
+    print_line,
+    print_row,
+    time_above_zero,
+)
 from scheduler_svc.bench.link_processes import (
     BenchFailed,
     Core,
@@ -30,6 +37,7 @@ from scheduler_svc.bench.link_processes import (
     cpu_ns,
 )
 from scheduler_svc.bench.reader.readers import ReaderFailed
+from scheduler_svc.frontend.validation import MAX_CHOICES
 
 STEPS_MS = (0.6, 1.0, 2.0, 5.0, 20.0)
 ROWS = (1, 32, 256, 1024)
@@ -171,8 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     measured = []
     if not given.json:
-        _print_line("A device's time without work while requests run, and the scheduler's CPU.")
-        _print_line(_row(_HEADINGS))
+        print_line("A device's time without work while requests run, and the scheduler's CPU.")
+        print_row(_HEADINGS, _HEADINGS)
     deadline_s = time.monotonic() + TIME_LIMIT_S
     points = _chosen(given)
     for number, point in enumerate(points):
@@ -187,9 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         measured.append(costs)
         if not given.json:
-            _print_line(_row(tuple(str(value) for value in costs.as_json().values())))
+            print_row([str(value) for value in costs.as_json().values()], _HEADINGS)
     if given.json:
-        _print_line(json.dumps([costs.as_json() for costs in measured]))
+        print_line(json.dumps([costs.as_json() for costs in measured]))
     return 0
 
 
@@ -199,7 +207,7 @@ def _chosen(given: argparse.Namespace) -> Sequence[Point]:
         given.step_ms or given.rows or given.window or given.transport or given.clients
     ):
         return MAIN_POINTS
-    return list(
+    points = list(
         _points(
             given.step_ms or (STEPS_MS if is_wide else (2.0,)),
             given.rows or (ROWS if is_wide else (256,)),
@@ -208,6 +216,9 @@ def _chosen(given: argparse.Namespace) -> Sequence[Point]:
             given.clients or (CLIENTS if is_wide else (0,)),
         )
     )
+    if any(point.clients and point.rows > MAX_CHOICES * point.clients for point in points):
+        _parser().error(f"--clients: none can have more than {MAX_CHOICES} of the --rows")
+    return points
 
 
 def _points(
@@ -234,13 +245,13 @@ def _points(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.bench link", description=__doc__)
     parser.add_argument("--step-ms", type=time_above_zero, nargs="+", help="what a step takes")
-    parser.add_argument("--rows", type=_count, nargs="+", help="requests that decode")
+    parser.add_argument("--rows", type=at_least_one, nargs="+", help="requests that decode")
     parser.add_argument(
-        "--window", type=_count, nargs="+", help="steps in flight; above 2: running ahead"
+        "--window", type=at_least_one, nargs="+", help="steps in flight; above 2: running ahead"
     )
     parser.add_argument("--transport", choices=TRANSPORTS, nargs="+")
     parser.add_argument(
-        "--clients", type=int, nargs="+", help="streams that are read; 0 for no frontend"
+        "--clients", type=count, nargs="+", help="streams that are read; 0 for no frontend"
     )
     parser.add_argument("--full", action="store_true", help="all combinations, some minutes")
     parser.add_argument(
@@ -248,34 +259,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
-
-
-def time_above_zero(text: str) -> float:
-    """
-    Of a flag that is a time.
-
-    Raises:
-        argparse.ArgumentTypeError: It is not over 0, or absurd.
-    """
-    value = float(text)
-    if not 0 < value < 3600:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "  ".join(
-        cell.rjust(len(heading)) for cell, heading in zip(cells, _HEADINGS, strict=True)
-    )
-
-
-def _print_line(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

@@ -18,10 +18,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scheduler_svc.bench.link import time_above_zero
+from scheduler_svc.bench.command_line import (
+    at_least_one,
+    count,
+    print_line,
+    print_row,
+    time_above_zero,
+)
 from scheduler_svc.bench.link_processes import BenchFailed, FixedStepExecutor
 from scheduler_svc.bench.link_requests import generate_requests
 from scheduler_svc.bench.reader import ReadCounts, Reader, start_reader
+from scheduler_svc.bench.reader.build import NoCompiler
 from scheduler_svc.bench.reader.readers import ReaderFailed, ReaderKind
 from scheduler_svc.bench.stream_service import STALL_DEADLINE_S, StreamService, Usage
 
@@ -266,10 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     points, is_default = _chosen(given)
     if not given.json:
-        _print_line(
-            "Delivered while an executor without a model makes a token per stream and step."
-        )
-        _print_line(_row(list(_HEADINGS.values())))
+        print_line("Delivered while an executor without a model makes a token per stream and step.")
+        print_row(list(_HEADINGS.values()), _HEADINGS.values())
     deadline_s = time.monotonic() + TIME_LIMIT_S
     measured = []
     for number, point in enumerate(points):
@@ -285,14 +290,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 connections=given.connections,
                 kind=given.reader,
             )
-        except (BenchFailed, ReaderFailed) as error:
+        except (BenchFailed, NoCompiler, ReaderFailed) as error:
             sys.stderr.write(f"bench stream: {error}\n")
             return 1
         measured.append(asdict(delivery))
         if not given.json:
-            _print_line(_row([str(measured[-1][name]) for name in _HEADINGS]))
+            cells = (measured[-1][name] for name in _HEADINGS)
+            print_row(["-" if one is None else str(one) for one in cells], _HEADINGS.values())
     if given.json:
-        _print_line(json.dumps(measured))
+        print_line(json.dumps(measured))
     return 0
 
 
@@ -317,9 +323,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scheduler_svc.bench stream", description=__doc__
     )
-    parser.add_argument("--streams", type=_above_zero, nargs="+", help="clients that are served")
-    parser.add_argument("--frontends", type=_above_zero, nargs="+", help="processes that serve")
-    parser.add_argument("--stalled", type=_count, nargs="+", help="clients that do not read")
+    parser.add_argument("--streams", type=at_least_one, nargs="+", help="clients that are served")
+    parser.add_argument("--frontends", type=at_least_one, nargs="+", help="processes that serve")
+    parser.add_argument("--stalled", type=count, nargs="+", help="clients that do not read")
     parser.add_argument("--full", action="store_true", help="more of them, some minutes")
     parser.add_argument(
         "--step-ms",
@@ -334,7 +340,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how long each is measured (default 1.5)",
     )
     parser.add_argument(
-        "--connections", type=_above_zero, default=8, help="that streams share (default 8)"
+        "--connections", type=at_least_one, default=8, help="that streams share (default 8)"
     )
     parser.add_argument(
         "--reader",
@@ -344,28 +350,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
-def _above_zero(text: str) -> int:
-    value = _count(text)
-    if not value:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
-def _row(cells: Sequence[str]) -> str:
-    cells = ["-" if cell == "None" else cell for cell in cells]
-    return "  ".join(
-        cell.rjust(len(heading)) for cell, heading in zip(cells, _HEADINGS.values(), strict=True)
-    )
-
-
-def _print_line(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

@@ -44,8 +44,8 @@ class TestPoints:
         """
         There are no more clients than rows, and each has as many rows as the others.
         """
-        asked = points("--rows", "1", "30", "1024", "--clients", "20")
-        assert [(1, 1), (30, 15), (1024, 16)] == [(point.rows, point.clients) for point in asked]
+        asked = points("--rows", "1", "150", "1024", "--clients", "80")
+        assert [(1, 1), (150, 75), (1024, 64)] == [(point.rows, point.clients) for point in asked]
 
 
 class FakeExecutor:
@@ -126,7 +126,15 @@ class TestOutput:
         assert 0 < costs["scheduler_cpu_us"]
 
     @pytest.mark.parametrize(
-        "wrong", [["--rows", "0"], ["--step-ms", "0"], ["--transport", "pigeon"]]
+        "wrong",
+        [
+            ["--rows", "0"],
+            ["--step-ms", "0"],
+            ["--transport", "pigeon"],
+            ["--clients=-1"],
+            ["--clients", "2", "--rows", "34"],
+        ],
+        ids=" ".join,
     )
     def test_wrong_flags_are_refused(self, wrong, capsys):
         """
@@ -134,4 +142,4 @@ class TestOutput:
         """
         with pytest.raises(SystemExit, match="2"):
             main(["link", *wrong])
-        assert wrong[0] in capsys.readouterr().err
+        assert wrong[0].partition("=")[0] in capsys.readouterr().err

@@ -1,11 +1,15 @@
 """The benchmark of streams, on few of them and for a short time."""
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from scheduler_svc.bench import stream
 from scheduler_svc.bench.__main__ import main
+
+SERVICE = SimpleNamespace(address="127.0.0.1:1")
 
 
 def measured(capsys, *flags: str) -> list[dict]:
@@ -63,6 +67,20 @@ class TestFlags:
             main(["stream", *flags])
         assert 2 == stopped.value.code
         assert why in capsys.readouterr().err
+
+
+class TestReader:
+    def test_missing_compiler_is_told(self, monkeypatch, tmp_path, capsys):
+        """
+        Where the compiled reader is asked for and nothing can compile it, one line says so.
+        """
+        monkeypatch.setenv("CC", "no-such-compiler")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(stream, "FixedStepExecutor", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(stream, "StreamService", lambda *_: contextlib.nullcontext(SERVICE))
+        assert 1 == main(["stream", "--reader=compiled", "--streams=1", "--json"])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "no C compiler 'no-such-compiler'" in line
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ def link(
     ] = None,
     window: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=16, help="Steps in flight, over 2 ahead; repeatable."),
+        typer.Option(min=1, max=16, help="Steps in flight; above 2: running ahead; repeatable."),
     ] = None,
     transport: Annotated[
         list[str] | None, typer.Option(help="unix or tcp, between the services; repeatable.")
