@@ -52,7 +52,6 @@ class Process:
         """The next line it prints."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], START_DEADLINE_S)[0]:
-            self.close()
             raise BenchFailed(f"{self._name} said nothing for {START_DEADLINE_S:.0f} s")
         line = self.process.stdout.readline()
         if not line:
@@ -66,7 +65,6 @@ class Process:
             if self.process.poll() is not None:
                 raise BenchFailed(f"{self._name} ended with {self.process.returncode}")
             if time.monotonic() > deadline_s:
-                self.close()
                 raise BenchFailed(f"{what} within {START_DEADLINE_S:.0f} s")
             time.sleep(_POLL_S)
 
@@ -86,7 +84,7 @@ class Process:
         self.process.stdout.close()
 
     @contextlib.contextmanager
-    def _closed_on_failure(self) -> Iterator[None]:
+    def closed_on_failure(self) -> Iterator[None]:
         """For constructors: whoever gets no object, by Ctrl-C for example, cannot close it."""
         try:
             yield
@@ -121,7 +119,7 @@ class FixedStepExecutor(Process):
                 "--log-level=error",
             )
         )
-        with self._closed_on_failure():
+        with self.closed_on_failure():
             self.wait_for(ready_file.exists, "the executor did not listen")
         self.address: str = json.loads(ready_file.read_text())["address"]
 
@@ -171,7 +169,7 @@ class CoreAlone(Process):
             ),
             reads_input=True,
         )
-        with self._closed_on_failure():
+        with self.closed_on_failure():
             self.line()
 
     def check(self) -> None:
@@ -208,7 +206,7 @@ class CoreWithClients(Process):
                 "--log-level=error",
             )
         )
-        with self._closed_on_failure():
+        with self.closed_on_failure():
             self.wait_for(ready_file.exists, "the scheduler did not listen")
             address = json.loads(ready_file.read_text())["address"]
             self._reader = start_reader(address, generate_requests(clients, rows // clients))

@@ -58,7 +58,8 @@ class StreamService(Process):
                 "--log-level=error",
             )
         )
-        self.wait_for(ready_file.exists, "the scheduler did not listen")
+        with self.closed_on_failure():
+            self.wait_for(ready_file.exists, "the scheduler did not listen")
         self.address: str = json.loads(ready_file.read_text())["address"]
         self._frontends = _children(self.pid)
 

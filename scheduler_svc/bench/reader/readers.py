@@ -58,8 +58,12 @@ class Reader:
             for _ in range(num_processes)
         ]
         self.pids = [process.pid for process in self._processes]
-        for process, share in zip(self._processes, self._shares, strict=True):
-            self._send(process, pack_requests(share))
+        try:
+            for process, share in zip(self._processes, self._shares, strict=True):
+                self._send(process, pack_requests(share))
+        except BaseException:
+            self.close()
+            raise
 
     def report(self) -> ReadCounts:
         """

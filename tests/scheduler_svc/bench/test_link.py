@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from scheduler_svc.bench.__main__ import main
 from scheduler_svc.bench.link import MAIN_POINTS, Point, _chosen, _measure, _parser
-from scheduler_svc.bench.link_processes import BenchFailed
+from scheduler_svc.bench.link_processes import BenchFailed, CoreWithClients
+from scheduler_svc.bench.stream_service import StreamService
 from tandem_client.cli.app import app
 
 KEYS = ["step_ms", "rows", "window", "transport", "clients", "idle_percent", "scheduler_cpu_us"]
@@ -99,6 +102,24 @@ class TestMeasuring:
         """
         with pytest.raises(BenchFailed, match=why):
             _measure(self.POINT, FakeExecutor(8, until_step), FakeCore(lost), 0.0)
+
+
+class TestProcesses:
+    @pytest.mark.parametrize("kind", [CoreWithClients, StreamService])
+    def test_service_that_is_late_is_ended(self, monkeypatch, tmp_path, kind):
+        """
+        A service that does not listen in time is an error with a sentence, and does not outlive it.
+        """
+        monkeypatch.setattr("scheduler_svc.bench.link_processes.START_DEADLINE_S", 0.0)
+        executor = SimpleNamespace(address="127.0.0.1:1")
+        arguments = {
+            CoreWithClients: {"rows": 1, "window": 2, "run_ahead": 2, "clients": 1},
+            StreamService: {"streams": 1, "frontends": 1},
+        }[kind]
+        before = psutil.Process().children()
+        with pytest.raises(BenchFailed, match="the scheduler did not listen"):
+            kind(executor, **arguments, directory=tmp_path)
+        assert before == psutil.Process().children()
 
 
 class TestOutput:

@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
-from scheduler_svc.bench.reader import ReadCounts, start_reader
+from scheduler_svc.bench.reader import ReadCounts, Reader, start_reader
 from scheduler_svc.bench.reader.build import NoCompiler, compiled_reader
 from scheduler_svc.bench.reader.readers import ReaderFailed, ReaderKind
 from tandem.inference.v1 import stream_pb2
@@ -276,6 +277,15 @@ class TestStarting:
         monkeypatch.setenv("CC", str(compiler))
         with pytest.raises(NoCompiler, match="ended with 3: this is wrong"):
             compiled_reader(Path(tmp_path) / "cache")
+
+    def test_reader_that_takes_no_requests_is_an_error(self):
+        """
+        Where one process ends before it took its requests, all are ended, and that is an error.
+        """
+        before = psutil.Process().children()
+        with pytest.raises(ReaderFailed, match="ended with 1"):
+            Reader(["false"], [bytes(1 << 20)] * 2, kind="compiled", num_processes=2)
+        assert before == psutil.Process().children()
 
     @for_both
     def test_nobody_listening_ends_the_reader(self, kind, capfd):
