@@ -85,10 +85,11 @@ class UnaryRetries:
         """
         Args:
             policy: When to try again.
-            is_patient: Wait for a server as long as a broken stream does, once one broke off.
+            is_patient: Wait for a server as long as a broken stream does, once one broke off, if
+                the policy resumes streams at all.
         """
         self._policy = policy
-        self._is_patient = is_patient
+        self._is_patient = is_patient and policy.resume
         self._num_failures = 0
         self._broken_since_s: float | None = None
 

@@ -87,19 +87,22 @@ class TestUnaryRetries:
         assert [False, False, False, True] == verdicts
 
     @pytest.mark.parametrize(
-        ("error", "is_patient"),
+        ("error", "is_patient", "resume"),
         [
-            (PeerUnavailable("failed to connect to all addresses"), True),
-            (QueueFull("full"), True),
-            (PeerUnavailable("Socket closed"), False),
+            (PeerUnavailable("failed to connect to all addresses"), True, True),
+            (QueueFull("full"), True, True),
+            (PeerUnavailable("Socket closed"), False, True),
+            (PeerUnavailable("Socket closed"), True, False),
         ],
-        ids=["never there", "refused", "not patient"],
+        ids=["never there", "refused", "not patient", "never resumed"],
     )
-    def test_other_calls_are_tried_as_often_as_the_policy_says(self, error, is_patient):
+    def test_other_calls_are_tried_as_often_as_the_policy_says(self, error, is_patient, resume):
         """
-        A server that was never there, or that refuses, gets max_attempts tries.
+        A server that was never there, or that refuses, gets max_attempts tries; one that stopped,
+        too, where nothing is resumed.
         """
-        retries = UnaryRetries(RetryPolicy(max_attempts=3), is_patient=is_patient)
+        policy = RetryPolicy(max_attempts=3, resume=resume)
+        retries = UnaryRetries(policy, is_patient=is_patient)
         assert [False, False, True] == [
             retries.delay_s(error, now, 0.0) is None for now in (0.0, 1.0, 2.0)
         ]
