@@ -134,6 +134,10 @@ class GenerationParams:
                 what = "a number" if float in kinds else "a whole number"
                 message = f"{name} must be {what}, got {value!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
+        for token_id, bias in self.logit_bias.items():
+            if not (isinstance(token_id, int) and isinstance(bias, (int, float))):
+                message = f"logit_bias must map ids to numbers, got {token_id!r}: {bias!r}."
+                raise ValidationError(message, reason="INVALID_PARAMETER", field="logit_bias")
 
     @property
     def effective_temperature(self) -> float:

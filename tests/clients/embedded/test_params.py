@@ -52,6 +52,8 @@ REFUSED = [
         {"min_tokens": 101},
         "min_tokens must be less than or equal to max_tokens=100, got 101.",
     ),
+    ({"logit_bias": {"a": 1.0}}, "logit_bias must map ids to numbers, got 'a': 1.0."),
+    ({"logit_bias": {3: "b"}}, "logit_bias must map ids to numbers, got 3: 'b'."),
     ({"logit_bias": {3: 101.0}}, "logit_bias must be in [-100, 100], got {3: 101.0}."),
     (
         {"logit_bias": {10**6: 1.0}},
