@@ -255,7 +255,6 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 encode_json = msgspec.json.Encoder().encode
 decode_abort_argument = msgspec.json.Decoder(AbortArgument).decode
-decode_abort_result = msgspec.json.Decoder(AbortResult).decode
 decode_drain_argument = msgspec.json.Decoder(DrainArgument).decode
 decode_drain_result = msgspec.json.Decoder(DrainResult).decode
 decode_config = msgspec.json.Decoder(ConfigSnapshot).decode
