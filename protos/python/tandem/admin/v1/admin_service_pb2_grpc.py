@@ -96,14 +96,16 @@ class AdminServiceServicer:
         those that run may finish for grace_s; the rest then ends with UNAVAILABLE (HANDED_OVER), to be resumed elsewhere; and
         the executor is given back, so that another scheduler has it within a second. Returns when all that is done. There is
         no way back: stop the process with SIGTERM, which does the same with its own grace where Drain was not called. A
-        repetition sets a new grace. The call's deadline ends the wait, not the draining.
+        repetition sets a new grace. The call's deadline ends the wait, not the draining. Errors: INVALID_ARGUMENT;
+        UNAVAILABLE (HANDED_OVER) when the scheduler stops before it is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetConfig(self, request, context):
-        """GetConfig returns the configuration in force, after defaults, file, environment and flags.
+        """GetConfig returns the configuration in force, after defaults, file, environment and flags. Errors: UNAVAILABLE while
+        the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -73,7 +73,8 @@ class InferenceServiceServicer:
         is resumed by calling again with `resume` and the same `idempotency_key`. Not idempotent unless a seed is sent; then a
         repetition gives the same tokens. A failure of a stream that was accepted says in ErrorInfo.metadata
         "tokens_emitted" how many ids were sent in Deltas. Errors: INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED,
-        UNAVAILABLE, DATA_LOSS, ABORTED (SLOW_CONSUMER).
+        UNAVAILABLE, FAILED_PRECONDITION (MODEL_CHANGED), DATA_LOSS (INVALID_LOGITS), ABORTED (SLOW_CONSUMER), INTERNAL
+        (POISON_REQUEST, or a bug).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
