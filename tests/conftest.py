@@ -1,4 +1,7 @@
-"""What all tests share: one thread per operation, and logs as structlog finds them."""
+"""
+What all tests share: one thread per operation, examples without a deadline, logs as structlog
+finds them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,11 @@ import os
 
 import pytest
 import structlog
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("any time", deadline=None)
+settings.load_profile("any time")
 
 # Read by OpenMP when torch is first imported, here and in the processes that tests start. Tiny
 # tensors gain nothing from more threads, and cores are few.

@@ -255,7 +255,9 @@ class TestHeartbeat:
             return [beat.elapsed_ms for beat in stream.of(Heartbeat) if beat.running_step_id == 1]
 
         wait_until(lambda: len(ages()) >= 3)
-        assert sorted(set(ages())) == ages()
+        seen = ages()
+        assert sorted(seen) == seen
+        assert seen[0] < seen[-1]
         executor.runner.gate.set()
         idle = Heartbeat(running_step_id=0, elapsed_ms=0, last_completed_step_id=1)
         wait_until(lambda: idle in stream.of(Heartbeat))
