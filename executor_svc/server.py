@@ -118,7 +118,7 @@ class ExecutorServer:
             boot_id=self.boot_id,
             load=lambda: load(self.boot_id),
             on_ready=self._on_ready,
-            on_fatal=on_fatal,
+            on_fatal=self._fail,
         )
         self._on_fatal = on_fatal
         self._heart = threading.Thread(target=self._run_heart, name="heartbeat", daemon=True)
@@ -206,13 +206,18 @@ class ExecutorServer:
             num_slots=about.num_slots,
         )
 
+    def _fail(self, error: TandemError) -> None:
+        """End by an error, which schedulers are told: only a stop in good order blames no step."""
+        self._link.stop(error)
+        self._on_fatal(error)
+
     def _run_heart(self) -> None:
         """Beat; without heartbeats every scheduler takes this process for dead, so it ends too."""
         try:
             self._beat()
         except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
             _log.error("heartbeat_broken", exc_info=error)
-            self._on_fatal(InternalError("the heartbeat thread broke: see the log"))
+            self._fail(InternalError("the heartbeat thread broke: see the log"))
 
     def _beat(self) -> None:
         """Heartbeats and the progress check, from a thread that no step can hold up."""
@@ -222,7 +227,7 @@ class ExecutorServer:
             is_stuck = self._progress.is_stuck(time.monotonic())
             if is_stuck and self._link.is_session_waiting and not has_given_up:
                 has_given_up = True
-                self._on_fatal(
+                self._fail(
                     InternalError("a step is stuck and its session was given up: start again")
                 )
             if is_stuck != was_stuck:

@@ -96,6 +96,8 @@ class ExecutorService:
             lease_s=request.lease_ms / 1000,
         )
         while not is_reset.wait(_POLL_S):
+            if (error := self._link.stopped_by) is not None:
+                raise error  # nothing is reset any more
             if not context.is_active():
                 break
         return session_pb2.OpenSessionResponse(boot_id=self._boot_id, session_epoch=epoch)

@@ -89,7 +89,7 @@ class StepLink:
 
         Raises:
             SessionHeld: Another scheduler's lease is live.
-            Draining: The executor is stopping.
+            TandemError: Why the executor is stopping.
         """
         reset = SlotReset()
         with self._lock:
@@ -111,6 +111,11 @@ class StepLink:
         return epoch, reset.done
 
     @property
+    def stopped_by(self) -> TandemError | None:
+        """Why no step begins any more; None while steps do."""
+        return self._stopped_by
+
+    @property
     def is_session_waiting(self) -> bool:
         """True while a new session waits for the running step to end."""
         reset = self._last_reset
@@ -123,7 +128,7 @@ class StepLink:
         Raises:
             SessionLost: The session cannot go on.
             StreamReplaced: A newer stream is attached.
-            Draining: The executor is stopping.
+            TandemError: Why the executor is stopping.
         """
         with self._lock:
             if self._stopped_by is not None:
@@ -222,7 +227,10 @@ class StepLink:
         return heartbeat
 
     def stop(self, error: TandemError) -> None:
-        """Start no further step; sessions and streams are refused with `error` from now on."""
+        """
+        Start no further step; sessions and streams are refused with `error` from now on, or with
+        that of the first call.
+        """
         with self._lock:
             self._stopped_by = self._stopped_by or error
         self._jobs.put(None)

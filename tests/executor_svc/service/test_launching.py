@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import grpc
+import numpy as np
 import pytest
 
 from executor_svc.fixed_step.accounting import IdleAccount
@@ -15,13 +16,14 @@ from executor_svc.fixed_step.settings import read_settings
 from executor_svc.loaded import Engine
 from executor_svc.result_thread import DEPTH
 from executor_svc.server import ExecutorServer
-from tandem.errors import SessionLost, TandemError
+from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch, StepFailed, StepResult
 from tests.executor_svc.service.harness import (
     DEADLINE_S,
     RunningServer,
     StepClient,
     is_loaded,
+    refusal,
     wait_until,
 )
 
@@ -38,6 +40,7 @@ class GatedDevice:
         self.fails_with: Exception | None = None
         self.holds_after_first: threading.Event | None = None
         self.before_launch: Callable[[int], None] = lambda _: None
+        self.spoils: Callable[[StepResult], StepResult] = lambda result: result
         self.num_resets = 0
 
     def __getattr__(self, name: str) -> object:
@@ -60,7 +63,7 @@ class GatedDevice:
             self.collected.append(step_id)
             if self.fails_with is not None:
                 raise self.fails_with
-            return collect()
+            return self.spoils(collect())
 
         return wait
 
@@ -188,6 +191,23 @@ class TestLaunching:
         wait_until(lambda: bool(executor.fatal))
         device.collected = list(device.launched)
 
+    def test_process_that_has_failed_does_not_say_that_it_drains(self, executor):
+        """
+        A result that cannot be sent ends the process, and the stream by that error, as a stop in good order would
+        clear the step of blame; no session begins any more.
+        """
+        device, client = device_of(executor), StepClient(executor)
+        stream = client.attach()
+        device.spoils = lambda result: replace(result, token=result.token.astype(np.float64))
+        stream.send(client.plan())
+        wait_until(lambda: bool(executor.fatal))
+        refused = refusal(lambda: executor.open_session("one"))
+        executor.server.stop()
+        ended = stream.ended_with()
+        assert {InternalError} == {type(error) for error in (*executor.fatal, refused, ended)}
+        assert {executor.fatal[0].message} == {refused.message, ended.message}
+        assert [] == stream.of(StepResult)
+
     def test_new_session_waits_for_what_was_launched(self, executor):
         """
         Slots are reset only when the device has done all it was given.
@@ -219,7 +239,12 @@ class TestLaunching:
             stream.send(client.plan())
         wait_until(lambda: len(device.launched) == 2)
         second = threading.Event()
-        opened = threading.Thread(target=lambda: executor.open_session("two", take_over=True))
+        refused: list[TandemError] = []
+        opened = threading.Thread(
+            target=lambda: refused.append(
+                refusal(lambda: executor.open_session("two", take_over=True))
+            )
+        )
         opened.start()
         assert isinstance(stream.ended_with(), SessionLost)
         device.holds_after_first = second
@@ -227,6 +252,7 @@ class TestLaunching:
         wait_until(lambda: device.collected == [1])
         monkeypatch.setattr("tandem.link.step_cost.ALWAYS_ALLOWED_S", 0.0)
         wait_until(lambda: bool(executor.fatal))
-        second.set()
         opened.join(DEADLINE_S)
+        second.set()
         assert "stuck" in executor.fatal[0].message
+        assert [executor.fatal[0].message] == [error.message for error in refused]

@@ -17,6 +17,7 @@ from tandem.errors import (
     InvalidParameter,
     SessionHeld,
     SessionLost,
+    TandemError,
 )
 from tandem.link import step_cost
 from tandem.link.batch import Batch, Step, StepResult
@@ -172,7 +173,8 @@ class TestStop:
 
     def test_session_that_waits_for_a_stuck_step_ends_the_process(self, executor, monkeypatch):
         """
-        When a step is stuck and its scheduler has given the session up, only another process can serve the next one.
+        When a step is stuck and its scheduler has given the session up, only another process can serve the next one:
+        who waits for it is told so.
         """
         monkeypatch.setattr(step_cost, "ALWAYS_ALLOWED_S", 0.01)
         client = StepClient(executor)
@@ -180,12 +182,16 @@ class TestStop:
         executor.runner.gate.clear()
         stream.send(client.plan())
         wait_until(lambda: executor.runner.is_waiting)
-        opener = threading.Thread(target=lambda: executor.open_session("one"))
+        refused: list[TandemError] = []
+        opener = threading.Thread(
+            target=lambda: refused.append(refusal(lambda: executor.open_session("one")))
+        )
         opener.start()
         wait_until(lambda: bool(executor.fatal))
-        executor.runner.gate.set()
         opener.join(timeout=30)
+        executor.runner.gate.set()
         assert ["INTERNAL"] == [error.reason for error in executor.fatal]
+        assert [executor.fatal[0].message] == [error.message for error in refused]
 
     def test_process_that_was_stopped_itself_is_not_stuck(self, executor, monkeypatch):
         """

@@ -10,7 +10,7 @@ import structlog
 from scheduler_svc.executor_session import LOSSES_IN_VAIN, STREAMS_IN_VAIN
 from scheduler_svc.ipc import snapshot
 from scheduler_svc.link_events import ConnectFailed, StreamBroken, StreamMessage
-from tandem.errors import Draining, ModelChanged, SessionHeld, SessionLost
+from tandem.errors import Draining, InternalError, ModelChanged, SessionHeld, SessionLost
 from tandem.link.batch import StepFailed
 from tandem.link.session import LossCause
 from tandem.status import PeerUnavailable
@@ -322,6 +322,20 @@ class TestBlame:
         bench.link.post(StreamMessage(stream=bench.link._stream, message=failed))
         bench.until(lambda: deaths)
         assert [0] == deaths
+
+    def test_executor_that_ends_by_its_own_failure_is_blamed_on_its_step(self, bench, deaths):
+        """A process that has failed says so and comes back as another boot, as one that was killed does."""
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.is_up = bench.link.is_holding = False
+        bench.link.cut(InternalError("the runner thread broke"))
+        bench.turn()
+        assert [] == deaths
+        bench.link.boot("boot-2")
+        bench.until(lambda: deaths)
+        assert [0] == deaths
+        assert_all_complete(bench, frontend)
 
     def test_draining_executor_is_left_without_blame(self, bench, deaths):
         """An executor that stops in good order is left for another at once."""

@@ -79,7 +79,8 @@ class ExecutorServiceServicer:
         answers. An open stream keeps its scheduler's lease alive. Errors: FAILED_PRECONDITION (SESSION_HELD; metadata
         holder, incarnation, age_ms, lease_left_ms) while another holder's lease is live, unless take_over is set or the
         caller is the next incarnation of a holder without a stream; FAILED_PRECONDITION (INCOMPATIBLE_EXECUTOR) for
-        another protocol_version; UNAVAILABLE while the model loads or (DRAINING) while the executor stops.
+        another protocol_version; UNAVAILABLE while the model loads or (DRAINING) while the executor stops; INTERNAL while
+        it ends because it has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,7 +92,9 @@ class ExecutorServiceServicer:
         go on running while no stream is attached. Errors: FAILED_PRECONDITION (STREAM_REPLACED) when a higher attach_id
         arrives; ABORTED (SESSION_LOST) for an old boot_id or epoch, a gap in step ids, a result that is no longer held,
         the same step id with other bytes, a step over the credit, or a state hash that does not match; DATA_LOSS
-        (CORRUPT_MESSAGE) for a message that was changed on the way, which the next stream carries again.
+        (CORRUPT_MESSAGE) for a message that was changed on the way, which the next stream carries again; UNAVAILABLE
+        (DRAINING) after the last result of an executor that stops in good order; INTERNAL where it ends because it has
+        failed, for which the running step may be to blame.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
