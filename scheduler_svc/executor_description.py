@@ -72,26 +72,7 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
     Raises:
         IncompatibleExecutor: Another protocol version, or a value that cannot be.
     """
-    if answer.protocol_version != PROTOCOL_VERSION:
-        raise IncompatibleExecutor(
-            f"the executor speaks step protocol {answer.protocol_version}, this scheduler "
-            f"{PROTOCOL_VERSION}: run both from the same release"
-        )
-    positive = (
-        "vocab_size",
-        "max_model_len",
-        "block_size",
-        "num_blocks",
-        "num_slots",
-        "max_batch_size",
-        "max_total_tokens",
-        "max_inflight_steps",
-    )
-    for name in positive:
-        if getattr(answer, name) < 1:
-            raise IncompatibleExecutor(f"the executor describes itself with {name} 0")
-    if not answer.boot_id or not answer.model_fingerprint:
-        raise IncompatibleExecutor("the executor describes itself without boot or model identity")
+    _check(answer)
     defaults = answer.generation_defaults
     return ExecutorDescription(
         boot_id=answer.boot_id,
@@ -124,3 +105,30 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
         ),
         default_min_p=defaults.min_p if 0 <= defaults.min_p <= 1 else 0.0,
     )
+
+
+def _check(answer: DescribeResponse) -> None:
+    if answer.protocol_version != PROTOCOL_VERSION:
+        raise IncompatibleExecutor(
+            f"the executor speaks step protocol {answer.protocol_version}, this scheduler "
+            f"{PROTOCOL_VERSION}: run both from the same release"
+        )
+    positive = (
+        "vocab_size",
+        "max_model_len",
+        "block_size",
+        "num_blocks",
+        "num_slots",
+        "max_batch_size",
+        "max_total_tokens",
+        "max_inflight_steps",
+    )
+    for name in positive:
+        if getattr(answer, name) < 1:
+            raise IncompatibleExecutor(f"the executor describes itself with {name} 0")
+    if not answer.boot_id or not answer.model_fingerprint:
+        raise IncompatibleExecutor("the executor describes itself without boot or model identity")
+    if len(answer.eos_token_ids) % 4:
+        raise IncompatibleExecutor(
+            "the executor describes itself with eos_token_ids that are not whole int32 tokens"
+        )

@@ -4,6 +4,7 @@ import pytest
 
 from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.executor_description import read_description
+from tandem.errors import IncompatibleExecutor
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
 from tandem.link import PROTOCOL_VERSION
 
@@ -40,3 +41,25 @@ def test_recommended_penalties_reach_frontends(defaults, repetition_penalty, min
     """
     model = read_description(described(**defaults)).model("", 64, CoreOptions())
     assert (repetition_penalty, min_p) == (model.default_repetition_penalty, model.default_min_p)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"protocol_version": 1}, "speaks step protocol 1"),
+        ({"block_size": 0}, "describes itself with block_size 0"),
+        ({"boot_id": ""}, "without boot or model identity"),
+        ({"model_fingerprint": ""}, "without boot or model identity"),
+        ({"eos_token_ids": b"\1\0\0\0\2"}, "eos_token_ids that are not whole int32 tokens"),
+    ],
+    ids=["protocol", "geometry", "boot", "model", "eos"],
+)
+def test_description_that_cannot_be_is_refused(changes, words):
+    """
+    An executor that describes itself in a way that makes no sense is refused by a typed error that names it.
+    """
+    answer = described()
+    for name, value in changes.items():
+        setattr(answer, name, value)
+    with pytest.raises(IncompatibleExecutor, match=words):
+        read_description(answer)
