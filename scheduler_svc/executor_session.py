@@ -239,7 +239,6 @@ class ExecutorSession:
             moved = SessionLost(f"the work moves to the executor at {event.address}")
             self._give_up(moved, LossCause.MOVED, now)
         description = event.description
-        self.refusals.clear()
         self._end = SchedulerEnd(description.max_inflight_steps)
         self._end.open(description.boot_id, event.session_epoch)
         self._watch.begin_session()
@@ -289,6 +288,7 @@ class ExecutorSession:
             self._link.send(raw)
         self.detached_since_s = None
         self._was_lost_stuck = False
+        self.refusals.clear()
         self._problems.clear()
         self._num_broken = 0
         self.counts.reattachments += self._was_attached
@@ -388,12 +388,8 @@ class ExecutorSession:
         is_known = self._problems.get((event, address)) == problem
         self._problems[event, address] = problem
         log = _log.debug if is_known else _log.warning
-        where = {"address": address} if address else {}
-        log(
-            event,
-            reason=error.reason,
-            message=error.message,
-            retry_in_s=round(retry_in_s, 3),
-            **where,
-            **error.metadata,
-        )
+        ours = {"reason": error.reason, "message": error.message, "address": address}
+        ours = {name: value for name, value in ours.items() if value}
+        taken = {"event", "retry_in_s", *ours}  # A peer chose the names of its metadata.
+        theirs = {name: value for name, value in error.metadata.items() if name not in taken}
+        log(event, retry_in_s=round(retry_in_s, 3), **ours, **theirs)

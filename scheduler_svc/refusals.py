@@ -8,7 +8,7 @@ from tandem.errors import ModelChanged
 
 
 class Refusals:
-    """The latest refusal of each address since a session was opened. Owned by the session."""
+    """The latest refusal of each address since a stream was attached. Owned by the session."""
 
     def __init__(self) -> None:
         self._by_address: dict[str, str] = {}
@@ -39,7 +39,7 @@ class Refusals:
 
     @property
     def is_fenced(self) -> bool:
-        """True from the loss of a session to another scheduler until the next session."""
+        """True from the loss of a session to another scheduler until the next one is attached."""
         return bool(self._fenced_by)
 
     def note(self, failed: ConnectFailed) -> None:
@@ -57,7 +57,7 @@ class Refusals:
         self._fenced_by = holder
 
     def clear(self) -> None:
-        """A session was opened."""
+        """A stream was attached: what others said no longer matters."""
         self._by_address.clear()
         self._fenced_by = ""
         self._other_models.clear()
