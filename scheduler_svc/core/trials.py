@@ -72,10 +72,10 @@ def note_death(
             detail = f"executor died: {mark.deaths} times, now in a step of {len(rows)}"
             state.recorder.note(EventKind.SUSPECTED, mark.request, now, detail)
     text = f"Executor died in a step of {_named(verdict.blamed)}."
-    if suspects.num_suspects:
+    if count := suspects.num_suspects:
         text += (
-            f" {suspects.num_suspects} of these were in more than one such step without getting on "
-            "in between: they are tried in parts while all others wait."
+            f" {count} request{' was' if count == 1 else 's were'} in more than one such step "
+            "without getting on in between: tried in parts while all others wait."
         )
     _log(state, text)
     if verdict.poison is not None:
@@ -167,6 +167,8 @@ def _fail_victims(state: CoreState, victims: tuple[Request, ...]) -> None:
 
 def _named(marks: list[Mark]) -> str:
     """How many requests, and the first of them by name."""
+    if not marks:
+        return "no live request"
     names = [mark.request.new.request_id for mark in marks[:NUM_NAMED]]
     more = ", ..." if len(marks) > NUM_NAMED else ""
     count = "1 request" if len(marks) == 1 else f"{len(marks)} requests"

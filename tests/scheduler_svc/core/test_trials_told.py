@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scheduler_svc.core.options import CoreOptions
+from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.request_events import EventKind
 from tests.scheduler_svc.core.harness import Rig, small_config
 
@@ -29,20 +30,21 @@ class TestTold:
         rig.deaths.kills_at = {1: 3}
         rig.run()
         suspected = (
-            " 2 of these were in more than one such step without getting on in between: they are "
-            "tried in parts while all others wait."
+            " 2 requests were in more than one such step without getting on in between: tried in "
+            "parts while all others wait."
         )
+        suspect = suspected.replace("2 requests were", "1 request was")
         assert [
             "Executor died in a step of 2 requests (r0, r1).",
             "Executor died in a step of 2 requests (r0, r1)." + suspected,
             "Trial: of 2 suspects nobody runs but 1 request (r0).",
             "Trial passed by 1 request (r0); suspects left: 1.",
             "Trial: of 1 suspects nobody runs but 1 request (r1).",
-            "Executor died in a step of 1 request (r1)." + suspected.replace(" 2 of", " 1 of"),
+            "Executor died in a step of 1 request (r1)." + suspect,
             "Trial of the executor: nobody runs but 1 request (r0), which is not suspected.",
             "Trial passed by 1 request (r0); suspects left: 1.",
             "Trial: of 1 suspects nobody runs but 1 request (r1).",
-            "Executor died in a step of 1 request (r1)." + suspected.replace(" 2 of", " 1 of"),
+            "Executor died in a step of 1 request (r1)." + suspect,
             "Request r1 fails as POISON_REQUEST: executors died twice with it alone.",
         ] == self.lines(rig)
 
@@ -86,6 +88,27 @@ class TestTold:
             stats.num_suspects,
             stats.poison_requests,
         )
+
+    def test_suspects_need_not_be_of_the_step_that_died(self):
+        """
+        All suspects are counted, also those of other steps than the one that has just died.
+        """
+        rig = rig_with(2)
+        for _ in range(4):
+            rig.plan()
+            rig.lose_executor(died_in=0)
+        last = [line for line in self.lines(rig) if line.startswith("Executor died")][-1]
+        assert last.startswith("Executor died in a step of 1 request (r1). 2 requests were in")
+
+    def test_a_step_without_requests_names_nobody(self):
+        """
+        An executor that dies when all of its step have ended is told of without names.
+        """
+        rig = rig_with(1)
+        rig.plan()
+        rig.core.end_handle(0, FinishReason.CANCELLED, rig.now)
+        rig.lose_executor(died_in=0)
+        assert ["Executor died in a step of no live request."] == self.lines(rig)
 
     def test_many_requests_are_named_in_part(self):
         """
