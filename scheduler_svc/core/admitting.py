@@ -20,6 +20,11 @@ MAX_PASSED = 32
 Requests that one plan passes over because they wait for a prefix that is being computed or for a
 step with more tokens for prompts as long as theirs.
 """
+MAX_SENT_TOKENS = 1 << 22
+"""
+Most tokens of all requests that one plan admits, unless the first alone has more. What is cached of
+them is not computed but sent all the same, and a step is one message: 16 MiB of the 64 it may have.
+"""
 
 
 def admit(draft: Draft, now: float) -> None:
@@ -34,11 +39,13 @@ def admit(draft: Draft, now: float) -> None:
     state = draft.state
     if not _has_room(draft):
         return
-    num_passed = 0
+    num_passed = num_sent = 0
     candidates = state.queue.candidates(now, state.prefixes)
     if state.suspects.num_suspects:
         candidates = iter(waiting_for_trial(state))
     for request in candidates:
+        if num_sent and num_sent + request.num_known > MAX_SENT_TOKENS:
+            return
         found = _find_prefix(draft, request)
         if found is None or not _has_chunk(draft, request, found[0]):
             num_passed += 1
@@ -47,6 +54,7 @@ def admit(draft: Draft, now: float) -> None:
             continue
         if not _try_admit(draft, request, *found, now):
             return
+        num_sent += request.num_known
         if not _has_room(draft):
             return
 

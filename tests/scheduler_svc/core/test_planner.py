@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scheduler_svc.core import admitting
+from scheduler_svc.core.options import CoreOptions
 from tandem.link.batch import ROW_SAMPLES
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 
@@ -296,3 +298,23 @@ class TestIdle:
         }
         assert {np.dtype(np.int32)} == set(types.values())
         assert np.uint8 == batch.row_flags.dtype
+
+
+class TestMessages:
+    @pytest.mark.parametrize(("most", "num_admitted"), [(26, 2), (27, 3), (5, 1)])
+    def test_a_step_admits_no_more_tokens_than_its_message_holds(
+        self, monkeypatch, most, num_admitted
+    ):
+        """
+        Requests whose prompts are cached cost a step few tokens and its message all of them: who
+        no longer fits into the message is first in the next step, and who never fits goes alone.
+        """
+        options = CoreOptions(schedule_conservativeness=0.0)
+        rig = Rig(small_config(max_total_tokens=64), options=options)
+        rig.submit(prompt_len=9, num_choices=4)
+        rig.step()
+        monkeypatch.setattr(admitting, "MAX_SENT_TOKENS", most)
+        assert num_admitted == len(rig.step().admits)
+        rig.run()
+        for handle in range(4):
+            assert rig.expected(handle) == rig.outputs[handle]
