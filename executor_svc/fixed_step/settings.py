@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-blocks", type=int, default=1 << 18)
     parser.add_argument("--max-model-len", type=int, default=16_384)
     parser.add_argument("--max-total-tokens", type=int, default=8192)
-    parser.add_argument("--max-inflight-steps", type=int, default=16)
+    parser.add_argument("--max-inflight-steps", type=_positive, default=16)
     parser.add_argument(
         "--tokenizer",
         type=Path,
@@ -104,6 +104,13 @@ def _parser() -> argparse.ArgumentParser:
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
     )
     return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
 
 
 def _milliseconds(text: str) -> float:

@@ -180,7 +180,17 @@ class TestSettings:
         assert (9000, 9000) == (settings.limits.max_batch_size, settings.limits.max_total_tokens)
         assert 0.6 == settings.step_ms
 
-    @pytest.mark.parametrize("wrong", [["--step-ms", "-1"], ["--step-ms", "soon"], ["--nothing"]])
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            ["--step-ms", "-1"],
+            ["--step-ms", "soon"],
+            ["--max-inflight-steps", "0"],
+            ["--max-inflight-steps", "-1"],
+            ["--nothing"],
+        ],
+        ids=" ".join,
+    )
     def test_wrong_flags_are_refused(self, wrong, capsys):
         """
         A flag that makes no sense ends with usage, exit code 2.
