@@ -21,7 +21,8 @@ from tests.e2e.cluster import Cluster, free_port, wait_until
 
 pytestmark = pytest.mark.slow
 
-LONG = {"max_tokens": 300, "ignore_eos": True}
+NUM_TOKENS = 450
+LONG = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
 TANDEM = Path(sys.executable).with_name("tandem")
 ENOUGH = 8
 """Tokens that every choice of every stream has when its scheduler dies."""
@@ -94,7 +95,10 @@ def again(address: str, options: dict, broken: Read) -> Read:
 
 
 def survive(cluster: Cluster, strike: Callable[[], None]) -> list[Read]:
-    """Strike when all sixteen streams run; check that each comes to what it would have been."""
+    """
+    Strike when all sixteen streams have begun; check that each comes to what it would have been.
+    On a busy machine some are over by then.
+    """
     requests = requests_of_all_kinds(cluster.address)
     reads = [Read() for _ in requests]
     with ThreadPoolExecutor(len(requests)) as pool:
@@ -107,8 +111,8 @@ def survive(cluster: Cluster, strike: Callable[[], None]) -> list[Read]:
         wholes = list(
             pool.map(lambda one: again(cluster.address, *one), zip(requests, reads, strict=True))
         )
+    assert sum(bool(one.breaks) for one in reads) > len(reads) // 2
     for whole, broken in zip(wholes, reads, strict=True):
-        assert broken.breaks, "the stream was over before the scheduler was struck"
         assert not whole.breaks
         assert whole.outcome() == broken.outcome()
         assert whole.stream.done.usage.output_tokens == broken.stream.done.usage.output_tokens
@@ -155,8 +159,8 @@ class TestScheduler:
             cluster.start_scheduler()
             wait_until(cluster.is_ready, "tandem.ready", 20)
 
-        for broken in survive(cluster, strike):
-            assert "HANDED_OVER" == broken.breaks[0]
+        reads = survive(cluster, strike)
+        assert {"HANDED_OVER"} == {one.breaks[0] for one in reads if one.breaks}
         idle(cluster)
 
     def test_streams_survive_the_death_of_a_frontend(self, cluster, idle):
@@ -178,7 +182,7 @@ class TestScheduler:
         """
         `tandem generate` prints the text of an unbroken stream, with a line on stderr about the pause.
         """
-        arguments = ["--seed=3", "--temperature=1", "--max-tokens=300", "--ignore-eos"]
+        arguments = ["--seed=3", "--temperature=1", f"--max-tokens={NUM_TOKENS}", "--ignore-eos"]
         with Client(cluster.address) as client:
             expected = client.complete("hello", seed=3, temperature=1.0, **LONG).text
         with subprocess.Popen(
@@ -206,7 +210,7 @@ class TestDrain:
         request = pb.GenerateRequest(
             text="hello",
             sampling={"temperature": 1.0},
-            stopping={"max_tokens": 300, "ignore_eos": True},
+            stopping=LONG,
         )
         call, ids, text = generate(cluster.address, request), [], ""
         for message in call:
@@ -239,7 +243,7 @@ class TestDrain:
             whole = client.complete("hello", seed=seed, temperature=1.0, **LONG)
         assert whole.token_ids == (*ids, *(i for m in rest for i in m.delta.token_ids))
         assert whole.text == text + "".join(message.delta.text for message in rest)
-        assert (whole.usage.prompt_tokens, 300) == (
+        assert (whole.usage.prompt_tokens, NUM_TOKENS) == (
             rest[-1].done.usage.prompt_tokens,
             rest[-1].done.usage.output_tokens,
         )
@@ -267,4 +271,4 @@ class TestLiveness:
                 cluster.scheduler.process.send_signal(signal.SIGCONT)
             wait_until(lambda: is_serving(cluster.address, "", timeout_s=10), "liveness on", 20)
             task.result(60)
-        assert ([], 300) == (took.breaks, len(took.ids[0]))
+        assert ([], NUM_TOKENS) == (took.breaks, len(took.ids[0]))
