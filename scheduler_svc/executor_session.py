@@ -259,7 +259,7 @@ class ExecutorSession:
                 if self._end.on_result(message):
                     self._result(message, now)
             case Heartbeat():
-                self._end.on_heartbeat(message, now)
+                self._end.on_heartbeat(message)
                 self._watch.beat(message, now)
             case Attached():
                 self._attached(message)

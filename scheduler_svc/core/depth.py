@@ -9,9 +9,11 @@ somebody; every decode has the blocks that it needs meanwhile; and an abort stil
 within milliseconds. Who ends by its length is planned up to there and no further, however many are
 in flight.
 
+After the death of an executor one step at a time is sent until its requests have got on: with
+several it is not always known which one it died in.
+
 Source: SGLang's overlap scheduler and vLLM's async scheduling plan one step ahead; ours plans as
-far ahead as is asked for. After the death of an executor one step at a time
-is sent until its requests have got on: with several it is not always known which one it died in.
+far ahead as is asked for.
 """
 
 from __future__ import annotations

@@ -252,28 +252,28 @@ class TestResults:
 
 
 class TestHeartbeat:
-    def test_newest_heartbeat_is_kept_with_its_time(self, end):
+    def test_heartbeat_of_a_step_that_was_sent_changes_nothing(self, end):
         """
-        The end remembers the newest sign of life and when it came.
+        Whether a step that was sent runs or is done, its heartbeat is taken.
         """
         end.send(Batch(), 0)
-        beat = Heartbeat(running_step_id=1, elapsed_ms=12, last_completed_step_id=0)
-        end.on_heartbeat(beat, 3.5)
-        assert (beat, 3.5) == (end.last_heartbeat, end.last_heartbeat_s)
+        for running, completed in ((1, 0), (0, 1), (0, 0)):
+            end.on_heartbeat(
+                Heartbeat(running_step_id=running, elapsed_ms=12, last_completed_step_id=completed)
+            )
+        assert (LinkState.ATTACHED, 1) == (end.state, end.num_inflight)
 
-    def test_new_session_has_no_heartbeat(self, end):
+    def test_heartbeat_without_a_stream_is_left_alone(self, end):
         """
-        A sign of life of an older session says nothing about a new one.
+        What comes while no stream is attached says nothing of this session.
         """
-        end.on_heartbeat(Heartbeat(running_step_id=0, elapsed_ms=0, last_completed_step_id=0), 1.0)
-        end.open("boot", 6)
-        assert (None, None) == (end.last_heartbeat, end.last_heartbeat_s)
+        end.detach()
+        end.on_heartbeat(Heartbeat(running_step_id=9, elapsed_ms=0, last_completed_step_id=8))
+        assert LinkState.DETACHED is end.state
 
     def test_heartbeat_of_unsent_step_is_lost(self, end):
         """
         A heartbeat that speaks of a step never sent ends the session.
         """
         with pytest.raises(SessionLost, match="speaks of step 1"):
-            end.on_heartbeat(
-                Heartbeat(running_step_id=1, elapsed_ms=0, last_completed_step_id=0), 1.0
-            )
+            end.on_heartbeat(Heartbeat(running_step_id=1, elapsed_ms=0, last_completed_step_id=0))

@@ -234,7 +234,7 @@ class World:
                 for raw in scheduler.end.on_attached(message):
                     stream.send_down(raw)
             case Heartbeat():
-                scheduler.end.on_heartbeat(message, self.now)
+                scheduler.end.on_heartbeat(message)
             case StepResult():
                 if scheduler.end.on_result(message):
                     scheduler.apply(message)

@@ -52,8 +52,6 @@ class SchedulerEnd:
     __slots__ = (
         "_attach_id",
         "_encoder",
-        "_heartbeat",
-        "_heartbeat_s",
         "_max_inflight_steps",
         "_sent",
         "boot_id",
@@ -83,8 +81,6 @@ class SchedulerEnd:
         self.last_sent_step_id = 0
         self._attach_id = 0
         self._sent: dict[int, bytes] = {}
-        self._heartbeat: Heartbeat | None = None
-        self._heartbeat_s: float | None = None
 
     @property
     def num_inflight(self) -> int:
@@ -100,16 +96,6 @@ class SchedulerEnd:
     def can_send(self) -> bool:
         """True when attached and credit is left."""
         return self.state is LinkState.ATTACHED and len(self._sent) < self._max_inflight_steps
-
-    @property
-    def last_heartbeat(self) -> Heartbeat | None:
-        """The newest sign of life of this session, None before the first."""
-        return self._heartbeat
-
-    @property
-    def last_heartbeat_s(self) -> float | None:
-        """When it came, on the clock `on_heartbeat` is given; None before the first."""
-        return self._heartbeat_s
 
     def open(self, boot_id: str, session_epoch: int) -> None:
         """
@@ -238,9 +224,9 @@ class SchedulerEnd:
             self.lose(f"step {result.step_id} failed: {result.reason}: {result.message}")
         return True
 
-    def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """
-        Note a sign of life.
+        Compare what the executor says with what was sent.
 
         Raises:
             SessionLost: It speaks of steps that were never sent.
@@ -252,8 +238,6 @@ class SchedulerEnd:
             self._raise_lost(
                 f"a heartbeat speaks of step {newest}, only {self.last_sent_step_id} were sent"
             )
-        self._heartbeat = heartbeat
-        self._heartbeat_s = now
 
     def detach(self) -> None:
         """Note that the stream broke; the session, and the steps in flight, live on."""
