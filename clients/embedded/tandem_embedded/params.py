@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.link.batch import RowSampling
 from tandem_embedded.errors import ValidationError
@@ -134,7 +135,8 @@ class GenerationParams:
                 what = "a number" if float in kinds else "a whole number"
                 message = f"{name} must be {what}, got {value!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
-        for token_id, bias in self.logit_bias.items():
+        biases: Mapping[Any, Any] = self.logit_bias
+        for token_id, bias in biases.items():
             if not (isinstance(token_id, int) and isinstance(bias, (int, float))):
                 message = f"logit_bias must map ids to numbers, got {token_id!r}: {bias!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="logit_bias")
