@@ -78,8 +78,7 @@ def _make_unreachable(_: Fault, target: Target) -> None:
     """Drop all packets of the executor that works until another does; then let them pass."""
     executor = target.rig.working_executor()
     proxy = target.rig.proxies[target.rig.executors.index(executor)]
-    proxy.ask("flow", on=False)
-    _wait_for_others(target)
+    _until_another_works(target, lambda: proxy.ask("flow", on=False))
     proxy.ask("flow", on=True)
 
 
@@ -102,17 +101,18 @@ def _stop_executor(_: Fault, target: Target) -> None:
 
 
 def _pause_executor(fault: Fault, target: Target) -> None:
+    """Stop it, on a busy machine for as long as the scheduler takes to notice."""
     executor = target.rig.working_executor()
     executor.signal(signal.SIGSTOP)
     time.sleep(fault.lasts_s)
+    wait_until(lambda: not target.rig.is_ready(), "readiness to turn off", 20)
     executor.signal(signal.SIGCONT)
 
 
 def _hang_executor(_: Fault, target: Target) -> None:
     """Stop it until others work; then an orchestrator ends it."""
     executor = target.rig.working_executor()
-    executor.signal(signal.SIGSTOP)
-    _wait_for_others(target)
+    _until_another_works(target, lambda: executor.signal(signal.SIGSTOP))
     executor.signal(signal.SIGKILL)
 
 
@@ -120,13 +120,25 @@ def _hang_step(_: Fault, target: Target) -> None:
     """One step never returns; when others work, an orchestrator ends its executor."""
     executor = target.rig.working_executor()
     order = target.rig.folder / "hang"
-    order.touch()
-    wait_until(lambda: not order.exists(), "a step that takes the order to hang", 20)
-    _wait_for_others(target)
+
+    def hang() -> None:
+        order.touch()
+        wait_until(lambda: not order.exists(), "a step that takes the order to hang", 20)
+
+    _until_another_works(target, hang)
     executor.signal(signal.SIGKILL)
 
 
-def _wait_for_others(target: Target) -> None:
+def _until_another_works(target: Target, strike: Callable[[], object]) -> None:
+    """Strike the executor that works; wait for a session with another one, and for its tokens."""
+    rig = target.rig
+    num_before = rig.stats().executor_sessions
+    strike()
+    wait_until(
+        lambda: (stats := rig.stats()) is not None and stats.executor_sessions > num_before,
+        "a session with another executor",
+        START_S,
+    )
     began_s = time.monotonic()
     wait_until(lambda: target.streams.flows_since(began_s), "another executor's tokens", START_S)
 

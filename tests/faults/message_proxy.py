@@ -13,6 +13,7 @@ import queue
 import random
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -54,7 +55,7 @@ class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at 
     def __init__(self, target: str) -> None:
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         self._lock = threading.Lock()
-        self._damages: dict[str, tuple[str, int]] = {}
+        self._damages: dict[str, deque[tuple[str, int]]] = {"up": deque(), "down": deque()}
         self._num_done = 0
         self._recorder: MarginRecorder | None = None
 
@@ -68,11 +69,11 @@ class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at 
 
     def damage(self, *, kind: str, way: str, draw: int) -> Json:
         """
-        Mistreat the next step or result of one way ("up" or "down"): "twice", "swap", "drop",
-        "cut" or "flip".
+        Mistreat the next step or result of one way ("up" or "down") that no earlier order is for:
+        "twice", "swap", "drop", "cut" or "flip".
         """
         with self._lock:
-            self._damages[way] = kind, draw
+            self._damages[way].append((kind, draw))
             return {"done": self._num_done}
 
     def count(self) -> Json:
@@ -151,7 +152,7 @@ class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at 
         if not raw.startswith(_STEP_OR_RESULT):
             return [raw]
         with self._lock:
-            damage = self._damages.pop(way, None)
+            damage = self._damages[way].popleft() if self._damages[way] else None
             self._num_done += damage is not None
         if damage is None:
             return [raw]

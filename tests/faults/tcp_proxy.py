@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import threading
+from collections import deque
 from dataclasses import dataclass
 
 from tests.faults.controlled import Json, serve_commands
@@ -80,7 +81,7 @@ class _Connection:
                     return
                 if proxy.latency_s:
                     await asyncio.sleep(proxy.latency_s + len(chunk) / proxy.bytes_per_s)
-                damage = proxy.damages.pop(way, None)
+                damage = proxy.damages[way].popleft() if proxy.damages[way] else None
                 if damage is not None:
                     proxy.num_done += 1
                     chunk = _damaged(chunk, damage)
@@ -114,7 +115,7 @@ class TcpProxy:
         self.flowing.set()
         self.latency_s = 0.0
         self.bytes_per_s = 1e9
-        self.damages: dict[str, _Damage] = {}
+        self.damages: dict[str, deque[_Damage]] = {"up": deque(), "down": deque()}
         self.num_done = 0
 
     def start(self) -> int:
@@ -142,10 +143,13 @@ class TcpProxy:
         return self._call(set_speed)
 
     def damage(self, *, kind: str, way: str, draw: int) -> Json:
-        """Cut ("cut") or change ("flip") the next bytes of one way ("up" or "down")."""
+        """
+        Cut ("cut") or change ("flip") the next bytes of one way ("up" or "down") that no earlier
+        order is for.
+        """
 
         def note() -> None:
-            self.damages[way] = _Damage(kind, draw)
+            self.damages[way].append(_Damage(kind, draw))
 
         return self._call(note)
 
