@@ -22,6 +22,8 @@ from tandem_client import (
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.conftest import running
 
+pytestmark = pytest.mark.slow
+
 LONG = {"max_tokens": 400, "ignore_eos": True}
 PROMPT = [5 + i % 90 for i in range(70)]
 """Four full blocks and six tokens."""

@@ -27,7 +27,11 @@ from tests.truth.equality import Comparison, compared_length
 from tests.truth.requests import GREEDY, OUTPUT_LEN, PENALISED, PENALISED_NEIGHBOURS, TruthRequest
 from tests.truth.test_truth_sharing import ALONE, SHARING, Output, Served
 
-WINDOWS = (1, 2, 4)
+WINDOWS = (
+    pytest.param(1, marks=pytest.mark.slow),
+    2,
+    pytest.param(4, marks=pytest.mark.slow),
+)
 LOGPROB_NOISE = 1e-3
 """Two ways of computing the same float32 logits, over a few hundred terms of a sum."""
 EVERYDAY = "llama_gqa_llama3_rope"

@@ -168,7 +168,12 @@ def alone(model_dir):
 
 class TestSharedPrefixes:
     @pytest.mark.parametrize(
-        ("block_size", "prompt_len"), [(1, 37), (7, 35), (7, 37), (16, 32), (16, 37)]
+        ("block_size", "prompt_len"),
+        [
+            (7, 37),
+            (16, 32),
+            *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 37), (7, 35), (16, 37))),
+        ],
     )
     def test_a_cached_prompt_gives_the_same_tokens(self, model_dir, alone, block_size, prompt_len):
         """
@@ -228,7 +233,14 @@ class TestSharedPrefixes:
 
 class TestForks:
     @pytest.mark.parametrize("options", [SHARING, ALONE], ids=["caching", "no-caching"])
-    @pytest.mark.parametrize(("block_size", "prompt_len"), [(16, 32), (16, 33), (7, 37)])
+    @pytest.mark.parametrize(
+        ("block_size", "prompt_len"),
+        [
+            (7, 37),
+            pytest.param(16, 32, marks=pytest.mark.slow),
+            pytest.param(16, 33, marks=pytest.mark.slow),
+        ],
+    )
     def test_every_choice_gives_the_tokens_it_gives_alone(
         self, model_dir, alone, options, block_size, prompt_len
     ):

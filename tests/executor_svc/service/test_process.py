@@ -191,6 +191,7 @@ def boot_of(channel: grpc.Channel) -> str:
 
 
 class TestSignals:
+    @pytest.mark.slow
     def test_killed_process_comes_back_as_another_boot_and_ends_on_sigterm(
         self, model_dir, tmp_path
     ):

@@ -123,6 +123,7 @@ class TestProcesses:
 
 
 class TestOutput:
+    @pytest.mark.slow
     def test_json_is_one_list_and_nothing_else(self, capfd):
         """
         --json prints one list with an object per point.

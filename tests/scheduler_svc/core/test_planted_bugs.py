@@ -291,10 +291,19 @@ WHERE = {
     forget_who_is_aged: {"ageing_s": 1.0},
 }
 """Options without which a bug could not show."""
+FOUND_LATE = {share_across_salts, forget_host_copies, never_resume, blame_one_of_many}
+"""What walks run into only after seconds."""
 
 
 class TestPlantedBugs:
-    @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+    @pytest.mark.parametrize(
+        "plant",
+        [
+            pytest.param(plant, marks=[pytest.mark.slow] * (plant in FOUND_LATE))
+            for plant in PLANTED
+        ],
+        ids=lambda plant: plant.__name__,
+    )
     def test_the_properties_find_it(self, plant, monkeypatch):
         """
         A core with this bug breaks a promise.

@@ -140,6 +140,7 @@ class TestErrors:
 
 
 class TestPlots:
+    @pytest.mark.slow
     def test_plots_are_written_and_repeat(self, tmp_path):
         """
         --plot writes pictures of latencies and memory, the same bytes for the same run.
