@@ -1,11 +1,11 @@
 """
 The threads that talk to executors: open a session, carry its step stream.
 
-One thread does what the core tells it through `connect`, `seek` and `attach`, and reports
-through `take_events`, waking the core's poll. It decides nothing about steps: the session's state
-belongs to whoever turns the core (`executor_session`), who also begins to send them. For a step's
-result that is this thread itself. Each stream has a
-connection of its own: one that died unnoticed takes no later stream with it.
+One thread does what the core tells it through `connect`, `seek` and `attach`, and reports through
+`take_events`, waking the core's poll. It decides nothing about steps: the session's state belongs
+to whoever turns the core (`executor_session`), who also begins to send them; for a step's result
+that is this thread itself. Each stream has a connection of its own: one that died unnoticed takes
+no later stream with it.
 """
 
 from __future__ import annotations
