@@ -177,12 +177,12 @@ def _measure(point: Point, executor: FixedStepExecutor, core: Core, seconds: flo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; gives the exit code."""
     given = _parser().parse_args(arguments)
+    points = _chosen(given)
     measured = []
     if not given.json:
         print_line("A device's time without work while requests run, and the scheduler's CPU.")
         print_row(_HEADINGS, _HEADINGS)
     deadline_s = time.monotonic() + TIME_LIMIT_S
-    points = _chosen(given)
     for number, point in enumerate(points):
         if time.monotonic() > deadline_s and points is MAIN_POINTS:
             left = len(points) - number

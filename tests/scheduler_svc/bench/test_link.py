@@ -164,4 +164,6 @@ class TestOutput:
         """
         with pytest.raises(SystemExit, match="2"):
             main(["link", *wrong])
-        assert wrong[0].partition("=")[0] in capsys.readouterr().err
+        printed = capsys.readouterr()
+        assert wrong[0].partition("=")[0] in printed.err
+        assert "" == printed.out
