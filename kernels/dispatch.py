@@ -5,8 +5,10 @@ logged, never changed.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
 
 import structlog
 import torch
@@ -18,6 +20,22 @@ REFERENCE = "reference"
 _log = structlog.get_logger(__name__)
 _choices: dict[str, str] = {}
 _operations: dict[str, Operation[Callable[..., object]]] = {}
+
+
+class TritonMissing(RuntimeError):
+    """A device was chosen whose kernels are Triton's, and Triton is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """
+    Code that is imported when a device first needs it, because its module imports Triton.
+
+    `module` is the module's whole name, `attribute` the function in it.
+    """
+
+    module: str
+    attribute: str
 
 
 class Operation(Generic[Implementation]):
@@ -32,13 +50,14 @@ class Operation(Generic[Implementation]):
         self,
         name: str,
         reference: Implementation,
-        faster: Mapping[str, tuple[str, Implementation]] | None = None,
+        faster: Mapping[str, tuple[str, Implementation | Deferred]] | None = None,
     ) -> None:
         """
         Args:
             name: Of the operation, its folder's.
             reference: The definition.
-            faster: By device kind ("cpu", "cuda"), the name and code of what to run instead.
+            faster: By device kind ("cpu", "cuda"), the name and code of what to run instead, or
+                where that code is.
         """
         self.name = name
         self._reference = reference
@@ -47,7 +66,13 @@ class Operation(Generic[Implementation]):
         _operations[name] = self  # type: ignore[assignment]  # callables of any signature
 
     def on(self, device: torch.device) -> Implementation:
-        """The implementation for a device; the first question per device kind decides and logs."""
+        """
+        The implementation for a device; the first question per device kind decides and logs.
+
+        Raises:
+            TritonMissing: The choice needs Triton. Nothing else is chosen instead.
+            ValueError: `configure` asked for what this device kind does not have.
+        """
         chosen = self._chosen.get(device.type)
         if chosen is None:
             chosen = self._chosen[device.type] = self._choose(device.type)
@@ -58,17 +83,31 @@ class Operation(Generic[Implementation]):
         self._chosen.clear()
 
     def _choose(self, kind: str) -> Implementation:
-        name, chosen = self._faster.get(kind, (REFERENCE, self._reference))
+        name, found = self._faster.get(kind, (REFERENCE, self._reference))
         wanted = _choices.get(self.name, name)
         if wanted == REFERENCE:
-            name, chosen = REFERENCE, self._reference
+            name, found = REFERENCE, self._reference
         elif wanted != name:
             available = ", ".join(sorted({REFERENCE, name}))
             raise ValueError(
                 f"{self.name} has no implementation {wanted!r} for {kind}; available: {available}"
             )
+        chosen = self._load(found, kind) if isinstance(found, Deferred) else found
         _log.info("kernel_chosen", operation=self.name, device=kind, implementation=name)
         return chosen
+
+    def _load(self, deferred: Deferred, kind: str) -> Implementation:
+        try:
+            module = importlib.import_module(deferred.module)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "triton":
+                raise
+            raise TritonMissing(
+                f"{self.name} on {kind} needs Triton, which is not installed: install "
+                f"tandem-serve[gpu], or choose the slow definition with "
+                f"configure({{{self.name!r}: {REFERENCE!r}}})"
+            ) from error
+        return cast("Implementation", getattr(module, deferred.attribute))
 
 
 def configure(choices: Mapping[str, str]) -> None:

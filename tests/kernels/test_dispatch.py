@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog.testing
 import torch
 
 from kernels import dispatch
-from kernels.dispatch import Operation, configure
+from kernels.dispatch import Deferred, Operation, TritonMissing, configure
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -62,7 +64,7 @@ class TestChoice:
         """
         A misspelt operation or an implementation the device does not have is an error that lists what there is.
         """
-        with pytest.raises(ValueError, match=r"no operation 'attention'; known: .*paged_attention"):
+        with pytest.raises(ValueError, match=r"no operation 'attention'; known: .*test_only"):
             configure({"attention": "reference"})
         configure({"test_only": "simd"})
         assert operation.on(CPU)() == "quick"
@@ -70,3 +72,46 @@ class TestChoice:
             ValueError, match="no implementation 'simd' for cuda; available: reference"
         ):
             operation.on(CUDA)
+
+
+@pytest.fixture
+def deferring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operation]:
+    """An operation whose code for CUDA lies in a module of its own, not imported yet."""
+    (tmp_path / "deferred_kernel.py").write_text(
+        "import triton\n\n\ndef quick():\n    return 'kernel'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "deferred_kernel", raising=False)
+    yield Operation("test_only", plain, {"cuda": ("triton", Deferred("deferred_kernel", "quick"))})
+    sys.modules.pop("deferred_kernel", None)
+    del dispatch._operations["test_only"]
+    configure({})
+
+
+class TestDeferred:
+    def test_module_is_imported_by_the_device_that_needs_it(self, deferring, monkeypatch):
+        """
+        Code that needs Triton is imported when a device of its kind first asks, and not for others.
+        """
+        monkeypatch.setitem(sys.modules, "triton", sys)  # any module will do
+        assert "plain" == deferring.on(CPU)()
+        assert "deferred_kernel" not in sys.modules
+        assert "kernel" == deferring.on(CUDA)()
+
+    def test_missing_triton_is_an_error_that_says_what_to_install(self, deferring, monkeypatch):
+        """
+        Without Triton a CUDA device gets a typed error naming the extra, and never the definition in silence.
+        """
+        monkeypatch.setitem(sys.modules, "triton", None)
+        with pytest.raises(TritonMissing, match=r"test_only on cuda needs .*tandem-serve\[gpu\]"):
+            deferring.on(CUDA)
+        configure({"test_only": "reference"})
+        assert "plain" == deferring.on(CUDA)()
+
+    def test_other_missing_modules_are_not_blamed_on_triton(self, deferring, tmp_path):
+        """
+        Where anything but Triton is missing, the import error stays what it is.
+        """
+        (tmp_path / "deferred_kernel.py").write_text("import no_such_module\n")
+        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+            deferring.on(CUDA)
