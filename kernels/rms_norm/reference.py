@@ -1,4 +1,4 @@
-"""The definition of rms_norm."""
+"""The definitions of rms_norm and add_rms_norm."""
 
 from __future__ import annotations
 
@@ -11,3 +11,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(torch.float32)
     mean_square = wide.square().mean(dim=-1, keepdim=True)
     return (wide * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Arguments as in the package's `add_rms_norm`, unchecked."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps)

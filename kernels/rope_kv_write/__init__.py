@@ -7,13 +7,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Operation
+from kernels.dispatch import Deferred, Operation
 from kernels.rope_kv_write import cpu, reference
 
 __all__ = ["rope_kv_write"]
 
 _operation = Operation(
-    "rope_kv_write", reference.rope_kv_write, {"cpu": ("cpu", cpu.rope_kv_write)}
+    "rope_kv_write",
+    reference.rope_kv_write,
+    {
+        "cpu": ("cpu", cpu.rope_kv_write),
+        "cuda": ("triton", Deferred("kernels.rope_kv_write.triton_kernel", "rope_kv_write")),
+    },
 )
 
 
@@ -33,11 +38,13 @@ def rope_kv_write(
         qkv: Shape ``[T, (H + 2 * K) * D]``: H query heads, K key heads, K value heads; rotary pairs
             are neighbours ``(2i, 2i + 1)``. May be overwritten.
         rotation: float32 ``[T, D / 2, 2]``, cosine and sine of each token's position and pair.
-        kv_position: int64 ``[T]``, block * block_size + offset in block; no two equal.
+        kv_position: int64 ``[T]``, block * block_size + offset in block; no two equal. Tokens that
+            only pad a batch have positions in block 0, which nobody reads and where equal ones are
+            allowed, or negative ones: their keys and values are lost.
         kv_cache: Type of `qkv`, contiguous, shape ``[blocks, block_size, 2, K, D]``, keys before
             values.
-        qk_norm: ``[H + K, D]``, scale of a per-head rms_norm before the rotation; None is no
-            normalisation.
+        qk_norm: Type of `qkv`, ``[H + K, D]``, scale of a per-head rms_norm before the rotation;
+            None is no normalisation.
         norm_eps: Added to the mean square of that normalisation.
 
     Returns:
@@ -46,6 +53,18 @@ def rope_kv_write(
     Raises:
         ValueError: Shapes, types or strides are not as described.
     """
+    _check(qkv, rotation, kv_position, kv_cache, qk_norm)
+    run = _operation.on(qkv.device)
+    return run(qkv, rotation, kv_position, kv_cache, qk_norm=qk_norm, norm_eps=norm_eps)
+
+
+def _check(
+    qkv: Tensor,
+    rotation: Tensor,
+    kv_position: Tensor,
+    kv_cache: Tensor,
+    qk_norm: Tensor | None,
+) -> None:
     num_kv_heads, head_dim = kv_cache.shape[3:]
     num_tokens = qkv.shape[0]
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
@@ -68,10 +87,10 @@ def rope_kv_write(
             f"kv_position must be int64 of shape [{num_tokens}], "
             f"got {kv_position.dtype} {list(kv_position.shape)}"
         )
-    if qk_norm is not None and qk_norm.shape != (num_heads + num_kv_heads, head_dim):
+    if qk_norm is not None and (
+        qk_norm.dtype != qkv.dtype or qk_norm.shape != (num_heads + num_kv_heads, head_dim)
+    ):
         raise ValueError(
-            f"qk_norm must have shape [{num_heads + num_kv_heads}, {head_dim}], "
-            f"got {list(qk_norm.shape)}"
+            f"qk_norm must be {qkv.dtype} of shape [{num_heads + num_kv_heads}, {head_dim}], "
+            f"got {qk_norm.dtype} {list(qk_norm.shape)}"
         )
-    run = _operation.on(qkv.device)
-    return run(qkv, rotation, kv_position, kv_cache, qk_norm=qk_norm, norm_eps=norm_eps)

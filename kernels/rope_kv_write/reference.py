@@ -28,7 +28,9 @@ def rope_kv_write(
     rotated = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), dim=-1)
     rotated = rotated.flatten(-2).to(qkv.dtype)
     query, key = rotated[:, :-num_kv_heads], rotated[:, -num_kv_heads:]
-    block, offset = kv_position // kv_cache.shape[1], kv_position % kv_cache.shape[1]
-    kv_cache[block, offset, 0] = key
-    kv_cache[block, offset, 1] = value
+    is_stored = kv_position >= 0
+    stored = kv_position[is_stored]
+    block, offset = stored // kv_cache.shape[1], stored % kv_cache.shape[1]
+    kv_cache[block, offset, 0] = key[is_stored]
+    kv_cache[block, offset, 1] = value[is_stored]
     return query

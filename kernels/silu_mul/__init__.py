@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Operation
+from kernels.dispatch import Deferred, Operation
 from kernels.silu_mul import cpu, reference
 
 __all__ = ["silu_mul"]
 
-_operation = Operation("silu_mul", reference.silu_mul, {"cpu": ("cpu", cpu.silu_mul)})
+_operation = Operation(
+    "silu_mul",
+    reference.silu_mul,
+    {
+        "cpu": ("cpu", cpu.silu_mul),
+        "cuda": ("triton", Deferred("kernels.silu_mul.triton_kernel", "silu_mul")),
+    },
+)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from kernels.rms_norm import cpu as rms_norm_cpu
-from kernels.rms_norm import reference as rms_norm_reference
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import cpu as norm_cpu
+from kernels.rms_norm import reference as norm_reference
 from kernels.rope_kv_write import cpu as rope_cpu
 from kernels.rope_kv_write import reference as rope_reference
 from kernels.rope_kv_write import rope_kv_write
@@ -38,10 +38,8 @@ class TestRmsNorm:
         """
         x = numbers(5, 63) * 7
         ones = torch.ones(63)
-        assert torch.allclose(
-            torch.ones(5), rms_norm_reference.rms_norm(x, ones, 0.0).square().mean(1)
-        )
-        zero = rms_norm_reference.rms_norm(torch.full((1, 4), 3.0), torch.ones(4), 7.0)
+        assert torch.allclose(torch.ones(5), norm_reference.rms_norm(x, ones, 0.0).square().mean(1))
+        zero = norm_reference.rms_norm(torch.full((1, 4), 3.0), torch.ones(4), 7.0)
         assert torch.allclose(torch.full((1, 4), 3.0 / 4.0), zero)
 
     @DTYPES
@@ -50,8 +48,46 @@ class TestRmsNorm:
         The quick form gives the definition's values.
         """
         x, weight = numbers(9, 63, dtype=dtype), numbers(63, dtype=dtype, seed=1)
-        expected = rms_norm_reference.rms_norm(x, weight, 1e-5)
-        assert worst(expected, rms_norm_cpu.rms_norm(x, weight, 1e-5)) <= TOLERANCE[dtype]
+        expected = norm_reference.rms_norm(x, weight, 1e-5)
+        assert worst(expected, norm_cpu.rms_norm(x, weight, 1e-5)) <= TOLERANCE[dtype]
+
+    def test_definition_normalises_the_rounded_sum(self):
+        """
+        A residual addition is rounded into the residual first, and the result is that of the sum.
+        """
+        x, residual = numbers(5, 63).half(), numbers(5, 63, seed=4).half()
+        total, weight = x + residual, numbers(63, seed=1).half()
+        found = norm_reference.add_rms_norm(x, residual, weight, 1e-5)
+        assert torch.equal(total, residual)
+        assert torch.equal(norm_reference.rms_norm(total, weight, 1e-5), found)
+
+    @DTYPES
+    def test_cpu_adds_as_defined(self, dtype: torch.dtype):
+        """
+        The quick form gives the definition's sum and its norm.
+        """
+        x, weight = numbers(9, 63, dtype=dtype), numbers(63, dtype=dtype, seed=1)
+        expected_sum = numbers(9, 63, dtype=dtype, seed=4)
+        found_sum = expected_sum.clone()
+        expected = norm_reference.add_rms_norm(x, expected_sum, weight, 1e-5)
+        assert worst(expected, add_rms_norm(x, found_sum, weight, 1e-5)) <= TOLERANCE[dtype]
+        assert torch.equal(expected_sum, found_sum)
+
+    @pytest.mark.parametrize(
+        ("residual", "sentence"),
+        [
+            (torch.zeros(3, 8), "one type and one shape"),
+            (torch.zeros(2, 8).half(), "one type and one shape"),
+            (torch.zeros(8, 2).t(), "must be adjacent"),
+        ],
+        ids=["shape", "dtype", "stride"],
+    )
+    def test_wrong_residual_is_refused(self, residual: torch.Tensor, sentence: str):
+        """
+        The residual must match the addition, row by row.
+        """
+        with pytest.raises(ValueError, match=sentence):
+            add_rms_norm(numbers(2, 8), residual, numbers(8), 1e-5)
 
     def test_wrong_weight_is_refused(self):
         """
@@ -61,6 +97,8 @@ class TestRmsNorm:
             rms_norm(numbers(2, 8), numbers(7), 1e-5)
         with pytest.raises(ValueError, match=r"weight must be torch.float32 of shape \[8\]"):
             rms_norm(numbers(2, 8), numbers(8).half(), 1e-5)
+        with pytest.raises(ValueError, match=r"weight must be torch.float32 of shape \[8\]"):
+            add_rms_norm(numbers(2, 8), numbers(2, 8), numbers(7), 1e-5)
 
 
 class TestSiluMul:
@@ -134,6 +172,21 @@ class TestRopeKvWrite:
         rest[found["kv_position"]] = False
         assert (found["kv_cache"].view(18, -1)[rest] == 77.0).all()
 
+    @pytest.mark.parametrize("run", [rope_reference.rope_kv_write, rope_cpu.rope_kv_write])
+    @pytest.mark.parametrize("padding", [-1, 1], ids=["nowhere", "dummy-block"])
+    def test_padding_leaves_the_others_alone(self, run, padding: int):
+        """
+        Tokens with no position, or all with one of block 0, change no other block and no other token.
+        """
+        given = self.scene()
+        options = {"qk_norm": None, "norm_eps": 0.0}
+        given["kv_position"] = torch.tensor([4, padding, 17, padding, padding])
+        query = run(**{**given, "qkv": given["qkv"].clone()}, **options)
+        alone = {name: value[[0, 2]].clone() for name, value in given.items() if name != "kv_cache"}
+        cache = torch.full_like(given["kv_cache"], 77.0)
+        assert torch.equal(run(**alone, kv_cache=cache, **options), query[[0, 2]])
+        assert torch.equal(cache[1:], given["kv_cache"][1:])
+
     @pytest.mark.parametrize(
         ("name", "replacement", "sentence"),
         [
@@ -141,6 +194,8 @@ class TestRopeKvWrite:
             ("qkv", torch.zeros(5, 64).half(), "kv_cache must be torch.float16, contiguous"),
             ("rotation", torch.zeros(4, 4, 2), r"rotation must be float32 of shape \[5, 4, 2\]"),
             ("kv_position", torch.zeros(5).int(), r"kv_position must be int64 of shape \[5\]"),
+            ("qk_norm", torch.zeros(5, 8), r"qk_norm must be torch.float32 of shape \[6, 8\]"),
+            ("qk_norm", torch.zeros(6, 8).half(), r"qk_norm must be torch.float32"),
         ],
     )
     def test_wrong_tensors_are_refused(self, name: str, replacement: torch.Tensor, sentence: str):
