@@ -1,0 +1,115 @@
+"""
+How prompts' chunks are cut for Triton's prefill kernel: the sizes of tiles, and which tiles a batch
+has.
+
+What a tile holds and how it is worked on depend on its own row only, so that no row's bits depend
+on the batch around it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.paged_attention.sequences import AttentionShape, PagedSequences
+
+TILE_FIELDS = 4
+"""Columns of a table of tiles: row, first query, its position, number of queries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileSize:
+    """
+    What one program works on, and how.
+
+    Attributes:
+        rows: Queries times heads of a group it holds, a power of two, at least 16.
+        keys: It loads at a time, a power of two, at least 16.
+        num_warps: Of 32 threads each.
+        num_stages: Depth of pipelining.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+SHORT_ROWS = 64
+"""Queries times heads of a group up to which a row takes small tiles."""
+
+_LONG_16_BIT = {
+    64: TileSize(rows=128, keys=64, num_warps=8, num_stages=3),
+    128: TileSize(rows=128, keys=64, num_warps=8, num_stages=3),
+    256: TileSize(rows=128, keys=32, num_warps=8, num_stages=2),
+}
+_SHORT_16_BIT = {
+    64: TileSize(rows=64, keys=64, num_warps=4, num_stages=3),
+    128: TileSize(rows=64, keys=64, num_warps=4, num_stages=2),
+    256: TileSize(rows=64, keys=32, num_warps=4, num_stages=2),
+}
+_FLOAT32 = TileSize(rows=16, keys=16, num_warps=4, num_stages=2)
+"""Exact products take no tensor core and many registers: this type is for checking."""
+
+
+def tile_size(shape: AttentionShape, *, is_short: bool) -> TileSize:
+    """
+    The checked-in choice for a geometry; `is_short` as by `SHORT_ROWS`.
+
+    Raises:
+        ValueError: Heads are wider than 256, or more than 128 share a key head.
+    """
+    if shape.head_dim > max(_LONG_16_BIT) or shape.group_size > _LONG_16_BIT[64].rows:
+        raise ValueError(
+            f"Triton's prefill attention takes heads of up to 256 and up to 128 of them per key "
+            f"head, got {shape.head_dim} and {shape.group_size}: choose the reference"
+        )
+    if shape.dtype == torch.float32:
+        fits_group = max(_FLOAT32.rows, power_of_two(shape.group_size))
+        return TileSize(
+            rows=fits_group,
+            keys=_FLOAT32.keys,
+            num_warps=_FLOAT32.num_warps,
+            num_stages=_FLOAT32.num_stages,
+        )
+    table = _SHORT_16_BIT if is_short else _LONG_16_BIT
+    return table[max(64, power_of_two(shape.head_dim))]
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number`, which is positive."""
+    return 1 << (number - 1).bit_length()
+
+
+def cut_prefill(
+    sequences: PagedSequences, shape: AttentionShape, rows: NDArray[np.int64]
+) -> list[tuple[TileSize, NDArray[np.int32]]]:
+    """
+    Cut some of a batch's rows into tiles, those with the most keys first.
+
+    Returns:
+        By size of tile, int32 ``[N, 4]``: row of the block table, first query among the batch's,
+        its position in its sequence, number of queries.
+    """
+    query_len = sequences.query_len.astype(np.int64)
+    first_query = np.cumsum(query_len) - query_len
+    is_short = query_len[rows] * shape.group_size <= SHORT_ROWS
+    tables = []
+    for short in (True, False):
+        chosen = rows[is_short == short]
+        if not len(chosen):
+            continue
+        size = tile_size(shape, is_short=short)
+        per_tile = size.rows // shape.group_size
+        num_tiles = -(-query_len[chosen] // per_tile)
+        row = np.repeat(chosen, num_tiles)
+        before = np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+        done = (np.arange(len(row)) - before) * per_tile
+        position = sequences.seq_len[row] - query_len[row] + done
+        count = np.minimum(query_len[row] - done, per_tile)
+        table = np.stack((row, first_query[row] + done, position, count), axis=1)
+        tables.append((size, table[np.argsort(-position, kind="stable")].astype(np.int32)))
+    return tables
