@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from types import SimpleNamespace
 
 import psutil
@@ -167,3 +168,12 @@ class TestOutput:
         printed = capsys.readouterr()
         assert wrong[0].partition("=")[0] in printed.err
         assert "" == printed.out
+
+    def test_command_leaves_signals_as_they_were(self):
+        """
+        `tandem bench link` passes the exit code on and has SIGTERM do afterwards what it did before.
+        """
+        before = signal.getsignal(signal.SIGTERM)
+        result = CliRunner().invoke(app, ["bench", "link", "--transport=pigeon"])
+        assert 2 == result.exit_code
+        assert before == signal.getsignal(signal.SIGTERM)

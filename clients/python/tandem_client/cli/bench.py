@@ -199,7 +199,7 @@ def _run_scheduler_bench(flags: list[str]) -> None:
     command = [sys.executable, "-m", "scheduler_svc.bench", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- our own interpreter
     # Whoever ends this command, and it alone, means the benchmark with all its processes.
-    signal.signal(signal.SIGTERM, _end)
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -209,6 +209,7 @@ def _run_scheduler_bench(flags: list[str]) -> None:
         if process.poll() is None:
             process.terminate()
             process.wait()
+        signal.signal(signal.SIGTERM, before)
     if process.returncode:
         code = ExitCode.USAGE if process.returncode == ExitCode.USAGE else ExitCode.FAILED
         raise fail(f"scheduler_svc.bench ended with {process.returncode}", code)
