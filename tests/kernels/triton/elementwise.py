@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
-INTERPRETED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-"""The interpreter truncates to bf16 where a GPU rounds, so that type is judged on a GPU."""
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+"""By name. The interpreter truncates to bf16 where a GPU rounds, so that type needs a GPU."""
+
+if torch.cuda.is_available():
+    DTYPES["bf16"] = torch.bfloat16
+
+each_dtype = pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=list(DTYPES))
 
 SLACK = {torch.float32: 4e-6, torch.float16: 0.0, torch.bfloat16: 0.0}
 """

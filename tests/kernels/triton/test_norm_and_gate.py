@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -9,17 +13,13 @@ from kernels.rms_norm import reference as norm_reference
 from kernels.rms_norm import triton_kernel as norm_triton
 from kernels.silu_mul import reference as gate_reference
 from kernels.silu_mul import triton_kernel as gate_triton
-from tests.kernels.triton.elementwise import INTERPRETED_DTYPES, assert_as_exact, numbers
+from tests.kernels.triton.elementwise import assert_as_exact, each_dtype, numbers
 
 EPS = 1e-5
 
-DTYPES = pytest.mark.parametrize(
-    "dtype", list(INTERPRETED_DTYPES.values()), ids=list(INTERPRETED_DTYPES)
-)
-
 
 class TestRmsNorm:
-    @DTYPES
+    @each_dtype
     @pytest.mark.parametrize("shape", [(3, 1), (5, 63), (2, 576), (1, 2048), (2, 3, 80)], ids=str)
     def test_matches_the_definition(self, shape, dtype, device):
         """
@@ -81,7 +81,7 @@ class TestRmsNorm:
 
 
 class TestAddRmsNorm:
-    @DTYPES
+    @each_dtype
     @pytest.mark.parametrize("shape", [(3, 1), (5, 63), (2, 576)], ids=str)
     def test_matches_the_definition(self, shape, dtype, device):
         """
@@ -113,7 +113,7 @@ class TestAddRmsNorm:
 
 
 class TestSiluMul:
-    @DTYPES
+    @each_dtype
     @pytest.mark.parametrize("width", [1, 63, 1024, 1100])
     def test_matches_the_definition(self, width, dtype, device):
         """
@@ -154,3 +154,42 @@ class TestSiluMul:
         """
         assert (0, 4) == gate_triton.silu_mul(torch.zeros((0, 8), device=device)).shape
         assert (3, 0) == gate_triton.silu_mul(torch.zeros((3, 0), device=device)).shape
+
+
+FAR_ROWS = """
+import torch
+from kernels.rms_norm import triton_kernel as norm
+from kernels.silu_mul import triton_kernel as gate
+
+width, stride = 64, 1_100_000_000
+assert 2 * stride > 2**31
+lying_far_apart = torch.empty(2 * stride + width, dtype=torch.float16).as_strided(
+    (3, width), (stride, 1)
+)
+near = torch.arange(3 * width).view(3, width).half() / 50
+lying_far_apart.copy_(near)
+weight = torch.ones(width, dtype=torch.float16)
+expected = norm.rms_norm(near, weight, 1e-5)
+assert torch.equal(expected, norm.rms_norm(lying_far_apart, weight, 1e-5))
+assert torch.equal(gate.silu_mul(near), gate.silu_mul(lying_far_apart))
+expected = norm.rms_norm(near + near, weight, 1e-5)
+assert torch.equal(expected, norm.add_rms_norm(lying_far_apart, lying_far_apart, weight, 1e-5))
+assert torch.equal(near + near, lying_far_apart)
+"""
+
+
+@pytest.mark.slow
+class TestOffsets:
+    def test_rows_beyond_32_bits_are_read_where_they_are(self):
+        """
+        Rows more than 2**31 elements apart are normalised, added to and gated like rows side by side.
+        """
+        # An offset that wraps reads outside the process's memory, so a process of its own does it.
+        done = subprocess.run(
+            [sys.executable, "-c", FAR_ROWS],
+            env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert 0 == done.returncode, done.stderr

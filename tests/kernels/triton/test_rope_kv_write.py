@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
 
 from kernels.rope_kv_write import reference, triton_kernel
-from tests.kernels.triton.elementwise import INTERPRETED_DTYPES, RopeScene, assert_as_exact
-
-DTYPES = pytest.mark.parametrize(
-    "dtype", list(INTERPRETED_DTYPES.values()), ids=list(INTERPRETED_DTYPES)
-)
+from tests.kernels.triton.elementwise import RopeScene, assert_as_exact, each_dtype
 
 
 class TestRopeKvWrite:
-    @DTYPES
+    @each_dtype
     @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
     @pytest.mark.parametrize("head_dim", [2, 64, 80, 96, 128, 256])
     def test_matches_the_definition(self, head_dim, normed, dtype, device):
@@ -141,7 +136,7 @@ class TestOffsets:
         """
         # An offset that wraps writes outside the process's memory, so a process of its own does it.
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(FAR_WRITE)],
+            [sys.executable, "-c", FAR_WRITE],
             env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
             text=True,
