@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 from tandem.errors import InvalidParameter, NoExecutor
 from tandem_client import AsyncClient, Client, Delta, RetryPolicy, TokenLogprobs
 from tandem_client.cli.app import app
+from tandem_client.cli.generate import _as_json
 from tandem_client.request import build_request
 from tests.clients.python.fake_server import ANSWER, Act
 
@@ -172,3 +175,14 @@ class TestCommand:
         outcome = json.loads(run("generate", "hi", "--json", "--logprobs", "1").stdout)
         assert len(outcome["token_ids"]) == len(outcome["logprobs"])
         assert {"logprob": -1.3125, "top": [[84, 0.0]]} == outcome["logprobs"][0]
+
+    def test_json_has_null_for_what_is_ruled_out(self, client):
+        """
+        A log probability of minus infinity is null: JSON has no infinities.
+        """
+        completion = client.complete("hi", logprobs=1)
+        ruled_out = TokenLogprobs(logprob=-math.inf, top=((7, -math.inf),))
+        choice = dataclasses.replace(completion.choices[0], logprobs=(ruled_out,))
+        outcome = _as_json(dataclasses.replace(completion, choices=(choice,)))
+        assert ({"logprob": None, "top": [(7, None)]},) == outcome["logprobs"]
+        assert json.dumps(outcome, allow_nan=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,6 +248,20 @@ class TestLogs:
         failure, (kept,) = leave(ServiceFailed("the executor ended", ExitCode.FAILED))
         assert f"the executor ended; logs: {kept}" == failure.line
         assert "out of memory" == (Path(kept) / "executor.log").read_text()
+
+    def test_failure_is_told_where_logs_cannot_be_kept(self, leave, monkeypatch):
+        """
+        A full disk keeps no copies, and why the service failed is told all the same.
+        """
+
+        def copy(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(shutil, "copy", copy)
+        failure, _ = leave(ServiceFailed("the executor ended", ExitCode.FAILED))
+        assert failure.line.startswith(
+            "the executor ended; its logs could not be kept: No space left on device"
+        )
 
     def test_orderly_stop_leaves_nothing(self, leave):
         """

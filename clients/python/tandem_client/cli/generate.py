@@ -189,8 +189,16 @@ def _as_json(completion: Completion) -> dict[str, Any]:
     content = dataclasses.asdict(completion)
     for choice in content["choices"]:
         choice["reason"] = choice["reason"].name
+        for one in choice["logprobs"]:
+            one["logprob"] = _finite(one["logprob"])
+            one["top"] = [(token_id, _finite(logprob)) for token_id, logprob in one["top"]]
     first = {name: value for name, value in content["choices"][0].items() if name != "choice"}
     return {"request_id": content.pop("request_id"), **first, **content}
+
+
+def _finite(logprob: float) -> float | None:
+    """JSON has no infinity: what the model rules out has no number there."""
+    return logprob if math.isfinite(logprob) else None
 
 
 def _write(text: str) -> None:

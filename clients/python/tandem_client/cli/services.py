@@ -227,16 +227,19 @@ def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[Runn
         except ServiceFailed as failure:
             if plan.log_folder is not None:
                 raise
-            line = f"{failure.line}; logs: {_kept_logs(private)}"
+            line = f"{failure.line}; {_kept_logs(private)}"
             raise ServiceFailed(line, failure.code) from None
 
 
-def _kept_logs(folder: Path) -> Path:
-    """Copies of the logs in a folder that is about to go, for whoever asks why a service failed."""
-    kept = Path(tempfile.mkdtemp(prefix="tandem-logs-"))
-    for log in folder.glob("*.log"):
-        shutil.copy(log, kept)
-    return kept
+def _kept_logs(folder: Path) -> str:
+    """Copy the logs of a folder that is about to go; says where to, or why they are not kept."""
+    try:
+        kept = Path(tempfile.mkdtemp(prefix="tandem-logs-"))
+        for log in folder.glob("*.log"):
+            shutil.copy(log, kept)
+    except OSError as error:
+        return f"its logs could not be kept: {error.strerror}; choose a folder with --log-dir"
+    return f"logs: {kept}"
 
 
 def _start(
