@@ -1,0 +1,90 @@
+"""Whole models on Triton's kernels, and on the definitions: the same logits and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import dispatch
+from tandem.link.batch import Batch
+from tests.executor_svc.stepping import Bench, Row, admission, batch, random_tokens
+from tests.model_zoo import FAMILIES
+
+TOLERANCE = 1e-4
+"""Float32 sums in another order differ by about 1e-6 per unit of logit; logits here reach about 10."""
+
+LENGTHS = (29, 3, 12)
+NUM_DECODES = 3
+
+Run = Callable[[Bench, Batch], object]
+
+
+@pytest.fixture
+def everything_on_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Called, makes the CPU run what a CUDA device would, in the interpreter."""
+
+    def switch() -> None:
+        switched = set()
+        for name, operation in dispatch._operations.items():
+            if "cuda" in operation._faster:
+                monkeypatch.setitem(operation._faster, "cpu", operation._faster["cuda"])
+                switched.add(name)
+        assert {"rms_norm", "rope_kv_write", "silu_mul"} <= switched
+        dispatch.configure({})
+
+    yield switch
+    monkeypatch.undo()
+    dispatch.configure({})
+
+
+def chunk_then_decode(directory: Path, run: Run) -> list[object]:
+    """Two sequences in chunks, the third while they decode; then all decode."""
+    bench = Bench.build(directory, block_size=7, num_blocks=24, num_slots=3, shuffle_seed=1)
+    admits = [
+        admission(slot, random_tokens(length, slot), bench.take_blocks(length + NUM_DECODES + 1))
+        for slot, length in enumerate(LENGTHS)
+    ]
+    found = [run(bench, batch(Row(1, 0, 3), Row(0, 0, 20, samples=False), admits=admits[:2]))]
+    found.append(run(bench, batch(Row(1, 3), Row(0, 20, 9), Row(2, 0, 12), admits=admits[2:])))
+    for step in range(NUM_DECODES):
+        rows = [Row(1, 4 + step), Row(0, 29 + step), Row(2, 12 + step)]
+        found.append(run(bench, batch(*rows)))
+    return found
+
+
+def logits(bench: Bench, step: Batch) -> torch.Tensor:
+    return bench.runner.forward_logits(step)
+
+
+def tokens(bench: Bench, step: Batch) -> list[int]:
+    result = bench.runner.execute(step, 1)
+    assert () == result.row_errors
+    return result.token.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "mistral_window"])
+class TestWholeModels:
+    def test_logits_are_those_of_the_definitions(self, family, tmp_path, everything_on_triton):
+        """
+        Chunks and decodes of one batch, through every kernel, have the logits of the definitions.
+        """
+        directory = FAMILIES[family](tmp_path / family)
+        dispatch.configure(dict.fromkeys(dispatch._operations, dispatch.REFERENCE))
+        expected = torch.cat(chunk_then_decode(directory, logits))
+        everything_on_triton()
+        found = torch.cat(chunk_then_decode(directory, logits))
+        assert (expected - found).abs().max() <= TOLERANCE
+
+    def test_tokens_are_those_of_the_definitions(self, family, tmp_path, everything_on_triton):
+        """
+        Greedy tokens, each fed back into the next step, are those of the definitions.
+        """
+        directory = FAMILIES[family](tmp_path / family)
+        dispatch.configure(dict.fromkeys(dispatch._operations, dispatch.REFERENCE))
+        expected = chunk_then_decode(directory, tokens)
+        everything_on_triton()
+        assert expected == chunk_then_decode(directory, tokens)
