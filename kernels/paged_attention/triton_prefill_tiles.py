@@ -38,6 +38,8 @@ class TileSize:
     num_stages: int
 
 
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
 SHORT_ROWS = 64
 """Queries times heads of a group up to which a row takes small tiles."""
 
@@ -60,11 +62,14 @@ def tile_size(shape: AttentionShape, *, is_short: bool) -> TileSize:
     The checked-in choice for a geometry; `is_short` as by `SHORT_ROWS`.
 
     Raises:
-        ValueError: Heads are wider than 256, or more than 128 share a key head.
+        ValueError: Heads are wider than 256, more than 128 share a key head, or numbers are of
+            another type than bfloat16, float16 and float32.
     """
+    if shape.dtype not in _DTYPES:
+        raise ValueError(f"Triton's attention takes bfloat16, float16 and float32: {shape.dtype}")
     if shape.head_dim > max(_LONG_16_BIT) or shape.group_size > _LONG_16_BIT[64].rows:
         raise ValueError(
-            f"Triton's prefill attention takes heads of up to 256 and up to 128 of them per key "
+            f"Triton's attention takes heads of up to 256 and up to 128 of them per key "
             f"head, got {shape.head_dim} and {shape.group_size}: choose the reference"
         )
     if shape.dtype == torch.float32:

@@ -79,3 +79,10 @@ class TestTileSize:
         of = shape(num_heads, 2, head_dim, 16, torch.bfloat16)
         with pytest.raises(ValueError, match=f"got {head_dim} and {num_heads // 2}"):
             tile_size(of, is_short=True)
+
+    def test_other_number_types_are_refused(self):
+        """
+        A type that the kernel was not made for is an error that names it.
+        """
+        with pytest.raises(ValueError, match=r"float32: torch.float64"):
+            tile_size(shape(dtype=torch.float64), is_short=True)
