@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,6 +50,21 @@ class KernelRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """
+    A call whose kernels are to be compiled as they are launched there, options included.
+
+    Attributes:
+        call: "package.module:function"; it makes tensors on the CPU and calls a launch function.
+            Nothing runs: what kernels would write stays unwritten.
+        arguments: By name, as JSON has them.
+    """
+
+    call: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledKernel:
     """
     What a compiled kernel takes.
@@ -57,6 +73,7 @@ class CompiledKernel:
     `shared_bytes` is per program.
     """
 
+    name: str
     registers: int
     stack_bytes: int
     local_bytes: int
@@ -76,12 +93,23 @@ def compile_kernels(requests: Sequence[KernelRequest]) -> list[CompiledKernel]:
     Raises:
         AssertionError: A kernel does not compile; the message is the compiler's.
     """
+    answers = _ask("kernels", requests)
+    return [CompiledKernel(**answer) for answer in answers]
+
+
+def compile_launches(requests: Sequence[LaunchRequest]) -> list[list[CompiledKernel]]:
+    """Compile what each call launches, in order; otherwise as `compile_kernels`."""
+    answers = _ask("launches", requests)
+    return [[CompiledKernel(**launch) for launch in launches] for launches in answers]
+
+
+def _ask(kind: str, requests: Sequence[KernelRequest] | Sequence[LaunchRequest]) -> list[Any]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(ROOT), environment.get("PYTHONPATH")])
     )
     done = subprocess.run(
-        [sys.executable, __file__],
+        [sys.executable, __file__, kind],
         input=json.dumps([asdict(request) for request in requests]),
         env=environment,
         capture_output=True,
@@ -89,7 +117,8 @@ def compile_kernels(requests: Sequence[KernelRequest]) -> list[CompiledKernel]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [CompiledKernel(**answer) for answer in json.loads(done.stdout.splitlines()[-1])]
+    answers: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return answers
 
 
 def compile_kernel(request: KernelRequest) -> CompiledKernel:
@@ -123,6 +152,34 @@ def _compile(request: KernelRequest) -> CompiledKernel:
     )
 
 
+def _compile_launches(request: LaunchRequest) -> list[CompiledKernel]:
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+    from triton.runtime import driver, jit  # noqa: PLC0415
+
+    launched: list[CompiledKernel] = []
+    run = jit.JITFunction.run
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
+        launched.append(_describe(compiled))
+        return compiled
+
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: GPUTarget("cuda", CAPABILITY, 32),
+            get_current_device=lambda: 0,
+            get_current_stream=lambda _device: 0,
+        )
+    )
+    jit.JITFunction.run = compile_only
+    try:
+        module, name = request.call.split(":")
+        getattr(importlib.import_module(module), name)(**request.arguments)
+    finally:
+        jit.JITFunction.run = run
+    return launched
+
+
 def _constexpr(value: Any) -> Any:
     import triton.language as tl  # noqa: PLC0415
 
@@ -143,6 +200,7 @@ def _describe(compiled: Any) -> CompiledKernel:
         ).stdout
     found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
     return CompiledKernel(
+        name=compiled.metadata.name,
         registers=found["REG"],
         stack_bytes=found["STACK"],
         local_bytes=found["LOCAL"],
@@ -151,6 +209,13 @@ def _describe(compiled: Any) -> CompiledKernel:
     )
 
 
+def _main(kind: str) -> list[Any]:
+    requests = json.load(sys.stdin)
+    if kind == "kernels":
+        return [asdict(_compile(KernelRequest(**request))) for request in requests]
+    launches = [_compile_launches(LaunchRequest(**request)) for request in requests]
+    return [[asdict(launch) for launch in launched] for launched in launches]
+
+
 if __name__ == "__main__":
-    answers = [_compile(KernelRequest(**request)) for request in json.load(sys.stdin)]
-    print(json.dumps([asdict(answer) for answer in answers]))  # noqa: T201  # the answer itself
+    print(json.dumps(_main(sys.argv[1])))  # noqa: T201  # the answer itself
