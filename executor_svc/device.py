@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -35,10 +36,11 @@ def resolve_device(name: str) -> torch.device:
     Turn "auto", "cpu", "cuda" or "cuda:N" into a device.
 
     Raises:
-        InvalidConfig: Another name, or a CUDA device that is not there.
+        InvalidConfig: Another name, a CUDA device that is not there, or one without Triton, in
+            which its kernels are written.
     """
     if name == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = name.partition(":")
     if kind not in {"cpu", "cuda"} or (index and not index.isdecimal()):
         raise InvalidConfig(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
@@ -52,6 +54,11 @@ def resolve_device(name: str) -> torch.device:
     if number >= torch.cuda.device_count():
         raise InvalidConfig(
             f"device {name!r} was asked for but there are {torch.cuda.device_count()} CUDA devices"
+        )
+    if find_spec("triton") is None:
+        raise InvalidConfig(
+            f"device {name!r} needs Triton, which is not installed: install tandem-serve[gpu], or "
+            "use --device cpu"
         )
     return torch.device("cuda", number)
 
