@@ -11,12 +11,13 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.paged_attention import triton_decode
 from kernels.paged_attention.triton_decode import allocate_scratch, decode_attention
 from kernels.paged_attention.tuning import DecodeTuning, decode_splits, decode_tuning
 from tests.kernels.triton.decode_scenes import DecodeScene, Heads, decode_scene
 
 INTERPRETED = triton.knobs.runtime.interpret
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """About one rounding of outputs below 4; the sums are float32's."""
 
 DTYPES = [torch.float32, torch.float16]
@@ -171,6 +172,34 @@ class TestInvariance:
                 num_splits=2,
             )
         assert torch.equal(attend(scene.rows([1])), found)
+
+
+class TestLaunch:
+    @pytest.mark.parametrize("num_splits", [1, 3])
+    def test_grids_are_known_without_lengths(self, num_splits: int, monkeypatch):
+        """
+        What is launched depends on shapes only: tensors without contents are enough, as in a capture.
+        """
+        grids = []
+
+        class Recorder:
+            def __getitem__(self, grid):
+                return lambda *_args, **_options: grids.append(grid)
+
+        for kernel in ("decode_kernel", "merge_kernel"):
+            monkeypatch.setattr(triton_decode, kernel, Recorder())
+        query = torch.empty((5, 40, 64), device="meta")
+        decode_attention(
+            query,
+            torch.empty((9, 16, 2, 2, 64), device="meta"),
+            torch.empty((5, 3), dtype=torch.int32, device="meta"),
+            torch.empty(5, dtype=torch.int32, device="meta"),
+            scale=0.125,
+            num_splits=num_splits,
+        )
+        attending = (2 * 2, num_splits, 5)  # 20 heads of a key head take 2 programs
+        merging = [(40, 5)] if num_splits > 1 else []
+        assert [attending, *merging] == grids
 
 
 LARGE_CACHE = """
