@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from kernels.dispatch import Operation
+from kernels.dispatch import Deferred, Operation
 from kernels.paged_attention import cpu, reference
 from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
 
@@ -27,7 +27,12 @@ __all__ = [
 _Planner = Callable[[PagedSequences, AttentionShape, int | None], AttentionPlan]
 
 _operation: Operation[_Planner] = Operation(
-    "paged_attention", reference.plan, {"cpu": ("cpu", cpu.plan)}
+    "paged_attention",
+    reference.plan,
+    {
+        "cpu": ("cpu", cpu.plan),
+        "cuda": ("triton", Deferred("kernels.paged_attention.triton_plan", "plan")),
+    },
 )
 
 
@@ -46,7 +51,9 @@ def plan_paged_attention(
         window: How many last positions a query sees, itself included; None is all.
 
     Raises:
-        ValueError: Lengths or tables contradict each other.
+        ValueError: Lengths or tables contradict each other, or the device's kernels do not take
+            heads of this size.
+        TritonMissing: The device is a GPU and Triton is not installed.
     """
     query_len, seq_len = sequences.query_len, sequences.seq_len
     if len(query_len) != len(seq_len) or len(seq_len) != len(sequences.block_table):
@@ -75,13 +82,13 @@ def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale:
         kv_cache: Contiguous, shape ``[blocks, block_size, 2, K, D]``, keys before values; type of
             `query`.
         plan: For this batch.
-        scale: Multiplies the scores, usually ``D ** -0.5``.
+        scale: Multiplies the scores, usually ``D ** -0.5``; positive.
 
     Returns:
         Shape ``[T, H, D]``, contiguous.
 
     Raises:
-        ValueError: Shapes, types or strides are not what was planned.
+        ValueError: Shapes, types or strides are not what was planned, or the scale is not positive.
     """
     shape = plan.shape
     if query.shape != (plan.num_queries, shape.num_heads, shape.head_dim) or query.stride(2) != 1:
@@ -97,4 +104,6 @@ def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale:
         )
     if query.dtype != shape.dtype or kv_cache.dtype != shape.dtype:
         raise ValueError(f"planned for {shape.dtype}, got {query.dtype} and {kv_cache.dtype}")
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, got {scale}")
     return plan.attend(query, kv_cache, scale)

@@ -239,3 +239,13 @@ class TestChecks:
             paged_attention(query, cache[:, :8], plan, 1.0)
         with pytest.raises(ValueError, match=r"planned for torch.float32"):
             paged_attention(query.half(), cache, plan, 1.0)
+
+    @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+    def test_scale_that_is_not_positive_is_refused(self, scale: float):
+        """
+        Scores are scaled by a positive number.
+        """
+        of = shape()
+        sequences, query, cache = scene([(2, 20)], of)
+        with pytest.raises(ValueError, match="scale must be positive"):
+            paged_attention(query, cache, plan_paged_attention(sequences, of), scale)

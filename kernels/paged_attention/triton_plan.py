@@ -1,0 +1,145 @@
+"""
+Paged attention in Triton of one step: rows with one query go to the decode kernel, others to the
+prefill kernel, side by side on disjoint rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.paged_attention.sequences import AttentionShape, PagedSequences
+from kernels.paged_attention.triton_decode import decode_attention
+from kernels.paged_attention.triton_prefill import prefill_attention
+from kernels.paged_attention.triton_prefill_tiles import TileSize, cut_prefill, tile_size
+
+_ALIGNMENT = 4
+"""Integers that parts of an upload are padded to: kernels are compiled for 16-byte alignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """
+    Rows with one query each, the first of the plan's block table.
+
+    Attributes:
+        seq_len: int32 ``[B]``; 0 for padding.
+        query_at: int64 ``[B]``, their queries among the batch's; None where they are its first.
+    """
+
+    seq_len: Tensor
+    query_at: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonPlan:
+    """
+    One step's rows on the device.
+
+    What is launched depends on shapes only: a plan over buffers that stay where they are can be
+    captured, and serves whatever the buffers hold when it is replayed.
+
+    Attributes:
+        num_queries: T, queries of all rows.
+        window: As in `plan_paged_attention`.
+        block_table: int32 ``[R, M]``, rows of decodes first.
+        decodes: None where there are none.
+        prefills: By size of tile, a table of tiles, int32 ``[N, 4]``.
+    """
+
+    shape: AttentionShape
+    num_queries: int
+    window: int | None
+    block_table: Tensor
+    decodes: DecodeRows | None
+    prefills: tuple[tuple[TileSize, Tensor], ...]
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
+        """Arguments and result as in `paged_attention`, unchecked."""
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if self.decodes is not None:
+            self._decode(self.decodes, query, kv_cache, scale, out)
+        for size, tiles in self.prefills:
+            prefill_attention(
+                query,
+                kv_cache,
+                self.block_table,
+                tiles,
+                size,
+                scale=scale,
+                window=self.window,
+                out=out,
+            )
+        return out
+
+    def _decode(
+        self, rows: DecodeRows, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor
+    ) -> None:
+        num_rows = len(rows.seq_len)
+        table = self.block_table[:num_rows]
+        if rows.query_at is None:
+            own, target = query[:num_rows], out[:num_rows]
+        else:
+            own = query.index_select(0, rows.query_at)
+            target = torch.empty_like(own)
+        decode_attention(
+            own, kv_cache, table, rows.seq_len, scale=scale, window=self.window, out=target
+        )
+        if rows.query_at is not None:
+            out.index_copy_(0, rows.query_at, target)
+
+
+def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> TritonPlan:
+    """
+    Arguments as in `plan_paged_attention`, unchecked. One copy takes all to the device.
+
+    Raises:
+        ValueError: Heads are of a size or numbers of a type that the kernels do not take.
+    """
+    tile_size(shape, is_short=False)  # so that steps of decodes alone are refused alike
+    query_len = sequences.query_len
+    is_decode = query_len == 1
+    order = np.argsort(~is_decode, kind="stable")
+    num_decodes = int(is_decode.sum())
+    decodes, place = order[:num_decodes], np.argsort(order)
+    tables = cut_prefill(sequences, shape, order[num_decodes:])
+    for _, tiles in tables:
+        tiles[:, 0] = place[tiles[:, 0]]
+    columns = [sequences.block_table[order], sequences.seq_len[decodes]]
+    is_first = bool((decodes == np.arange(num_decodes)).all())
+    if not is_first:
+        columns.append((np.cumsum(query_len) - query_len)[decodes])
+    columns += [tiles for _, tiles in tables]
+    block_table, seq_len, *rest = _upload(columns, shape.device)
+    query_at = None if is_first else rest.pop(0).to(torch.int64)  # what torch's indexing takes
+    return TritonPlan(
+        shape=shape,
+        num_queries=int(query_len.sum()),
+        window=window,
+        block_table=block_table,
+        decodes=DecodeRows(seq_len, query_at) if num_decodes else None,
+        prefills=tuple((size, tiles) for (size, _), tiles in zip(tables, rest, strict=True)),
+    )
+
+
+def _upload(columns: Sequence[NDArray[np.integer[Any]]], device: torch.device) -> list[Tensor]:
+    """The columns as int32 on a device, by one copy; each begins at 16 bytes."""
+    ends = np.cumsum([-(-column.size // _ALIGNMENT) * _ALIGNMENT for column in columns]).tolist()
+    packed = np.zeros(ends[-1], np.int32)
+    begins = [0, *ends[:-1]]
+    for begin, column in zip(begins, columns, strict=True):
+        packed[begin : begin + column.size] = column.reshape(-1)
+    host = torch.from_numpy(packed)
+    if device.type == "cuda":
+        host = host.pin_memory()  # the copy then waits for nothing that runs
+    there = host.to(device, non_blocking=True)
+    return [
+        there[begin : begin + column.size].view(column.shape)
+        for begin, column in zip(begins, columns, strict=True)
+    ]
