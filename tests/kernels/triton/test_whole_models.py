@@ -10,8 +10,8 @@ import torch
 
 from kernels import dispatch
 from kernels.paged_attention import triton_decode
-from tandem.link.batch import Batch
-from tests.executor_svc.stepping import Bench, Row, admission, batch, random_tokens
+from tandem.link.batch import Batch, RowSampling
+from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens
 from tests.model_zoo import FAMILIES
 
 TOLERANCE = 1e-4
@@ -19,6 +19,13 @@ TOLERANCE = 1e-4
 
 LENGTHS = (29, 3, 12)
 NUM_DECODES = 3
+SAMPLING = (
+    GREEDY,
+    RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=3),
+    RowSampling(
+        temperature=0.8, top_k=40, top_p=0.9, seed=2**63, min_p=0.01, repetition_penalty=1.3
+    ),
+)
 
 Run = Callable[[Bench, Batch], object]
 
@@ -47,8 +54,13 @@ def chunk_then_decode(directory: Path, run: Run) -> list[object]:
     """Two sequences in chunks, the third while they decode; then all decode."""
     bench = Bench.build(directory, block_size=7, num_blocks=24, num_slots=3, shuffle_seed=1)
     admits = [
-        admission(slot, random_tokens(length, slot), bench.take_blocks(length + NUM_DECODES + 1))
-        for slot, length in enumerate(LENGTHS)
+        admission(
+            slot,
+            random_tokens(length, slot),
+            bench.take_blocks(length + NUM_DECODES + 1),
+            sampling=sampling,
+        )
+        for slot, (length, sampling) in enumerate(zip(LENGTHS, SAMPLING, strict=True))
     ]
     found = [run(bench, batch(Row(1, 0, 3), Row(0, 0, 20, samples=False), admits=admits[:2]))]
     found.append(run(bench, batch(Row(1, 3), Row(0, 20, 9), Row(2, 0, 12), admits=admits[2:])))
@@ -84,7 +96,7 @@ class TestWholeModels:
 
     def test_tokens_are_those_of_the_definitions(self, family, tmp_path, everything_on_triton):
         """
-        Greedy tokens, each fed back into the next step, are those of the definitions.
+        Greedy and drawn tokens, each fed back into the next step, are those of the definitions.
         """
         directory = FAMILIES[family](tmp_path / family)
         dispatch.configure(dict.fromkeys(dispatch._operations, dispatch.REFERENCE))
