@@ -1,100 +1,110 @@
-"""What prefill attention takes on sm_90, for every row of its table of tiles."""
+"""Prefill attention compiled for sm_90: what every row of its table of tiles takes."""
 
 from __future__ import annotations
 
-import functools
-from typing import NamedTuple
-
 import pytest
-import torch
 
-from kernels.paged_attention.triton_prefill_tiles import TILE_FIELDS, TileSize, power_of_two
-from kernels.paged_attention.triton_prefill_tiles import tile_size as size_of
-from tests.kernels.test_paged_attention import shape
+from kernels.paged_attention.triton_prefill_tiles import (
+    SHORT_ROWS,
+    TileSize,
+    power_of_two,
+    tile_size,
+)
 from tests.kernels.triton.compiled import (
     MAX_SHARED_BYTES,
     CompiledKernel,
-    KernelRequest,
-    compile_kernels,
+    LaunchRequest,
+    compile_launches,
 )
-
-TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-class Case(NamedTuple):
-    """A model's heads and cache, and which tiles; 32 heads share 8 key heads."""
-
-    head_dim: int
-    block_size: int
-    window: int
-    dtype: str
-    is_short: bool
-
-    @property
-    def size(self) -> TileSize:
-        of = shape(32, 8, self.head_dim, self.block_size, TYPES[self.dtype])
-        return size_of(of, is_short=self.is_short)
-
-    @property
-    def request(self) -> KernelRequest:
-        tensors = dict.fromkeys(("query", "kv_cache", "out"), f"*{self.dtype}")
-        strides = ("query_stride", "head_stride", "table_stride")
-        return KernelRequest(
-            kernel="kernels.paged_attention.triton_prefill:prefill_kernel",
-            types=tensors
-            | {"block_table": "*i32", "tiles": "*i32", "qk_scale": "fp32"}
-            | dict.fromkeys(strides, "i32"),
-            constexprs={
-                "KV_HEADS": 8,
-                "GROUP": 4,
-                "HEAD_DIM": self.head_dim,
-                "HEAD_DIM_PADDED": power_of_two(self.head_dim),
-                "BLOCK_SIZE": self.block_size,
-                "WINDOW": self.window,
-                "ROWS": self.size.rows,
-                "KEYS": self.size.keys,
-                "TILE_FIELDS": TILE_FIELDS,
-            },
-            divisible=strides[:2],
-            num_warps=self.size.num_warps,
-            num_stages=self.size.num_stages,
-        )
-
+from tests.kernels.triton.prefill_launches import attention_shape
 
 MAX_REGISTERS = {64: 148, 128: 218, 256: 255}
 """Per thread by padded head size: a little over what was measured, and no more than there are."""
 
+LENGTHS = {"short": SHORT_ROWS // 4, "long": SHORT_ROWS // 4 + 1}
+HEAD_DIMS = (64, 80, 96, 128, 256)
+
 CASES = [
-    *(Case(dim, 16, 0, "bf16", short) for dim in (64, 80, 96, 128, 256) for short in (True, False)),
-    *(Case(128, block, 1024, "bf16", short) for block in (7, 64) for short in (True, False)),
-    *(Case(dim, 128, 0, "bf16", False) for dim in (64, 128, 256)),
-    *(Case(256, 7, 1024, "bf16", short) for short in (True, False)),
-    Case(128, 32, 0, "fp16", is_short=False),
-    *(Case(dim, 7, 1024, "fp32", False) for dim in (64, 96, 128, 256)),
+    *((dim, 16, "bfloat16", None, length) for dim in HEAD_DIMS for length in LENGTHS),
+    *((128, block, "bfloat16", 1024, length) for block in (7, 64) for length in LENGTHS),
+    *((dim, 128, "bfloat16", None, "long") for dim in (64, 128, 256)),
+    *((256, 7, "bfloat16", 1024, length) for length in LENGTHS),
+    (128, 32, "float16", None, "long"),
+    *((dim, 7, "float32", 1024, "long") for dim in (64, 96, 128, 256)),
 ]
+"""Head size, block size, number type, window, which tiles."""
 
 
-@functools.cache
-def compiled() -> dict[Case, CompiledKernel]:
-    return dict(zip(CASES, compile_kernels([case.request for case in CASES]), strict=True))
+def request(case: tuple, **others: int) -> LaunchRequest:
+    head_dim, block_size, dtype, window, length = case
+    return LaunchRequest(
+        call="tests.kernels.triton.prefill_launches:launch_prefill",
+        arguments={
+            "head_dim": head_dim,
+            "block_size": block_size,
+            "dtype": dtype,
+            "window": window,
+            "query_len": LENGTHS[length],
+            **others,
+        },
+    )
+
+
+def size(case: tuple) -> TileSize:
+    head_dim, block_size, dtype, _, length = case
+    return tile_size(attention_shape(head_dim, block_size, dtype), is_short=length == "short")
+
+
+@pytest.fixture(scope="module")
+def launches() -> list[tuple[tuple, CompiledKernel]]:
+    compiled = compile_launches([request(case) for case in CASES])
+    return [(case, kernel) for case, [kernel] in zip(CASES, compiled, strict=True)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-class TestPrefillOnHopper:
-    def test_nothing_spills_and_a_program_fits(self, case: Case):
+class TestCompiled:
+    def test_every_size_of_tile_is_covered(self):
         """
-        A program keeps its registers out of memory, and its keys and values in shared memory.
+        Each head size and number type that a model may have, with either tiles, is compiled as one of these.
         """
-        found = compiled()[case]
-        assert not found.spills
-        assert found.registers <= MAX_REGISTERS[power_of_two(case.head_dim)]
-        assert found.shared_bytes <= MAX_SHARED_BYTES
+        wanted = {
+            size((dim, 16, dtype, None, length))
+            for dim in range(16, 257, 8)
+            for dtype in ("bfloat16", "float16", "float32")
+            for length in LENGTHS
+        }
+        assert wanted == {size(case) for case in CASES}
 
-    def test_loads_run_ahead_and_products_take_tensor_cores(self, case: Case):
+    def test_nothing_spills(self, launches):
         """
-        Keys and values are copied 16 bytes at a time while products run; those of 16-bit numbers are Hopper's own.
+        A program keeps its registers out of memory, and within what its row of the table took.
         """
-        found = compiled()[case]
-        assert "cp.async.cg.shared.global" in found.ptx
-        assert ("wgmma.mma_async" in found.ptx) == (case.dtype != "fp32")
+        for case, kernel in launches:
+            assert not kernel.spills, case
+            assert kernel.registers <= MAX_REGISTERS[power_of_two(case[0])], case
+
+    def test_programs_fit_a_multiprocessor(self, launches):
+        """
+        Keys and values on their way fit shared memory, two short programs' at once up to head size 256.
+        """
+        for case, kernel in launches:
+            programs = 2 if case[-1] == "short" else 1
+            assert programs * (kernel.shared_bytes + 1024) <= MAX_SHARED_BYTES, case
+
+    def test_loads_run_ahead_and_products_take_matrix_units(self, launches):
+        """
+        Keys and values come by asynchronous copies of 16 bytes; 16-bit products are Hopper's own, exact ones no tensor core's.
+        """
+        for case, kernel in launches:
+            assert "cp.async.cg.shared.global" in kernel.ptx, case
+            assert ("wgmma.mma_async" in kernel.ptx) == (case[2] != "float32"), case
+            assert "tf32" not in kernel.ptx, case
+
+    def test_all_batches_run_one_kernel(self):
+        """
+        How many rows a batch has, how long they are and how wide its table is compile nothing new.
+        """
+        case = (64, 16, "bfloat16", None, "long")
+        batches = [{"query_len": 17}, {"query_len": 300}, {"query_len": 40, "num_rows": 3}]
+        compiled = compile_launches([request(case, **batch) for batch in batches])
+        assert 1 == len({kernel.ptx for kernels in compiled for kernel in kernels})
