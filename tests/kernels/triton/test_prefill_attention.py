@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import triton
 
 from kernels.paged_attention import AttentionShape, PagedSequences, cpu, reference
 from kernels.paged_attention.triton_prefill import prefill_attention
@@ -17,6 +18,10 @@ from tests.kernels.test_paged_attention import scene, shape
 from tests.kernels.triton.compiled import ROOT
 
 HALF = torch.float16
+DTYPES_16_BIT = [HALF]
+if not triton.knobs.runtime.interpret:  # the interpreter multiplies the bit patterns of bfloat16
+    DTYPES_16_BIT.append(torch.bfloat16)
+HEAD_DIMS = (64, 80, 96, 128, 256)
 SCALE = 0.4
 TOLERANCE = {torch.float32: 4e-6, HALF: 3e-3}
 """Two roundings of outputs near 1; in float32 those of scores near 16 in powers of two."""
@@ -39,6 +44,7 @@ def attend(
     of: AttentionShape,
     window: int | None,
     device: torch.device,
+    scale: float = SCALE,
 ) -> torch.Tensor:
     """All rows of a batch by the prefill kernel, back on the CPU; NaN where nothing was written."""
     out = torch.full(query.shape, float("nan"), dtype=of.dtype, device=device)
@@ -49,7 +55,7 @@ def attend(
             torch.from_numpy(sequences.block_table).to(device),
             torch.from_numpy(tiles).to(device),
             size,
-            scale=SCALE,
+            scale=scale,
             window=window,
             out=out,
         )
@@ -104,16 +110,24 @@ class TestPrefill:
         found = attend(sequences, query, cache, of, None, device)
         assert (expected - found).abs().max() <= TOLERANCE[HALF]
 
-    def test_errs_little_more_than_plain_torch(self, device):
+    @pytest.mark.parametrize("dtype", DTYPES_16_BIT, ids=str)
+    @pytest.mark.parametrize(
+        ("head_dim", "window"),
+        [(64, None), *(pytest.param(dim, 40, marks=pytest.mark.slow) for dim in HEAD_DIMS)],
+    )
+    def test_errs_little_more_than_plain_torch(
+        self, head_dim: int, window: int | None, dtype: torch.dtype, device
+    ):
         """
         In 16 bits the error against float32 on the same numbers is at most twice that of torch's attention.
         """
-        of = shape(8, 2, 64, 16, HALF)
+        of = shape(8, 2, head_dim, 16, dtype)
+        scale = head_dim**-0.5
         sequences, query, cache = scene([(30, 90), (70, 70)], of)
-        exact = reference.plan(sequences, replace(of, dtype=torch.float32), None)
-        expected = exact.attend(query.float(), cache.float(), SCALE)
-        plain = cpu.plan(sequences, of, None).attend(query, cache, SCALE)
-        found = attend(sequences, query, cache, of, None, device)
+        exact = reference.plan(sequences, replace(of, dtype=torch.float32), window)
+        expected = exact.attend(query.float(), cache.float(), scale)
+        plain = cpu.plan(sequences, of, window).attend(query, cache, scale)
+        found = attend(sequences, query, cache, of, window, device, scale)
         assert (found - expected).abs().max() <= 2 * (plain - expected).abs().max()
 
     def test_row_has_the_same_bits_alone(self, device):
