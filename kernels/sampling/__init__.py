@@ -1,15 +1,19 @@
 """
 Sampling as a pure function of logits, parameters, seed and position (architecture, section 5).
 
-`reference` is the definition, `sampler` the quick way to the same tokens, `noise` the numbers.
+`reference` is the definition, `sampler` the quick way to the same tokens on a CPU,
+`triton_sampler` that on a GPU, `noise` the numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from kernels.sampling import sampler
+from kernels.dispatch import Deferred, Operation
+from kernels.sampling import reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits import Biases, LogitEdits, Penalties
 from kernels.sampling.logprobs import Logprobs
@@ -23,6 +27,15 @@ __all__ = [
     "SamplingColumns",
     "sample",
 ]
+
+_operation: Operation[Callable[..., Sampled]] = Operation(
+    "sampling",
+    reference.sample,
+    {
+        "cpu": ("cpu", sampler.sample),
+        "cuda": ("triton", Deferred("kernels.sampling.triton_sampler", "sample")),
+    },
+)
 
 _COLUMN_TYPES = {
     "temperature": torch.float32,
@@ -78,6 +91,5 @@ def sample(
                 f"{name} must be {dtype} of shape [{logits.shape[0]}], "
                 f"got {column.dtype} {list(column.shape)}"
             )
-    return sampler.sample(
-        logits, columns, edits=edits, num_logprobs=num_logprobs, margin_eps=margin_eps
-    )
+    draw = _operation.on(logits.device)
+    return draw(logits, columns, edits=edits, num_logprobs=num_logprobs, margin_eps=margin_eps)

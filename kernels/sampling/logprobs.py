@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,18 @@ class Logprobs:
     top: Tensor
 
 
-def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
+def log_sum_exp(values: Tensor) -> Tensor:
+    """Of each row of ``[Q, V]``: ``[Q, 1]``."""
+    return values.logsumexp(dim=1, keepdim=True)
+
+
+def logprobs(
+    logits: Tensor,
+    token: Tensor,
+    num_top: Tensor,
+    *,
+    log_total: Callable[[Tensor], Tensor] = log_sum_exp,
+) -> Logprobs | None:
     """
     Log-softmax of the rows that ask for it.
 
@@ -42,6 +54,7 @@ def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
         logits: Floating ``[R, V]``, before any edit.
         token: int64 ``[R]``, drawn from them.
         num_top: int64 ``[R]`` on the host: likeliest ids to tell; -1 for a row that does not ask.
+        log_total: `log_sum_exp` or another way to it.
 
     Returns:
         None where no row asks. K is the largest number asked for, at most V.
@@ -51,7 +64,10 @@ def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
         return None
     asked = num_top[row].clamp(max=logits.shape[1])
     width = int(asked.max())
-    parts = [_tell(logits, token, part, width) for part in torch.split(row, rows_per_copy(logits))]
+    parts = [
+        _tell(logits, token, part, width, log_total)
+        for part in torch.split(row, rows_per_copy(logits))
+    ]
     chosen, top_token, top = (torch.cat(column) for column in zip(*parts, strict=True))
     return Logprobs(row=row, num_top=asked, chosen=chosen, top_token=top_token, top=top)
 
@@ -62,11 +78,17 @@ def rows_per_copy(logits: Tensor) -> int:
     return max(1, elements // logits.shape[1])
 
 
-def _tell(logits: Tensor, token: Tensor, row: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _tell(
+    logits: Tensor,
+    token: Tensor,
+    row: Tensor,
+    width: int,
+    log_total: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log probabilities of these rows' tokens, and their `width` likeliest ids with theirs."""
     here = row.to(logits.device)
     values = logits[here].float()
-    total = values.logsumexp(dim=1, keepdim=True)
+    total = log_total(values)
     chosen = (values.gather(1, token[here][:, None]) - total)[:, 0]
     top_token = best_ids(values, width)
     return chosen, top_token, values.gather(1, top_token) - total

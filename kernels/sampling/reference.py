@@ -22,7 +22,7 @@ MIN_TEMPERATURE = 0.01
 TOP_P_SLACK = 1e-6
 """Mass by which a nucleus may fall short of top_p: float32 rounding must not add a token."""
 
-_MASS_SCALE = 2.0**40
+MASS_SCALE = 2.0**40
 _NEVER = float("-inf")
 
 
@@ -46,18 +46,14 @@ def sample(
     best = logits.amax(dim=1)
     valid = best.isfinite()
     usable = torch.where(valid[:, None], logits, 0.0)
-    greedy = columns.is_greedy[:, None]
-    scaled = torch.where(greedy, usable, scale(usable, columns.temperature))
+    scaled, scores = score(usable, columns)
     cuts = columns.top_k, columns.top_p, columns.min_p
+    greedy = columns.is_greedy[:, None]
     kept = torch.where(greedy, usable > _NEVER, keep(scaled, *cuts).mask)
-    scores = torch.where(greedy, scaled, scaled + noise(columns, logits.shape[1]))
-    token = torch.where(kept, scores, _NEVER).argmax(dim=1)
+    token = torch.where(valid, torch.where(kept, scores, _NEVER).argmax(dim=1), 0)
     margin = None
     if margin_eps is not None:
-        gain = noise_gain(edits, len(logits)).to(logits.device)
-        margin = margins(scaled, scores, token, columns, margin_eps * gain) / gain
-        margin = torch.where(valid, margin, 0.0)
-    token = torch.where(valid, token, 0)
+        margin = margin_of(given, columns, token, edits, margin_eps)
     told = None if num_logprobs is None else logprobs(given, token, num_logprobs)
     return Sampled(token=token, valid=valid, margin=margin, logprobs=told)
 
@@ -127,6 +123,13 @@ def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     return (logits - best) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
 
 
+def score(logits: Tensor, columns: SamplingColumns) -> tuple[Tensor, Tensor]:
+    """Scaled logits without and with noise, float32[R, V] each; greedy rows' are as they were."""
+    greedy = columns.is_greedy[:, None]
+    scaled = torch.where(greedy, logits, scale(logits, columns.temperature))
+    return scaled, torch.where(greedy, scaled, scaled + noise(columns, logits.shape[1]))
+
+
 def noise(columns: SamplingColumns, vocab_size: int) -> Tensor:
     """Gumbel noise of every id: float32[R, V]."""
     words = row_words(columns.seed, columns.position, columns.choice)
@@ -140,7 +143,7 @@ def mass(scaled: Tensor) -> Tensor:
 
     Sums of integers are exact, so a nucleus does not depend on the order or shape of a reduction.
     """
-    return (scaled.exp() * _MASS_SCALE).to(torch.int64)
+    return (scaled.exp() * MASS_SCALE).to(torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,32 @@ def min_p_threshold(min_p: Tensor) -> Tensor:
 def nucleus_mass(total: Tensor, top_p: Tensor) -> Tensor:
     """Fixed-point mass a nucleus must reach, int64[R] as `total`."""
     return ((top_p.double() - TOP_P_SLACK) * total).ceil().to(torch.int64)
+
+
+def margin_of(
+    logits: Tensor,
+    columns: SamplingColumns,
+    token: Tensor,
+    edits: LogitEdits | None,
+    eps: float,
+) -> Tensor:
+    """
+    Margins of tokens, whoever drew them: float32[R], 0 where a row is not valid.
+
+    Args:
+        logits: Floating[R, V], before edits.
+        columns: Of the rows.
+        token: int64[R], drawn from the rows.
+        edits: Of the rows.
+        eps: What rounding may do to a logit before a repetition penalty widens it.
+    """
+    logits = logits.float() if edits is None else edit(logits.float(), edits)
+    columns = columns.to(logits.device)
+    valid = logits.amax(dim=1).isfinite()
+    scaled, scores = score(torch.where(valid[:, None], logits, 0.0), columns)
+    gain = noise_gain(edits, len(logits)).to(logits.device)
+    margin = margins(scaled, scores, token, columns, eps * gain) / gain
+    return torch.where(valid, margin, 0.0)
 
 
 def margins(

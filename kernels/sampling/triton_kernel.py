@@ -1,0 +1,263 @@
+"""Tokens drawn on a device as `reference.sample` defines them: a few kernels, no sort, no wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.sampling import reference
+from kernels.sampling.columns import SamplingColumns
+from kernels.sampling.triton_noise import MAX_SPREAD, gumbel, random_bits, scale
+from kernels.sampling.triton_search import raise_thresholds
+
+TILE = 1024
+"""Ids at a time."""
+
+SPLITS = ((16, 2048), (64, 4096))
+WIDEST_SPLIT = 8192
+"""Ids per program, by the number of rows up to which: few rows are cut finer to fill the device.
+How a row is cut changes no token: largest values and lowest ids do not depend on it."""
+
+_NO_ID = tl.constexpr(2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """
+    What any row of a batch needs; kernels for what none needs are not launched.
+
+    Attributes:
+        noise: Some row is not greedy.
+        top_k: Some such row has a top_k that cuts.
+        top_p: Some such row has a top_p below 1.
+        min_p: Some such row has a min_p above 0.
+    """
+
+    noise: bool = True
+    top_k: bool = True
+    top_p: bool = True
+    min_p: bool = True
+
+    @classmethod
+    def of(cls, columns: SamplingColumns, vocab_size: int) -> Needs:
+        """Of columns on the host; of columns on a device everything, so as not to wait for it."""
+        if columns.temperature.device.type != "cpu":
+            return cls(min_p=columns.min_p is not None)
+        noisy = ~columns.is_greedy
+        cuts = (columns.top_k > 0) & (columns.top_k < vocab_size)
+        return cls(
+            noise=bool(noisy.any()),
+            top_k=bool((noisy & cuts).any()),
+            top_p=bool((noisy & (columns.top_p < 1)).any()),
+            min_p=columns.min_p is not None and bool((noisy & (columns.min_p > 0)).any()),
+        )
+
+
+def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor, Tensor]:
+    """
+    Draw one token per row, with launches that depend on shapes and `needs` only.
+
+    Fit for capture in a graph: parameters are read from the device, nothing is waited for.
+
+    Args:
+        logits: Floating ``[R, V]``, column stride 1. Not changed.
+        columns: On the device of the logits.
+        needs: At least what the rows need.
+
+    Returns:
+        Token int64 ``[R]``, 0 where not valid, and validity bool ``[R]``.
+    """
+    num_rows, vocab_size = logits.shape
+    device = logits.device
+    token = torch.empty(num_rows, dtype=torch.int64, device=device)
+    valid = torch.empty(num_rows, dtype=torch.bool, device=device)
+    if num_rows == 0:
+        return token, valid
+    tile = min(TILE, triton.next_power_of_2(vocab_size))
+    split = next((split for rows, split in SPLITS if num_rows <= rows), WIDEST_SPLIT)
+    split = min(split, triton.cdiv(vocab_size, tile) * tile)
+    num_splits = triton.cdiv(vocab_size, split)
+    value = torch.empty((num_rows, num_splits), dtype=torch.float32, device=device)
+    ids = torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
+    best = torch.empty(num_rows, dtype=torch.float32, device=device)
+    cut = {
+        "NUM_SPLITS": num_splits,
+        "SPLITS_2": triton.next_power_of_2(num_splits),
+    }
+    tiles = {
+        "VOCAB": vocab_size,
+        "SPLIT": split,
+        "TILE": tile,
+        "NUM_SPLITS": num_splits,
+    }
+    grid = (num_rows, num_splits)
+    _best_kernel[grid](logits, value, ids, logits.stride(0), **tiles)
+    _greedy_kernel[(num_rows,)](value, ids, token, valid, best, **cut, num_warps=1)
+    if needs.noise:
+        lowest = thresholds(logits, columns, best, needs)
+        row = (columns.temperature, columns.top_k, columns.seed, columns.position, columns.choice)
+        _draw_kernel[grid](logits, *row, best, lowest, value, ids, logits.stride(0), **tiles)
+        _choose_kernel[(num_rows,)](*row[:2], best, value, ids, token, **cut, num_warps=1)
+    return token, valid
+
+
+def thresholds(logits: Tensor, columns: SamplingColumns, best: Tensor, needs: Needs) -> Tensor:
+    """
+    The smallest scaled logit that each row may draw, float32 ``[R]``.
+
+    Args:
+        logits: Floating ``[R, V]``, column stride 1.
+        columns: On the device of the logits.
+        best: float32 ``[R]``, the largest logits; where not finite, the row is not cut.
+        needs: Which cuts to make.
+    """
+    if needs.min_p and columns.min_p is not None:
+        lowest = reference.min_p_threshold(columns.min_p)
+    else:
+        lowest = torch.full_like(best, float("-inf"))
+    if needs.top_k:
+        raise_thresholds(logits, columns, best, lowest, by_mass=False)
+    if needs.top_p:
+        raise_thresholds(logits, columns, best, lowest, by_mass=True)
+    return lowest
+
+
+@triton.jit
+def _best_kernel(
+    logits: tl.tensor,
+    value: tl.tensor,
+    ids: tl.tensor,
+    row_stride: tl.int64,
+    VOCAB: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+) -> None:
+    # value[r, s], ids[r, s] = largest logit of split s of row r and its lowest id; +inf for a split
+    # with NaN      grid (R, NUM_SPLITS)
+    # logits [R, VOCAB] fp32|bf16|fp16, column stride 1      value fp32, ids int32 [R, NUM_SPLITS]
+    # offsets int64 (R * VOCAB can pass 2**31)
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    best = tl.full((TILE,), float("-inf"), tl.float32)
+    best_id = tl.full((TILE,), 0, tl.int32) + _NO_ID
+    for start in range(0, SPLIT, TILE):
+        here = split * SPLIT + start + tl.arange(0, TILE)
+        inside = here < VOCAB
+        x = tl.load(logits + row * row_stride + here, mask=inside, other=float("-inf"))
+        x = x.to(tl.float32)
+        x = tl.where(x != x, float("inf"), x)  # noqa: PLR0124  # NaN
+        better = x > best
+        best = tl.where(better, x, best)
+        best_id = tl.where(better, here, best_id)
+    top = tl.max(best, axis=0)
+    at = row * NUM_SPLITS + split
+    tl.store(value + at, top)
+    tl.store(ids + at, tl.min(tl.where(best == top, best_id, _NO_ID), axis=0))
+
+
+@triton.jit
+def _row_winner(
+    value: tl.tensor,
+    ids: tl.tensor,
+    row: tl.tensor,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_2: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The largest value of all splits of a row and its lowest id."""
+    split = tl.arange(0, SPLITS_2)
+    known = split < NUM_SPLITS
+    at = row * NUM_SPLITS + split
+    x = tl.load(value + at, mask=known, other=float("-inf"))
+    best = tl.max(x, axis=0)
+    candidate = tl.load(ids + at, mask=known, other=_NO_ID)
+    return best, tl.min(tl.where(x == best, candidate, _NO_ID), axis=0)
+
+
+@triton.jit
+def _greedy_kernel(
+    value: tl.tensor,
+    ids: tl.tensor,
+    token: tl.tensor,
+    valid: tl.tensor,
+    best: tl.tensor,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_2: tl.constexpr,
+) -> None:
+    # one program per row: its largest logit, whether it is finite, and its token without noise
+    row = tl.program_id(0).to(tl.int64)
+    top, winner = _row_winner(value, ids, row, NUM_SPLITS, SPLITS_2)
+    finite = (top > float("-inf")) & (top < float("inf"))
+    tl.store(best + row, top)
+    tl.store(valid + row, finite)
+    tl.store(token + row, tl.where(finite, winner, 0).to(tl.int64))
+
+
+@triton.jit
+def _draw_kernel(
+    logits: tl.tensor,
+    temperature: tl.tensor,
+    top_k: tl.tensor,
+    seed: tl.tensor,
+    position: tl.tensor,
+    choice: tl.tensor,
+    best: tl.tensor,
+    lowest: tl.tensor,
+    value: tl.tensor,
+    ids: tl.tensor,
+    row_stride: tl.int64,
+    VOCAB: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+) -> None:
+    # value[r, s], ids[r, s] = largest of scaled logit + noise over the kept ids of split s and its
+    # lowest id; left alone where row r is greedy or not valid      grid (R, NUM_SPLITS)
+    # tiles without an id that could win get no noise: it is most of the work
+    # oracle reference.sample
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    peak, heat = tl.load(best + row), tl.load(temperature + row)
+    noisy = (heat > 0) & (tl.load(top_k + row) != 1)
+    if noisy & (peak > float("-inf")) & (peak < float("inf")):
+        floor = tl.load(lowest + row)
+        key, place, draw = tl.load(seed + row), tl.load(position + row), tl.load(choice + row)
+        top = tl.full((TILE,), float("-inf"), tl.float32)
+        top_id = tl.full((TILE,), 0, tl.int32) + _NO_ID
+        for start in range(0, SPLIT, TILE):
+            here = split * SPLIT + start + tl.arange(0, TILE)
+            inside = here < VOCAB
+            x = tl.load(logits + row * row_stride + here, mask=inside, other=float("-inf"))
+            scaled = scale(x.to(tl.float32), peak, heat)
+            can_win = inside & (scaled >= floor) & (scaled > -MAX_SPREAD)
+            if tl.max(can_win.to(tl.int32), axis=0) > 0:
+                score = scaled + gumbel(random_bits(key, place, draw, here))
+                better = can_win & (score > top)
+                top = tl.where(better, score, top)
+                top_id = tl.where(better, here, top_id)
+        winner = tl.max(top, axis=0)
+        at = row * NUM_SPLITS + split
+        tl.store(value + at, winner)
+        tl.store(ids + at, tl.min(tl.where(top == winner, top_id, _NO_ID), axis=0))
+
+
+@triton.jit
+def _choose_kernel(
+    temperature: tl.tensor,
+    top_k: tl.tensor,
+    best: tl.tensor,
+    value: tl.tensor,
+    ids: tl.tensor,
+    token: tl.tensor,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_2: tl.constexpr,
+) -> None:
+    # token[r] of the rows that `_draw_kernel` drew      grid (R,)
+    row = tl.program_id(0).to(tl.int64)
+    peak = tl.load(best + row)
+    noisy = (tl.load(temperature + row) > 0) & (tl.load(top_k + row) != 1)
+    if noisy & (peak > float("-inf")) & (peak < float("inf")):
+        _, winner = _row_winner(value, ids, row, NUM_SPLITS, SPLITS_2)
+        tl.store(token + row, winner.to(tl.int64))

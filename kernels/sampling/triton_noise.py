@@ -1,0 +1,41 @@
+"""The arithmetic of `noise.py` and `reference.scale` inside kernels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.sampling import noise, reference
+
+MAX_SPREAD = tl.constexpr(noise.MAX_SPREAD)
+
+_ID_STEP = tl.constexpr(0x9E3779B1)
+_MIX_1 = tl.constexpr(0x7FEB352D)
+_MIX_2 = tl.constexpr(0x846CA68B)
+_UNIT = tl.constexpr(2.0**-23)
+_MIN_TEMPERATURE = tl.constexpr(reference.MIN_TEMPERATURE)
+
+
+@triton.jit
+def random_bits(
+    seed: tl.tensor, position: tl.tensor, choice: tl.tensor, ids: tl.tensor
+) -> tl.tensor:
+    """`noise.mix32`, uint32: seed, position and choice are int64 of one row, ids int32."""
+    w0, w1, w2, w3 = tl.philox(seed, position.to(tl.int32), choice.to(tl.int32), 0, 0)
+    x = ids.to(tl.uint32) * _ID_STEP + w0
+    x = ((x ^ (x >> 16)) * _MIX_1) ^ w1
+    x = (x ^ (x >> 15)) * _MIX_2 + w2
+    return x ^ (x >> 16) ^ w3
+
+
+@triton.jit
+def gumbel(bits: tl.tensor) -> tl.tensor:
+    """`noise.gumbel`, float32, of uint32 bits; needs logarithms that are right next to 1."""
+    u = ((bits >> 9).to(tl.int32).to(tl.float32) + 0.5) * _UNIT
+    return -tl.log(-tl.log(u))
+
+
+@triton.jit
+def scale(logits: tl.tensor, best: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+    """`reference.scale`, to the bit."""
+    return tl.div_rn(logits - best, tl.maximum(temperature, _MIN_TEMPERATURE))

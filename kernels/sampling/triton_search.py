@@ -1,0 +1,356 @@
+"""
+The cuts of top_k and top_p by a search for the threshold: no sort, no atomics that could differ.
+
+Scaled logits are at most 0, so the bits of their absolute value order them, the best first: those
+bits are the *key*. Both cuts ask for the smallest key t at which the weight of all keys up to t
+reaches a goal: the weight of an id is 1 for top_k and its fixed-point mass for top_p. Weights are
+integers, so the answer does not depend on the order of any sum.
+
+Three kernels: one weighs the ids below a few fixed keys, one copies the keys between the two of
+these that enclose the answer (few, unless the row is flat), one searches among the copies.
+Source: pivot searches as in FlashInfer's sampling (arXiv:2501.01005); the fixed point, the copies
+and the exact agreement with a sort are ours.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.sampling import reference
+from kernels.sampling.columns import SamplingColumns
+from kernels.sampling.triton_noise import scale
+
+SPLIT = 8192
+"""Ids of a row that one program of the first two kernels looks at."""
+
+TILE = 1024
+"""Ids at a time; as many keys the last kernel keeps in registers instead of reading them again."""
+
+COARSE_WAYS = 4
+FINE_WAYS = 8
+"""Keys weighed at a time: the fixed ones, and those that cut what is left into even parts."""
+
+ROWS_PER_SEARCH = 64
+"""Rows whose keys are copied at a time: memory is for KV."""
+
+_BEYOND = tl.constexpr(0x7F800000)
+"""Key of -infinity: an id that is out."""
+
+_FIRST_COARSE = tl.constexpr(128)
+"""Exponent bits of 2.0: the fixed keys are those of 2, 4, 8 and 16 below the best."""
+
+_MASS_SCALE = tl.constexpr(reference.MASS_SCALE)
+_TOP_P_SLACK = tl.constexpr(reference.TOP_P_SLACK)
+
+
+def raise_thresholds(
+    logits: Tensor, columns: SamplingColumns, best: Tensor, lowest: Tensor, *, by_mass: bool
+) -> None:
+    """
+    Apply top_k or top_p to what is kept so far, in place.
+
+    Args:
+        logits: Floating ``[R, V]``, column stride 1.
+        columns: On the device of the logits.
+        best: float32 ``[R]``; rows where it is not finite are left alone.
+        lowest: float32 ``[R]``, smallest scaled logit that is kept; raised.
+        by_mass: Apply top_p, to the survivors of top_k; otherwise top_k.
+    """
+    num_rows, vocab_size = logits.shape
+    tile = min(TILE, triton.next_power_of_2(vocab_size))
+    split = min(SPLIT, triton.cdiv(vocab_size, tile) * tile)
+    num_splits = triton.cdiv(vocab_size, split)
+    room = min(num_rows, ROWS_PER_SEARCH)
+    keys = torch.empty((room, vocab_size), dtype=torch.int32, device=logits.device)
+    count = torch.empty(room, dtype=torch.int32, device=logits.device)
+    weight = torch.empty(
+        (room, num_splits, 2 * COARSE_WAYS), dtype=torch.int64, device=logits.device
+    )
+    for first in range(0, num_rows, ROWS_PER_SEARCH):
+        part = slice(first, first + ROWS_PER_SEARCH)
+        rows = logits[part]
+        row = (
+            columns.temperature[part],
+            columns.top_k[part],
+            columns.top_p[part],
+            best[part],
+            lowest[part],
+        )
+        sizes = {
+            "VOCAB": vocab_size,
+            "BY_MASS": by_mass,
+            "NUM_SPLITS": num_splits,
+            "SPLITS_2": triton.next_power_of_2(num_splits),
+            "WAYS": COARSE_WAYS,
+        }
+        grid = (len(rows), num_splits)
+        tiles = {"SPLIT": split, "TILE": tile}
+        _weigh_kernel[grid](rows, *row, weight, count, rows.stride(0), **sizes, **tiles)
+        _collect_kernel[grid](rows, *row, weight, keys, count, rows.stride(0), **sizes, **tiles)
+        _search_kernel[(len(rows),)](
+            *row, weight, keys, count, **sizes, FINE=FINE_WAYS, TILE=tile, num_warps=8
+        )
+
+
+@triton.jit
+def _key_of(scaled: tl.tensor, lowest: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    kept = inside & (scaled >= lowest) & (scaled > float("-inf"))
+    return tl.where(kept, tl.abs(scaled).to(tl.int32, bitcast=True), _BEYOND)
+
+
+@triton.jit
+def _scaled_of(key: tl.tensor) -> tl.tensor:
+    return -(key.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _weight_of(key: tl.tensor, BY_MASS: tl.constexpr) -> tl.tensor:
+    """int64; 0 for keys that are out: e to minus infinity is."""
+    if BY_MASS:
+        return (tl.exp(_scaled_of(key)) * _MASS_SCALE).to(tl.int64)
+    return (key < _BEYOND).to(tl.int64)
+
+
+@triton.jit
+def _is_wanted(
+    best: tl.tensor,
+    temperature: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    VOCAB: tl.constexpr,
+    BY_MASS: tl.constexpr,
+) -> tl.tensor:
+    noisy = (temperature > 0) & (top_k != 1) & (best > float("-inf")) & (best < float("inf"))
+    if BY_MASS:
+        return noisy & (top_p < 1)
+    return noisy & (top_k > 0) & (top_k < VOCAB)
+
+
+@triton.jit
+def _coarse_edges(WAYS: tl.constexpr) -> tl.tensor:
+    return (_FIRST_COARSE + tl.arange(0, WAYS)) << 23
+
+
+@triton.jit
+def _narrow(
+    low: tl.tensor,
+    high: tl.tensor,
+    below: tl.tensor,
+    edges: tl.tensor,
+    reached: tl.tensor,
+    goal: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """
+    The part of [low, high) between two neighbouring edges that holds the answer.
+
+    `reached` is the weight of all keys below each edge, `below` that of all below `low`.
+    """
+    short = reached < goal
+    low = tl.maximum(low, tl.max(tl.where(short, edges, 0), axis=0))
+    high = tl.minimum(high, tl.min(tl.where(short, _BEYOND, edges), axis=0))
+    return low, high, tl.maximum(below, tl.max(tl.where(short, reached, 0), axis=0))
+
+
+@triton.jit
+def _coarse_bracket(
+    weight: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    BY_MASS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_2: tl.constexpr,
+    WAYS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """What the first kernel found of a row: low, high, weight below low, goal, weight of all."""
+    split = tl.arange(0, SPLITS_2)
+    at = split[:, None] * (2 * WAYS) + tl.arange(0, WAYS)[None, :]
+    known = (split < NUM_SPLITS)[:, None] & (tl.arange(0, WAYS) >= 0)[None, :]
+    reached = tl.sum(tl.load(weight + at, mask=known, other=0), axis=0)
+    totals = tl.load(weight + split * (2 * WAYS) + WAYS, mask=split < NUM_SPLITS, other=0)
+    total = tl.sum(totals, axis=0)
+    if BY_MASS:
+        share = top_p.to(tl.float64) - _TOP_P_SLACK
+        goal = tl.ceil(share * total.to(tl.float64)).to(tl.int64)
+    else:
+        goal = top_k.to(tl.int64)
+    low = tl.full((), 0, tl.int32)
+    high = tl.full((), 0, tl.int32) + _BEYOND
+    none = tl.full((), 0, tl.int64)
+    low, high, below = _narrow(low, high, none, _coarse_edges(WAYS), reached, goal)
+    return low, high, below, goal, total
+
+
+@triton.jit
+def _weigh_kernel(
+    logits: tl.tensor,
+    temperature: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    best: tl.tensor,
+    lowest: tl.tensor,
+    weight: tl.tensor,
+    count: tl.tensor,
+    row_stride: tl.int64,
+    VOCAB: tl.constexpr,
+    BY_MASS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_2: tl.constexpr,  # noqa: ARG001  # all three kernels take the same sizes
+    WAYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    # weight[r, s, :WAYS] = weight of split s's keys below each coarse edge; weight[r, s, WAYS] = of
+    # all its keys; count[r] = 0      grid (R, NUM_SPLITS); rows that are not wanted are left alone
+    # logits [R, VOCAB] fp32|bf16|fp16, column stride 1      weight int64 [R, NUM_SPLITS, 2 * WAYS]
+    # oracle reference.keep
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    k, p, peak = tl.load(top_k + row), tl.load(top_p + row), tl.load(best + row)
+    heat, floor = tl.load(temperature + row), tl.load(lowest + row)
+    if split == 0:
+        tl.store(count + row, 0)
+    if _is_wanted(peak, heat, k, p, VOCAB, BY_MASS):
+        edges = _coarse_edges(WAYS)
+        reached = tl.zeros((WAYS, TILE), tl.int64)
+        total = tl.zeros((TILE,), tl.int64)
+        for start in range(0, SPLIT, TILE):
+            ids = split * SPLIT + start + tl.arange(0, TILE)
+            inside = ids < VOCAB
+            values = tl.load(logits + row * row_stride + ids, mask=inside, other=0.0)
+            key = _key_of(scale(values.to(tl.float32), peak, heat), floor, inside)
+            mine = _weight_of(key, BY_MASS)
+            reached += tl.where(key[None, :] < edges[:, None], mine[None, :], 0)
+            total += mine
+        out = weight + (row * NUM_SPLITS + split) * (2 * WAYS)
+        tl.store(out + tl.arange(0, WAYS), tl.sum(reached, axis=1))
+        tl.store(out + WAYS, tl.sum(total, axis=0))
+
+
+@triton.jit
+def _collect_kernel(
+    logits: tl.tensor,
+    temperature: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    best: tl.tensor,
+    lowest: tl.tensor,
+    weight: tl.tensor,
+    keys: tl.tensor,
+    count: tl.tensor,
+    row_stride: tl.int64,
+    VOCAB: tl.constexpr,
+    BY_MASS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_2: tl.constexpr,
+    WAYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    # keys[r, :count[r]] = keys of row r between the coarse edges that enclose the answer, any order
+    # grid (R, NUM_SPLITS); count is 0 before      keys int32 [R, VOCAB]
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    k, p, peak = tl.load(top_k + row), tl.load(top_p + row), tl.load(best + row)
+    heat, floor = tl.load(temperature + row), tl.load(lowest + row)
+    if _is_wanted(peak, heat, k, p, VOCAB, BY_MASS):
+        low, high, _below, _goal, _total = _coarse_bracket(
+            weight + row * NUM_SPLITS * (2 * WAYS), k, p, BY_MASS, NUM_SPLITS, SPLITS_2, WAYS
+        )
+        for start in range(0, SPLIT, TILE):
+            ids = split * SPLIT + start + tl.arange(0, TILE)
+            inside = ids < VOCAB
+            values = tl.load(logits + row * row_stride + ids, mask=inside, other=0.0)
+            key = _key_of(scale(values.to(tl.float32), peak, heat), floor, inside)
+            open_ = (key >= low) & (key < high)
+            num_open = tl.sum(open_.to(tl.int32), axis=0)
+            if num_open > 0:
+                first = tl.atomic_add(count + row, num_open)
+                place = first + tl.cumsum(open_.to(tl.int32), axis=0) - 1
+                tl.store(keys + row * VOCAB + place, key, mask=open_)
+
+
+@triton.jit
+def _even_edges(low: tl.tensor, high: tl.tensor, FINE: tl.constexpr) -> tl.tensor:
+    """Keys that cut [low, high) into FINE + 1 parts; beyond `high` where it is short."""
+    return low + (tl.arange(0, FINE) + 1) * ((high - low + FINE) // (FINE + 1))
+
+
+@triton.jit
+def _search_kernel(
+    temperature: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    best: tl.tensor,
+    lowest: tl.tensor,
+    weight: tl.tensor,
+    keys: tl.tensor,
+    count: tl.tensor,
+    VOCAB: tl.constexpr,
+    BY_MASS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLITS_2: tl.constexpr,
+    WAYS: tl.constexpr,
+    FINE: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    # lowest[r] = scaled logit of the answer, where the weight of all reaches the goal   grid (R,)
+    # keys [R, VOCAB] is overwritten: each round keeps those that are still open, in place
+    row = tl.program_id(0).to(tl.int64)
+    k, p = tl.load(top_k + row), tl.load(top_p + row)
+    if _is_wanted(tl.load(best + row), tl.load(temperature + row), k, p, VOCAB, BY_MASS):
+        low, high, below, goal, total = _coarse_bracket(
+            weight + row * NUM_SPLITS * (2 * WAYS), k, p, BY_MASS, NUM_SPLITS, SPLITS_2, WAYS
+        )
+        if total >= goal:
+            mine = keys + row * VOCAB
+            num_open = tl.load(count + row)
+            while (num_open > TILE) & (high - low > 1):
+                low, high, below, num_open = _round(
+                    mine, num_open, low, high, below, goal, BY_MASS, FINE, TILE
+                )
+            place = tl.arange(0, TILE)
+            key = tl.load(mine + place, mask=place < num_open, other=_BEYOND)
+            mass = _weight_of(key, BY_MASS)
+            while high - low > 1:
+                edges = _even_edges(low, high, FINE)
+                open_ = (key >= low)[None, :] & (key[None, :] < edges[:, None])
+                reached = below + tl.sum(tl.where(open_, mass[None, :], 0), axis=1)
+                low, high, below = _narrow(low, high, below, edges, reached, goal)
+            tl.store(lowest + row, _scaled_of(low))
+
+
+@triton.jit
+def _round(
+    mine: tl.tensor,
+    num_open: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    below: tl.tensor,
+    goal: tl.tensor,
+    BY_MASS: tl.constexpr,
+    FINE: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """
+    Keep the open ones of a row's first `num_open` keys, and narrow what is open.
+
+    A tile is written back only to places that have been read: its own and earlier ones.
+    """
+    edges = _even_edges(low, high, FINE)
+    reached = tl.zeros((FINE, TILE), tl.int64)
+    num_kept = tl.full((), 0, tl.int32)
+    tl.debug_barrier()  # other threads of the program wrote what is read here
+    for start in range(0, num_open, TILE):
+        place = start + tl.arange(0, TILE)
+        key = tl.load(mine + place, mask=place < num_open, other=_BEYOND)
+        open_ = (key >= low) & (key < high)
+        weight = tl.where(open_, _weight_of(key, BY_MASS), 0)
+        reached += tl.where(key[None, :] < edges[:, None], weight[None, :], 0)
+        kept = tl.cumsum(open_.to(tl.int32), axis=0)
+        tl.debug_barrier()
+        tl.store(mine + num_kept + kept - 1, key, mask=open_)
+        num_kept += tl.sum(open_.to(tl.int32), axis=0)
+    tl.debug_barrier()
+    low, high, below = _narrow(low, high, below, edges, below + tl.sum(reached, axis=1), goal)
+    return low, high, below, num_kept

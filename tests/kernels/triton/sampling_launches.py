@@ -1,0 +1,28 @@
+"""Calls of the sampler as an executor makes them, for compiling."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.sampling import triton_sampler
+from kernels.sampling.triton_kernel import Needs, draw
+from kernels.sampling.triton_logprobs import log_total
+from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
+from tests.kernels.sampling.rows import make_columns
+
+
+def launch_draw(*, num_rows: int, vocab_size: int, dtype: str) -> None:
+    """A batch that needs every cut."""
+    logits = torch.empty((num_rows, vocab_size), dtype=getattr(torch, dtype))
+    draw(logits, make_columns(num_rows, min_p=0.1), Needs())
+
+
+def launch_edits(*, vocab_size: int, dtype: str) -> None:
+    """Greedy rows of which one has penalties and biases, and the sum under log probabilities."""
+    row = RowEdits(prompt=(1, 2), output=(3,), frequency=1.0, bias=((4, 1.0),))
+    triton_sampler.sample(
+        torch.zeros((3, vocab_size), dtype=getattr(torch, dtype)),
+        make_columns(3, temperature=0.0),
+        edits=edits_of({1: row}),
+    )
+    log_total(torch.empty((2, vocab_size)))
