@@ -50,9 +50,9 @@ class DecodeTuning:
 
 
 DECODE_TILES: dict[tuple[int, int], tuple[int, int, int]] = {
-    (64, 2): (128, 4, 3),
-    (128, 2): (64, 4, 3),
-    (256, 2): (32, 4, 3),
+    (64, 2): (128, 4, 5),
+    (128, 2): (64, 4, 5),
+    (256, 2): (32, 4, 5),
     (64, 4): (64, 4, 3),
     (128, 4): (16, 4, 3),
     (256, 4): (16, 8, 3),
@@ -60,9 +60,10 @@ DECODE_TILES: dict[tuple[int, int], tuple[int, int, int]] = {
 """
 Tile, warps and stages by padded head size and bytes of a number.
 
-A tile and its stages keep some 40 to 100 KB per program on their way, so that a few programs per
-multiprocessor cover the memory's latency. Block sizes share the rows: a row's bits do not depend on
-them either.
+Where keys lie is loaded too, so stages come in pairs: 5 hold two tiles of 32 KB, one coming while
+the other is used, and 3 programs fill a multiprocessor's shared memory. That is several times what
+covers the memory's latency, so that the last programs of a launch still use all of its bandwidth.
+float32 is for checking. Block sizes share the rows: a row's bits do not depend on them either.
 """
 
 

@@ -11,17 +11,21 @@ from tests.kernels.triton.compiled import CompiledKernel, LaunchRequest, compile
 REGISTERS_PER_MULTIPROCESSOR = 65536
 SHARED_BYTES_PER_MULTIPROCESSOR = 227 * 1024
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 100, 128)
-"""More tiles than blocks, blocks of no power of two, and more blocks than tiles."""
+"""More tiles than blocks, blocks of no power of two, and no more tiles than blocks."""
 
 CALLS = [
-    {"head_dim": head_dim, "block_size": block_size, "dtype": dtype, "num_splits": num_splits}
-    for dtype in ("bfloat16", "float16", "float32")
-    for head_dim in HEAD_DIMS
-    for block_size in (BLOCK_SIZES if dtype == "bfloat16" else BLOCK_SIZES[1:2])
-    for num_splits in ((1, 2) if dtype == "bfloat16" else (1,))
-] + [
+    {"head_dim": head_dim, "block_size": block_size, "dtype": "bfloat16", "num_splits": num_splits}
+    for head_dim in (64, 80, 96, 128, 256)
+    for block_size in (BLOCK_SIZES if head_dim in {64, 128, 256} else (100,))
+    for num_splits in (1, 2)
+]
+CALLS += [
+    {"head_dim": head_dim, "block_size": 100, "dtype": dtype, "num_splits": 1}
+    for head_dim in (64, 80, 128, 256)
+    for dtype in ("float16", "float32")
+]
+CALLS += [
     {"head_dim": 128, "block_size": 16, "dtype": "bfloat16", "group_size": group_size}
     for group_size in (1, 7, 20)
 ]
