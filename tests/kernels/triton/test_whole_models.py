@@ -40,7 +40,8 @@ def everything_on_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
             if "cuda" in operation._faster:
                 monkeypatch.setitem(operation._faster, "cpu", operation._faster["cuda"])
                 switched.add(name)
-        assert {"paged_attention", "rms_norm", "rope_kv_write", "silu_mul"} <= switched
+        needed = {"paged_attention", "rms_norm", "rope_kv_write", "sampling", "silu_mul"}
+        assert needed <= switched
         # The interpreter pays for each program, and no bit depends on how many share a row.
         monkeypatch.setattr(triton_decode, "decode_splits", lambda *_args, **_kwargs: 1)
         dispatch.configure({})
