@@ -44,15 +44,24 @@ SHORT_ROWS = 64
 """Queries times heads of a group up to which a row takes small tiles."""
 
 _LONG_16_BIT = {
-    64: TileSize(rows=128, keys=64, num_warps=8, num_stages=3),
-    128: TileSize(rows=128, keys=64, num_warps=8, num_stages=3),
-    256: TileSize(rows=128, keys=32, num_warps=8, num_stages=2),
+    64: TileSize(rows=128, keys=64, num_warps=8, num_stages=5),
+    128: TileSize(rows=128, keys=64, num_warps=8, num_stages=5),
+    256: TileSize(rows=128, keys=32, num_warps=8, num_stages=5),
 }
 _SHORT_16_BIT = {
-    64: TileSize(rows=64, keys=64, num_warps=4, num_stages=3),
-    128: TileSize(rows=64, keys=64, num_warps=4, num_stages=2),
-    256: TileSize(rows=64, keys=32, num_warps=4, num_stages=2),
+    64: TileSize(rows=64, keys=64, num_warps=4, num_stages=5),
+    128: TileSize(rows=64, keys=32, num_warps=4, num_stages=5),
+    256: TileSize(rows=64, keys=32, num_warps=4, num_stages=5),
 }
+"""
+By padded head size. Five stages, because keys are found through block numbers that are loaded too:
+the pipeline shares its depth between the two, and with fewer stages keys are asked for only when
+the products before theirs have been issued, and then waited for.
+"""
+
+_ODD_BLOCKS_256 = TileSize(rows=128, keys=32, num_warps=8, num_stages=2)
+"""Division by a block size that is no power of two takes the registers of a deeper pipeline."""
+
 _FLOAT32 = TileSize(rows=16, keys=16, num_warps=4, num_stages=2)
 """Exact products take no tensor core and many registers: this type is for checking."""
 
@@ -80,8 +89,12 @@ def tile_size(shape: AttentionShape, *, is_short: bool) -> TileSize:
             num_warps=_FLOAT32.num_warps,
             num_stages=_FLOAT32.num_stages,
         )
-    table = _SHORT_16_BIT if is_short else _LONG_16_BIT
-    return table[max(64, power_of_two(shape.head_dim))]
+    padded = max(64, power_of_two(shape.head_dim))
+    if is_short:
+        return _SHORT_16_BIT[padded]
+    if padded == 256 and power_of_two(shape.block_size) != shape.block_size:
+        return _ODD_BLOCKS_256
+    return _LONG_16_BIT[padded]
 
 
 def power_of_two(number: int) -> int:

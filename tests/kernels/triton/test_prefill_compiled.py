@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kernels.paged_attention.triton_prefill_tiles import (
@@ -28,7 +30,7 @@ CASES = [
     *((dim, 16, "bfloat16", None, length) for dim in HEAD_DIMS for length in LENGTHS),
     *((128, block, "bfloat16", 1024, length) for block in (7, 64) for length in LENGTHS),
     *((dim, 128, "bfloat16", None, "long") for dim in (64, 128, 256)),
-    *((256, 7, "bfloat16", 1024, length) for length in LENGTHS),
+    *((256, block, "bfloat16", 1024, length) for block in (7, 16) for length in LENGTHS),
     (128, 32, "float16", None, "long"),
     *((dim, 7, "float32", 1024, "long") for dim in (64, 96, 128, 256)),
 ]
@@ -68,8 +70,9 @@ class TestCompiled:
         Each head size and number type that a model may have, with either tiles, is compiled as one of these.
         """
         wanted = {
-            size((dim, 16, dtype, None, length))
+            size((dim, block, dtype, None, length))
             for dim in range(16, 257, 8)
+            for block in (16, 17)
             for dtype in ("bfloat16", "float16", "float32")
             for length in LENGTHS
         }
@@ -85,10 +88,11 @@ class TestCompiled:
 
     def test_programs_fit_a_multiprocessor(self, launches):
         """
-        Keys and values on their way fit shared memory, two short programs' at once up to head size 256.
+        Keys and values on their way fit shared memory, two programs' at once for short rows and small heads.
         """
         for case, kernel in launches:
-            programs = 2 if case[-1] == "short" else 1
+            head_dim, length = case[0], case[-1]
+            programs = 2 if head_dim <= (128 if length == "short" else 64) else 1
             assert programs * (kernel.shared_bytes + 1024) <= MAX_SHARED_BYTES, case
 
     def test_loads_run_ahead_and_products_take_matrix_units(self, launches):
@@ -97,6 +101,10 @@ class TestCompiled:
         """
         for case, kernel in launches:
             assert "cp.async.cg.shared.global" in kernel.ptx, case
+            if (
+                size(case).num_stages == 5
+            ):  # the copies of a tile are waited for with a next one's on their way
+                assert re.search(r"cp.async.wait_group\s+[1-9]", kernel.ptx), case
             assert ("wgmma.mma_async" in kernel.ptx) == (case[2] != "float32"), case
             assert "tf32" not in kernel.ptx, case
 
