@@ -15,8 +15,11 @@ import torch
 NUM_MULTIPROCESSORS = 132
 """Of H100 and H200; a program count for other devices is only less well balanced."""
 
-_PROGRAMS_WANTED = 8 * NUM_MULTIPROCESSORS
-"""Twice of what fits at once, so that the end of a launch is not left to a few long programs."""
+_PROGRAMS_WANTED = 16 * NUM_MULTIPROCESSORS
+"""
+Five times of what fits at once: rows differ in length, and the end of a launch is not to be left to
+a few long ones. Programs without a chunk end at once.
+"""
 
 HEADS_PER_PROGRAM = 16
 """
