@@ -103,21 +103,24 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
         ValueError: Heads are of a size or numbers of a type that the kernels do not take.
     """
     tile_size(shape, is_short=False)  # so that steps of decodes alone are refused alike
-    query_len = sequences.query_len
+    query_len, table = sequences.query_len, sequences.block_table
     is_decode = query_len == 1
-    order = np.argsort(~is_decode, kind="stable")
     num_decodes = int(is_decode.sum())
-    decodes, place = order[:num_decodes], np.argsort(order)
+    in_order = bool(is_decode[:num_decodes].all())
+    order = np.argsort(~is_decode, kind="stable")
+    decodes = order[:num_decodes]
     tables = cut_prefill(sequences, shape, order[num_decodes:])
-    for _, tiles in tables:
-        tiles[:, 0] = place[tiles[:, 0]]
-    columns = [sequences.block_table[order], sequences.seq_len[decodes]]
-    is_first = bool((decodes == np.arange(num_decodes)).all())
-    if not is_first:
-        columns.append((np.cumsum(query_len) - query_len)[decodes])
+    if in_order:
+        columns = [table, sequences.seq_len[:num_decodes]]
+    else:
+        place = np.argsort(order)
+        for _, tiles in tables:
+            tiles[:, 0] = place[tiles[:, 0]]
+        first_query = np.cumsum(query_len) - query_len
+        columns = [table[order], sequences.seq_len[decodes], first_query[decodes]]
     columns += [tiles for _, tiles in tables]
     block_table, seq_len, *rest = _upload(columns, shape.device)
-    query_at = None if is_first else rest.pop(0).to(torch.int64)  # what torch's indexing takes
+    query_at = None if in_order else rest.pop(0).to(torch.int64)  # what torch's indexing takes
     return TritonPlan(
         shape=shape,
         num_queries=int(query_len.sum()),
