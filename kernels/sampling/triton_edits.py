@@ -95,15 +95,14 @@ def _count_kernel(
     TILE: tl.constexpr,
 ) -> None:
     # count[p, i] += times id i stands in row p's output, and carries _IN_PROMPT if in its prompt
-    # grid (P, cdiv(L, TILE)); history int32 [P, L], of which the first history_len[p] count
+    # grid (P, cdiv(L, TILE)); history int32 [P, L], ids in [0, VOCAB) up to history_len[p]
     # count int32 [P, VOCAB], 0 before
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     known = (at < tl.load(history_len + row)) & (at < width)
     token = tl.load(history + row * width + at, mask=known, other=0)
-    known = known & (token >= 0) & (token < VOCAB)
     is_output = at >= tl.load(prompt_len + row)
-    place = count + row * VOCAB + tl.where(known, token, 0)
+    place = count + row * VOCAB + token
     one = tl.full((TILE,), 1, tl.int32)
     tl.atomic_add(place, one, mask=known & is_output)
     tl.atomic_or(place, one * _IN_PROMPT, mask=known & (at < tl.load(prompt_len + row)))

@@ -13,14 +13,7 @@ from kernels.sampling import reference
 from kernels.sampling.columns import SamplingColumns
 from kernels.sampling.triton_noise import MAX_SPREAD, gumbel, random_bits, scale
 from kernels.sampling.triton_search import raise_thresholds
-
-TILE = 1024
-"""Ids at a time."""
-
-SPLITS = ((16, 2048), (64, 4096))
-WIDEST_SPLIT = 8192
-"""Ids per program, by the number of rows up to which: few rows are cut finer to fill the device.
-How a row is cut changes no token: largest values and lowest ids do not depend on it."""
+from kernels.sampling.tuning import Cut
 
 _NO_ID = tl.constexpr(2**31 - 1)
 
@@ -77,31 +70,25 @@ def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor
     valid = torch.empty(num_rows, dtype=torch.bool, device=device)
     if num_rows == 0:
         return token, valid
-    tile = min(TILE, triton.next_power_of_2(vocab_size))
-    split = next((split for rows, split in SPLITS if num_rows <= rows), WIDEST_SPLIT)
-    split = min(split, triton.cdiv(vocab_size, tile) * tile)
-    num_splits = triton.cdiv(vocab_size, split)
-    value = torch.empty((num_rows, num_splits), dtype=torch.float32, device=device)
-    ids = torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
+    cut = Cut.of(num_rows, vocab_size)
+    grid = (num_rows, cut.num_splits)
+    value = torch.empty(grid, dtype=torch.float32, device=device)
+    ids = torch.empty(grid, dtype=torch.int32, device=device)
     best = torch.empty(num_rows, dtype=torch.float32, device=device)
-    cut = {
-        "NUM_SPLITS": num_splits,
-        "SPLITS_2": triton.next_power_of_2(num_splits),
-    }
+    parts = {"NUM_SPLITS": cut.num_splits, "SPLITS_2": cut.padded_splits}
     tiles = {
         "VOCAB": vocab_size,
-        "SPLIT": split,
-        "TILE": tile,
-        "NUM_SPLITS": num_splits,
+        "SPLIT": cut.split,
+        "TILE": cut.tile,
+        "NUM_SPLITS": cut.num_splits,
     }
-    grid = (num_rows, num_splits)
     _best_kernel[grid](logits, value, ids, logits.stride(0), **tiles)
-    _greedy_kernel[(num_rows,)](value, ids, token, valid, best, **cut, num_warps=1)
+    _greedy_kernel[(num_rows,)](value, ids, token, valid, best, **parts, num_warps=1)
     if needs.noise:
         lowest = thresholds(logits, columns, best, needs)
         row = (columns.temperature, columns.top_k, columns.seed, columns.position, columns.choice)
         _draw_kernel[grid](logits, *row, best, lowest, value, ids, logits.stride(0), **tiles)
-        _choose_kernel[(num_rows,)](*row[:2], best, value, ids, token, **cut, num_warps=1)
+        _choose_kernel[(num_rows,)](*row[:2], best, value, ids, token, **parts, num_warps=1)
     return token, valid
 
 

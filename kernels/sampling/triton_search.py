@@ -22,19 +22,11 @@ from torch import Tensor
 from kernels.sampling import reference
 from kernels.sampling.columns import SamplingColumns
 from kernels.sampling.triton_noise import scale
-
-SPLIT = 8192
-"""Ids of a row that one program of the first two kernels looks at."""
-
-TILE = 1024
-"""Ids at a time; as many keys the last kernel keeps in registers instead of reading them again."""
+from kernels.sampling.tuning import ROWS_PER_SEARCH, Cut
 
 COARSE_WAYS = 4
 FINE_WAYS = 8
 """Keys weighed at a time: the fixed ones, and those that cut what is left into even parts."""
-
-ROWS_PER_SEARCH = 64
-"""Rows whose keys are copied at a time: memory is for KV."""
 
 _BEYOND = tl.constexpr(0x7F800000)
 """Key of -infinity: an id that is out."""
@@ -60,14 +52,12 @@ def raise_thresholds(
         by_mass: Apply top_p, to the survivors of top_k; otherwise top_k.
     """
     num_rows, vocab_size = logits.shape
-    tile = min(TILE, triton.next_power_of_2(vocab_size))
-    split = min(SPLIT, triton.cdiv(vocab_size, tile) * tile)
-    num_splits = triton.cdiv(vocab_size, split)
     room = min(num_rows, ROWS_PER_SEARCH)
+    cut = Cut.of(room, vocab_size)
     keys = torch.empty((room, vocab_size), dtype=torch.int32, device=logits.device)
     count = torch.empty(room, dtype=torch.int32, device=logits.device)
     weight = torch.empty(
-        (room, num_splits, 2 * COARSE_WAYS), dtype=torch.int64, device=logits.device
+        (room, cut.num_splits, 2 * COARSE_WAYS), dtype=torch.int64, device=logits.device
     )
     for first in range(0, num_rows, ROWS_PER_SEARCH):
         part = slice(first, first + ROWS_PER_SEARCH)
@@ -82,16 +72,16 @@ def raise_thresholds(
         sizes = {
             "VOCAB": vocab_size,
             "BY_MASS": by_mass,
-            "NUM_SPLITS": num_splits,
-            "SPLITS_2": triton.next_power_of_2(num_splits),
+            "NUM_SPLITS": cut.num_splits,
+            "SPLITS_2": cut.padded_splits,
             "WAYS": COARSE_WAYS,
         }
-        grid = (len(rows), num_splits)
-        tiles = {"SPLIT": split, "TILE": tile}
+        grid = (len(rows), cut.num_splits)
+        tiles = {"SPLIT": cut.split, "TILE": cut.tile}
         _weigh_kernel[grid](rows, *row, weight, count, rows.stride(0), **sizes, **tiles)
         _collect_kernel[grid](rows, *row, weight, keys, count, rows.stride(0), **sizes, **tiles)
         _search_kernel[(len(rows),)](
-            *row, weight, keys, count, **sizes, FINE=FINE_WAYS, TILE=tile, num_warps=8
+            *row, weight, keys, count, **sizes, FINE=FINE_WAYS, TILE=cut.tile, num_warps=8
         )
 
 
@@ -294,6 +284,7 @@ def _search_kernel(
     FINE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
+    # up to TILE keys are kept in registers, more are read again in every round
     # lowest[r] = scaled logit of the answer, where the weight of all reaches the goal   grid (R,)
     # keys [R, VOCAB] is overwritten: each round keeps those that are still open, in place
     row = tl.program_id(0).to(tl.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.sampling import reference, triton_search
+from kernels.sampling import reference, triton_search, tuning
 from kernels.sampling.triton_kernel import Needs, thresholds
 from tests.kernels.sampling.rows import make_columns
 from tests.kernels.triton.sampling_scenes import random_logits
@@ -44,8 +44,8 @@ class TestCuts:
         """
         Where more keys lie between the fixed ones than a program holds, they are narrowed in place.
         """
-        monkeypatch.setattr(triton_search, "TILE", 32)
-        monkeypatch.setattr(triton_search, "SPLIT", 64)
+        monkeypatch.setattr(tuning, "TILE", 32)
+        monkeypatch.setattr(tuning, "SPLITS", ((16, 64),))
         logits = torch.cat([random_logits(3, 300, spread=0.2), random_logits(3, 300)])
         logits[2] = 1.0
         columns = make_columns(6, top_k=[0, 40, 8, 0, 100, 7], top_p=[0.5, 1, 0.9, 0.9, 0.8, 1])

@@ -10,8 +10,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.sampling import noise, reference, triton_kernel
+from kernels.sampling import noise, reference, triton_kernel, triton_search, tuning
 from kernels.sampling.triton_kernel import Needs, draw
 from kernels.sampling.triton_noise import gumbel, random_bits
 from tests.kernels.sampling.rows import make_columns
@@ -39,6 +40,16 @@ def _noise_kernel(seed, position, choice, bits, noise, WIDTH: tl.constexpr):
     )
     tl.store(bits + row * WIDTH + ids, random.to(tl.int32, bitcast=True))
     tl.store(noise + row * WIDTH + ids, gumbel(random))
+
+
+def twins(scores):
+    """Row, lower id and higher id of neighbours in order that have equal scores."""
+    found = []
+    for row, values in enumerate(scores):
+        ordered, ids = values.sort(stable=True)
+        places = (ordered[1:] == ordered[:-1]).nonzero()[:, 0].tolist()
+        found += [(row, int(ids[place]), int(ids[place + 1])) for place in places]
+    return found
 
 
 class TestNoise:
@@ -77,8 +88,8 @@ class TestTokens:
         """
         A row that several programs look at, however finely it is cut, draws the same.
         """
-        monkeypatch.setattr(triton_kernel, "TILE", 64)
-        monkeypatch.setattr(triton_kernel, "SPLITS", ((3, 64), (17, 128)))
+        monkeypatch.setattr(tuning, "TILE", 64)
+        monkeypatch.setattr(tuning, "SPLITS", ((3, 64), (17, 128)))
         logits, columns = random_logits(num_rows, 333), mixed_columns(num_rows)
         needs = Needs(top_k=False, top_p=False, min_p=False)
         columns.top_p[:] = 1.0
@@ -122,6 +133,35 @@ class TestTokens:
         logits[1, 2:] = 1.0
         logits[2, [2000, 2099]] = 5.0
         assert [0, 2, 2000] == drawn(logits, make_columns(3, temperature=0.0), device)[0]
+
+    def test_low_temperatures_count_as_one_hundredth(self, device):
+        """
+        Temperatures between 0 and 0.01 draw exactly as 0.01 does.
+        """
+        logits = random_logits(8, 40, spread=0.02)
+        low = drawn(logits, make_columns(8, temperature=1e-6), device)
+        assert drawn(logits, make_columns(8, temperature=0.01), device) == low
+        assert logits.argmax(dim=1).tolist() != low[0]
+
+    @pytest.mark.slow
+    def test_equal_scores_go_to_the_lowest_id(self, device, monkeypatch):
+        """
+        Of two ids with the same logit and the same noise the lower one is drawn, in one thread's hands or in two programs'.
+        """
+        monkeypatch.setattr(tuning, "TILE", 16)
+        monkeypatch.setattr(tuning, "SPLITS", ((100, 2048),))
+        columns = make_columns(40)
+        words = noise.row_words(columns.seed, columns.position, columns.choice)[:, :, None]
+        found = noise.gumbel(words, torch.arange(4096, dtype=torch.int32))
+        pairs = twins(found)
+        same_program = [(row, a, b) for row, a, b in pairs if a // 2048 == b // 2048]
+        same_thread = next(pair for pair in same_program if pair[1] % 16 == pair[2] % 16)
+        apart = next(pair for pair in pairs if pair not in same_program)
+        rows, first, second = zip(same_thread, apart, strict=True)
+        logits = torch.full((2, 4096), float("-inf"))
+        logits[[0, 1], first] = 0.0
+        logits[[0, 1], second] = 0.0
+        assert list(first) == drawn(logits, columns.select(torch.tensor(rows)), device)[0]
 
     @pytest.mark.slow
     def test_kernels_for_what_nobody_needs_change_nothing(self, device):
@@ -182,6 +222,57 @@ class TestInvariance:
         ]
         assert [together[r] for r in order.tolist()] == shuffled
         assert [together[r] for r in some] == alone
+
+
+class Recorder:
+    """Stands for a kernel and notes how it is launched."""
+
+    def __init__(self, name, launches):
+        self.name, self.launches = name, launches
+
+    def __getitem__(self, grid):
+        def launch(*args, **kwargs):
+            plain = [arg for arg in args if not isinstance(arg, torch.Tensor)]
+            self.launches.append((self.name, grid, plain, kwargs))
+
+        return launch
+
+
+class NothingIsRead(TorchDispatchMode):
+    """Fails where a tensor's value decides what the host does."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket not in {
+            torch.ops.aten._local_scalar_dense,
+            torch.ops.aten.nonzero,
+            torch.ops.aten._to_copy,
+        }
+        return func(*args, **(kwargs or {}))
+
+
+class TestGraphs:
+    def launches(self, columns, monkeypatch):
+        """What `draw` launches for columns on its device."""
+        found = []
+        for module in (triton_kernel, triton_search):
+            names = [name for name in vars(module) if name.endswith("_kernel")]
+            assert names
+            for name in names:
+                monkeypatch.setattr(module, name, Recorder(name, found))
+        with NothingIsRead():
+            draw(torch.zeros(len(columns.seed), 5000), columns, Needs())
+        return found
+
+    def test_launches_depend_on_shapes_alone(self, monkeypatch):
+        """
+        Batches of one shape launch the same kernels over the same grids, whatever their rows ask for, and no value comes to the host: a graph holds them.
+        """
+        greedy = make_columns(300, temperature=0.0, min_p=0.0)
+        first = self.launches(greedy, monkeypatch)
+        assert first == self.launches(mixed_columns(300, min_p=0.5), monkeypatch)
+        searches = ["_weigh_kernel", "_collect_kernel", "_search_kernel"] * 4
+        names = ["_best_kernel", "_greedy_kernel", *searches, "_draw_kernel", "_choose_kernel"]
+        assert names == [launch[0] for launch in first]
 
 
 FAR_ROWS = """

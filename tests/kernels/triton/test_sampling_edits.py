@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels import dispatch
 from kernels.sampling import Biases, LogitEdits, logprobs, reference, triton_sampler
 from kernels.sampling.triton_edits import edited
 from kernels.sampling.triton_logprobs import log_total
@@ -118,6 +119,15 @@ class TestSample:
         together = triton_sampler.sample(logits, columns, edits=edits).token
         monkeypatch.setitem(logprobs._COPY_ELEMENTS, device.type, 1)
         assert torch.equal(together, triton_sampler.sample(logits, columns, edits=edits).token)
+
+    def test_cuda_gets_the_triton_sampler(self):
+        """
+        A CUDA device runs Triton's sampler, whether or not there is such a device now.
+        """
+        operation = dispatch._operations["sampling"]
+        chosen = operation.on(torch.device("cuda"))
+        operation.forget()
+        assert triton_sampler.sample is chosen
 
 
 class TestLogTotal:
