@@ -13,7 +13,7 @@ from kernels.sampling import reference
 from kernels.sampling.columns import SamplingColumns
 from kernels.sampling.triton_noise import MAX_SPREAD, gumbel, random_bits, scale
 from kernels.sampling.triton_search import raise_thresholds
-from kernels.sampling.tuning import Cut
+from kernels.sampling.tuning import ROW_COLUMNS, Cut
 
 _NO_ID = tl.constexpr(2**31 - 1)
 
@@ -164,7 +164,7 @@ def _row_winner(
     return best, tl.min(tl.where(x == best, candidate, _NO_ID), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def _greedy_kernel(
     value: tl.tensor,
     ids: tl.tensor,
@@ -183,7 +183,7 @@ def _greedy_kernel(
     tl.store(token + row, tl.where(finite, winner, 0).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def _draw_kernel(
     logits: tl.tensor,
     temperature: tl.tensor,
@@ -230,7 +230,7 @@ def _draw_kernel(
         tl.store(ids + at, tl.min(tl.where(top == winner, top_id, _NO_ID), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def _choose_kernel(
     temperature: tl.tensor,
     top_k: tl.tensor,

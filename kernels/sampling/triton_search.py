@@ -22,7 +22,7 @@ from torch import Tensor
 from kernels.sampling import reference
 from kernels.sampling.columns import SamplingColumns
 from kernels.sampling.triton_noise import scale
-from kernels.sampling.tuning import ROWS_PER_SEARCH, Cut
+from kernels.sampling.tuning import ROW_COLUMNS, ROWS_PER_SEARCH, Cut
 
 COARSE_WAYS = 4
 FINE_WAYS = 8
@@ -173,7 +173,7 @@ def _coarse_bracket(
     return low, high, below, goal, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def _weigh_kernel(
     logits: tl.tensor,
     temperature: tl.tensor,
@@ -218,7 +218,7 @@ def _weigh_kernel(
         tl.store(out + WAYS, tl.sum(total, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def _collect_kernel(
     logits: tl.tensor,
     temperature: tl.tensor,
@@ -266,7 +266,7 @@ def _even_edges(low: tl.tensor, high: tl.tensor, FINE: tl.constexpr) -> tl.tenso
     return low + (tl.arange(0, FINE) + 1) * ((high - low + FINE) // (FINE + 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_COLUMNS)
 def _search_kernel(
     temperature: tl.tensor,
     top_k: tl.tensor,

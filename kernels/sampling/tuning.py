@@ -19,6 +19,22 @@ ROWS_PER_SEARCH = 256
 """Rows that thresholds are searched for at a time; each keeps 4 bytes per id meanwhile."""
 
 
+ROW_COLUMNS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "position",
+    "choice",
+    "best",
+    "lowest",
+    "token",
+    "valid",
+)
+"""Arguments read or written one entry per row: one compiled kernel serves them wherever they lie,
+so that parts of a packed buffer do not compile anew while serving."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A row's ids in `num_splits` parts of `split`, looked at by `tile`."""

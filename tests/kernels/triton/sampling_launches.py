@@ -11,10 +11,11 @@ from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
 from tests.kernels.sampling.rows import make_columns
 
 
-def launch_draw(*, num_rows: int, vocab_size: int, dtype: str) -> None:
-    """A batch that needs every cut."""
+def launch_draw(*, num_rows: int, vocab_size: int, dtype: str, first_row: int = 0) -> None:
+    """A batch that needs every cut; its columns are the rows of longer ones from `first_row` on."""
     logits = torch.empty((num_rows, vocab_size), dtype=getattr(torch, dtype))
-    draw(logits, make_columns(num_rows, min_p=0.1), Needs())
+    columns = make_columns(first_row + num_rows, min_p=0.1).select(slice(first_row, None))
+    draw(logits, columns, Needs())
 
 
 def launch_edits(*, vocab_size: int, dtype: str) -> None:

@@ -61,6 +61,23 @@ class TestCompiled:
             assert kernel.registers <= REGISTERS[kernel.name], kernel.name
             assert kernel.shared_bytes <= MAX_SHARED_BYTES // 4, kernel.name
 
+    def test_columns_may_lie_anywhere(self, launches):
+        """
+        Columns at addresses that are no multiple of 16 bytes run the same code.
+        """
+        rows, vocab_size, dtype = DRAWN[0]
+        request = LaunchRequest(
+            call="tests.kernels.triton.sampling_launches:launch_draw",
+            arguments={
+                "num_rows": rows,
+                "vocab_size": vocab_size,
+                "dtype": dtype,
+                "first_row": 1,
+            },
+        )
+        (launched,) = compile_launches([request])
+        assert [kernel.ptx for kernel in launches[0]] == [kernel.ptx for kernel in launched]
+
     def test_logits_are_read_four_words_at_a_time(self, launches):
         """
         Kernels that stream logits load 16 bytes per thread.
