@@ -20,4 +20,4 @@ class TestProperties:
         """
         The same over many more and longer histories.
         """
-        check(examples=150, steps=60)
+        check(examples=100, steps=60)
