@@ -10,14 +10,12 @@ from scheduler_svc.core.state import CoreState
 from tandem.link.batch import StepResult
 from tandem.link.logprobs import LogprobColumns
 
-_NOT_LATE: NDArray[np.intp] = np.empty(0, np.intp)
-
 
 def note_logprobs(
     state: CoreState,
     result: StepResult,
     columns: LogprobColumns,
-    late: NDArray[np.intp] = _NOT_LATE,
+    late: NDArray[np.intp] | None = None,
 ) -> None:
     """
     Tell the log probabilities of the tokens that a result is about to append.
@@ -26,15 +24,16 @@ def note_logprobs(
         state: Before the tokens are appended, which may end their requests.
         result: Checked.
         columns: Its log probabilities.
-        late: Rows of the result whose request no longer runs in its slot, shape ``[L]``; those that
-            ended are told nothing.
+        late: Rows of the result whose request no longer runs in its slot, shape ``[L]``, None where
+            all do; those that ended are told nothing.
     """
     row = columns.row
     slot, slots = result.slot[row], state.slots
     handle = slots.handle[slot]
     offset = result.position[row] - slots.prompt_len[slot]
     kept = np.ones(len(row), np.bool_)
-    for entry in np.isin(row, late).nonzero()[0].tolist():
+    late_entries = [] if late is None else np.isin(row, late).nonzero()[0].tolist()
+    for entry in late_entries:
         key = (int(slot[entry]), int(result.generation[row[entry]]))
         request = state.draining.get(key)
         if request is None:
