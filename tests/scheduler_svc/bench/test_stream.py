@@ -30,8 +30,9 @@ class TestDelivery:
         )  # fmt: skip
         assert (0, 0, 0) == (one["failed"], one["bad_offsets"], one["slow_consumers"])
         assert one["step_ms"] > 0
+        # A stream's first and last message may carry no token; rates are rounded apart.
         assert 0 < one["messages_per_s"] <= 1.1 * one["tokens_per_s"]
-        assert 0 < one["frontend_us_per_token"] <= one["frontend_us_per_message"]
+        assert 0 < one["frontend_us_per_token"] <= 1.1 * one["frontend_us_per_message"]
 
     def test_stalled_streams_end_alone(self, capsys):
         """
