@@ -92,6 +92,23 @@ def _key_of(scaled: tl.tensor, lowest: tl.tensor, inside: tl.tensor) -> tl.tenso
 
 
 @triton.jit
+def _keys_from(
+    row_logits: tl.tensor,
+    first: tl.tensor,
+    best: tl.tensor,
+    temperature: tl.tensor,
+    lowest: tl.tensor,
+    VOCAB: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """Keys of a row's ids first to first + TILE."""
+    ids = first + tl.arange(0, TILE)
+    inside = ids < VOCAB
+    values = tl.load(row_logits + ids, mask=inside, other=0.0)
+    return _key_of(scale(values.to(tl.float32), best, temperature), lowest, inside)
+
+
+@triton.jit
 def _scaled_of(key: tl.tensor) -> tl.tensor:
     return -(key.to(tl.float32, bitcast=True))
 
@@ -206,10 +223,8 @@ def _weigh_kernel(
         reached = tl.zeros((WAYS, TILE), tl.int64)
         total = tl.zeros((TILE,), tl.int64)
         for start in range(0, SPLIT, TILE):
-            ids = split * SPLIT + start + tl.arange(0, TILE)
-            inside = ids < VOCAB
-            values = tl.load(logits + row * row_stride + ids, mask=inside, other=0.0)
-            key = _key_of(scale(values.to(tl.float32), peak, heat), floor, inside)
+            first = split * SPLIT + start
+            key = _keys_from(logits + row * row_stride, first, peak, heat, floor, VOCAB, TILE)
             mine = _weight_of(key, BY_MASS)
             reached += tl.where(key[None, :] < edges[:, None], mine[None, :], 0)
             total += mine
@@ -248,15 +263,13 @@ def _collect_kernel(
             weight + row * NUM_SPLITS * (2 * WAYS), k, p, BY_MASS, NUM_SPLITS, SPLITS_2, WAYS
         )
         for start in range(0, SPLIT, TILE):
-            ids = split * SPLIT + start + tl.arange(0, TILE)
-            inside = ids < VOCAB
-            values = tl.load(logits + row * row_stride + ids, mask=inside, other=0.0)
-            key = _key_of(scale(values.to(tl.float32), peak, heat), floor, inside)
+            first = split * SPLIT + start
+            key = _keys_from(logits + row * row_stride, first, peak, heat, floor, VOCAB, TILE)
             open_ = (key >= low) & (key < high)
             num_open = tl.sum(open_.to(tl.int32), axis=0)
             if num_open > 0:
-                first = tl.atomic_add(count + row, num_open)
-                place = first + tl.cumsum(open_.to(tl.int32), axis=0) - 1
+                taken = tl.atomic_add(count + row, num_open)
+                place = taken + tl.cumsum(open_.to(tl.int32), axis=0) - 1
                 tl.store(keys + row * VOCAB + place, key, mask=open_)
 
 
