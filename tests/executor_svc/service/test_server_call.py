@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from executor_svc.server_call import ServerCall
 from tests.executor_svc.service.harness import DEADLINE_S, wait_until
+from tests.one_method_server import OneMethodServer
 
 METHOD = "/test/Execute"
 
 
-class Service(grpc.GenericRpcHandler):
+class Service:
     """Holds one call open until it has ended or `may_return` is set."""
 
     def __init__(self) -> None:
@@ -24,15 +24,8 @@ class Service(grpc.GenericRpcHandler):
         self.takes: object = lambda _: True
         self.has_ended = threading.Event()
         self.may_return = threading.Event()
-        self.server = grpc.server(ThreadPoolExecutor(2))
-        self.server.add_generic_rpc_handlers((self,))
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
-
-    def service(self, handler_call_details):
-        if handler_call_details.method == METHOD:
-            return grpc.stream_stream_rpc_method_handler(self._execute)
-        return None
+        serving = OneMethodServer(METHOD, self._execute)
+        self.server, self.address = serving.server, serving.address
 
     def _execute(self, _requests: Iterator[bytes], context) -> Iterator[bytes]:
         self.call = ServerCall(context)

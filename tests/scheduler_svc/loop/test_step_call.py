@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from scheduler_svc.step_call import CallEnded, StepCall
+from tests.one_method_server import OneMethodServer
 
 DEADLINE_S = 30.0
 METHOD = "/tandem.executor.v1.ExecutorService/Execute"
 
 
-class Peer(grpc.GenericRpcHandler):
+class Peer:
     """Sends back whatever comes until a message tells it how to end."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
         self.has_begun = threading.Event()
-        self.server = grpc.server(ThreadPoolExecutor(4))
-        self.server.add_generic_rpc_handlers((self,))
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
-
-    def service(self, handler_call_details):
-        if handler_call_details.method == METHOD:
-            return grpc.stream_stream_rpc_method_handler(self._execute)
-        return None
+        serving = OneMethodServer(METHOD, self._execute)
+        self.server, self.address = serving.server, serving.address
 
     def _execute(self, requests: Iterator[bytes], context) -> Iterator[bytes]:
         self.has_begun.set()
