@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -100,6 +102,17 @@ class TestRoundTrip:
         A batch without any content arrives as a batch, not as a step without a command.
         """
         assert isinstance(decode_request(encode_step(step(1))).command, Batch)
+
+    def test_step_without_a_graph_says_nothing_of_graphs(self):
+        """
+        graph_num_tokens is set only where a captured graph ran.
+        """
+        for graph, is_set in ((0, False), (64, True)):
+            message = result_pb2.ExecuteResponse.FromString(
+                encode_response(replace(result(1), graph=graph))
+            )
+            assert is_set is message.result.HasField("graph_num_tokens")
+            assert graph == message.result.graph_num_tokens
 
     def test_columns_are_little_endian(self):
         """

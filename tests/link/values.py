@@ -226,7 +226,7 @@ def results(draw: st.DrawFn) -> StepResult:
             sample_ns=draw(UINT64),
             total_ns=draw(UINT64),
         ),
-        graph=draw(st.text()),
+        graph=draw(st.integers(0, 2**32 - 1)),
         device_memory_bytes=draw(UINT64),
         margin=np.array(draw(margins), np.float32) if with_margin else None,
         logprobs=draw(st.none() | logprobs(num_rows)),

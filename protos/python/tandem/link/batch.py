@@ -193,7 +193,8 @@ class StepResult:
 
     `position` is the token's index in its sequence, so a late result can always be attributed.
     `margin` (float32) is present only where the runner was asked to collect it, `logprobs` only
-    where a row asked for its log probabilities.
+    where a row asked for its log probabilities. `graph` is the tokens, padding included, of the
+    captured graph that ran; 0 where none did.
     """
 
     boot_id: str
@@ -204,7 +205,7 @@ class StepResult:
     token: Int32Column
     row_errors: tuple[RowError, ...] = ()
     timings: StepTimings = StepTimings()
-    graph: str = ""
+    graph: int = 0
     device_memory_bytes: int = 0
     margin: Float32Column | None = None
     logprobs: LogprobColumns | None = None

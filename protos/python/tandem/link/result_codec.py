@@ -39,7 +39,8 @@ def write_result(result: StepResult, message: result_pb2.ExecutionResult) -> Non
     sent.forward_ns = timings.forward_ns
     sent.sample_ns = timings.sample_ns
     sent.total_ns = timings.total_ns
-    message.graph = result.graph
+    if result.graph:
+        message.graph_num_tokens = result.graph
     message.device_memory_bytes = result.device_memory_bytes
     if result.margin is not None:
         message.margin = raw_column(result.margin, FLOAT32)
@@ -82,7 +83,7 @@ def read_result(message: result_pb2.ExecutionResult) -> StepResult:
             sample_ns=timings.sample_ns,
             total_ns=timings.total_ns,
         ),
-        graph=message.graph,
+        graph=message.graph_num_tokens,
         device_memory_bytes=message.device_memory_bytes,
         margin=margin,
         logprobs=_read_logprobs(message.logprobs, slot) if message.HasField("logprobs") else None,
