@@ -1,0 +1,142 @@
+"""Steps captured once per shape and replayed by it, whatever device captures them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from tandem.errors import InternalError
+
+Key = TypeVar("Key", bound=Hashable)
+
+_log = structlog.get_logger(__name__)
+
+
+class CapturedGraph(Protocol):
+    """What one call did on the device, ready to be done again."""
+
+    def replay(self) -> None:
+        """Do it again, on the current stream, with what the buffers hold then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """
+    What a capture gave.
+
+    Attributes:
+        graphs: One per call, in their order.
+        num_bytes: Device memory that they hold together, beside the buffers they were given.
+    """
+
+    graphs: tuple[CapturedGraph, ...]
+    num_bytes: int
+
+
+class GraphDevice(Protocol):
+    """Where graphs are captured."""
+
+    def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
+        """
+        Capture calls one after another, all in one pool of memory.
+
+        A call may run several times, at least once. It must do the same each time: read and write
+        buffers that never move, never look at a value on the host, and keep nothing that it
+        allocates.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureReport:
+    """
+    What capturing cost.
+
+    Attributes:
+        seconds: Warm-up included.
+        num_bytes: Device memory held from now on.
+        num_graphs: Captured.
+    """
+
+    seconds: float
+    num_bytes: int
+    num_graphs: int
+
+
+class Graphs(Generic[Key]):
+    """
+    The captured steps of one runner, by what tells them apart; owned by its thread.
+
+    All share one pool of memory, so that together they need little more than the largest: no two
+    run at once, and none leaves anything in the pool for another.
+    """
+
+    def __init__(
+        self,
+        device: GraphDevice,
+        keys: Sequence[Key],
+        run: Callable[[Key], None],
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            device: Captures.
+            keys: What to capture, the largest first: the pool then need not grow.
+            run: Does one of them; rules as in `GraphDevice.capture`.
+            clock_s: For the report.
+        """
+        self._device = device
+        self._keys = tuple(keys)
+        self._run = run
+        self._clock_s = clock_s
+        self._captured: dict[Key, CapturedGraph] = {}
+        self.num_captures = 0
+        """How often `capture` ran."""
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """What can be replayed now."""
+        return tuple(self._captured)
+
+    def capture(self) -> CaptureReport:
+        """Capture all, anew where that was done before, and log what it cost."""
+        self.drop()
+        started = self._clock_s()
+        captured = self._device.capture([self._call(key) for key in self._keys])
+        report = CaptureReport(
+            seconds=self._clock_s() - started,
+            num_bytes=captured.num_bytes,
+            num_graphs=len(captured.graphs),
+        )
+        self._captured = dict(zip(self._keys, captured.graphs, strict=True))
+        self.num_captures += 1
+        _log.info(
+            "graphs_captured",
+            count=report.num_graphs,
+            seconds=round(report.seconds, 3),
+            bytes=report.num_bytes,
+        )
+        return report
+
+    def drop(self) -> None:
+        """Forget what was captured: the buffers are about to move."""
+        self._captured.clear()
+
+    def replay(self, key: Key) -> None:
+        """
+        Do a captured step again.
+
+        Raises:
+            InternalError: It is not captured, or no longer.
+        """
+        graph = self._captured.get(key)
+        if graph is None:
+            raise InternalError(f"No CUDA graph captured for {key}")
+        graph.replay()
+
+    def _call(self, key: Key) -> Callable[[], None]:
+        return lambda: self._run(key)
