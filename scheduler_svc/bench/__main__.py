@@ -12,9 +12,9 @@ import sys
 
 from scheduler_svc.bench import link, stream
 from scheduler_svc.bench.admission import AdmissionCosts, measure_admission
-from scheduler_svc.bench.command_line import at_least_one, count, print_line, print_row
 from scheduler_svc.bench.decode_step import StepCosts, measure_decode_step
-from scheduler_svc.printing_commands import run_printing
+from tandem.command_line import at_least_one, count, print_line, print_row
+from tandem.printing_commands import run_printing
 
 DEFAULT_RUNNING = (1, 32, 128, 256, 1024)
 FULL_RUNNING = (*DEFAULT_RUNNING, 4096)

@@ -21,13 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler_svc.bench.command_line import (
-    at_least_one,
-    count,
-    print_line,
-    print_row,
-    time_above_zero,
-)
 from scheduler_svc.bench.link_processes import (
     BenchFailed,
     Core,
@@ -38,6 +31,13 @@ from scheduler_svc.bench.link_processes import (
 )
 from scheduler_svc.bench.reader.readers import ReaderFailed
 from scheduler_svc.frontend.validation import MAX_CHOICES
+from tandem.command_line import (
+    at_least_one,
+    count,
+    print_line,
+    print_row,
+    time_above_zero,
+)
 
 STEPS_MS = (0.6, 1.0, 2.0, 5.0, 20.0)
 ROWS = (1, 32, 256, 1024)

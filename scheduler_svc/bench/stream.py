@@ -18,19 +18,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scheduler_svc.bench.command_line import (
-    at_least_one,
-    count,
-    print_line,
-    print_row,
-    time_above_zero,
-)
 from scheduler_svc.bench.link_processes import BenchFailed, FixedStepExecutor
 from scheduler_svc.bench.link_requests import generate_requests
 from scheduler_svc.bench.reader import ReadCounts, Reader, start_reader
 from scheduler_svc.bench.reader.build import NoCompiler
 from scheduler_svc.bench.reader.readers import ReaderFailed, ReaderKind
 from scheduler_svc.bench.stream_service import STALL_DEADLINE_S, StreamService, Usage
+from tandem.command_line import (
+    at_least_one,
+    count,
+    print_line,
+    print_row,
+    time_above_zero,
+)
 
 MOST_PER_MS = 256
 """Tokens made per millisecond, unless the step is set."""

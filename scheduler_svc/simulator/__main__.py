@@ -12,13 +12,13 @@ import json
 import sys
 from pathlib import Path
 
-from scheduler_svc.printing_commands import run_printing
 from scheduler_svc.simulator.comparison import Outcome, grid, parse_axis, run_grid
 from scheduler_svc.simulator.plots import draw, require_matplotlib
 from scheduler_svc.simulator.presets import MACHINES
 from scheduler_svc.simulator.printing import compare, describe
 from scheduler_svc.simulator.settings import SECTIONS, known_names
 from tandem.errors import InternalError, TandemError
+from tandem.printing_commands import run_printing
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 

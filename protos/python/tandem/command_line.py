@@ -1,8 +1,9 @@
-"""What the benchmarks' command lines have in common: kinds of flags, and tables."""
+"""What the command lines of benchmarks have in common: kinds of flags, and tables."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -44,6 +45,19 @@ def time_above_zero(text: str) -> float:
     value = float(text)
     if not 0 < value < LONGEST_S:
         raise argparse.ArgumentTypeError(f"must be above 0 and below {LONGEST_S:g}")
+    return value
+
+
+def above_zero(text: str) -> float:
+    """
+    Of a flag that is a rate.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not a number over 0.
+    """
+    value = float(text)
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError("must be above 0")
     return value
 
 
