@@ -60,8 +60,8 @@ class _Target:
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of all weights on the device."""
-    weights = _allocate(config, dtype, torch.device("meta"))
-    return sum(tensor.nbytes for tensor in _distinct_tensors(weights))
+    weights = allocate_weights(config, dtype, torch.device("meta"))
+    return sum(tensor.nbytes for tensor in distinct_tensors(weights))
 
 
 def load_weights(
@@ -73,7 +73,7 @@ def load_weights(
     Raises:
         InvalidModel: A tensor is missing, unknown or of another shape; a file ends early.
     """
-    weights = _allocate(config, dtype, device)
+    weights = allocate_weights(config, dtype, device)
     targets = _targets(config, weights)
     _check_names(config, checkpoint, targets)
     wanted = [checkpoint.tensors[name] for name in targets]
@@ -100,7 +100,10 @@ def _place(piece: Tensor, start: int, target: _Target) -> None:
     target.rows.index_copy_(0, target.places[start : start + rows], moved)
 
 
-def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+def allocate_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """Weights that hold anything."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query_size = config.num_heads * config.head_dim
     qkv_size = query_size + 2 * config.num_kv_heads * config.head_dim
@@ -138,7 +141,8 @@ def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> 
     )
 
 
-def _distinct_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
+def distinct_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
+    """Every tensor once, also where two names share it."""
     yield weights.embedding
     yield weights.norm
     if weights.lm_head is not weights.embedding:

@@ -1,0 +1,183 @@
+"""
+`python -m executor_svc.bench model`: decode steps of models of known sizes with random weights, as
+the executor's runner computes them, against the least time that they could take.
+
+The floor is that of `roofline`, with a bandwidth and a matrix rate measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from executor_svc.bench.case import significant
+from executor_svc.bench.ceilings import measure_ceilings
+from executor_svc.bench.floors import step_floor
+from executor_svc.bench.options import Table, Where, chosen, complain, parser, place
+from executor_svc.bench.random_model import random_model
+from executor_svc.bench.shapes import SHAPES
+from executor_svc.bench.steady_decode import measure_steps
+from executor_svc.bench.timing import timer_of
+from executor_svc.out_of_memory import is_out_of_memory
+from tandem.command_line import at_least_one, print_line, time_above_zero
+from tandem.errors import OutOfMemory
+
+TIME_LIMIT_S = 33.0
+"""Without --full no measurement begins after this."""
+
+_HEADINGS = (
+    ("model", -12),
+    ("rows", 5),
+    ("context", 8),
+    ("step ms", 9),
+    ("forward ms", 10),
+    ("sample ms", 10),
+    ("tokens/s", 10),
+    ("floor ms", 9),
+    ("% of floor", 10),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What is measured: models, rows of a step, positions of each, and about how long."""
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    budget_s: float
+
+
+_BATCHES = (1, 8, 32, 64, 128, 256)
+GRIDS = {
+    ("cpu", False): Grid(models=("tiny", "135m"), batches=(1, 8, 32), contexts=(192,), budget_s=1),
+    ("cpu", True): Grid(
+        models=("tiny", "135m", "qwen3-0.6b", "llama-1b"),
+        batches=(1, 2, 4, 8, 16, 32),
+        contexts=(192, 1024),
+        budget_s=4,
+    ),
+    ("cuda", False): Grid(
+        models=("qwen3-0.6b", "llama-1b", "llama-8b"),
+        batches=(1, 32, 256),
+        contexts=(1024,),
+        budget_s=0.5,
+    ),
+    ("cuda", True): Grid(
+        models=("qwen3-0.6b", "llama-1b", "llama-8b"),
+        batches=_BATCHES,
+        contexts=(1024, 4096),
+        budget_s=0.5,
+    ),
+}
+"""By kind of device, and whether `--full` was asked for."""
+
+Row = dict[str, str | int | float]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    Measure and print; gives the exit code.
+
+    Raises:
+        InvalidConfig: A device, type or model that there is not.
+    """
+    started_s = time.monotonic()
+    given = _parser().parse_args(arguments)
+    names = chosen(given.model, SHAPES, "model")
+    where = place(given)
+    grid = GRIDS[where.device.type, given.full]
+    grid = Grid(
+        models=tuple(names) if given.model else grid.models,
+        batches=tuple(given.batch or grid.batches),
+        contexts=tuple(given.context or grid.contexts),
+        budget_s=given.seconds or grid.budget_s,
+    )
+    table = None
+    if not given.json:
+        print_line(where.text)
+        table = Table(_HEADINGS)
+    found = []
+    deadline_s = None if given.full else started_s + TIME_LIMIT_S
+    for row in measured_rows(grid, where, block_size=given.block_size, deadline_s=deadline_s):
+        found.append(row)
+        if table is not None:
+            table.row(_cells(row))
+    if given.json:
+        print_line(json.dumps(found))
+    return 0
+
+
+def measured_rows(
+    grid: Grid, where: Where, *, block_size: int, deadline_s: float | None
+) -> Iterator[Row]:
+    """
+    Measure all points of a grid in turn; those that do not fit or for which there is no time are
+    told on stderr.
+
+    Args:
+        grid: The points.
+        where: Device, type and threads.
+        block_size: Of the cache.
+        deadline_s: By `time.monotonic`; no point begins after it. None: all are measured.
+    """
+    ceilings = measure_ceilings(where.device, where.dtype, timer_of(where.device), 0.5)
+    points = [(rows, context) for context in grid.contexts for rows in grid.batches]
+    for name in grid.models:
+        model = random_model(SHAPES[name], where.dtype, where.device)
+        for num_rows, context in points:
+            point = f"{name} with {num_rows} rows of {context}"
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                complain("model", f"{point} left out, the machine is slow")
+                continue
+            try:
+                times = measure_steps(
+                    model,
+                    num_rows=num_rows,
+                    context=context,
+                    block_size=block_size,
+                    budget_s=grid.budget_s,
+                )
+            except (OutOfMemory, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                    raise
+                complain("model", f"{point} does not fit")
+                continue
+            floor = step_floor(model.config, where.dtype.itemsize, ceilings, [context] * num_rows)
+            yield {
+                "model": name,
+                "rows": num_rows,
+                "context": context,
+                "step_ms": significant(1e3 * times.step_s),
+                "forward_ms": significant(1e3 * times.forward_s),
+                "sample_ms": significant(1e3 * times.sample_s),
+                "tokens_per_s": significant(num_rows / times.step_s),
+                "floor_ms": significant(1e3 * floor.total_s),
+                "percent_of_floor": significant(100 * floor.total_s / times.step_s),
+            }
+        del model
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        str(row["model"]),
+        str(row["rows"]),
+        str(row["context"]),
+        *(f"{row[key]:.3f}" for key in ("step_ms", "forward_ms", "sample_ms")),
+        f"{row['tokens_per_s']:.0f}",
+        f"{row['floor_ms']:.3f}",
+        f"{row['percent_of_floor']:.1f}",
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser("model", __doc__)
+    made.add_argument("--model", nargs="+", help=f"only these of {', '.join(SHAPES)}")
+    made.add_argument("--batch", type=at_least_one, nargs="+", help="rows of a step")
+    made.add_argument("--context", type=at_least_one, nargs="+", help="positions of each row")
+    made.add_argument("--block-size", type=at_least_one, default=16, help="tokens per KV block")
+    made.add_argument("--seconds", type=time_above_zero, help="for each measurement, about")
+    return made

@@ -1,0 +1,118 @@
+"""What the executor's benchmarks are asked on their command lines, and how they answer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from executor_svc.device import cpu_multiplies_bfloat16, dtype_name, resolve_device, resolve_dtype
+from executor_svc.engine import default_num_threads
+from tandem.command_line import at_least_one, print_line
+from tandem.errors import InvalidConfig
+from tandem.telemetry import configure_logging
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """
+    What is measured on.
+
+    Attributes:
+        device: It.
+        dtype: Number type of weights, activations and cache.
+        num_threads: Of the CPU, for one operation.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    num_threads: int
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        name = str(self.device)
+        if self.device.type == "cuda":
+            name += f" {torch.cuda.get_device_name(self.device)}"
+        else:
+            name += f", {self.num_threads} threads"
+        return f"{name}, {dtype_name(self.dtype)}, torch {torch.__version__}"
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with the flags that all have."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m executor_svc.bench {name}", description=description
+    )
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    made.add_argument(
+        "--dtype",
+        default="auto",
+        help="auto (bfloat16 where it is fast), bfloat16, float16, float32",
+    )
+    made.add_argument("--num-threads", type=at_least_one, help="CPU threads of one operation")
+    made.add_argument("--full", action="store_true", help="many more of them; minutes")
+    made.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    return made
+
+
+def place(given: argparse.Namespace) -> Where:
+    """
+    The device, type and threads that were asked for; logs go to stderr from here on.
+
+    Raises:
+        InvalidConfig: No such device or type.
+    """
+    configure_logging("warning" if given.json else "info", "console")
+    device = resolve_device(given.device)
+    dtype = resolve_dtype(given.dtype, "bfloat16", device)
+    num_threads = given.num_threads or default_num_threads()
+    torch.set_num_threads(num_threads)
+    if device.type == "cpu" and dtype == torch.bfloat16 and not cpu_multiplies_bfloat16():
+        structlog.get_logger(__name__).warning("bfloat16_is_emulated", device="cpu")
+    return Where(device=device, dtype=dtype, num_threads=num_threads)
+
+
+def chosen(names: Sequence[str] | None, known: Iterable[str], what: str) -> list[str]:
+    """
+    The names given, or all known ones.
+
+    Raises:
+        InvalidConfig: A name that is not known.
+    """
+    known = list(known)
+    for name in names or ():
+        if name not in known:
+            raise InvalidConfig(f"no {what} is called {name!r}; there are: {', '.join(known)}")
+    return list(names or known)
+
+
+class Table:
+    """Prints rows as they come, each column as wide as its heading, the first ones wider."""
+
+    def __init__(self, headings: Sequence[tuple[str, int]]) -> None:
+        """
+        Args:
+            headings: Name and width of each column; a negative width is left-aligned.
+        """
+        self._widths = [width for _, width in headings]
+        self.row([name for name, _ in headings])
+
+    def row(self, cells: Sequence[str]) -> None:
+        """Print one."""
+        print_line(
+            "  ".join(
+                cell.ljust(-width) if width < 0 else cell.rjust(width)
+                for cell, width in zip(cells, self._widths, strict=True)
+            ).rstrip()
+        )
+
+
+def complain(name: str, text: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"bench {name}: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,53 @@
+"""A model of a known size and no meaning, in memory: no checkpoint is read or written."""
+
+from __future__ import annotations
+
+import torch
+
+from executor_svc.bench.operands import fill_repeating, random_numbers
+from executor_svc.memory import KvMemory
+from executor_svc.model import LoadedModel, ModelConfig
+from executor_svc.model.weights import allocate_weights, distinct_tensors, weight_bytes
+
+_DEVIATION = 0.02
+"""As models are initialised: activations neither vanish nor overflow."""
+
+
+def random_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """
+    Matrices are normal, norms are 1, biases too are drawn; equal arguments give equal weights.
+
+    Raises:
+        RuntimeError: It does not fit the device.
+    """
+    weights = allocate_weights(config, dtype, device)
+    drawn = random_numbers((1 << 22,), torch.float32, torch.device("cpu"), scale=_DEVIATION)
+    for tensor in distinct_tensors(weights):
+        fill_repeating(tensor, drawn)
+    norms = [weights.norm]
+    norms += [norm for layer in weights.layers for norm in (layer.input_norm, layer.mlp_norm)]
+    norms += [layer.qk_norm for layer in weights.layers if layer.qk_norm is not None]
+    for norm in norms:
+        norm.fill_(1.0)
+    return LoadedModel(
+        config=config,
+        weights=weights,
+        dtype=dtype,
+        device=device,
+        fingerprint="random",
+        weight_bytes=weight_bytes(config, dtype),
+    )
+
+
+def random_kv(model: LoadedModel, num_blocks: int, block_size: int) -> KvMemory:
+    """
+    A cache full of numbers, as after prompts that nobody computed.
+
+    Raises:
+        OutOfMemory: It does not fit.
+    """
+    kv = KvMemory(model.config, num_blocks, block_size, model.dtype, model.device)
+    drawn = random_numbers((1 << 20,), model.dtype, model.device)
+    for layer in kv.layers:
+        fill_repeating(layer, drawn)
+    return kv
