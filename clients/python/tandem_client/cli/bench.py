@@ -1,13 +1,9 @@
-"""`tandem bench`: measure a running server, or what the scheduler costs."""
+"""`tandem bench`: measure a running server, or what its parts take."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem_client.channel import DEFAULT_ADDRESS
-from tandem_client.cli import options
+from tandem_client.cli import bench_executor, options
+from tandem_client.cli.bench_child import run_bench
 from tandem_client.cli.failures import EXIT_CODES_HELP, ExitCode, fail, readable_errors
 from tandem_client.client import Client
 from tandem_client.load.processes import run_tasks
@@ -25,12 +22,15 @@ from tandem_client.load.workload import Workload, read_prompts
 
 DEFAULT_REQUESTS = 64
 
-bench = typer.Typer(help="Measure a running server, or the scheduler alone.", no_args_is_help=True)
+bench = typer.Typer(help="Measure a running server, or its parts alone.", no_args_is_help=True)
 
 
 @bench.callback()
 def _bench() -> None:
     pass
+
+
+bench_executor.add_to(bench)
 
 
 Requests = Annotated[
@@ -121,7 +121,7 @@ def scheduler(
     flags: list[str] = []
     for flag, counts in (("--running", running), ("--waiting", waiting)):
         flags += [flag, *map(str, counts)] if counts else []
-    _run_scheduler_bench(flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench("scheduler_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
 
 
 @bench.command(epilog=EXIT_CODES_HELP)
@@ -158,7 +158,7 @@ def link(
         ("--clients", clients),
     ):
         flags += [flag, *map(str, values)] if values else []
-    _run_scheduler_bench(flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench("scheduler_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
 
 
 @bench.command(epilog=EXIT_CODES_HELP)
@@ -191,32 +191,47 @@ def stream(
         ("--stalled", stalled),
     ):
         flags += [flag, *map(str, values)] if values else []
-    _run_scheduler_bench(flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench("scheduler_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
 
 
-def _run_scheduler_bench(flags: list[str]) -> None:
-    """Have the scheduler measure itself, in its own process: clients never import services."""
-    command = [sys.executable, "-m", "scheduler_svc.bench", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- our own interpreter
-    # Whoever ends this command, and it alone, means the benchmark with all its processes.
-    before = signal.signal(signal.SIGTERM, _end)
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            typer.echo(line, nl=False)
-        process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-        signal.signal(signal.SIGTERM, before)
-    if process.returncode:
-        code = ExitCode.USAGE if process.returncode == ExitCode.USAGE else ExitCode.FAILED
-        raise fail(f"scheduler_svc.bench ended with {process.returncode}", code)
-
-
-def _end(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+@bench.command(epilog=EXIT_CODES_HELP)
+@readable_errors
+def offline(
+    *,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="tandem, transformers, transformers-generate, llama.cpp or linear-floor; "
+            "repeatable. Default: all that are installed."
+        ),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Requests at once; repeatable. Default: 1, 8, 32."),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Of random weights: llama-135m (default), llama-360m or llama-1b."),
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Instead: a model directory.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, or auto: as fast as the CPU can.")
+    ] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    input_len: InputLen = 128,
+    output_len: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Medians are over so many.")] = 3,
+    full: Annotated[bool, typer.Option("--full", help="1, 2, 4, 8, 16, 32 requests.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Compare whole engines on this CPU: same weights, threads and requests; takes minutes."""
+    flags = ["offline", "--dtype", dtype, "--rounds", str(rounds)]
+    flags += ["--input-len", str(input_len), "--output-len", str(output_len)]
+    for flag, value in (("--shape", shape), ("--model", model), ("--threads", threads)):
+        flags += [] if value is None else [flag, str(value)]
+    for flag, values in (("--engine", engine), ("--concurrency", concurrency)):
+        flags += [flag, *map(str, values)] if values else []
+    run_bench("tandem_embedded.bench", flags + ["--full"] * full + ["--json"] * as_json)
 
 
 def _report(outcomes: list[Outcomes], num_requests: int, title: str, *, as_json: bool) -> None:

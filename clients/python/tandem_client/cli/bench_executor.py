@@ -1,0 +1,124 @@
+"""`tandem bench kernels`, `model` and `roofline`: what the executor's parts take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tandem_client.cli import options
+from tandem_client.cli.bench_child import run_bench
+from tandem_client.cli.failures import EXIT_CODES_HELP, readable_errors
+
+SizesOf = Annotated[
+    list[str] | None,
+    typer.Option(help="tiny, 135m, qwen3-0.6b, llama-1b or llama-8b; repeatable."),
+]
+Batch = Annotated[
+    list[int] | None, typer.Option(min=1, help="Rows of a step that decodes; repeatable.")
+]
+Context = Annotated[
+    list[int] | None, typer.Option(min=1, help="Positions of each of its rows; repeatable.")
+]
+BlockSize = Annotated[int, typer.Option(min=1, help="Tokens per KV block.")]
+Seconds = Annotated[
+    float | None, typer.Option(min=0.0001, help="How long each is measured, about.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[
+    str, typer.Option(help="bfloat16, float16, float32, or auto: bfloat16 where it is fast.")
+]
+NumThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads of one operation.")]
+
+
+def add_to(bench: typer.Typer) -> None:
+    """Add the commands to a group."""
+    for name, command in (("kernels", kernels), ("model", decode_steps), ("roofline", roofline)):
+        bench.command(name, epilog=EXIT_CODES_HELP)(command)
+
+
+@readable_errors
+def kernels(
+    *,
+    operation: Annotated[
+        list[str] | None,
+        typer.Option(help="decode, prefill, rows, sampling or patch; repeatable. Default: all."),
+    ] = None,
+    model: SizesOf = None,
+    block_size: BlockSize = 16,
+    no_peers: Annotated[
+        bool, typer.Option("--no-peers", help="Not what torch and FlashInfer take.")
+    ] = False,
+    seconds: Seconds = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    num_threads: NumThreads = None,
+    full: Annotated[bool, typer.Option("--full", help="Many more sizes; minutes.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Print what each operation takes on a device, and how near it comes to what the device can."""
+    flags = ["kernels", "--block-size", str(block_size)] + ["--no-peers"] * no_peers
+    flags += _executor_flags(device, dtype, num_threads, seconds)
+    for flag, names in (("--operation", operation), ("--model", model)):
+        flags += [flag, *names] if names else []
+    run_bench("executor_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
+
+
+@readable_errors
+def decode_steps(
+    *,
+    model: SizesOf = None,
+    batch: Batch = None,
+    context: Context = None,
+    block_size: BlockSize = 16,
+    seconds: Seconds = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    num_threads: NumThreads = None,
+    full: Annotated[bool, typer.Option("--full", help="More sizes and batches; minutes.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Print what decode steps of models with random weights take, and the least they could."""
+    flags = ["model", "--block-size", str(block_size)]
+    flags += _executor_flags(device, dtype, num_threads, seconds)
+    flags += ["--model", *model] if model else []
+    for flag, counts in (("--batch", batch), ("--context", context)):
+        flags += [flag, *map(str, counts)] if counts else []
+    run_bench("executor_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
+
+
+@readable_errors
+def roofline(
+    *,
+    model: SizesOf = None,
+    batch: Batch = None,
+    context: Context = None,
+    tb_per_s: Annotated[
+        float | None, typer.Option(help="Memory bandwidth, instead of measuring it.")
+    ] = None,
+    tflop_per_s: Annotated[
+        float | None, typer.Option(help="Rate of matrix products, instead of measuring it.")
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    num_threads: NumThreads = None,
+    full: Annotated[bool, typer.Option("--full", help="More batches and contexts.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Print a device's bandwidth and matrix rate, and the least time of decode steps with them."""
+    flags = ["roofline", *_executor_flags(device, dtype, num_threads, None)]
+    flags += ["--model", *model] if model else []
+    for flag, counts in (("--batch", batch), ("--context", context)):
+        flags += [flag, *map(str, counts)] if counts else []
+    for flag, rate in (("--tb-per-s", tb_per_s), ("--tflop-per-s", tflop_per_s)):
+        flags += [] if rate is None else [flag, str(rate)]
+    run_bench("executor_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
+
+
+def _executor_flags(
+    device: str, dtype: str, num_threads: int | None, seconds: float | None
+) -> list[str]:
+    flags = ["--device", device, "--dtype", dtype]
+    for flag, value in (("--num-threads", num_threads), ("--seconds", seconds)):
+        flags += [] if value is None else [flag, str(value)]
+    return flags

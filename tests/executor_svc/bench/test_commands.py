@@ -1,0 +1,204 @@
+"""The executor's benchmarks: what they print and refuse, not how long anything takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from executor_svc.bench import decode_steps, kernels, roofline
+from executor_svc.bench.__main__ import main as bench_main
+from tandem.errors import InvalidConfig
+from tandem_client.cli.app import app
+
+ON_CPU = ["--device", "cpu", "--dtype", "float32", "--num-threads", "1"]
+QUICK = [*ON_CPU, "--seconds", "0.001"]
+
+
+@pytest.fixture(autouse=True)
+def small_ceilings(monkeypatch):
+    """Copies and products of a size that takes no time."""
+    from executor_svc.bench import ceilings  # noqa: PLC0415
+
+    monkeypatch.setitem(ceilings._COPY_BYTES, "cpu", 1 << 16)
+    monkeypatch.setitem(ceilings._SQUARE, "cpu", 32)
+    monkeypatch.setattr("executor_svc.bench.timing.CpuTimer.cold_bytes", 1)
+
+
+class TestRoofline:
+    def test_json_is_the_ceilings_and_the_floors(self, capsys):
+        """
+        --json prints one list: the two ceilings, then a step's floor per model, context and batch.
+        """
+        given = ["--tb-per-s", "4.3", "--tflop-per-s", "788", "--model", "llama-1b"]
+        assert 0 == roofline.main([*ON_CPU, "--dtype", "bfloat16", *given, "--json"])
+        ceilings, *rows = json.loads(capsys.readouterr().out)
+        assert {"bytes_per_s": 4300000000000, "flop_per_s": 788000000000000} == ceilings
+        expected = [(context, rows) for context in (1024, 4096) for rows in (1, 32, 128, 256)]
+        assert expected == [(row["context"], row["rows"]) for row in rows]
+        assert 1717 == pytest.approx(rows[0]["tokens_per_s"], abs=1)
+
+    def test_ceilings_that_are_not_given_are_measured(self, capsys):
+        """
+        Without flags for them a copy and a matrix product say what the machine does.
+        """
+        assert 0 == roofline.main([*ON_CPU, "--model", "tiny", "--batch", "1", "--json"])
+        ceilings, *_ = json.loads(capsys.readouterr().out)
+        assert min(ceilings.values()) > 0
+
+    def test_table_tells_ceilings_and_floors(self, capsys):
+        """
+        Without --json two lines tell the ceilings, and a row each point.
+        """
+        given = ["--tb-per-s", "4.3", "--tflop-per-s", "788"]
+        assert 0 == roofline.main([*ON_CPU, *given, "--model", "tiny", "--batch", "3"])
+        lines = capsys.readouterr().out.splitlines()
+        assert "4300.0 GB/s" in lines[1]
+        assert "788.000 TFLOP/s" in lines[2]
+        assert [["tiny", "1024", "3"], ["tiny", "4096", "3"]] == [
+            line.split()[:3] for line in lines[4:]
+        ]
+
+
+class TestKernels:
+    def test_every_operation_is_measured_with_its_peers(self, capsys):
+        """
+        --json prints the ceilings and each operation at each shape, with what torch takes for dense keys.
+        """
+        assert 0 == kernels.main([*QUICK, "--model", "tiny", "--json"])
+        rows = json.loads(capsys.readouterr().out)
+        assert ["copy", "matmul"] == [row["operation"] for row in rows[:2]]
+        found = {row["operation"] for row in rows[2:]}
+        sampling = {f"sampling_{kind}" for kind in ("greedy", "noise", "filtered")}
+        by_row = {"rms_norm", "add_rms_norm", "silu_mul", "rope_kv_write", "patch_rows"}
+        assert {"decode", "prefill"} | sampling | by_row == found
+        peers = {row["operation"] for row in rows if row["implementation"] == "torch-sdpa-dense"}
+        assert {"decode", "prefill"} == peers
+        for row in rows[2:]:
+            assert row["time_us"] > 0, row
+            assert 0 < row["percent_of_ceiling"], row
+
+    def test_table_has_a_row_per_measurement(self, capsys):
+        """
+        Without --json a heading and a row per measurement are printed as they come.
+        """
+        given = ["--model", "tiny", "--operation", "patch", "--no-peers"]
+        assert 0 == kernels.main([*QUICK, *given])
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+        assert ["copy", "matmul", "patch_rows", "patch_rows"] == [row[0] for row in rows]
+
+    def test_time_that_runs_out_is_told(self, capsys, monkeypatch):
+        """
+        Measurements for which there is no time are counted on stderr, and no others are lost.
+        """
+        monkeypatch.setattr(kernels, "TIME_LIMIT_S", 0.0)
+        given = ["--model", "tiny", "--operation", "patch", "--json"]
+        assert 0 == kernels.main([*QUICK, *given])
+        printed = capsys.readouterr()
+        assert "2 measurements left out, the machine is slow" in printed.err
+        assert 2 == len(json.loads(printed.out))
+
+    def test_failure_of_one_case_is_told_and_the_others_go_on(self, capsys, monkeypatch):
+        """
+        An operation that fails is named with its error, the exit code is 1, and the rest is measured.
+        """
+
+        def fail(*_args: object, **_kwargs: object) -> None:
+            raise RuntimeError("no such kernel\nand more")
+
+        monkeypatch.setattr("executor_svc.bench.row_cases.silu_mul", fail)
+        given = ["--model", "tiny", "--operation", "rows", "--json"]
+        assert 1 == kernels.main([*QUICK, *given])
+        printed = capsys.readouterr()
+        assert "bench kernels: silu_mul T=1 N=320 tandem: no such kernel\n" in printed.err
+        found = {row["operation"] for row in json.loads(printed.out)}
+        assert {"copy", "matmul", "rms_norm", "add_rms_norm", "rope_kv_write"} == found
+
+    def test_unknown_operation_is_refused(self):
+        """
+        An operation that there is not is a typed error naming those there are.
+        """
+        with pytest.raises(InvalidConfig, match="no operation is called 'attention'"):
+            kernels.main([*QUICK, "--operation", "attention"])
+
+
+class TestModel:
+    def test_json_has_a_row_per_point(self, capsys):
+        """
+        --json prints time, rate and percentage of the floor of each batch and context.
+        """
+        given = ["--model", "tiny", "--batch", "1", "3", "--context", "20", "--json"]
+        assert 0 == decode_steps.main([*QUICK, *given])
+        rows = json.loads(capsys.readouterr().out)
+        assert [("tiny", 1, 20), ("tiny", 3, 20)] == [
+            (row["model"], row["rows"], row["context"]) for row in rows
+        ]
+        for row in rows:
+            assert row["forward_ms"] <= row["step_ms"] * 1.5
+            assert 0 < row["percent_of_floor"]
+
+    def test_cache_that_does_not_fit_is_told(self, capsys, monkeypatch):
+        """
+        A point whose cache is larger than the memory is named on stderr and left out.
+        """
+        monkeypatch.setattr("executor_svc.memory.available_bytes", lambda _device: 1 << 20)
+        given = ["--model", "tiny", "--batch", "1", "64", "--context", "20", "--json"]
+        assert 0 == decode_steps.main([*QUICK, *given])
+        printed = capsys.readouterr()
+        assert "tiny with 64 rows of 20 does not fit" in printed.err
+        assert [1] == [row["rows"] for row in json.loads(printed.out)]
+
+
+class TestCommandLine:
+    def test_benchmark_that_there_is_not_is_a_usage_error(self, monkeypatch, capsys):
+        """
+        Without the name of a benchmark, the names are told and the exit code is 2.
+        """
+        monkeypatch.setattr(sys, "argv", ["bench", "kernel"])
+        assert 2 == bench_main()
+        assert "kernels|model|roofline" in capsys.readouterr().err
+
+    def test_missing_device_is_one_readable_line(self, monkeypatch, capsys):
+        """
+        A device that the machine does not have ends with its reason and what to do, exit code 2.
+        """
+        monkeypatch.setattr(sys, "argv", ["bench", "roofline", "--device", "cuda:77"])
+        assert 2 == bench_main()
+        assert capsys.readouterr().err.startswith("INVALID_CONFIG: device 'cuda:77'")
+
+    @pytest.mark.slow
+    def test_command_passes_its_flags_on(self):
+        """
+        `tandem bench kernels`, `model` and `roofline` print what the executor's own benchmarks print.
+        """
+        ran = {
+            "kernels": ["--operation", "patch", "--model", "tiny", "--seconds", "0.01"],
+            "model": ["--model", "tiny", "--batch", "2", "--context", "20", "--seconds", "0.01"],
+            "roofline": ["--model", "tiny", "--tb-per-s", "1", "--tflop-per-s", "1"],
+        }
+        keys = {"kernels": "operation", "model": "rows", "roofline": "bytes_per_s"}
+        for name, flags in ran.items():
+            given = ["bench", name, *flags, "--device", "cpu", "--num-threads", "1", "--json"]
+            result = CliRunner().invoke(app, given)
+            assert 0 == result.exit_code, result.output
+            assert keys[name] in json.loads(result.stdout)[0]
+
+    @pytest.mark.slow
+    def test_interrupted_benchmark_ends_without_a_word(self):
+        """
+        Ctrl-C ends a benchmark with 130 and prints no traceback.
+        """
+        command = [sys.executable, "-m", "executor_svc.bench", "kernels", *ON_CPU, "--full"]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()  # it measures
+            process.send_signal(2)
+            errors = process.stderr.read()
+            assert 130 == process.wait(60)
+        assert "Traceback" not in errors
