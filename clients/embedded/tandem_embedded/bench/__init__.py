@@ -1,0 +1,1 @@
+"""Whole engines compared on one machine: the embedded engine beside what else one could use."""
