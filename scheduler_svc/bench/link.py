@@ -74,6 +74,14 @@ class Point:
     transport: str
     clients: int
 
+    @property
+    def in_words(self) -> str:
+        """For a message about it."""
+        return (
+            f"{self.step_ms:g} ms, {self.rows} rows, window {self.window}, {self.transport}, "
+            f"{self.clients} clients"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -175,10 +183,14 @@ def _measure(point: Point, executor: FixedStepExecutor, core: Core, seconds: flo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; gives the exit code."""
+    """
+    Measure and print; gives the exit code. A point that cannot be measured is named and left out,
+    and makes it 1.
+    """
     given = _parser().parse_args(arguments)
     points = _chosen(given)
     measured = []
+    exit_code = 0
     if not given.json:
         print_line("A device's time without work while requests run, and the scheduler's CPU.")
         print_row(_HEADINGS, _HEADINGS)
@@ -191,14 +203,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             costs = measure(point, seconds=given.seconds)
         except (BenchFailed, ReaderFailed) as error:
-            sys.stderr.write(f"bench link: {error}\n")
-            return 1
+            sys.stderr.write(f"bench link: {point.in_words}: {error}\n")
+            exit_code = 1
+            continue
         measured.append(costs)
         if not given.json:
             print_row([str(value) for value in costs.as_json().values()], _HEADINGS)
     if given.json:
         print_line(json.dumps([costs.as_json() for costs in measured]))
-    return 0
+    return exit_code
 
 
 def _chosen(given: argparse.Namespace) -> Sequence[Point]:

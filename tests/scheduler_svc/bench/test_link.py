@@ -11,8 +11,9 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from scheduler_svc.bench import link
 from scheduler_svc.bench.__main__ import main
-from scheduler_svc.bench.link import MAIN_POINTS, Point, _chosen, _measure, _parser
+from scheduler_svc.bench.link import MAIN_POINTS, Costs, Point, _chosen, _measure, _parser
 from scheduler_svc.bench.link_processes import BenchFailed, CoreWithClients
 from scheduler_svc.bench.stream_service import StreamService
 from tandem_client.cli.app import app
@@ -103,6 +104,27 @@ class TestMeasuring:
         """
         with pytest.raises(BenchFailed, match=why):
             _measure(self.POINT, FakeExecutor(8, until_step), FakeCore(lost), 0.0)
+
+
+class TestSweep:
+    def test_point_that_fails_leaves_the_others(self, monkeypatch, capsys):
+        """
+        A point that cannot be measured is named, the others are printed, and the exit code is 1.
+        """
+
+        def measure(point: Point, *, seconds: float) -> Costs:
+            if point.rows == 2:
+                raise BenchFailed("no 2 requests ran together")
+            return Costs(point, 1.0, 2.0)
+
+        monkeypatch.setattr(link, "measure", measure)
+        assert 1 == link.main(["--rows", "1", "2", "4", "--json"])
+        printed = capsys.readouterr()
+        assert [1, 4] == [point["rows"] for point in json.loads(printed.out)]
+        assert (
+            "bench link: 2 ms, 2 rows, window 2, unix, 0 clients: no 2 requests ran together\n"
+            == printed.err
+        )
 
 
 class TestProcesses:
