@@ -1,7 +1,7 @@
 """
 Measure the delivery of tokens to many clients, check what is claimed of it and write README.md.
 
-    python tests/bench/streams/report.py
+    python -m tests.bench.streams.report
 
 Takes some minutes, with nothing else running if the figures are to mean anything; the page says how
 busy the machine was. A claim that does not hold ends it with 1, and the page is left as it was.
@@ -9,10 +9,11 @@ busy the machine was. A claim that does not hold ends it with 1, and the page is
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.bench.machine import machine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -33,7 +34,7 @@ COLUMNS = {
 }
 TEXT = """# Tokens delivered to many clients
 
-Written by `python tests/bench/streams/report.py`; change that, not this page. It runs `tandem bench
+Written by `python -m tests.bench.streams.report`; change that, not this page. It runs `tandem bench
 stream --full`: a whole scheduler service, an executor without a model whose steps take 1 ms (4 ms with
 1,024 streams, so that no more tokens are made than for 256), and a reader ({reader}) over eight HTTP/2
 connections, all on one machine: {machine}. Load average before the run, from other
@@ -85,15 +86,6 @@ def check(rows: list[dict]) -> None:
         assert row["failed"] == 0, row
         assert row["bad_offsets"] == 0, row
         assert row["slow_consumers"] == row["stalled"], row
-
-
-def machine() -> str:
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ]
-    return f"{os.cpu_count()} cores of {names[0] if names else platform.processor()}"
 
 
 def main() -> int:
