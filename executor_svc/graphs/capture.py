@@ -42,7 +42,7 @@ class GraphDevice(Protocol):
 
     def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
         """
-        Capture calls one after another, all in one pool of memory.
+        Capture calls one after another, all in the one pool of memory of the graphs that live.
 
         A call may run several times, at least once. It must do the same each time: read and write
         buffers that never move, never look at a value on the host, and keep nothing that it
@@ -95,7 +95,7 @@ class Graphs(Generic[Key]):
         self._clock_s = clock_s
         self._captured: dict[Key, CapturedGraph] = {}
         self.num_captures = 0
-        """How often `capture` ran."""
+        """How often all were captured."""
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -105,22 +105,16 @@ class Graphs(Generic[Key]):
     def capture(self) -> CaptureReport:
         """Capture all, anew where that was done before, and log what it cost."""
         self.drop()
-        started = self._clock_s()
-        captured = self._device.capture([self._call(key) for key in self._keys])
-        report = CaptureReport(
-            seconds=self._clock_s() - started,
-            num_bytes=captured.num_bytes,
-            num_graphs=len(captured.graphs),
-        )
-        self._captured = dict(zip(self._keys, captured.graphs, strict=True))
+        report = self._capture(self._keys)
         self.num_captures += 1
-        _log.info(
-            "graphs_captured",
-            count=report.num_graphs,
-            seconds=round(report.seconds, 3),
-            bytes=report.num_bytes,
-        )
         return report
+
+    def add(self, keys: Sequence[Key]) -> None:
+        """Capture more, now and whenever all are captured anew; what is there stays."""
+        self._keys += tuple(key for key in keys if key not in self._keys)
+        missing = [key for key in keys if key not in self._captured]
+        if missing:
+            self._capture(missing)
 
     def drop(self) -> None:
         """Forget what was captured: the buffers are about to move."""
@@ -137,6 +131,23 @@ class Graphs(Generic[Key]):
         if graph is None:
             raise InternalError(f"No CUDA graph captured for {key}")
         graph.replay()
+
+    def _capture(self, keys: Sequence[Key]) -> CaptureReport:
+        started = self._clock_s()
+        captured = self._device.capture([self._call(key) for key in keys])
+        report = CaptureReport(
+            seconds=self._clock_s() - started,
+            num_bytes=captured.num_bytes,
+            num_graphs=len(captured.graphs),
+        )
+        self._captured.update(zip(keys, captured.graphs, strict=True))
+        _log.info(
+            "graphs_captured",
+            count=report.num_graphs,
+            seconds=round(report.seconds, 3),
+            bytes=report.num_bytes,
+        )
+        return report
 
     def _call(self, key: Key) -> Callable[[], None]:
         return lambda: self._run(key)

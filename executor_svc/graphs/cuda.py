@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,17 +28,23 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+        self._living: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
         """As in `GraphDevice`; memory is what the device's free memory lost."""
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # has no types
-        pool = torch.cuda.graph_pool_handle()
         before = self._free_bytes()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        if not self._living:  # a pool goes with the last of its graphs
+            self._pool = torch.cuda.graph_pool_handle()
         graphs = []
         with torch.cuda.device(self._device), _uncollected():
             for run in runs:
-                self._warm_up(run, stream)
-                graphs.append(_captured(run, pool, stream))
+                self._warm_up(run, self._stream)
+                graphs.append(_captured(run, self._pool, self._stream))
+        self._living.update(graphs)
         return Captured(graphs=tuple(graphs), num_bytes=max(0, before - self._free_bytes()))
 
     def _warm_up(self, run: Callable[[], None], stream: torch.cuda.Stream) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,6 +27,14 @@ _HOST_READS = frozenset(
     {"item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"}
 )
 """Methods that wait for the device; some look at memory without an operation of their own."""
+
+_SELECTIONS = frozenset({"index", "index_put", "index_put_impl"})
+_OF_VALUES = "has a shape that depends on values"
+_UNCAPTURABLE = {
+    torch.Tag.data_dependent_output: "waits for the device",
+    torch.Tag.dynamic_output_shape: _OF_VALUES,
+    torch.Tag.nondeterministic_seeded: "draws from a generator",
+}
 
 _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 
@@ -138,17 +147,15 @@ class _Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        _refuse_uncapturable(func, args)
-        leaves = tree_leaves((args, kwargs))
-        operands = tuple(map(self._operand, leaves))
-        self._add(Operation(str(func), operands))
-        for tensor in _written(func, args, kwargs):
-            self._recording.written.add(Memory(tensor).identity)
+        if _selects(func):
+            _refuse_masks(func, args[1])
+        elif (why := _why_not(func)) is not None:
+            raise NotCapturable(f"{func} {why}")
+        self._add(Operation(_name(func), tuple(map(self._operand, tree_leaves((args, kwargs))))))
         result = func(*args, **kwargs)
-        given = {Memory(leaf).identity for leaf in leaves if isinstance(leaf, Tensor)}
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and Memory(tensor).identity not in given:
-                self._allocated(tensor, func)
+            if isinstance(tensor, Tensor):
+                self._note_result(tensor, func)
         return result
 
     def _add(self, operation: Operation) -> None:
@@ -192,35 +199,39 @@ class _Recorder(TorchDispatchMode):
         self._recording.buffers[memory.identity] = buffer
         return buffer
 
-    def _allocated(self, tensor: Tensor, func: Any) -> None:
-        self._made.add(tensor, str(func))
+    def _note_result(self, tensor: Tensor, func: Any) -> None:
+        """Take up memory that an operation allocated; its operands' is known already."""
+        identity = Memory(tensor).identity
+        if identity in self._made or identity in self._recording.buffers:
+            return
+        self._made.add(tensor, _name(func))
         self._recording.allocated_bytes += tensor.untyped_storage().nbytes()
         if func.overloadpacket.__name__ in _UNINITIALISED:
             is_float = tensor.is_floating_point()
             tensor.fill_(float("nan") if is_float else _most(tensor.dtype))
 
 
-def _refuse_uncapturable(func: Any, args: tuple[Any, ...]) -> None:
-    name, tags = func.overloadpacket.__name__, func.tags
-    if name.removesuffix("_") in {"index", "index_put", "_index_put_impl"}:
-        masks = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor)]
-        if any(mask.dtype in {torch.bool, torch.uint8} for mask in masks):
-            raise NotCapturable(f"{func} with a mask has a shape that depends on values")
-        return
-    if torch.Tag.data_dependent_output in tags:
-        raise NotCapturable(f"{func} waits for the device")
-    if torch.Tag.dynamic_output_shape in tags:
-        raise NotCapturable(f"{func} has a shape that depends on values")
-    if torch.Tag.nondeterministic_seeded in tags:
-        raise NotCapturable(f"{func} draws from a generator")
+@functools.cache
+def _name(func: Any) -> str:
+    return str(func)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - no public way
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        given = args[index] if index < len(args) else kwargs.get(argument.name)
-        yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+@functools.cache
+def _selects(func: Any) -> bool:
+    """Whether shapes depend on values only where an index is a mask."""
+    return func.overloadpacket.__name__.strip("_") in _SELECTIONS
+
+
+@functools.cache
+def _why_not(func: Any) -> str | None:
+    """Why an operation cannot be captured; None: it can."""
+    return next((why for tag, why in _UNCAPTURABLE.items() if tag in func.tags), None)
+
+
+def _refuse_masks(func: Any, indices: object) -> None:
+    masks = (leaf for leaf in tree_leaves(indices) if isinstance(leaf, Tensor))
+    if any(mask.dtype in {torch.bool, torch.uint8} for mask in masks):
+        raise NotCapturable(f"{func} with a mask {_OF_VALUES}")
 
 
 def _most(dtype: torch.dtype) -> int:

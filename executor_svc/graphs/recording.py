@@ -126,13 +126,11 @@ class Recording:
     Attributes:
         operations: In order.
         buffers: Memory it used that was there before, by the identity of its storage.
-        written: Identities of those that it wrote.
         allocated_bytes: Of all it allocated.
     """
 
     operations: list[Operation] = field(default_factory=list)
     buffers: dict[int, Buffer] = field(default_factory=dict)
-    written: set[int] = field(default_factory=set)
     allocated_bytes: int = 0
 
     def check_buffers(self) -> None:

@@ -99,3 +99,16 @@ class TestGraphs:
         graphs.replay(2)
         assert [4, 4, 2, 2, 1, 1, 1, 1] == steps.numbers.tolist()
         assert 2 == graphs.num_captures
+
+    def test_more_is_captured_and_remembered(self, steps):
+        """
+        Keys can be added to those captured; each is captured once, and again with the others.
+        """
+        graphs = graphs_of(steps)
+        graphs.capture()
+        graphs.add([3])
+        graphs.add([4, 3])
+        assert [8, 4, 2, 3] == steps.done
+        graphs.replay(3)
+        graphs.capture()
+        assert (8, 4, 2, 3) == graphs.keys
