@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from executor_svc.model import DecoderInputs
 from executor_svc.slot_tokens import SlotTokens
+from executor_svc.upload import upload
 from kernels.paged_attention import AttentionShape, PagedSequences, plan_paged_attention
 from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column
 from tandem.link.slot_state import SlotState
@@ -67,12 +67,11 @@ def decoder_inputs(
     row, position = _token_rows(batch)
     block = block_table[row, position // shape.block_size].astype(np.int64)
     kv_position = block * shape.block_size + position % shape.block_size
-    positions = torch.from_numpy(position).to(shape.device)
     sequences = PagedSequences(query_len=query_len, seq_len=seq_len, block_table=block_table)
     return DecoderInputs(
         token_id=tokens.gather(batch.row_slot[row], position),
-        position=positions,
-        kv_position=torch.from_numpy(kv_position).to(shape.device),
+        position=upload(position, shape.device),
+        kv_position=upload(kv_position, shape.device),
         attention={
             window: plan_paged_attention(sequences, shape, window=window) for window in windows
         },

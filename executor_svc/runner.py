@@ -5,34 +5,40 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import structlog
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from executor_svc.batch_inputs import SamplingRows, decoder_inputs, sampling_rows
+from executor_svc.device_queue import CudaQueue, DeviceQueue, HostQueue
 from executor_svc.memory import KvMemory
 from executor_svc.model import Decoder, LoadedModel
 from executor_svc.out_of_memory import is_out_of_memory, step_out_of_memory
+from executor_svc.pending_step import Launched, PendingStep, fetch_sampled, nothing_sampled
 from executor_svc.slot_sampling import SlotSampling
 from executor_svc.slot_tokens import SlotTokens
+from executor_svc.static_decodes import StaticDecodes
+from executor_svc.static_step import RING_LINES, DecodeStep
 from executor_svc.step_outcome import StepOutcome
+from executor_svc.upload import upload
 from kernels.paged_attention import AttentionShape
-from kernels.sampling import sample
+from kernels.sampling import Sampled, sample
 from tandem.errors import SessionLost
 from tandem.link.batch import (
     ROW_SAMPLES,
     Admission,
     Batch,
     KvMode,
-    RowError,
     RowSampling,
     StepResult,
-    StepTimings,
 )
 from tandem.link.slot_state import SlotState
+
+_Part = Callable[..., Any]
 
 _log = structlog.get_logger(__name__)
 
@@ -40,6 +46,8 @@ MARGIN_EPS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 """Logit noise between two ways of computing the same sequence, by number type."""
 
 _WARM_UP_PROMPT_LEN = 32
+_PARTS = ("_apply", "_forward", "_sample")
+"""Methods that a step consists of, one after another."""
 
 
 class ModelRunner:
@@ -61,6 +69,8 @@ class ModelRunner:
         collect_margins: bool = False,
         kv_knob: str = "max_num_blocks",
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        queue: DeviceQueue | None = None,
+        static_rows: int = 0,
     ) -> None:
         """
         Args:
@@ -71,7 +81,10 @@ class ModelRunner:
             boot_id: Put into every result.
             collect_margins: Also report by how much each token won.
             kv_knob: The setting that sized `kv`, for the advice when memory runs out.
-            clock_ns: Monotonic time for the step timings.
+            clock_ns: Monotonic time for the step timings of a CPU.
+            queue: Of the model's device; None makes one.
+            static_rows: Most rows of steps of decodes that run from buffers that never move, as
+                graphs are captured from; 0 runs none so.
         """
         config = model.config
         self._model = model
@@ -81,7 +94,6 @@ class ModelRunner:
         self._boot_id = boot_id
         self._kv_knob = kv_knob
         self._margin_eps = MARGIN_EPS[model.dtype] if collect_margins else None
-        self._clock_ns = clock_ns
         self._decoder = Decoder(model, max_model_len)
         self._windows = frozenset(config.windows)
         self._shape = AttentionShape(
@@ -94,6 +106,8 @@ class ModelRunner:
         )
         self._slots, self._tokens = self._new_state()
         self._sampling = SlotSampling(num_slots, config.vocab_size)
+        self._queue = queue or _queue_of(model.device, clock_ns)
+        self._static = self._static_decodes(static_rows) if static_rows else None
 
     @property
     def state_hash(self) -> int:
@@ -111,7 +125,7 @@ class ModelRunner:
         it is, and resumes if suspended.
         """
         self._kv.resume()
-        self._slots.reset()
+        self._forget()
 
     def suspend(self, mode: KvMode) -> None:
         """
@@ -134,15 +148,20 @@ class ModelRunner:
         _log.info("kv_resumed", kv_bytes=self._kv.device_bytes)
 
     def execute(self, batch: Batch, step_id: int) -> StepResult:
+        """Launch one step and wait for its result; see `launch`."""
+        return self.launch(batch, step_id)()
+
+    def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """
-        Apply one batch and compute its rows.
+        Apply one batch and give its rows to the device.
 
         Args:
             batch: The delta.
             step_id: Put into the result.
 
         Returns:
-            One entry per row that sampled, in batch order, and the rows that failed alone.
+            Waits for the result, for any thread to call, once and in the order of launches: one
+            entry per row that sampled, in batch order, and the rows that failed alone.
             `timings.queued_ns` is the caller's to add.
 
         Raises:
@@ -151,39 +170,37 @@ class ModelRunner:
             OutOfMemory: Naming the settings that make such a step smaller; the session is over.
         """
         try:
-            return self._execute(batch, step_id)
+            return self._launch(batch, step_id).result
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             if not is_out_of_memory(error):
                 raise
             raise step_out_of_memory(error, batch, self._kv_knob) from error
 
-    def _execute(self, batch: Batch, step_id: int) -> StepResult:
-        started = self._clock_ns()
+    def _launch(self, batch: Batch, step_id: int) -> PendingStep:
+        started = self._queue.mark()
         self._apply(batch)
         rows = sampling_rows(batch)
         with torch.inference_mode():
-            hidden = self._forward(batch)
-            forwarded = self._clock_ns()
-            outcome = self._sample(hidden, rows)
-        errors = self._row_errors(batch, outcome)
-        outcome = outcome.without(errors)
-        ended = self._clock_ns()
-        return StepResult(
+            if self._static is not None and self._static.takes(batch):
+                launched = self._static.launch(batch, rows, self._slots, self._queue)
+            else:
+                launched = self._compute(batch, rows)
+            ended = self._queue.mark()
+            collect = launched.fetch(self._queue)
+        ends = batch.row_start + batch.row_num_tokens
+        bad_input = batch.row_slot[self._tokens.has_bad_input(batch.row_slot, ends)]
+        return PendingStep(
             boot_id=self._boot_id,
             step_id=step_id,
-            slot=outcome.slot,
-            generation=self._slots.generation[outcome.slot],
-            position=outcome.position,
-            token=outcome.token,
-            row_errors=errors,
-            timings=StepTimings(
-                forward_ns=forwarded - started,
-                sample_ns=ended - forwarded,
-                total_ns=ended - started,
-            ),
+            outcome=lambda: StepOutcome.of(rows.slot, rows.position, collect()),
+            generation=self._slots.generation.copy(),
+            bad_input_slots=bad_input.tolist(),
+            vocab_size=self._model.config.vocab_size,
+            graph=launched.graph,
             device_memory_bytes=self._model.weight_bytes + self._kv.device_bytes,
-            margin=outcome.margin,
-            logprobs=outcome.logprobs,
+            started=started,
+            forwarded=launched.forwarded,
+            ended=ended,
         )
 
     def forward_logits(self, batch: Batch) -> Tensor:
@@ -217,11 +234,28 @@ class ModelRunner:
         self.execute(_one_row(0, prompt_len, admits=(admission,)), 0)
         if prompt_len < kv_len:
             self.execute(_one_row(prompt_len, 1), 0)
-        self._slots.reset()
+        self._forget()
         if self._kv.num_host_blocks:
             one = np.ones(1, np.int32)
             self._kv.swap_out(one, one)
             self._kv.swap_in(one, one)
+
+    def mark_parts(self, mark: Callable[[str, _Part], _Part]) -> None:
+        """
+        Put something around each part of a step, until `unmark_parts`; until then it costs nothing.
+
+        Args:
+            mark: Gives what to call instead of a part, whose name ("apply", "forward", "sample")
+                comes with it.
+        """
+        for name in _PARTS:
+            # Shadows the method of this one runner.
+            setattr(self, name, mark(name.lstrip("_"), getattr(self, name)))
+
+    def unmark_parts(self) -> None:
+        """Call the parts of a step as they are."""
+        for name in _PARTS:
+            vars(self).pop(name, None)
 
     def _apply(self, batch: Batch) -> None:
         if self._kv.is_suspended and _needs_kv(batch):
@@ -232,13 +266,16 @@ class ModelRunner:
             self._kv.swap_out(batch.swap_out_block, batch.swap_out_host)
         if len(batch.copy_source):
             self._kv.copy_blocks(
-                self._to_device(batch.copy_source), self._to_device(batch.copy_destination)
+                upload(batch.copy_source, self._model.device),
+                upload(batch.copy_destination, self._model.device),
             )
         if len(batch.swap_in_host):
             self._kv.swap_in(batch.swap_in_host, batch.swap_in_block)
         for admission in batch.admits:
             self._tokens.admit(admission)
             self._sampling.admit(admission)
+            if self._static is not None:
+                self._static.admit(admission)
 
     def _check_lengths(self, batch: Batch) -> None:
         """A slot's blocks may have room past max_model_len, its token history has not."""
@@ -259,27 +296,46 @@ class ModelRunner:
         inputs = decoder_inputs(batch, self._slots, self._tokens, self._shape, self._windows)
         return self._decoder.forward(inputs, self._kv.layers)
 
-    def _sample(self, hidden: Tensor, rows: SamplingRows) -> StepOutcome:
+    def _compute(self, batch: Batch, rows: SamplingRows) -> Launched:
+        """A step of any rows, its inputs sent with it."""
+        hidden = self._forward(batch)
+        forwarded = self._queue.mark()
+        sampled = self._sample(hidden, rows)
+        if len(rows.slot):
+            self._tokens.write(rows.slot, rows.position, sampled.token)
+        return Launched(fetch=partial(fetch_sampled, sampled), forwarded=forwarded)
+
+    def _sample(self, hidden: Tensor, rows: SamplingRows) -> Sampled:
         if len(rows.slot) == 0:
-            return StepOutcome.nothing(with_margin=self._margin_eps is not None)
+            return nothing_sampled(hidden.device, with_margin=self._margin_eps is not None)
         if len(rows.slot) < hidden.shape[0]:
-            hidden = hidden.index_select(0, self._to_device(rows.hidden_row))
+            hidden = hidden.index_select(0, upload(rows.hidden_row, hidden.device))
         logits = self._decoder.logits(hidden)
-        sampled = sample(
+        return sample(
             logits,
             self._sampling.columns(rows.slot, rows.position),
             edits=self._sampling.edits(rows.slot, rows.position, self._tokens),
             num_logprobs=self._sampling.num_logprobs(rows.slot),
             margin_eps=self._margin_eps,
         )
-        self._tokens.write(rows.slot, rows.position, sampled.token)
-        return StepOutcome.of(rows.slot, rows.position, sampled)
 
-    def _row_errors(self, batch: Batch, outcome: StepOutcome) -> tuple[RowError, ...]:
-        ends = batch.row_start + batch.row_num_tokens
-        bad_input = batch.row_slot[self._tokens.has_bad_input(batch.row_slot, ends)]
-        vocab_size = self._model.config.vocab_size
-        return outcome.row_errors(bad_input.tolist(), self._slots.generation, vocab_size)
+    def _forget(self) -> None:
+        self._slots.reset()
+        if self._static is not None:
+            self._static.forget()
+
+    def _static_decodes(self, max_rows: int) -> StaticDecodes:
+        step = DecodeStep(
+            self._decoder,
+            self._kv.layers,
+            self._tokens,
+            self._shape,
+            self._windows,
+            num_slots=self._num_slots,
+            max_rows=min(max_rows, self._num_slots),
+            max_blocks=self._slots.max_blocks_per_slot,
+        )
+        return StaticDecodes(step, self._tokens, self._sampling, margin_eps=self._margin_eps)
 
     def _new_state(self) -> tuple[SlotState, SlotTokens]:
         max_blocks = math.ceil(self._max_model_len / self._kv.block_size)
@@ -298,8 +354,9 @@ class ModelRunner:
         )
         return slots, tokens
 
-    def _to_device(self, column: NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(column.astype(np.int64)).to(self._model.device)
+
+def _queue_of(device: torch.device, clock_ns: Callable[[], int]) -> DeviceQueue:
+    return CudaQueue(device, RING_LINES) if device.type == "cuda" else HostQueue(clock_ns)
 
 
 def _needs_kv(batch: Batch) -> bool:

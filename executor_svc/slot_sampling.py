@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -51,6 +53,8 @@ class SlotSampling:
         self._seed = np.zeros(num_slots, np.int64)
         self._choice = np.zeros(num_slots, np.int64)
         self._min_p = np.zeros(num_slots, np.float32)
+        self._has_filters = np.zeros(num_slots, np.bool_)
+        """Draws with noise, and min_p, top_k or top_p leave something out."""
         self._has_penalties = np.zeros(num_slots, np.bool_)
         self._repetition = np.ones(num_slots, np.float32)
         self._frequency = np.zeros(num_slots, np.float32)
@@ -73,9 +77,30 @@ class SlotSampling:
         self._choice[slot] = sampling.choice
         self._min_p[slot] = sampling.min_p
         self._any_min_p |= sampling.min_p > 0
+        is_greedy = sampling.temperature <= 0 or sampling.top_k == 1
+        self._has_filters[slot] = not is_greedy and (
+            sampling.min_p > 0 or sampling.top_k > 0 or sampling.top_p < 1
+        )
         self._num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self._any_logprobs |= sampling.logprobs is not None
         self._admit_edits(admission)
+
+    def parameters(
+        self, slot: Int32Column
+    ) -> Mapping[str, NDArray[np.int32 | np.int64 | np.float32]]:
+        """What does not change while slots decode, by the names of `SamplingColumns`."""
+        return {
+            "temperature": self._temperature[slot],
+            "top_k": self._top_k[slot],
+            "top_p": self._top_p[slot],
+            "seed": self._seed[slot],
+            "choice": self._choice[slot],
+            "min_p": self._min_p[slot],
+        }
+
+    def has_filters(self, slot: Int32Column) -> bool:
+        """Whether any of these slots draws from less than all ids."""
+        return bool(self._has_filters[slot].any())
 
     def columns(self, slot: Int32Column, position: Int32Column) -> SamplingColumns:
         """How slots draw their token at `position`, on the host."""

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from executor_svc.upload import upload
+from kernels.transfer import to_device
 from tandem.link.batch import Admission, Int32Column
 
 _NEVER = np.iinfo(np.int32).max
@@ -31,6 +33,11 @@ class SlotTokens:
         self._history = torch.zeros(num_slots * self._stride, dtype=torch.int32, device=device)
         self._first_bad = np.full(num_slots, _NEVER, np.int32)
 
+    @property
+    def history(self) -> Tensor:
+        """All histories, int32 ``[num_slots, max_model_len + 1]`` on the device; never moves."""
+        return self._history.view(-1, self._stride)
+
     def admit(self, admission: Admission) -> None:
         """Take over a slot; tokens outside the vocabulary are noted and replaced by 0."""
         slot, tokens = admission.slot, admission.token_ids
@@ -41,27 +48,26 @@ class SlotTokens:
             bad = bad[bad >= admission.num_cached_tokens]
         self._first_bad[slot] = bad[0] if len(bad) else _NEVER
         first = slot * self._stride
-        self._history[first : first + len(tokens)] = torch.from_numpy(
-            np.array(tokens, np.int32)  # a copy: columns decoded from the wire are read-only
-        ).to(self._device)
+        own = np.array(tokens, np.int32)  # a copy: columns decoded from the wire are read-only
+        self._history[first : first + len(own)] = to_device(torch.from_numpy(own), self._device)
 
     def gather(self, slot: Int32Column, position: NDArray[np.int64]) -> Tensor:
         """Tokens at positions of slots, int32 ``[T]`` on the device."""
         place = slot.astype(np.int64) * self._stride + position
-        return self._history.index_select(0, torch.from_numpy(place).to(self._device))
+        return self._history.index_select(0, upload(place, self._device))
 
     def histories(self, slot: Int32Column, length: int) -> Tensor:
         """
         The first `length` places of slots, int32 ``[R, length]`` on the device; a sequence that is
         shorter is followed by anything that is in the vocabulary.
         """
-        by_slot = self._history.view(-1, self._stride)[:, :length]
-        return by_slot.index_select(0, torch.from_numpy(slot.astype(np.int64)).to(self._device))
+        by_slot = self.history[:, :length]
+        return by_slot.index_select(0, upload(slot, self._device))
 
     def write(self, slot: Int32Column, position: Int32Column, token: Tensor) -> None:
         """Record sampled tokens ``[R]`` at positions of slots."""
         place = slot.astype(np.int64) * self._stride + position
-        self._history[torch.from_numpy(place).to(self._device)] = token.to(torch.int32)
+        self._history[upload(place, self._device)] = token.to(torch.int32)
 
     def has_bad_input(self, slot: Int32Column, end: Int32Column) -> NDArray[np.bool_]:
         """

@@ -36,27 +36,15 @@ class StepOutcome:
 
     @classmethod
     def of(cls, slot: Int32Column, position: Int32Column, sampled: Sampled) -> StepOutcome:
-        """Bring sampled tokens to the host: the step's one wait for the device."""
+        """Of sampled tokens that are on the host."""
         margin, logprobs = sampled.margin, sampled.logprobs
         return cls(
             slot=slot,
             position=position,
-            token=sampled.token.cpu().numpy().astype(np.int32),
-            valid=sampled.valid.cpu().numpy(),
-            margin=None if margin is None else margin.cpu().numpy(),
+            token=sampled.token.numpy().astype(np.int32),
+            valid=sampled.valid.numpy(),
+            margin=None if margin is None else margin.numpy(),
             logprobs=None if logprobs is None else _columns(logprobs),
-        )
-
-    @classmethod
-    def nothing(cls, *, with_margin: bool) -> StepOutcome:
-        """The outcome of a step in which no row samples."""
-        none = np.empty(0, np.int32)
-        return cls(
-            slot=none,
-            position=none,
-            token=none,
-            valid=np.empty(0, np.bool_),
-            margin=np.empty(0, np.float32) if with_margin else None,
         )
 
     def row_errors(
@@ -101,8 +89,8 @@ def _columns(logprobs: Logprobs) -> LogprobColumns:
     wanted = np.arange(logprobs.top_token.shape[1]) < count[:, None]
     return LogprobColumns(
         row=logprobs.row.numpy().astype(np.int32),
-        chosen=logprobs.chosen.cpu().numpy(),
+        chosen=logprobs.chosen.numpy(),
         top_start=np.concatenate([np.zeros(1, np.int32), np.cumsum(count, dtype=np.int32)]),
-        top_token=logprobs.top_token.cpu().numpy()[wanted].astype(np.int32),
-        top=logprobs.top.cpu().numpy()[wanted],
+        top_token=logprobs.top_token.numpy()[wanted].astype(np.int32),
+        top=logprobs.top.numpy()[wanted],
     )

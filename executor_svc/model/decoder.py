@@ -59,6 +59,11 @@ class Decoder:
         table = rotation_table(config.rope, config.head_dim, max_model_len)
         self._rotations = table.to(model.device)
 
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a row."""
+        return self._config.vocab_size
+
     def forward(self, inputs: DecoderInputs, kv_layers: Sequence[Tensor]) -> Tensor:
         """
         Compute all layers and write the tokens' keys and values into the cache.
@@ -87,13 +92,17 @@ class Decoder:
                 self._mlp(layer, hidden[first : first + MLP_TOKENS])
         return hidden[: inputs.token_id.shape[0]]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def project(self, hidden: Tensor) -> Tensor:
         """
-        Final norm and output projection of some rows: ``[R, hidden_size]`` to float32 ``[R,
-        vocab_size]``.
+        Final norm and output projection of some rows: ``[R, hidden_size]`` to ``[R, vocab_size]``
+        in the model's type.
         """
         normed = rms_norm(self._padded(hidden), self._weights.norm, self._config.norm_eps)
-        return functional.linear(normed, self._weights.lm_head)[: hidden.shape[0]].float()
+        return functional.linear(normed, self._weights.lm_head)[: hidden.shape[0]]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The same in float32."""
+        return self.project(hidden).float()
 
     def _attention(
         self,

@@ -131,6 +131,26 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
     )
 
 
+def plan_resident_decodes(
+    block_table: Tensor, seq_len: Tensor, shape: AttentionShape, window: int | None
+) -> TritonPlan:
+    """
+    Arguments as in `resident.plan_resident_decodes`, unchecked.
+
+    Raises:
+        ValueError: Heads are of a size or numbers of a type that the kernels do not take.
+    """
+    tile_size(shape, is_short=False)
+    return TritonPlan(
+        shape=shape,
+        num_queries=len(seq_len),
+        window=window,
+        block_table=block_table,
+        decodes=DecodeRows(seq_len, None),
+        prefills=(),
+    )
+
+
 def _upload(columns: Sequence[NDArray[np.integer[Any]]], device: torch.device) -> list[Tensor]:
     """The columns as int32 on a device, by one copy; each begins at 16 bytes."""
     ends = np.cumsum([-(-column.size // _ALIGNMENT) * _ALIGNMENT for column in columns]).tolist()

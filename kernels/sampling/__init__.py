@@ -17,14 +17,17 @@ from kernels.sampling import reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits import Biases, LogitEdits, Penalties
 from kernels.sampling.logprobs import Logprobs
+from kernels.sampling.needs import Needs
 
 __all__ = [
     "Biases",
     "LogitEdits",
     "Logprobs",
+    "Needs",
     "Penalties",
     "Sampled",
     "SamplingColumns",
+    "draw",
     "sample",
 ]
 
@@ -35,6 +38,14 @@ _operation: Operation[Callable[..., Sampled]] = Operation(
         "cpu": ("cpu", sampler.sample),
         "cuda": ("triton", Deferred("kernels.sampling.triton_sampler", "sample")),
     },
+)
+
+_draw_operation: Operation[Callable[[Tensor, SamplingColumns, Needs], tuple[Tensor, Tensor]]] = (
+    Operation(
+        "draw",
+        reference.draw,
+        {"cuda": ("triton", Deferred("kernels.sampling.triton_kernel", "draw"))},
+    )
 )
 
 _COLUMN_TYPES = {
@@ -80,6 +91,39 @@ def sample(
     Raises:
         ValueError: A shape or type is not as described.
     """
+    _check(logits, columns)
+    run = _operation.on(logits.device)
+    return run(logits, columns, edits=edits, num_logprobs=num_logprobs, margin_eps=margin_eps)
+
+
+def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor, Tensor]:
+    """
+    The tokens of `sample` without edits, with all parameters on the logits' device.
+
+    What is launched depends on shapes and `needs` alone, and nothing is read on the host: fit for
+    capture in a graph.
+
+    Args:
+        logits: Floating, shape ``[R, V]``, elements of a row adjacent. Not changed.
+        columns: On the device of `logits`.
+        needs: At least what the rows need.
+
+    Returns:
+        Token int64 ``[R]``, 0 where not valid, and validity bool ``[R]``, as in `Sampled`.
+
+    Raises:
+        ValueError: A shape, type, stride or device is not as described.
+    """
+    _check(logits, columns)
+    if logits.stride(1) != 1 or columns.temperature.device != logits.device:
+        raise ValueError(
+            f"rows of logits must be adjacent and columns on {logits.device}, got strides "
+            f"{list(logits.stride())} and columns on {columns.temperature.device}"
+        )
+    return _draw_operation.on(logits.device)(logits, columns, needs)
+
+
+def _check(logits: Tensor, columns: SamplingColumns) -> None:
     if logits.ndim != 2 or not logits.is_floating_point() or logits.shape[1] == 0:
         raise ValueError(
             f"logits must be floating of shape [R, V], got {logits.dtype} {list(logits.shape)}"
@@ -91,5 +135,3 @@ def sample(
                 f"{name} must be {dtype} of shape [{logits.shape[0]}], "
                 f"got {column.dtype} {list(column.shape)}"
             )
-    draw = _operation.on(logits.device)
-    return draw(logits, columns, edits=edits, num_logprobs=num_logprobs, margin_eps=margin_eps)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.logprobs import Logprobs
+from kernels.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +57,13 @@ class SamplingColumns:
     def to(self, device: torch.device) -> SamplingColumns:
         """The columns on another device; themselves where they are there already."""
         return SamplingColumns(
-            temperature=self.temperature.to(device),
-            top_k=self.top_k.to(device),
-            top_p=self.top_p.to(device),
-            seed=self.seed.to(device),
-            position=self.position.to(device),
-            choice=self.choice.to(device),
-            min_p=None if self.min_p is None else self.min_p.to(device),
+            temperature=to_device(self.temperature, device),
+            top_k=to_device(self.top_k, device),
+            top_p=to_device(self.top_p, device),
+            seed=to_device(self.seed, device),
+            position=to_device(self.position, device),
+            choice=to_device(self.choice, device),
+            min_p=None if self.min_p is None else to_device(self.min_p, device),
         )
 
 

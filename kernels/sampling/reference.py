@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits import LogitEdits, Penalties, add_biases, penalised
 from kernels.sampling.logprobs import Logprobs
+from kernels.sampling.needs import Needs
 from kernels.sampling.noise import gumbel, row_words
 
 MIN_TEMPERATURE = 0.01
@@ -56,6 +57,13 @@ def sample(
         margin = margin_of(given, columns, token, edits, margin_eps)
     told = None if num_logprobs is None else logprobs(given, token, num_logprobs)
     return Sampled(token=token, valid=valid, margin=margin, logprobs=told)
+
+
+def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor, Tensor]:
+    """See the package; what rows do not need is done all the same, and changes nothing."""
+    del needs
+    sampled = sample(logits, columns)
+    return sampled.token, sampled.valid
 
 
 def edit(logits: Tensor, edits: LogitEdits) -> Tensor:

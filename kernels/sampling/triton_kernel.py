@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -11,43 +9,14 @@ from torch import Tensor
 
 from kernels.sampling import reference
 from kernels.sampling.columns import SamplingColumns
+from kernels.sampling.needs import Needs
 from kernels.sampling.triton_noise import MAX_SPREAD, gumbel, random_bits, scale
 from kernels.sampling.triton_search import raise_thresholds
 from kernels.sampling.tuning import ROW_COLUMNS, Cut
 
+__all__ = ["Needs", "draw", "thresholds"]
+
 _NO_ID = tl.constexpr(2**31 - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """
-    What any row of a batch needs; kernels for what none needs are not launched.
-
-    Attributes:
-        noise: Some row is not greedy.
-        top_k: Some such row has a top_k that cuts.
-        top_p: Some such row has a top_p below 1.
-        min_p: Some such row has a min_p above 0.
-    """
-
-    noise: bool = True
-    top_k: bool = True
-    top_p: bool = True
-    min_p: bool = True
-
-    @classmethod
-    def of(cls, columns: SamplingColumns, vocab_size: int) -> Needs:
-        """Of columns on the host; of columns on a device everything, so as not to wait for it."""
-        if columns.temperature.device.type != "cpu":
-            return cls(min_p=columns.min_p is not None)
-        noisy = ~columns.is_greedy
-        cuts = (columns.top_k > 0) & (columns.top_k < vocab_size)
-        return cls(
-            noise=bool(noisy.any()),
-            top_k=bool((noisy & cuts).any()),
-            top_p=bool((noisy & (columns.top_p < 1)).any()),
-            min_p=columns.min_p is not None and bool((noisy & (columns.min_p > 0)).any()),
-        )
 
 
 def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor, Tensor]:
