@@ -1,0 +1,42 @@
+"""How far 16-bit results are from exact ones, and how far plain torch's would be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MOST = 2.0
+"""Times plain torch's error that ours may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Distances from the definition in float32 of the same rounded inputs."""
+
+    worst: float
+    root_mean_square: float
+
+    @classmethod
+    def of(cls, found: Tensor, exact: Tensor) -> Error:
+        """Of results that are all finite, in any type."""
+        assert exact.dtype == torch.float32
+        assert found.isfinite().all()
+        distance = (found.float() - exact).double()
+        return cls(float(distance.abs().max()), float(distance.square().mean().sqrt()))
+
+    def is_within(self, plain: Error) -> bool:
+        """No larger in either sense than `MOST` times that of plain torch."""
+        return (
+            self.worst <= MOST * plain.worst
+            and self.root_mean_square <= MOST * plain.root_mean_square
+        )
+
+
+def numbers(
+    *shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0, spread: float = 1.0
+) -> Tensor:
+    """Normal numbers, rounded to a type; the same on every device."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread
+    return drawn.to(dtype).to(device)
