@@ -61,7 +61,9 @@ class Operation(Generic[Implementation]):
         """
         self.name = name
         self._reference = reference
-        self._faster = dict(faster or {})
+        self._faster: dict[str, dict[str, Implementation | Deferred]] = {
+            kind: {own: found} for kind, (own, found) in (faster or {}).items()
+        }
         self._chosen: dict[str, Implementation] = {}
         _operations[name] = self  # type: ignore[assignment]  # callables of any signature
 
@@ -78,20 +80,39 @@ class Operation(Generic[Implementation]):
             chosen = self._chosen[device.type] = self._choose(device.type)
         return chosen
 
+    def offer(self, kind: str, name: str, implementation: Implementation | Deferred) -> None:
+        """
+        Add what only some machines can run to a device kind, as what it gets from now on.
+
+        Args:
+            kind: Of device.
+            name: Of the implementation; one offered by this name before is replaced.
+            implementation: What to run.
+        """
+        self.withdraw(kind, name)
+        self._faster.setdefault(kind, {})[name] = implementation
+
+    def withdraw(self, kind: str, name: str) -> None:
+        """Take back an offer, if there was one; the kind gets what it had before."""
+        self._faster.get(kind, {}).pop(name, None)
+        self.forget()
+
     def forget(self) -> None:
         """Decide again at the next question."""
         self._chosen.clear()
 
     def _choose(self, kind: str) -> Implementation:
-        name, found = self._faster.get(kind, (REFERENCE, self._reference))
-        wanted = _choices.get(self.name, name)
-        if wanted == REFERENCE:
-            name, found = REFERENCE, self._reference
-        elif wanted != name:
-            available = ", ".join(sorted({REFERENCE, name}))
+        available: dict[str, Implementation | Deferred] = {
+            REFERENCE: self._reference,
+            **self._faster.get(kind, {}),
+        }
+        name = _choices.get(self.name, list(available)[-1])
+        if name not in available:
             raise ValueError(
-                f"{self.name} has no implementation {wanted!r} for {kind}; available: {available}"
+                f"{self.name} has no implementation {name!r} for {kind}; "
+                f"available: {', '.join(sorted(available))}"
             )
+        found = available[name]
         chosen = self._load(found, kind) if isinstance(found, Deferred) else found
         _log.info("kernel_chosen", operation=self.name, device=kind, implementation=name)
         return chosen

@@ -9,11 +9,14 @@ window.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
+import structlog
 from torch import Tensor
 
+from kernels.cpu_extension import ExtensionUnavailable, load_library
 from kernels.dispatch import Deferred, Operation
-from kernels.paged_attention import cpu, reference
+from kernels.paged_attention import cpu, cpu_extension, reference
 from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
 
 __all__ = [
@@ -22,7 +25,12 @@ __all__ = [
     "PagedSequences",
     "paged_attention",
     "plan_paged_attention",
+    "use_cpu_extension",
 ]
+
+_CPU_EXTENSION = "cpu-extension"
+
+_log = structlog.get_logger(__name__)
 
 _Planner = Callable[[PagedSequences, AttentionShape, int | None], AttentionPlan]
 
@@ -34,6 +42,33 @@ _operation: Operation[_Planner] = Operation(
         "cuda": ("triton", Deferred("kernels.paged_attention.triton_plan", "plan")),
     },
 )
+
+
+def use_cpu_extension(wanted: Literal["auto", "on", "off"]) -> None:
+    """
+    Say whether the CPU attends in C++, from the next plan on and for the whole process.
+
+    The library is built here if this machine has not built it yet, which takes seconds.
+
+    Args:
+        wanted: "auto" is "on" where the library can be had; elsewhere the log says why not, as a
+            warning, and PyTorch computes.
+
+    Raises:
+        ExtensionUnavailable: "on", and the library cannot be had.
+    """
+    if wanted == "off":
+        _operation.withdraw("cpu", _CPU_EXTENSION)
+        return
+    try:
+        load_library()
+    except ExtensionUnavailable as error:
+        _operation.withdraw("cpu", _CPU_EXTENSION)
+        if wanted == "on":
+            raise
+        _log.warning("cpu_extension_unavailable", reason=str(error), instead="cpu")
+    else:
+        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.plan)
 
 
 def plan_paged_attention(

@@ -1,0 +1,10 @@
+"""
+Kernels in C++ for the CPU: compiled once on the machine that runs them, kept in a cache, called
+through ctypes, which lets other Python threads run meanwhile.
+
+Optional: whoever cannot load the library computes with PyTorch and says so.
+"""
+
+from kernels.cpu_extension.library import ExtensionUnavailable, load_library
+
+__all__ = ["ExtensionUnavailable", "load_library"]

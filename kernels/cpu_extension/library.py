@@ -1,0 +1,40 @@
+"""The library as a process has it: found or built at the first need, and checked."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+
+import structlog
+
+from kernels.cpu_extension.build import ExtensionUnavailable, built_library
+
+__all__ = ["ExtensionUnavailable", "load_library"]
+
+_log = structlog.get_logger(__name__)
+_lock = threading.Lock()
+_loaded: list[ctypes.CDLL] = []
+
+
+def load_library() -> ctypes.CDLL:
+    """
+    The library of C++ kernels; compiles it if this machine has not yet, which takes seconds.
+
+    A process loads it once. A failure is not remembered: the next call tries again.
+
+    Raises:
+        ExtensionUnavailable: It is not built and cannot be, or what was built cannot be loaded.
+    """
+    with _lock:
+        if not _loaded:
+            started = time.monotonic()
+            path = built_library()
+            try:
+                library = ctypes.CDLL(str(path))
+            except OSError as error:
+                raise ExtensionUnavailable(f"{path} cannot be loaded: {error}") from error
+            _loaded.append(library)
+            seconds = round(time.monotonic() - started, 3)
+            _log.info("cpu_extension_loaded", path=str(path), seconds=seconds)
+        return _loaded[0]

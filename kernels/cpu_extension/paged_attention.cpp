@@ -1,0 +1,411 @@
+// Causal attention of some rows of a batch over a paged cache, on the CPU.
+//
+// kv_cache [blocks, block_size, 2, K, D], keys before values; query [T, H, D], out [T, H, D].
+// Work is cut into items of one row, some of its queries, one key head and some of its splits;
+// threads take items as they come. The heads that share keys are computed together, so that keys
+// and values are read once.
+//
+// A split is kSplit positions counted from the sequence's start, and splits are always joined in
+// order: the bits of a query's result depend on its own sequence, position and window alone, not on
+// the batch, the chunk that it is computed in, or the number of threads.
+//
+// Split keys and log-sum-exp joining: Flash-Decoding (Dao et al., 2023). Online softmax: Milakov
+// and Gimelshein, arXiv:1805.02867. Here splits have a fixed size instead of a fixed number.
+#include <initializer_list>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "tile.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kSplit = 256;
+constexpr int kQueriesPerItem = 32;
+constexpr int kBlock = 4;  // queries whose sums stay in registers
+
+int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+}  // namespace
+
+// As kernels/paged_attention/cpu_extension.py lays it out.
+struct Plan {
+  int64_t num_rows, num_heads, num_kv_heads, head_dim, block_size, table_stride;
+  int64_t window;  // 0: none
+  int64_t num_threads;
+  int64_t type;                // 0 float32, 1 bfloat16, 2 float16
+  const int32_t* query_len;    // [R]
+  const int32_t* seq_len;      // [R]
+  const int32_t* block_table;  // [R, table_stride]
+  const int64_t* first_query;  // [R], each row's first query in the batch
+  int64_t* first_item;         // [R + 1], written by prepare
+  int64_t* first_part;         // [R + 1], written by prepare
+  int64_t scratch_floats, partial_floats;  // written by prepare
+  int64_t least_block, most_block;         // written by prepare
+  float* scratch;   // [num_threads, scratch_floats]
+  float* partials;  // [partial_floats]
+
+  int64_t group() const { return num_heads / num_kv_heads; }
+  int64_t width() const { return rounded_up(head_dim, 16); }  // of sums, in floats
+  int64_t queries_per_item() const {
+    return group() >= kQueriesPerItem ? 1 : kQueriesPerItem / group();
+  }
+  int64_t first_key(int64_t position) const {
+    return window == 0 || position < window ? 0 : position - window + 1;
+  }
+  int64_t partial_stride() const { return group() * (width() + 2); }
+  int64_t first_split(int64_t row) const {
+    return first_key(seq_len[row] - query_len[row]) / kSplit;
+  }
+  int64_t num_splits(int64_t row) const {
+    return (seq_len[row] - 1) / kSplit + 1 - first_split(row);
+  }
+  // Only a lone query is short of items; others go through their splits one after another.
+  int64_t num_parts(int64_t row) const { return query_len[row] == 1 ? num_splits(row) : 1; }
+};
+
+namespace {
+
+// Sums of M queries over some keys: result = sums / sum, with weights relative to e ** most.
+struct Sums {
+  float* values;  // [M, width]
+  float* most;    // [M]
+  float* sum;     // [M]
+};
+
+struct Scratch {
+  float* query;   // [M, width], scaled
+  float* packed;  // [D, kTile]
+  float* widened; // [kTile, width]
+  float* scores;  // [M, kTile]
+  float* kept;    // [M]
+  Sums split, total;
+
+  static int64_t floats(const Plan& plan) {
+    return Scratch().place(plan, nullptr);
+  }
+
+  int64_t place(const Plan& plan, float* from) {
+    const int64_t rows = plan.group() * plan.queries_per_item();
+    int64_t used = 0;
+    const auto take = [&](int64_t floats) {
+      float* taken = from == nullptr ? nullptr : from + used;
+      used += rounded_up(floats, 16);
+      return taken;
+    };
+    query = take(rows * plan.width());
+    packed = take(plan.width() * kTile);
+    widened = take(plan.width() * kTile);
+    scores = take(rows * kTile);
+    kept = take(rows);
+    for (Sums* sums : {&split, &total}) {
+      sums->values = take(rows * plan.width());
+      sums->most = take(rows);
+      sums->sum = take(rows);
+    }
+    return used;
+  }
+};
+
+void join(const Sums& total, const Sums& more, int64_t rows, int64_t width) {
+  for (int64_t m = 0; m < rows; ++m) {
+    const float most = more.most[m] > total.most[m] ? more.most[m] : total.most[m];
+    const float subtracted = most == kMinusInfinity ? 0.0f : most;
+    const Floats mine = exp_of(splat(total.most[m] - subtracted));
+    const Floats theirs = exp_of(splat(more.most[m] - subtracted));
+    float* values = total.values + m * width;
+    const float* added = more.values + m * width;
+    for (int64_t at = 0; at < width; at += kLanes)
+      store(values + at, load(values + at) * mine + load(added + at) * theirs);
+    total.sum[m] = total.sum[m] * mine[0] + more.sum[m] * theirs[0];
+    total.most[m] = most;
+  }
+}
+
+template <class T>
+struct Attention {
+  const Plan& plan;
+  const T* query;
+  int64_t token_stride, head_stride;
+  const T* cache;
+  T* out;
+  float scale;
+
+  // An item's own numbers.
+  struct Item {
+    int64_t row, head, first, count;  // queries [first, first + count) of the row
+    int64_t split, end;               // splits
+  };
+
+  Item item_at(int64_t index) const {
+    int64_t row = 0, above = plan.num_rows;
+    while (above - row > 1) {
+      const int64_t middle = (row + above) / 2;
+      (plan.first_item[middle] <= index ? row : above) = middle;
+    }
+    const int64_t parts = plan.num_parts(row), own = index - plan.first_item[row];
+    const int64_t part = own / plan.num_kv_heads % parts;
+    const int64_t first = own / plan.num_kv_heads / parts * plan.queries_per_item();
+    const int64_t left = plan.query_len[row] - first;
+    const int64_t count = left < plan.queries_per_item() ? left : plan.queries_per_item();
+    const int64_t last = position(row, first + count - 1);
+    const int64_t split = plan.first_key(position(row, first)) / kSplit + part;
+    return {row, own % plan.num_kv_heads, first, count, split,
+            parts > 1 ? split + 1 : last / kSplit + 1};
+  }
+
+  int64_t position(int64_t row, int64_t query_at) const {
+    return plan.seq_len[row] - plan.query_len[row] + query_at;
+  }
+
+  void run(int64_t index, const Scratch& scratch) const {
+    const Item item = item_at(index);
+    const int64_t rows = item.count * plan.group();
+    take_queries(item, scratch.query);
+    for (int64_t split = item.split; split < item.end; ++split) {
+      const bool alone = split == item.split;
+      const Sums& sums = alone ? scratch.total : scratch.split;
+      attend_split(item, split, scratch, sums);
+      if (!alone) join(scratch.total, sums, rows, plan.width());
+    }
+    if (plan.num_parts(item.row) == 1) {
+      give(item.row, item.head, item.first, item.count, scratch.total);
+      return;
+    }
+    const int64_t part =
+        plan.first_part[item.row] + item.split - plan.first_split(item.row);
+    const Sums kept = partial(part, item.head);
+    std::memcpy(kept.values, scratch.total.values, rows * plan.width() * sizeof(float));
+    std::memcpy(kept.most, scratch.total.most, rows * sizeof(float));
+    std::memcpy(kept.sum, scratch.total.sum, rows * sizeof(float));
+  }
+
+  // Join the parts of a lone query's head.
+  void finish(int64_t row, int64_t head) const {
+    const int64_t first = plan.first_part[row];
+    const Sums total = partial(first, head);
+    for (int64_t part = first + 1; part < plan.first_part[row + 1]; ++part)
+      join(total, partial(part, head), plan.group(), plan.width());
+    give(row, head, 0, 1, total);
+  }
+
+ private:
+  Sums partial(int64_t part, int64_t head) const {
+    const int64_t group = plan.group();
+    float* from = plan.partials + (part * plan.num_kv_heads + head) * plan.partial_stride();
+    return {from, from + group * plan.width(), from + group * (plan.width() + 1)};
+  }
+
+  void take_queries(const Item& item, float* to) const {
+    const int64_t first = plan.first_query[item.row] + item.first;
+    for (int64_t at = 0; at < item.count; ++at)
+      for (int64_t g = 0; g < plan.group(); ++g, to += plan.width()) {
+        const T* from = query + (first + at) * token_stride +
+                        (item.head * plan.group() + g) * head_stride;
+        for (int64_t d = 0; d < plan.head_dim; d += kLanes)
+          store(to + d, load_some(from + d, plan.head_dim - d) * splat(scale));
+      }
+  }
+
+  void give(int64_t row, int64_t head, int64_t first, int64_t count, const Sums& sums) const {
+    int64_t m = 0;
+    for (int64_t at = 0; at < count; ++at)
+      for (int64_t g = 0; g < plan.group(); ++g, ++m) {
+        T* to = out + ((plan.first_query[row] + first + at) * plan.num_heads +
+                       head * plan.group() + g) * plan.head_dim;
+        const float* values = sums.values + m * plan.width();
+        for (int64_t d = 0; d < plan.head_dim; ++d) round_to(values[d] / sums.sum[m], to + d);
+      }
+  }
+
+  void attend_split(const Item& item, int64_t split, const Scratch& scratch,
+                    const Sums& sums) const {
+    const int64_t rows = item.count * plan.group();
+    for (int64_t m = 0; m < rows; ++m) {
+      sums.most[m] = kMinusInfinity;
+      sums.sum[m] = 0.0f;
+    }
+    std::memset(sums.values, 0, rows * plan.width() * sizeof(float));
+    int64_t from = plan.first_key(position(item.row, item.first));
+    int64_t to = position(item.row, item.first + item.count - 1) + 1;
+    if (from < split * kSplit) from = split * kSplit;
+    if (to > (split + 1) * kSplit) to = (split + 1) * kSplit;
+    for (int64_t base = from / kTile * kTile; base < to; base += kTile)
+      attend_tile(item, base, from > base ? from - base : 0,
+                  to - base < kTile ? to - base : kTile, scratch, sums);
+  }
+
+  // Keys [from, to) of the tile that starts at position `base`.
+  void attend_tile(const Item& item, int64_t base, int from, int to, const Scratch& scratch,
+                   const Sums& sums) const {
+    const int first = from / kLanes, last = (to + kLanes - 1) / kLanes;
+    const T* key[kTile];
+    const T* value[kTile];
+    find_keys(item, base, from, to, key);
+    const int64_t to_value = plan.num_kv_heads * plan.head_dim;
+    for (int j = first * kLanes; j < last * kLanes; ++j) {
+      value[j] = key[j] + to_value;
+      for (int64_t d = 0; d < plan.head_dim; d += 64 / static_cast<int>(sizeof(T)))
+        __builtin_prefetch(value[j] + d, 0, 2);
+    }
+    turn_keys(key, first, last, plan.head_dim, scratch.packed);
+    const int rows = item.count * plan.group();
+    for (int m = 0; m < rows; m += kBlock) score_some(m, rows, first, last, scratch);
+    bool alike = true;  // all queries see the same keys of this tile
+    for (int m = 0; m < rows; ++m) {
+      const int64_t at = position(item.row, item.first + m / plan.group());
+      const int own_from = clamp(plan.first_key(at) - base, from, to);
+      const int own_to = clamp(at + 1 - base, from, to);
+      alike = alike && own_from == from && own_to == to;
+      scratch.kept[m] = weigh(scratch.scores + m * kTile, first, last, own_from, own_to,
+                              sums.most + m, sums.sum + m);
+    }
+    if (sizeof(T) < sizeof(float) && rows > kBlock) {
+      const float* widened[kTile];
+      for (int j = from; j < to; ++j) {
+        float* row = scratch.widened + j * plan.width();
+        for (int64_t d = 0; d < plan.head_dim; d += kLanes)
+          store(row + d, load_some(value[j] + d, plan.head_dim - d));
+        widened[j] = row;
+      }
+      add_all(item, base, from, to, alike, widened, scratch, sums);
+    } else {
+      add_all(item, base, from, to, alike, value, scratch, sums);
+    }
+  }
+
+  static int clamp(int64_t value, int least, int most) {
+    return value < least ? least : value > most ? most : static_cast<int>(value);
+  }
+
+  // Lanes outside [from, to) repeat a key inside: what they hold is read by nobody.
+  void find_keys(const Item& item, int64_t base, int from, int to, const T** key) const {
+    const int32_t* table = plan.block_table + item.row * plan.table_stride;
+    const int64_t position_stride = 2 * plan.num_kv_heads * plan.head_dim;
+    int64_t block = (base + from) / plan.block_size, offset = (base + from) % plan.block_size;
+    for (int j = from; j < to; ++j) {
+      key[j] = cache + (table[block] * plan.block_size + offset) * position_stride +
+               item.head * plan.head_dim;
+      if (++offset == plan.block_size) {
+        offset = 0;
+        ++block;
+      }
+    }
+    for (int j = from / kLanes * kLanes; j < from; ++j) key[j] = key[from];
+    for (int j = to; j % kLanes != 0; ++j) key[j] = key[to - 1];
+  }
+
+  void score_some(int m, int rows, int first, int last, const Scratch& scratch) const {
+    const float* own = scratch.query + m * plan.width();
+    float* scores = scratch.scores + m * kTile;
+    const int64_t stride = plan.width();
+    const int dim = plan.head_dim;
+    switch (rows - m) {
+      case 1: return score<1>(own, stride, dim, scratch.packed, first, last, scores);
+      case 2: return score<2>(own, stride, dim, scratch.packed, first, last, scores);
+      case 3: return score<3>(own, stride, dim, scratch.packed, first, last, scores);
+      default: return score<4>(own, stride, dim, scratch.packed, first, last, scores);
+    }
+  }
+
+  template <class V>
+  void add_all(const Item& item, int64_t base, int from, int to, bool alike,
+               const V* const* value, const Scratch& scratch, const Sums& sums) const {
+    const int rows = item.count * plan.group(), dim = plan.head_dim;
+    const int64_t width = plan.width();
+    for (int m = 0; m < rows;) {
+      float* held = sums.values + m * width;
+      const float* kept = scratch.kept + m;
+      const float* weights = scratch.scores + m * kTile;
+      if (!alike) {
+        // What a query does not see is not multiplied with its zero: it may be NaN.
+        const int64_t at = position(item.row, item.first + m / plan.group());
+        const int own_from = clamp(plan.first_key(at) - base, from, to);
+        const int own_to = clamp(at + 1 - base, from, to);
+        add_values<1>(held, width, kept, weights, value, own_from, own_to, dim);
+        ++m;
+        continue;
+      }
+      switch (rows - m) {
+        case 1: add_values<1>(held, width, kept, weights, value, from, to, dim); break;
+        case 2: add_values<2>(held, width, kept, weights, value, from, to, dim); break;
+        case 3: add_values<3>(held, width, kept, weights, value, from, to, dim); break;
+        default: add_values<4>(held, width, kept, weights, value, from, to, dim);
+      }
+      m += kBlock;
+    }
+  }
+};
+
+template <class T>
+void attend_as(const Plan& plan, const void* query, int64_t token_stride, int64_t head_stride,
+               const void* cache, void* out, float scale) {
+  const Attention<T> attention{plan,        static_cast<const T*>(query), token_stride,
+                               head_stride, static_cast<const T*>(cache), static_cast<T*>(out),
+                               scale};
+  const int64_t num_items = plan.first_item[plan.num_rows];
+  const int64_t num_finished = plan.num_rows * plan.num_kv_heads;
+#pragma omp parallel num_threads(static_cast<int>(plan.num_threads)) if (num_items > 1)
+  {
+    int64_t thread = 0;
+#if defined(_OPENMP)
+    thread = omp_get_thread_num();
+#endif
+    Scratch scratch;
+    scratch.place(plan, plan.scratch + thread * plan.scratch_floats);
+#pragma omp for schedule(dynamic)
+    for (int64_t index = 0; index < num_items; ++index) attention.run(index, scratch);
+#pragma omp for schedule(static)
+    for (int64_t index = 0; index < num_finished; ++index) {
+      const int64_t row = index / plan.num_kv_heads;
+      if (plan.num_parts(row) > 1) attention.finish(row, index % plan.num_kv_heads);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+#define TANDEM_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// Of the struct that both sides must agree on.
+TANDEM_EXPORT int64_t tandem_attention_plan_bytes() { return sizeof(tandem::Plan); }
+
+// Cut the rows into items and say how much scratch they need.
+TANDEM_EXPORT void tandem_attention_prepare(tandem::Plan* plan) {
+  plan->least_block = plan->most_block = 0;
+  int64_t items = 0, parts = 0;
+  for (int64_t row = 0; row < plan->num_rows; ++row) {
+    plan->first_item[row] = items;
+    plan->first_part[row] = parts;
+    const int64_t own = plan->num_parts(row);
+    const int64_t per_item = plan->queries_per_item();
+    items += (plan->query_len[row] + per_item - 1) / per_item * own * plan->num_kv_heads;
+    parts += own > 1 ? own : 0;
+    const int64_t first = plan->first_key(plan->seq_len[row] - plan->query_len[row]);
+    for (int64_t block = first / plan->block_size;
+         block <= (plan->seq_len[row] - 1) / plan->block_size; ++block) {
+      const int64_t id = plan->block_table[row * plan->table_stride + block];
+      if (id < plan->least_block) plan->least_block = id;
+      if (id > plan->most_block) plan->most_block = id;
+    }
+  }
+  plan->first_item[plan->num_rows] = items;
+  plan->first_part[plan->num_rows] = parts;
+  plan->scratch_floats = tandem::Scratch::floats(*plan);
+  plan->partial_floats = parts * plan->num_kv_heads * plan->partial_stride();
+}
+
+// Strides in elements. Result: out, contiguous.
+TANDEM_EXPORT void tandem_attention_attend(const tandem::Plan* plan, const void* query, int64_t token_stride,
+                             int64_t head_stride, const void* cache, void* out, float scale) {
+  using namespace tandem;
+  const auto attend = plan->type == 0   ? attend_as<float>
+                      : plan->type == 1 ? attend_as<BFloat16>
+                                        : attend_as<Float16>;
+  attend(*plan, query, token_stride, head_stride, cache, out, scale);
+}
+}

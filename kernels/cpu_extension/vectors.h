@@ -1,0 +1,166 @@
+// Vectors of float32 as wide as the machine's, and the three number types that caches are kept in.
+//
+// Written with the compiler's vector extension: the same lines become AVX-512, AVX2, SSE or NEON.
+// Every load widens to float32, every store rounds to nearest even.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__F16C__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace tandem {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#define TANDEM_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define TANDEM_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#define TANDEM_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define TANDEM_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+constexpr int kLanes = 4;
+#define TANDEM_LOW 0, 4, 1, 5
+#define TANDEM_HIGH 2, 6, 3, 7
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+#if defined(__clang__)
+#define TANDEM_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define TANDEM_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
+#endif
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+inline Floats splat(float value) { return Floats{} + value; }
+
+template <class To, class From>
+inline To as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class Vector, class T>
+inline Vector load_bits(const T* from) {
+  Vector loaded;
+  std::memcpy(&loaded, from, sizeof loaded);
+  return loaded;
+}
+
+inline Floats load(const float* from) { return load_bits<Floats>(from); }
+
+inline Floats load(const BFloat16* from) {
+  return as<Floats>(__builtin_convertvector(load_bits<Halves>(from), Words) << 16);
+}
+
+inline Floats load(const Float16* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(load_bits<__m256i>(from));
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(load_bits<__m128i>(from));
+#else
+  const Words half = __builtin_convertvector(load_bits<Halves>(from), Words);
+  const Words magnitude = half & 0x7fffu;
+  // The product moves the exponent to float32's bias and makes subnormal halves normal, exactly.
+  const Words finite = as<Words>(as<Floats>(magnitude << 13) * 0x1p112f);
+  const Words special = (magnitude << 13) | 0x7f800000u;
+  return as<Floats>((magnitude >= 0x7c00u ? special : finite) | ((half & 0x8000u) << 16));
+#endif
+}
+
+// The first `count` elements, zeros after them; reads nothing past them.
+template <class T>
+inline Floats load_some(const T* from, int count) {
+  if (count >= kLanes) return load(from);
+  T some[kLanes] = {};
+  std::memcpy(some, from, count * sizeof(T));
+  return load(some);
+}
+
+inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
+
+inline void round_to(float value, float* to) { *to = value; }
+
+inline void round_to(float value, BFloat16* to) {
+  const uint32_t bits = as<uint32_t>(value);
+  const bool nan = value != value;
+  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1);
+  to->bits = static_cast<uint16_t>((nan ? bits | 0x400000u : rounded) >> 16);
+}
+
+inline void round_to(float value, Float16* to) {
+  const uint32_t bits = as<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t half;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7e00u;
+  } else if (magnitude >= 0x477ff000u) {  // rounds past 65504
+    half = 0x7c00u;
+  } else if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 lets the adder round at 2 ** -24
+    half = as<uint32_t>(as<float>(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13;
+  }
+  to->bits = static_cast<uint16_t>(half | sign);
+}
+
+// e ** x for x <= 0, 0 below -87; NaN stays NaN. Relative error under 2e-7.
+//
+// The method is Cody and Waite's: n = round(x / ln 2), a polynomial on the rest, then 2 ** n.
+inline Floats exp_of(Floats x) {
+  const Floats inside = x < splat(-87.0f) ? splat(-87.0f) : x;
+  const Floats shifted = inside * splat(1.44269504f) + splat(12582912.0f);  // 1.5 * 2 ** 23 + n
+  const Floats n = shifted - splat(12582912.0f);
+  const Floats r = (inside - n * splat(0.693359375f)) - n * splat(-2.12194440e-4f);
+  Floats p = splat(1.9875691500e-4f);
+  p = p * r + splat(1.3981999507e-3f);
+  p = p * r + splat(8.3334519073e-3f);
+  p = p * r + splat(4.1665795894e-2f);
+  p = p * r + splat(1.6666665459e-1f);
+  p = p * r + splat(5.0000001201e-1f);
+  p = (p * r) * r + r + splat(1.0f);
+  // The low bits of `shifted` are n in two's complement; the rest falls off the end.
+  const Floats scale = as<Floats>((as<Words>(shifted) << 23) + 0x3f800000u);
+  return x < splat(-87.0f) ? splat(0.0f) : p * scale;
+}
+
+inline float sum_of(Floats values) {
+  float sum = 0.0f;
+  for (int lane = 0; lane < kLanes; ++lane) sum += values[lane];
+  return sum;
+}
+
+inline float max_of(Floats values) {
+  float most = values[0];
+  for (int lane = 1; lane < kLanes; ++lane) most = values[lane] > most ? values[lane] : most;
+  return most;
+}
+
+// Rows become columns: log2(kLanes) times, each row is interleaved with the one half way on.
+inline void transpose(Floats (&rows)[kLanes]) {
+  for (int step = 1; step < kLanes; step *= 2) {
+    Floats mixed[kLanes];
+    for (int i = 0; i < kLanes / 2; ++i) {
+      mixed[2 * i] = TANDEM_SHUFFLE(rows[i], rows[i + kLanes / 2], TANDEM_LOW);
+      mixed[2 * i + 1] = TANDEM_SHUFFLE(rows[i], rows[i + kLanes / 2], TANDEM_HIGH);
+    }
+    for (int i = 0; i < kLanes; ++i) rows[i] = mixed[i];
+  }
+}
+
+}  // namespace tandem
