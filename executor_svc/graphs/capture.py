@@ -49,6 +49,9 @@ class GraphDevice(Protocol):
         allocates.
         """
 
+    def drain(self) -> None:
+        """Wait until no replay is running: what it uses is about to go."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureReport:
@@ -117,7 +120,9 @@ class Graphs(Generic[Key]):
             self._capture(missing)
 
     def drop(self) -> None:
-        """Forget what was captured: the buffers are about to move."""
+        """Forget what was captured, and wait for what runs of it: buffers are about to move."""
+        if self._captured:
+            self._device.drain()
         self._captured.clear()
 
     def replay(self, key: Key) -> None:

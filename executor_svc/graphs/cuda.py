@@ -47,6 +47,10 @@ class CudaGraphs:
         self._living.update(graphs)
         return Captured(graphs=tuple(graphs), num_bytes=max(0, before - self._free_bytes()))
 
+    def drain(self) -> None:
+        """As in `GraphDevice`."""
+        torch.cuda.synchronize(self._device)
+
     def _warm_up(self, run: Callable[[], None], stream: torch.cuda.Stream) -> None:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):

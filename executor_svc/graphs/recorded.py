@@ -35,6 +35,9 @@ class RecordedGraphs:
             num_bytes=max((recording.allocated_bytes for recording in recordings), default=0),
         )
 
+    def drain(self) -> None:
+        """As in `GraphDevice`; a replay is done when the call is back."""
+
 
 class _Graph:
     def __init__(self, run: Callable[[], None], recording: Recording) -> None:
