@@ -49,6 +49,11 @@ class ExecutorSettings(ServiceSettings):
         ge=1,
         description="CPU threads of one operation; default: PyTorch's choice, within the CPU quota",
     )
+    cpu_extension: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="attention on the CPU by a C++ library, compiled at the first start and kept "
+        "in TANDEM_CACHE_DIR, default ~/.cache/tandem; auto: where that works",
+    )
     block_size: int = Field(_DEFAULTS.block_size, description="tokens per KV block")
     max_num_blocks: int = Field(
         _DEFAULTS.max_num_blocks,

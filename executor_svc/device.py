@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast, get_args
 
 import torch
 
 from executor_svc.out_of_memory import is_out_of_memory
+from kernels.cpu_extension import ExtensionUnavailable
+from kernels.paged_attention import CpuExtension, use_cpu_extension
 from tandem.errors import InvalidConfig
 
 DTYPES = {
@@ -29,6 +32,33 @@ def is_sticky(error: Exception) -> bool:
     return isinstance(error, torch.AcceleratorError) or (
         isinstance(error, RuntimeError) and "CUDA error" in str(error)
     )
+
+
+def choose_attention(device: torch.device, cpu_extension: str) -> None:
+    """
+    Let the CPU attend in C++ or in PyTorch; may compile, which takes seconds.
+
+    Args:
+        device: Of the model; another than the CPU has kernels of its own.
+        cpu_extension: "auto", "on" or "off".
+
+    Raises:
+        InvalidConfig: Another word, or "on" and the library can neither be found nor built.
+    """
+    if cpu_extension not in get_args(CpuExtension):
+        raise InvalidConfig(
+            f"cpu_extension must be auto, on or off, got {cpu_extension!r}", field="cpu_extension"
+        )
+    if device.type != "cpu":
+        return
+    try:
+        use_cpu_extension(cast("CpuExtension", cpu_extension))
+    except ExtensionUnavailable as error:
+        raise InvalidConfig(
+            f"cpu_extension is on, but its library cannot be had: {error}; set it to auto or off "
+            f"to compute with PyTorch",
+            field="cpu_extension",
+        ) from error
 
 
 def resolve_device(name: str) -> torch.device:

@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from executor_svc.config import LoadedSettings
-from executor_svc.device import is_sticky, resolve_device
+from executor_svc.device import choose_attention, is_sticky, resolve_device
 from executor_svc.limits import fit_limits, num_slots_for
 from executor_svc.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
 from executor_svc.memory import KvMemory, host_blocks_within
@@ -55,6 +55,7 @@ def load_engine(
     settings = loaded.settings
     torch.set_num_threads(settings.num_threads or default_num_threads())
     device = resolve_device(settings.device)
+    choose_attention(device, settings.cpu_extension)
     meter = meters(device)
     before = meter.read()
     model = load_model(settings.model, dtype=settings.dtype, device=str(device))

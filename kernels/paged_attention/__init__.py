@@ -22,6 +22,7 @@ from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, Pag
 __all__ = [
     "AttentionPlan",
     "AttentionShape",
+    "CpuExtension",
     "PagedSequences",
     "paged_attention",
     "plan_paged_attention",
@@ -31,6 +32,9 @@ __all__ = [
 _CPU_EXTENSION = "cpu-extension"
 
 _log = structlog.get_logger(__name__)
+
+CpuExtension = Literal["auto", "on", "off"]
+"""Whether the CPU attends in C++: where the library can be had, in any case, or never."""
 
 _Planner = Callable[[PagedSequences, AttentionShape, int | None], AttentionPlan]
 
@@ -44,7 +48,7 @@ _operation: Operation[_Planner] = Operation(
 )
 
 
-def use_cpu_extension(wanted: Literal["auto", "on", "off"]) -> None:
+def use_cpu_extension(wanted: CpuExtension) -> None:
     """
     Say whether the CPU attends in C++, from the next plan on and for the whole process.
 

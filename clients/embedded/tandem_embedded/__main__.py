@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             dtype=given.dtype,
             device=given.device,
             num_threads=given.num_threads,
+            cpu_extension=given.cpu_extension,
         )
         engine.submit_request(given.prompt, _params(given))
         completed = engine.run()[0]
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument("--dtype", default="auto")
     engine.add_argument("--device", default="cpu")
     engine.add_argument("--num-threads", type=int)
+    engine.add_argument("--cpu-extension", default="auto", choices=["auto", "on", "off"])
     for field in fields(EngineConfig):
         kind = float if field.name == "memory_threshold" else int
         engine.add_argument(f"--{field.name.replace('_', '-')}", type=kind)

@@ -59,6 +59,7 @@ def load_backend(
     num_threads: int | None,
     collect_margins: bool,
     swap_space_gb: float = 0.0,
+    cpu_extension: str = "auto",
 ) -> tuple[EngineConfig, Backend]:
     """
     Load a model and allocate its KV blocks.
@@ -74,11 +75,13 @@ def load_backend(
     import torch  # noqa: PLC0415
 
     from executor_svc import memory  # noqa: PLC0415
+    from executor_svc.device import choose_attention, resolve_device  # noqa: PLC0415
     from executor_svc.model import load_model  # noqa: PLC0415
     from executor_svc.runner import ModelRunner  # noqa: PLC0415
 
     if num_threads is not None:
         torch.set_num_threads(num_threads)
+    choose_attention(resolve_device(device), cpu_extension)
     model = load_model(model_dir, dtype=dtype, device=device)
     config = _fit_length(config, model.config.max_position_embeddings)
     per_block = memory.kv_bytes_per_block(model.config, config.block_size, model.dtype)

@@ -49,6 +49,8 @@ class InferenceEngine:
         window: Steps that may be planned ahead of the result applied; 1 is none.
         collect_margins: Report by how much each token won.
         swap_space_gb: GiB of host memory that preempted requests' KV can be swapped to.
+        cpu_extension: "auto", "on" or "off": whether the CPU attends in C++, for the whole process;
+            "auto" where a compiler or a library built earlier is found.
         options: How to schedule; by default as a service does, but requests that arrive at
             memory_threshold are refused.
         backend: Instead of loading `model_dir`.
@@ -71,6 +73,7 @@ class InferenceEngine:
         window: int = 1,
         collect_margins: bool = False,
         swap_space_gb: float = 0.0,
+        cpu_extension: str = "auto",
         options: CoreOptions | None = None,
         backend: Backend | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -95,6 +98,7 @@ class InferenceEngine:
                     num_threads=num_threads,
                     collect_margins=collect_margins,
                     swap_space_gb=swap_space_gb,
+                    cpu_extension=cpu_extension,
                 )
             self._core = Scheduler(config, _geometry(config, backend), options)
         except TandemError as error:
