@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from executor_svc.config import LoadedSettings, load_settings
 from executor_svc.idle_threads import let_idle_threads_sleep
 from executor_svc.process import EXIT_STOPPED, refuse, serve
+from executor_svc.step_profile.quiet import silence_profiler
 from tandem.errors import TandemError
 from tandem.grpc_polling import poll_where_waited
 from tandem.telemetry import configure_logging
@@ -47,6 +48,7 @@ def _serve(loaded: LoadedSettings) -> int:
     """
     let_idle_threads_sleep(os.environ)
     poll_where_waited(os.environ)
+    silence_profiler(os.environ)
     # These import gRPC, which reads its environment then, and PyTorch: seconds that --help or a
     # mistyped flag need not wait for.
     from executor_svc.engine import load_engine  # noqa: PLC0415

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from executor_svc.step_profile.recorder import Recorder
 from executor_svc.tokenizer_files import TokenizerFile
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.link.batch import Batch, KvMode, StepResult
 from tandem.link.slot_state import SlotState
+from tandem.profile import ProfileOptions
 
 MAX_INFLIGHT_STEPS = 16
 """Credit: steps a scheduler may send ahead of the results it has applied."""
@@ -77,6 +79,7 @@ class Engine:
         tokenizer_files: What `GetTokenizer` sends.
         num_threads: CPU threads of one operation, for the log.
         is_sticky: Tells whether an error means that the device is lost for this process.
+        recorder: Makes what records steps of the runner; None where nothing can.
     """
 
     runner: StepRunner
@@ -84,3 +87,4 @@ class Engine:
     tokenizer_files: tuple[TokenizerFile, ...]
     num_threads: int = 1
     is_sticky: Callable[[Exception], bool] = lambda _: False
+    recorder: Callable[[ProfileOptions], Recorder] | None = None

@@ -10,7 +10,8 @@ import structlog
 from executor_svc.loaded import Engine, LaunchingRunner, StepRunner
 from executor_svc.progress import Progress
 from executor_svc.result_thread import ResultThread
-from executor_svc.step_link import QueuedStep, SlotReset, StepLink
+from executor_svc.step_link import Errand, QueuedStep, SlotReset, StepLink
+from executor_svc.step_profile.profiles import Profiles
 from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch, Resume, Step, StepFailed, StepResult, Suspend
 from tandem.link.session import LossCause
@@ -29,6 +30,7 @@ class RunnerThread(threading.Thread):
         self,
         link: StepLink,
         progress: Progress,
+        profiles: Profiles,
         *,
         boot_id: str,
         load: Callable[[], Engine],
@@ -39,6 +41,7 @@ class RunnerThread(threading.Thread):
         Args:
             link: Where steps come from and outcomes go.
             progress: Learns how long steps take.
+            profiles: Records steps when asked to.
             boot_id: Put into failures.
             load: Builds the engine; called on this thread.
             on_ready: Called on this thread once steps can run.
@@ -47,6 +50,7 @@ class RunnerThread(threading.Thread):
         super().__init__(name="runner", daemon=True)
         self._link = link
         self._progress = progress
+        self._profiles = profiles
         self._boot_id = boot_id
         self._load = load
         self._on_ready = on_ready
@@ -79,9 +83,12 @@ class RunnerThread(threading.Thread):
                     results.drain()
                     runner.reset()
                     job.done.set()
+                elif isinstance(job, Errand):
+                    job.run()
                 else:
                     self._run_step(runner, launch, job, results)
         finally:
+            self._profiles.abandon()
             results.end()
 
     def _run_step(
@@ -90,7 +97,10 @@ class RunnerThread(threading.Thread):
         results.make_room()
         step = job.step
         try:
-            collect = self._launch(runner, launch, step)
+            if self._profiles.active is None:
+                collect = self._launch(runner, launch, step)
+            else:
+                collect = self._profiles.run_step(lambda: self._launch(runner, launch, step))
         except SessionLost as error:
             results.drain(held=1)
             self._lose(runner, step, error)

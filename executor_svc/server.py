@@ -23,6 +23,7 @@ from executor_svc.progress import Progress
 from executor_svc.runner_thread import RunnerThread
 from executor_svc.service import SERVICE_NAME, ExecutorService
 from executor_svc.step_link import StepLink
+from executor_svc.step_profile.profiles import Profiles
 from tandem.errors import AddressInUse, Draining, InternalError, TandemError
 from tandem.link.wire import MAX_MESSAGE_BYTES
 
@@ -84,6 +85,7 @@ class ExecutorServer:
 
     Attributes:
         boot_id: Random per instance.
+        profiles: Records steps when asked to.
         has_abandoned_step: `stop` did not wait for the end of the running step.
         address: Where it listens; known after `listen`.
     """
@@ -108,13 +110,15 @@ class ExecutorServer:
         self.has_abandoned_step = False
         self._progress = Progress()
         self._link = StepLink(self.boot_id, max_inflight_steps, progress=self._progress)
-        self._service = ExecutorService(self._link, self.boot_id)
+        self.profiles = Profiles(self._link.between_steps, lambda: self._link.stopped_by)
+        self._service = ExecutorService(self._link, self.profiles, self.boot_id)
         self._health = health.HealthServicer()
         self._stopping = threading.Event()
         self._server = self._build_server()
         self._runner = RunnerThread(
             self._link,
             self._progress,
+            self.profiles,
             boot_id=self.boot_id,
             load=lambda: load(self.boot_id),
             on_ready=self._on_ready,

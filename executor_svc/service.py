@@ -11,13 +11,16 @@ import structlog
 from executor_svc.loaded import Engine
 from executor_svc.server_call import ServerCall
 from executor_svc.step_link import StepLink
+from executor_svc.step_profile.profiles import Profiles
 from executor_svc.step_stream import StepStream
 from executor_svc.tokenizer_files import chunks
+from tandem.common.v1.profile_pb2 import ProfileProgress
 from tandem.errors import (
     ExecutorLoading,
     IncompatibleExecutor,
     InternalError,
     InvalidParameter,
+    ProfileUnsupported,
     SessionLost,
     TandemError,
 )
@@ -26,6 +29,7 @@ from tandem.executor.v1 import session_pb2
 from tandem.link import PROTOCOL_VERSION
 from tandem.link.session import Attach, SchedulerId
 from tandem.link.wire import decode_request
+from tandem.profile import read_options
 
 SERVICE_NAME = "tandem.executor.v1.ExecutorService"
 MIN_LEASE_MS = 1000
@@ -43,9 +47,10 @@ class ExecutorService:
     `engine` is set once, by whoever loaded it; until then calls that need it are refused.
     """
 
-    def __init__(self, link: StepLink, boot_id: str) -> None:
+    def __init__(self, link: StepLink, profiles: Profiles, boot_id: str) -> None:
         self.engine: Engine | None = None
         self._link = link
+        self._profiles = profiles
         self._boot_id = boot_id
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -68,6 +73,11 @@ class ExecutorService:
                 executor_pb2.GetTokenizerRequest.FromString,
                 executor_pb2.GetTokenizerResponse.SerializeToString,
             ),
+            "Profile": grpc.unary_stream_rpc_method_handler(
+                self.profile,
+                executor_pb2.ProfileRequest.FromString,
+                executor_pb2.ProfileResponse.SerializeToString,
+            ),
             "Execute": grpc.stream_stream_rpc_method_handler(self.execute),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
@@ -83,6 +93,24 @@ class ExecutorService:
     ) -> Iterator[executor_pb2.GetTokenizerResponse]:
         """Stream the tokenizer's files."""
         return chunks(self._loaded().tokenizer_files)
+
+    def profile(
+        self, request: executor_pb2.ProfileRequest, context: grpc.ServicerContext
+    ) -> Iterator[executor_pb2.ProfileResponse]:
+        """Record the next steps and stream their trace."""
+        engine = self._loaded()
+        options = read_options(request.options)
+        if engine.recorder is None:
+            raise ProfileUnsupported(
+                f"this executor ({engine.description.architecture}) computes nothing that "
+                "PyTorch's profiler could record"
+            )
+        recorder = engine.recorder(options)
+        for message in self._profiles.record(recorder, options, context.is_active):
+            if isinstance(message, ProfileProgress):
+                yield executor_pb2.ProfileResponse(progress=message)
+            else:
+                yield executor_pb2.ProfileResponse(trace=message)
 
     def open_session(
         self, request: session_pb2.OpenSessionRequest, context: grpc.ServicerContext

@@ -47,6 +47,13 @@ class SlotReset:
     done: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Something that the runner thread does between two steps; `run` raises nothing."""
+
+    run: Callable[[], None]
+
+
 class StepLink:
     """Serialises all access to the protocol's state machine and feeds the runner thread."""
 
@@ -68,7 +75,7 @@ class StepLink:
         self._clock_ns = clock_ns
         self._progress = progress or Progress()
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[QueuedStep | SlotReset | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[QueuedStep | SlotReset | Errand | None] = queue.SimpleQueue()
         """What the runner does next; None makes it look whether to stop."""
         self._launched: deque[QueuedStep] = deque()
         """Given to the runner and yet to be completed; the oldest is running."""
@@ -169,7 +176,11 @@ class StepLink:
             if self._stream is stream:
                 self._stream = None
 
-    def next_job(self) -> QueuedStep | SlotReset | None:
+    def between_steps(self, errand: Callable[[], None]) -> None:
+        """Have the runner thread call `errand`, after the steps received so far."""
+        self._jobs.put(Errand(errand))
+
+    def next_job(self) -> QueuedStep | SlotReset | Errand | None:
         """
         Wait for what the runner does next; None: stop.
 
@@ -180,7 +191,7 @@ class StepLink:
             with self._lock:
                 if self._stopped_by is not None:
                     return None
-                if isinstance(job, SlotReset):
+                if isinstance(job, SlotReset | Errand):
                     return job
                 if job is not None and self._is_due(job):
                     self._launched.append(job)
@@ -268,8 +279,8 @@ class StepLink:
         self._progress.start(job.step.command, now_s)
 
     def _drop_steps(self) -> int:
-        """Drop what is queued; resets, which somebody waits for, stay."""
-        kept: list[SlotReset | None] = []
+        """Drop the steps that are queued; all else, which somebody waits for, stays."""
+        kept: list[SlotReset | Errand | None] = []
         num_dropped = 0
         while not self._jobs.empty():
             with contextlib.suppress(queue.Empty):  # the runner may be quicker

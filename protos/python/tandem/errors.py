@@ -8,6 +8,8 @@ advice.
       RequestNotFound                                     NOT_FOUND            never
       DuplicateRequestId                                  ALREADY_EXISTS       never
       EventsNotTracked                                    FAILED_PRECONDITION  not until switched on
+      ProfileRunning                                      FAILED_PRECONDITION  not until it ended
+      ProfileUnsupported                                  FAILED_PRECONDITION  never
       QueueFull, MemoryPressure                           RESOURCE_EXHAUSTED   after retry_after_s
       SlowConsumer                                        ABORTED              read faster
       NoExecutor, ExecutorLost, Draining, HandedOver,
@@ -121,6 +123,20 @@ class EventsNotTracked(TandemError):
     """Events of requests are not kept."""
 
     reason = "EVENTS_NOT_TRACKED"
+    code = "FAILED_PRECONDITION"
+
+
+class ProfileRunning(TandemError):
+    """A profile is being recorded already."""
+
+    reason = "PROFILE_RUNNING"
+    code = "FAILED_PRECONDITION"
+
+
+class ProfileUnsupported(TandemError):
+    """The executor cannot record profiles."""
+
+    reason = "PROFILE_UNSUPPORTED"
     code = "FAILED_PRECONDITION"
 
 

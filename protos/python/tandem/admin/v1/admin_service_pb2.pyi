@@ -1,5 +1,6 @@
 from tandem.admin.v1 import requests_pb2 as _requests_pb2
 from tandem.admin.v1 import stats_pb2 as _stats_pb2
+from tandem.common.v1 import profile_pb2 as _profile_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -85,3 +86,17 @@ class FlushPrefixCacheResponse(_message.Message):
     FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     freed_blocks: int
     def __init__(self, freed_blocks: _Optional[int] = ...) -> None: ...
+
+class ProfileRequest(_message.Message):
+    __slots__ = ("options",)
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    options: _profile_pb2.ProfileOptions
+    def __init__(self, options: _Optional[_Union[_profile_pb2.ProfileOptions, _Mapping]] = ...) -> None: ...
+
+class ProfileResponse(_message.Message):
+    __slots__ = ("progress", "trace")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    progress: _profile_pb2.ProfileProgress
+    trace: _profile_pb2.TraceChunk
+    def __init__(self, progress: _Optional[_Union[_profile_pb2.ProfileProgress, _Mapping]] = ..., trace: _Optional[_Union[_profile_pb2.TraceChunk, _Mapping]] = ...) -> None: ...

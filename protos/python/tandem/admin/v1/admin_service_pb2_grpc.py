@@ -77,6 +77,11 @@ class AdminServiceStub:
                 request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheRequest.SerializeToString,
                 response_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheResponse.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/tandem.admin.v1.AdminService/Profile',
+                request_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -157,6 +162,19 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """Profile has the executor in use record its next steps with PyTorch's profiler and streams the trace, so that nobody
+        needs the executor's disk. Requests are served meanwhile, slower by what recording costs; closing a recording holds
+        steps up for about 30 us per operation recorded. With no request running it ends after duration_s with an empty
+        trace. One at a time for each executor; cancelling the call ends it. Errors: INVALID_ARGUMENT, also for a trace that
+        would be larger than 1 GiB; FAILED_PRECONDITION (PROFILE_RUNNING, PROFILE_UNSUPPORTED); UNAVAILABLE (NO_EXECUTOR)
+        while no executor is attached; UNAVAILABLE (EXECUTOR_LOST) where it ends or cannot be reached meanwhile: the
+        requests are recovered as ever, the trace is lost; INTERNAL where the profiler fails.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -199,6 +217,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.FlushPrefixCache,
                     request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheRequest.FromString,
                     response_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileRequest.FromString,
+                    response_serializer=tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -418,6 +441,33 @@ class AdminService:
             '/tandem.admin.v1.AdminService/FlushPrefixCache',
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheRequest.SerializeToString,
             tandem_dot_admin_dot_v1_dot_admin__service__pb2.FlushPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.admin.v1.AdminService/Profile',
+            tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileRequest.SerializeToString,
+            tandem_dot_admin_dot_v1_dot_admin__service__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

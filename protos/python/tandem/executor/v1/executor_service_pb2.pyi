@@ -1,3 +1,4 @@
+from tandem.common.v1 import profile_pb2 as _profile_pb2
 from tandem.executor.v1 import batch_pb2 as _batch_pb2
 from tandem.executor.v1 import result_pb2 as _result_pb2
 from tandem.executor.v1 import session_pb2 as _session_pb2
@@ -86,3 +87,17 @@ class GetTokenizerResponse(_message.Message):
     chunk: bytes
     sha256: str
     def __init__(self, name: _Optional[str] = ..., chunk: _Optional[bytes] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class ProfileRequest(_message.Message):
+    __slots__ = ("options",)
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    options: _profile_pb2.ProfileOptions
+    def __init__(self, options: _Optional[_Union[_profile_pb2.ProfileOptions, _Mapping]] = ...) -> None: ...
+
+class ProfileResponse(_message.Message):
+    __slots__ = ("progress", "trace")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    progress: _profile_pb2.ProfileProgress
+    trace: _profile_pb2.TraceChunk
+    def __init__(self, progress: _Optional[_Union[_profile_pb2.ProfileProgress, _Mapping]] = ..., trace: _Optional[_Union[_profile_pb2.TraceChunk, _Mapping]] = ...) -> None: ...

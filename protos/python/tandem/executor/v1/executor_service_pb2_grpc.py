@@ -59,6 +59,11 @@ class ExecutorServiceStub:
                 request_serializer=tandem_dot_executor_dot_v1_dot_executor__service__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=tandem_dot_executor_dot_v1_dot_executor__service__pb2.GetTokenizerResponse.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/tandem.executor.v1.ExecutorService/Profile',
+                request_serializer=tandem_dot_executor_dot_v1_dot_executor__service__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=tandem_dot_executor_dot_v1_dot_executor__service__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
@@ -108,6 +113,18 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Profile(self, request, context):
+        """Profile records the next steps with PyTorch's profiler and streams the trace. Needs no session and leaves every
+        session alone: steps go on, slower by what recording costs, and wait while the recording is closed, which takes
+        about 30 us per operation. Where no step comes it ends after duration_s with an empty trace. Cancelling the call ends
+        the recording. Errors: INVALID_ARGUMENT, also for a trace that would be larger than 1 GiB; FAILED_PRECONDITION
+        (PROFILE_RUNNING, PROFILE_UNSUPPORTED); UNAVAILABLE while the model loads or (DRAINING) when the executor stops
+        meanwhile; INTERNAL where the profiler fails or the temporary folder has no room for the trace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +147,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.GetTokenizer,
                     request_deserializer=tandem_dot_executor_dot_v1_dot_executor__service__pb2.GetTokenizerRequest.FromString,
                     response_serializer=tandem_dot_executor_dot_v1_dot_executor__service__pb2.GetTokenizerResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=tandem_dot_executor_dot_v1_dot_executor__service__pb2.ProfileRequest.FromString,
+                    response_serializer=tandem_dot_executor_dot_v1_dot_executor__service__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -242,6 +264,33 @@ class ExecutorService:
             '/tandem.executor.v1.ExecutorService/GetTokenizer',
             tandem_dot_executor_dot_v1_dot_executor__service__pb2.GetTokenizerRequest.SerializeToString,
             tandem_dot_executor_dot_v1_dot_executor__service__pb2.GetTokenizerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.executor.v1.ExecutorService/Profile',
+            tandem_dot_executor_dot_v1_dot_executor__service__pb2.ProfileRequest.SerializeToString,
+            tandem_dot_executor_dot_v1_dot_executor__service__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

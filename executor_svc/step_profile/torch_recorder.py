@@ -1,0 +1,81 @@
+"""Recording with `torch.profiler`: operations, a GPU's kernels, spans for the parts of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from torch import device as torch_device
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from executor_svc.runner import ModelRunner
+from tandem.profile import ProfileOptions
+
+Arguments = ParamSpec("Arguments")
+Outcome = TypeVar("Outcome")
+
+PREFIX = "tandem."
+"""Of the names of our spans, which so are found among PyTorch's."""
+
+
+class TorchRecorder:
+    """
+    Records the thread that starts it, and all of a GPU.
+
+    PyTorch keeps one profiler per thread and process; whoever makes recorders sees to it that there
+    is one at a time. Spans are put around the parts of a step only while it records: a step that
+    is not recorded pays nothing for them.
+    """
+
+    def __init__(self, runner: ModelRunner, device: torch_device, options: ProfileOptions) -> None:
+        """
+        Args:
+            runner: Whose steps are recorded.
+            device: Where it computes.
+            options: What to record of each operation.
+        """
+        activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._runner = runner
+        self._profile = profile(
+            activities=activities,
+            with_stack=options.with_stack,
+            record_shapes=options.record_shapes,
+        )
+
+    def prepare(self) -> None:
+        """Load the libraries that record, which takes seconds at the first time."""
+        self._profile.prepare_trace()
+
+    def start(self) -> None:
+        """Record this thread from here on."""
+        self._profile.start_trace()
+        self._runner.mark_parts(marked)
+
+    def mark(self) -> AbstractContextManager[object]:
+        """A span of the trace for one step."""
+        return record_function(f"{PREFIX}step")
+
+    def stop(self) -> None:
+        """Record no more; waits for the device, then sorts what was recorded."""
+        self._runner.unmark_parts()
+        self._profile.stop_trace()
+
+    def write(self, path: Path) -> None:
+        """Write the trace as JSON."""
+        self._profile.export_chrome_trace(str(path))
+
+
+def marked(name: str, part: Callable[Arguments, Outcome]) -> Callable[Arguments, Outcome]:
+    """A function that runs `part` inside a span of this name."""
+
+    @wraps(part)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Outcome:
+        with record_function(PREFIX + name):
+            return part(*args, **kwargs)
+
+    return run

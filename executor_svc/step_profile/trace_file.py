@@ -1,0 +1,72 @@
+"""A trace on its way out: compressed and cut into messages, never whole in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tandem.common.v1.profile_pb2 import TraceChunk
+from tandem.errors import InternalError, InvalidParameter
+from tandem.profile import MAX_CHUNK_BYTES
+
+MAX_TRACE_BYTES = 1 << 30
+"""Of JSON: some hundred steps of a large model."""
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+def chunks(trace: Path) -> Iterator[TraceChunk]:
+    """
+    Send a Chrome trace compressed with gzip.
+
+    Raises:
+        InternalError: The file is not complete: its disk is full.
+        InvalidParameter: It is larger than `MAX_TRACE_BYTES`.
+    """
+    _check(trace)
+    digest = hashlib.sha256()
+    for chunk in _cut(_compressed(trace)):
+        digest.update(chunk.chunk)
+        yield chunk
+    yield TraceChunk(sha256=digest.hexdigest())
+
+
+def _check(trace: Path) -> None:
+    num_bytes = trace.stat().st_size if trace.exists() else 0
+    if num_bytes > MAX_TRACE_BYTES:
+        raise InvalidParameter(
+            f"the trace has {num_bytes} bytes, over the limit of {MAX_TRACE_BYTES}: record fewer "
+            "steps, or no stacks",
+            field="options.num_steps",
+        )
+    with trace.open("rb") if num_bytes else Path(os.devnull).open("rb") as file:
+        file.seek(max(0, num_bytes - 16))
+        # The profiler itself says nothing where a write fails.
+        is_complete = file.read().rstrip().endswith(b"}")
+    if not is_complete:
+        raise InternalError(
+            f"the trace could not be written to {trace.parent}: make room there, or choose another "
+            "folder with TMPDIR"
+        )
+
+
+def _compressed(trace: Path) -> Iterator[bytes]:
+    compressor = zlib.compressobj(wbits=_GZIP)
+    with trace.open("rb") as file:
+        while content := file.read(MAX_CHUNK_BYTES):
+            yield compressor.compress(content)
+    yield compressor.flush()
+
+
+def _cut(pieces: Iterator[bytes]) -> Iterator[TraceChunk]:
+    """The same bytes in chunks of equal size."""
+    waiting = bytearray()
+    for piece in pieces:
+        waiting += piece
+        while len(waiting) >= MAX_CHUNK_BYTES:
+            yield TraceChunk(chunk=bytes(waiting[:MAX_CHUNK_BYTES]))
+            del waiting[:MAX_CHUNK_BYTES]
+    if waiting:
+        yield TraceChunk(chunk=bytes(waiting))

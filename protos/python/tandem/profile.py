@@ -1,0 +1,53 @@
+"""What of an executor's steps a profile records: limits and reading, the same in every service."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tandem.common.v1 import profile_pb2
+from tandem.errors import InvalidParameter
+
+MAX_STEPS = 100
+MAX_DURATION_S = 60.0
+MAX_CHUNK_BYTES = 1 << 20
+"""Of a trace, in one message."""
+FEATURE = "profile"
+"""In `DescribeResponse.features` of an executor that can do it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """See tandem.common.v1.ProfileOptions."""
+
+    num_steps: int = 20
+    duration_s: float = 10.0
+    with_stack: bool = False
+    record_shapes: bool = False
+
+
+def read_options(message: profile_pb2.ProfileOptions) -> ProfileOptions:
+    """
+    Read and check the options of a request.
+
+    Raises:
+        InvalidParameter: One is out of range.
+    """
+    options = ProfileOptions(with_stack=message.with_stack, record_shapes=message.record_shapes)
+    num_steps = message.num_steps if message.HasField("num_steps") else options.num_steps
+    duration_s = message.duration_s if message.HasField("duration_s") else options.duration_s
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise InvalidParameter(
+            f"num_steps must be in [1, {MAX_STEPS}], got {num_steps}.", field="options.num_steps"
+        )
+    if not (math.isfinite(duration_s) and 0 < duration_s <= MAX_DURATION_S):
+        raise InvalidParameter(
+            f"duration_s must be over 0 and at most {MAX_DURATION_S:g}, got {duration_s}.",
+            field="options.duration_s",
+        )
+    return ProfileOptions(
+        num_steps=num_steps,
+        duration_s=duration_s,
+        with_stack=message.with_stack,
+        record_shapes=message.record_shapes,
+    )
