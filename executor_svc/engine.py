@@ -21,11 +21,13 @@ from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
 from executor_svc.model import LoadedModel, load_model
 from executor_svc.profiling import measure_activations
 from executor_svc.runner import ModelRunner
+from executor_svc.step_profile.torch_recorder import TorchRecorder
 from executor_svc.tokenizer_files import read_tokenizer_files
 from tandem.engine_config import EngineConfig
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.executor.v1.executor_service_pb2 import GenerationDefaults as DefaultsMessage
 from tandem.link import PROTOCOL_VERSION
+from tandem.profile import FEATURE
 
 _GIB = 2**30
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -84,6 +86,7 @@ def load_engine(
         tokenizer_files=tokenizer_files,
         num_threads=torch.get_num_threads(),
         is_sticky=is_sticky,
+        recorder=lambda options: TorchRecorder(runner, model.device, options),
     )
 
 
@@ -198,6 +201,6 @@ def _describe(
             min_p=defaults.min_p,
         ),
         device=_device_name(model.device),
-        features=["suspend", *(["margins"] if loaded.settings.collect_margins else [])],
+        features=["suspend", FEATURE, *(["margins"] if loaded.settings.collect_margins else [])],
         heartbeat_interval_ms=int(HEARTBEAT_INTERVAL_S * 1000),
     )
