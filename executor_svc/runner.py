@@ -15,6 +15,7 @@ from torch import Tensor
 
 from executor_svc.batch_inputs import SamplingRows, decoder_inputs, sampling_rows
 from executor_svc.device_queue import CudaQueue, DeviceQueue, HostQueue
+from executor_svc.graphs.decode import DecodeGraphs, GraphPlan
 from executor_svc.memory import KvMemory
 from executor_svc.model import Decoder, LoadedModel
 from executor_svc.out_of_memory import is_out_of_memory, step_out_of_memory
@@ -25,17 +26,11 @@ from executor_svc.static_decodes import StaticDecodes
 from executor_svc.static_step import RING_LINES, DecodeStep
 from executor_svc.step_outcome import StepOutcome
 from executor_svc.upload import upload
+from executor_svc.warm_up import warm_up_batches
 from kernels.paged_attention import AttentionShape
 from kernels.sampling import Sampled, sample
-from tandem.errors import SessionLost
-from tandem.link.batch import (
-    ROW_SAMPLES,
-    Admission,
-    Batch,
-    KvMode,
-    RowSampling,
-    StepResult,
-)
+from tandem.errors import InternalError, InvalidConfig, SessionLost
+from tandem.link.batch import Batch, KvMode, StepResult
 from tandem.link.slot_state import SlotState
 
 _Part = Callable[..., Any]
@@ -45,7 +40,6 @@ _log = structlog.get_logger(__name__)
 MARGIN_EPS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 """Logit noise between two ways of computing the same sequence, by number type."""
 
-_WARM_UP_PROMPT_LEN = 32
 _PARTS = ("_apply", "_forward", "_sample")
 """Methods that a step consists of, one after another."""
 
@@ -67,10 +61,12 @@ class ModelRunner:
         max_model_len: int,
         boot_id: str,
         collect_margins: bool = False,
+        batch_invariant: bool = False,
         kv_knob: str = "max_num_blocks",
         clock_ns: Callable[[], int] = time.monotonic_ns,
         queue: DeviceQueue | None = None,
         static_rows: int = 0,
+        graph_plan: GraphPlan | None = None,
     ) -> None:
         """
         Args:
@@ -80,11 +76,14 @@ class ModelRunner:
             max_model_len: Most tokens of one sequence.
             boot_id: Put into every result.
             collect_margins: Also report by how much each token won.
+            batch_invariant: Give a sequence the same bits whatever else is computed with it, which
+                is slower.
             kv_knob: The setting that sized `kv`, for the advice when memory runs out.
             clock_ns: Monotonic time for the step timings of a CPU.
             queue: Of the model's device; None makes one.
             static_rows: Most rows of steps of decodes that run from buffers that never move, as
                 graphs are captured from; 0 runs none so.
+            graph_plan: Which of those steps to capture at the warm-up; None captures none.
         """
         config = model.config
         self._model = model
@@ -94,7 +93,7 @@ class ModelRunner:
         self._boot_id = boot_id
         self._kv_knob = kv_knob
         self._margin_eps = MARGIN_EPS[model.dtype] if collect_margins else None
-        self._decoder = Decoder(model, max_model_len)
+        self._decoder = Decoder(model, max_model_len, batch_invariant=batch_invariant)
         self._windows = frozenset(config.windows)
         self._shape = AttentionShape(
             num_heads=config.num_heads,
@@ -103,11 +102,13 @@ class ModelRunner:
             block_size=kv.block_size,
             dtype=model.dtype,
             device=model.device,
+            batch_invariant=batch_invariant,
         )
         self._slots, self._tokens = self._new_state()
         self._sampling = SlotSampling(num_slots, config.vocab_size)
         self._queue = queue or _queue_of(model.device, clock_ns)
-        self._static = self._static_decodes(static_rows) if static_rows else None
+        self._graphs: DecodeGraphs | None = None
+        self._static = self._static_decodes(static_rows, graph_plan) if static_rows else None
 
     @property
     def state_hash(self) -> int:
@@ -124,12 +125,13 @@ class ModelRunner:
         Forget all slots and what was swapped out, as at the start of a session; KV memory stays as
         it is, and resumes if suspended.
         """
-        self._kv.resume()
+        self._resume_kv()
         self._forget()
 
     def suspend(self, mode: KvMode) -> None:
         """
-        Give KV memory back as `mode` says, until `resume`.
+        Give KV memory back as `mode` says, until `resume`. Where it may come to lie elsewhere,
+        graphs are dropped, and captured anew then.
 
         Raises:
             SessionLost: RECOMPUTE while slots are live: their KV would be gone.
@@ -139,12 +141,14 @@ class ModelRunner:
             raise SessionLost(
                 f"suspend with RECOMPUTE while {num_live} slots are live: release them first"
             )
+        if self._graphs is not None and mode is not KvMode.PERSIST:
+            self._graphs.drop()
         self._kv.suspend(mode)
         _log.info("kv_suspended", mode=mode.name, kv_bytes=self._kv.device_bytes)
 
     def resume(self) -> None:
         """End a suspension; without one, do nothing."""
-        self._kv.resume()
+        self._resume_kv()
         _log.info("kv_resumed", kv_bytes=self._kv.device_bytes)
 
     def execute(self, batch: Batch, step_id: int) -> StepResult:
@@ -203,6 +207,34 @@ class ModelRunner:
             ended=ended,
         )
 
+    def capture_decode_graph(self, batch_size: int) -> None:
+        """
+        Capture steps of so many decodes beside those captured already; what exists stays.
+
+        Raises:
+            InvalidConfig: The runner captures nothing, or no step has so many rows.
+            SessionLost: KV memory is suspended.
+        """
+        if self._graphs is None:
+            raise InvalidConfig("this executor captures no graphs: it runs every step eagerly")
+        if self._kv.is_suspended:
+            raise SessionLost("graphs need KV memory, which is suspended: resume first")
+        self._graphs.add(batch_size)
+
+    def execute_graph(self, batch: Batch, step_id: int) -> StepResult:
+        """
+        `execute` for those who want a captured graph or nothing.
+
+        Raises:
+            InternalError: No graph captured so far can run the batch; nothing has changed.
+        """
+        size = None
+        if self._graphs is not None and self._static is not None and self._static.takes(batch):
+            size = self._graphs.size_for(len(batch.row_slot))
+        if size is None:
+            raise InternalError("No CUDA graph captured")
+        return self.execute(batch, step_id)
+
     def forward_logits(self, batch: Batch) -> Tensor:
         """
         Apply one batch and return float32 logits of every computed token, ``[T, vocab_size]``,
@@ -216,25 +248,16 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """
-        Run the shapes steps have once, so that the first request pays for nothing; leaves no trace
-        in the slots.
+        Run the shapes steps have once and capture graphs, so that the first request pays for
+        nothing; leaves no trace in the slots.
         """
-        kv_len = min(self._max_model_len, self._kv.num_blocks * self._kv.block_size)
-        prompt_len = max(1, min(_WARM_UP_PROMPT_LEN, kv_len - 1))
-        num_blocks = math.ceil(min(prompt_len + 1, kv_len) / self._kv.block_size)
-        admission = Admission(
-            slot=0,
-            generation=1,
-            token_ids=np.zeros(prompt_len, np.int32),
-            num_prompt_tokens=prompt_len,
-            num_cached_tokens=0,
-            block_ids=np.arange(1, num_blocks + 1, dtype=np.int32),
-            sampling=RowSampling(temperature=1.0, top_k=2, top_p=0.9, seed=0),
-        )
-        self.execute(_one_row(0, prompt_len, admits=(admission,)), 0)
-        if prompt_len < kv_len:
-            self.execute(_one_row(prompt_len, 1), 0)
+        block_size = self._kv.block_size
+        kv_len = min(self._max_model_len, self._kv.num_blocks * block_size)
+        for batch in warm_up_batches(kv_len, block_size):
+            self.execute(batch, 0)
         self._forget()
+        if self._graphs is not None:
+            self._graphs.capture()
         if self._kv.num_host_blocks:
             one = np.ones(1, np.int32)
             self._kv.swap_out(one, one)
@@ -324,7 +347,12 @@ class ModelRunner:
         if self._static is not None:
             self._static.forget()
 
-    def _static_decodes(self, max_rows: int) -> StaticDecodes:
+    def _resume_kv(self) -> None:
+        self._kv.resume()
+        if self._graphs is not None:
+            self._graphs.restore()
+
+    def _static_decodes(self, max_rows: int, graph_plan: GraphPlan | None) -> StaticDecodes:
         step = DecodeStep(
             self._decoder,
             self._kv.layers,
@@ -335,7 +363,15 @@ class ModelRunner:
             max_rows=min(max_rows, self._num_slots),
             max_blocks=self._slots.max_blocks_per_slot,
         )
-        return StaticDecodes(step, self._tokens, self._sampling, margin_eps=self._margin_eps)
+        if graph_plan is not None:
+            self._graphs = DecodeGraphs(step, graph_plan)
+        return StaticDecodes(
+            step,
+            self._tokens,
+            self._sampling,
+            margin_eps=self._margin_eps,
+            run=None if self._graphs is None else self._graphs.run,
+        )
 
     def _new_state(self) -> tuple[SlotState, SlotTokens]:
         max_blocks = math.ceil(self._max_model_len / self._kv.block_size)
@@ -362,14 +398,3 @@ def _queue_of(device: torch.device, clock_ns: Callable[[], int]) -> DeviceQueue:
 def _needs_kv(batch: Batch) -> bool:
     columns = (batch.row_slot, batch.copy_source, batch.swap_out_block, batch.swap_in_host)
     return any(map(len, columns))
-
-
-def _one_row(start: int, num_tokens: int, admits: tuple[Admission, ...] = ()) -> Batch:
-    """A batch that computes some tokens of slot 0 and samples."""
-    return Batch(
-        admits=admits,
-        row_slot=np.array([0], np.int32),
-        row_num_tokens=np.array([num_tokens], np.int32),
-        row_start=np.array([start], np.int32),
-        row_flags=np.array([ROW_SAMPLES], np.uint8),
-    )

@@ -162,19 +162,14 @@ class TestWhatNoGraphCanHold:
 class TestWhatAReplayNotices:
     def test_moved_buffer(self):
         """
-        A buffer given back and allocated anew is elsewhere: its graph is stale.
+        A buffer that was allocated anew is elsewhere: its graph is stale.
         """
         counter = Counter()
-        counter.numbers = torch.zeros(1 << 20)
         graph = captured(counter)
         storage = counter.numbers.untyped_storage()
-        num_bytes = storage.nbytes()
-        storage.resize_(0)
-        elsewhere = torch.ones(1 << 20)
-        storage.resize_(num_bytes)
+        storage.resize_(2 * storage.nbytes())
         with pytest.raises(GraphChanged, match="has moved since the graph was captured"):
             graph.replay()
-        assert elsewhere.all()
 
     def test_replaced_buffer(self):
         """
