@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.transfer import to_device
+
 _COPY_ELEMENTS = {"cpu": 1 << 20}
 _COPY_ELEMENTS_OF_DEVICE = 1 << 24
 """Logits copied at a time: near a CPU's cache, and few launches on a device."""
@@ -86,7 +88,7 @@ def _tell(
     log_total: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log probabilities of these rows' tokens, and their `width` likeliest ids with theirs."""
-    here = row.to(logits.device)
+    here = to_device(row, logits.device)
     values = logits[here].float()
     total = log_total(values)
     chosen = (values.gather(1, token[here][:, None]) - total)[:, 0]

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.sampling.edits import LogitEdits, Penalties
+from kernels.transfer import to_device
 
 TILE = 1024
 
@@ -26,19 +27,21 @@ def edited(logits: Tensor, edits: LogitEdits, rows: Tensor) -> Tensor:
         edits: Of the whole batch; those of other rows are left out.
         rows: int64 ``[N]`` on the host, ascending.
     """
-    copy = logits.index_select(0, rows.to(logits.device)).float()
+    copy = logits.index_select(0, to_device(rows, logits.device)).float()
     if edits.biases is not None:
         biases = edits.biases.select(torch.isin(edits.biases.row, rows))
         if num_biases := len(biases.row):
             row = torch.searchsorted(rows, biases.row)
-            columns = (column.to(copy.device) for column in (row, biases.token, biases.value))
+            columns = (
+                to_device(column, copy.device) for column in (row, biases.token, biases.value)
+            )
             grid = (triton.cdiv(num_biases, TILE),)
             _bias_kernel[grid](copy, *columns, num_biases, VOCAB=copy.shape[1], TILE=TILE)
     if edits.penalties is not None:
         penalties = edits.penalties.select(torch.isin(edits.penalties.row, rows))
         if len(penalties.row):
             row = torch.searchsorted(rows, penalties.row)
-            _penalise(copy, row.to(copy.device), penalties)
+            _penalise(copy, to_device(row, copy.device), penalties)
     return copy
 
 
@@ -47,7 +50,9 @@ def _penalise(copy: Tensor, row: Tensor, penalties: Penalties) -> None:
     history = penalties.history.contiguous()
     num_rows, width = history.shape
     count = torch.zeros((num_rows, vocab_size), dtype=torch.int32, device=device)
-    lengths = (column.to(device) for column in (penalties.prompt_len, penalties.history_len))
+    lengths = (
+        to_device(column, device) for column in (penalties.prompt_len, penalties.history_len)
+    )
     grid = (num_rows, triton.cdiv(width, TILE))
     _count_kernel[grid](history, *lengths, count, width, VOCAB=vocab_size, TILE=TILE)
     strengths = (penalties.repetition, penalties.frequency, penalties.presence)
@@ -56,7 +61,7 @@ def _penalise(copy: Tensor, row: Tensor, penalties: Penalties) -> None:
     _penalise_kernel[grid](
         copy,
         row,
-        *(column.to(device) for column in strengths),
+        *(to_device(column, device) for column in strengths),
         count,
         VOCAB=vocab_size,
         TILE=tile,

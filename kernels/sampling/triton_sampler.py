@@ -12,6 +12,7 @@ from kernels.sampling.logprobs import logprobs, rows_per_copy
 from kernels.sampling.triton_edits import edited
 from kernels.sampling.triton_kernel import Needs
 from kernels.sampling.triton_logprobs import log_total
+from kernels.transfer import to_device
 
 
 def sample(
@@ -34,7 +35,7 @@ def sample(
     token, valid = _drawn(logits, columns)
     if edits is not None:
         for rows in torch.split(edits.rows, rows_per_copy(logits)):
-            here = rows.to(logits.device)
+            here = to_device(rows, logits.device)
             changed = edited(logits, edits, rows)
             token[here], valid[here] = _drawn(changed, columns.select(rows.to(_home(columns))))
     margin = None

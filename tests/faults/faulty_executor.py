@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ class FaultyRunner(ModelRunner):
 
     folder: Path
 
-    def execute(self, batch: Batch, step_id: int) -> StepResult:
+    def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """Obey an order, or compute."""
         if _take(self.folder / "raise"):
             raise InjectedFault("told to raise")
@@ -57,10 +58,10 @@ class FaultyRunner(ModelRunner):
                 mark = tuple(admission.token_ids[:MARK_LEN].tolist())
                 marks[admission.slot] = mark, admission.num_prompt_tokens
         self._kill_if_poisoned(batch, marks)
-        result = super().execute(batch, step_id)
+        collect = super().launch(batch, step_id)
         if step_id:
             self._count_step()
-        return result
+        return collect
 
     def _kill_if_poisoned(
         self, batch: Batch, marks: dict[int, tuple[tuple[int, ...], int]]

@@ -62,7 +62,7 @@ class HeldRunner:
         self.num_resets += 1
         self._runner.reset()
 
-    def execute(self, delta: Batch, step_id: int) -> StepResult:
+    def launch(self, delta: Batch, step_id: int) -> Callable[[], StepResult]:
         self.is_waiting = True
         assert self.gate.wait(DEADLINE_S)
         self.is_waiting = False
@@ -70,7 +70,7 @@ class HeldRunner:
             error, self.fails_with = self.fails_with, None
             raise error
         self.executed.append(step_id)
-        return self._runner.execute(delta, step_id)
+        return self._runner.launch(delta, step_id)
 
 
 @dataclass

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from kernels.decode_rows import triton_kernel as rows_triton
 from kernels.patch_rows import triton_kernel as patch_triton
 from kernels.rms_norm import triton_kernel as norm_triton
 from kernels.rope_kv_write import triton_kernel as rope_triton
@@ -67,6 +68,46 @@ PATCH = KernelRequest(
     num_warps=patch_triton.NUM_WARPS,
 )
 
+_ROW_TYPES = {
+    "position": "*i64",
+    "temperature": "*fp32",
+    "top_k": "*i32",
+    "top_p": "*fp32",
+    "seed": "*i64",
+    "choice": "*i64",
+    "min_p": "*fp32",
+}
+_SLOT_TYPES = {f"slot_{name}": kind for name, kind in _ROW_TYPES.items()} | {
+    "slot_position": "*i32"
+}
+
+GATHER_ROWS = KernelRequest(
+    kernel="kernels.decode_rows.triton_kernel:_gather_rows_kernel",
+    types=dict.fromkeys(("slot", "slot_table", "history", "token_id", "seq_len", "table"), "*i32")
+    | {"kv_position": "*i64", "drawn_position": "*i64", "line": "*i32"}
+    | _ROW_TYPES
+    | _SLOT_TYPES,
+    constexprs={
+        "BLOCKS": 4096,
+        "HISTORY": 131073,
+        "BLOCK": 32,
+        "LINES": 8,
+        "TILE": rows_triton.TABLE_TILE,
+    },
+    num_warps=rows_triton.NUM_WARPS,
+)
+
+ADVANCE_ROWS = KernelRequest(
+    kernel="kernels.decode_rows.triton_kernel:_advance_rows_kernel",
+    types=dict.fromkeys(("slot", "slot_position", "history", "ring", "line"), "*i32")
+    | {"position": "*i64", "token": "*i64", "valid": "*i1", "num_rows": "i32"},
+    constexprs={"HISTORY": 131073, "WIDTH": 256, "TILE": rows_triton.ROW_TILE},
+    num_warps=rows_triton.NUM_WARPS,
+)
+
+SCATTERED = {"patch": (PATCH, 40), "gather-rows": (GATHER_ROWS, 64), "advance": (ADVANCE_ROWS, 40)}
+"""Those that touch single words, whatever their place."""
+
 CASES = {
     "norm-1024-bf16": (norm_request(1024, "bf16", adds=False), 40),
     "add-norm-2048-bf16": (norm_request(2048, "bf16", adds=True), 48),
@@ -80,7 +121,7 @@ CASES = {
     "rope-32-8-128-bf16": (rope_request(32, 8, 128, "bf16", norms=False), 48),
     "rope-16-8-128-normed-bf16": (rope_request(16, 8, 128, "bf16", norms=True), 48),
     "rope-8-4-256-normed-bf16": (rope_request(8, 4, 256, "bf16", norms=True), 48),
-    "patch": (PATCH, 40),
+    **SCATTERED,
 }
 """By name, a kernel and the most registers it may take."""
 
@@ -104,7 +145,7 @@ class TestResources:
         assert found.registers <= most
         assert found.shared_bytes <= 8 * 1024
 
-    @pytest.mark.parametrize("name", [name for name in CASES if name != "patch"])
+    @pytest.mark.parametrize("name", [name for name in CASES if name not in SCATTERED])
     def test_rows_are_read_16_bytes_at_a_time(self, name: str):
         """
         Threads read and write rows in the widest pieces there are, and write nothing in smaller ones.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,21 @@ def everything_on_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     dispatch.configure({})
 
 
-def chunk_then_decode(directory: Path, run: Run) -> list[object]:
+def chunk_then_decode(
+    directory: Path,
+    run: Run,
+    samplings: Sequence[RowSampling] = SAMPLING,
+    static_rows: int = 0,
+) -> list[object]:
     """Two sequences in chunks, the third while they decode; then all decode."""
-    bench = Bench.build(directory, block_size=7, num_blocks=24, num_slots=3, shuffle_seed=1)
+    bench = Bench.build(
+        directory,
+        block_size=7,
+        num_blocks=24,
+        num_slots=3,
+        shuffle_seed=1,
+        static_rows=static_rows,
+    )
     admits = [
         admission(
             slot,
@@ -61,7 +74,7 @@ def chunk_then_decode(directory: Path, run: Run) -> list[object]:
             bench.take_blocks(length + NUM_DECODES + 1),
             sampling=sampling,
         )
-        for slot, (length, sampling) in enumerate(zip(LENGTHS, SAMPLING, strict=True))
+        for slot, (length, sampling) in enumerate(zip(LENGTHS, samplings, strict=True))
     ]
     found = [run(bench, batch(Row(1, 0, 3), Row(0, 0, 20, samples=False), admits=admits[:2]))]
     found.append(run(bench, batch(Row(1, 3), Row(0, 20, 9), Row(2, 0, 12), admits=admits[2:])))
@@ -104,3 +117,17 @@ class TestWholeModels:
         expected = chunk_then_decode(directory, tokens)
         everything_on_triton()
         assert expected == chunk_then_decode(directory, tokens)
+
+    def test_decodes_from_static_buffers_have_those_tokens(
+        self, family, tmp_path, everything_on_triton
+    ):
+        """
+        Decodes that feed themselves on the device get the same tokens.
+        """
+        directory = FAMILIES[family](tmp_path / family)
+        unedited = [*SAMPLING[:2], replace(SAMPLING[2], repetition_penalty=1.0)]
+        dispatch.configure(dict.fromkeys(dispatch._operations, dispatch.REFERENCE))
+        expected = chunk_then_decode(directory, tokens, samplings=unedited)
+        everything_on_triton()
+        found = chunk_then_decode(directory, tokens, samplings=unedited, static_rows=3)
+        assert expected == found
