@@ -1,0 +1,202 @@
+"""
+`python -m tests.gpu.offline`: 256 requests at once through the embedded engine and through transformers' continuous
+batching, with the same random weights, on one device. Prints a JSON list.
+
+An engine that does not finish in time has a rate below all tokens over that time, and is reported so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandem.engine_config import EngineConfig
+from tandem_embedded import GenerationParams, InferenceEngine
+from tandem_embedded.bench.checkpoints import SHAPES, LlamaShape, random_model
+from tests.gpu.workload import Requests
+
+ENGINES = ("tandem", "transformers")
+TEMPERATURE = 0.6
+_BLOCK_SIZE = 16
+_PAGE_SIZE = 256
+_LARGE = SHAPES["llama-1b"]
+_TINY = LlamaShape(
+    num_layers=2,
+    hidden_size=64,
+    intermediate_size=112,
+    num_heads=4,
+    num_kv_heads=2,
+    vocab_size=320,
+    is_tied=True,
+)
+
+
+def main() -> int:
+    """Measure both, or be the process of one."""
+    given = _parser().parse_args()
+    if given.engine is not None:
+        sys.stdout.write(json.dumps(_serve(given)) + "\n")
+        return 0
+    model = write_model(given.models, tiny=given.tiny)
+    rows = [_in_own_process(engine, model, given) for engine in ENGINES]
+    sys.stdout.write(json.dumps(rows) + "\n")
+    return 0
+
+
+def _in_own_process(engine: str, model: Path, given: argparse.Namespace) -> dict[str, Any]:
+    flags = ["--engine", engine, "--model", str(model), "--device", given.device]
+    command = [sys.executable, "-m", "tests.gpu.offline", *flags, *["--tiny"] * given.tiny]
+    started_s = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, timeout=given.limit_s, check=True
+        )
+    except subprocess.TimeoutExpired:
+        num_tokens = _requests(tiny=given.tiny).num_output_tokens
+        return {
+            "engine": engine,
+            "finished": False,
+            "output_tokens_per_s": num_tokens / (time.monotonic() - started_s),
+        }
+    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return row
+
+
+def _serve(given: argparse.Namespace) -> dict[str, Any]:
+    serve = _serve_tandem if given.engine == "tandem" else _serve_transformers
+    requests = _requests(tiny=given.tiny)
+    num_tokens, seconds = serve(given.model, given.device, requests)
+    if num_tokens != requests.num_output_tokens:
+        sys.exit(f"{given.engine} made {num_tokens} of {requests.num_output_tokens} tokens")
+    return {
+        "engine": given.engine,
+        "finished": True,
+        "output_tokens_per_s": num_tokens / seconds,
+        "requests": len(requests.prompts),
+        "output_tokens": num_tokens,
+        "seconds": seconds,
+    }
+
+
+def _serve_tandem(model: Path, device: str, requests: Requests) -> tuple[int, float]:
+    num_requests = len(requests.prompts)
+    longest = -(-requests.longest // _BLOCK_SIZE) * _BLOCK_SIZE
+    limits = EngineConfig(
+        block_size=_BLOCK_SIZE,
+        max_num_blocks=num_requests * (longest // _BLOCK_SIZE + 1),
+        max_batch_size=num_requests,
+        max_num_seqs=num_requests,
+        max_model_len=longest,
+        max_total_tokens=max(16384, num_requests),
+        memory_threshold=1.0,
+    )
+    engine = InferenceEngine(limits, model, dtype="bfloat16", device=device, window=2)
+
+    def submit(prompt: list[int], max_tokens: int) -> None:
+        params = GenerationParams(
+            max_tokens=max_tokens,
+            temperature=TEMPERATURE,
+            top_k=0,
+            top_p=1.0,
+            ignore_eos=True,
+            seed=0,
+        )
+        engine.submit_request(prompt, params)
+
+    for prompt in requests.prompts[:2]:
+        submit(prompt, 4)
+    engine.run()
+    started_s = time.perf_counter()
+    for prompt, output_len in zip(requests.prompts, requests.output_len, strict=True):
+        submit(prompt, output_len)
+    completed = engine.run()
+    seconds = time.perf_counter() - started_s
+    return sum(each.generated_tokens for each in completed), seconds
+
+
+def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[int, float]:
+    from transformers import (  # noqa: PLC0415 -- takes seconds
+        AutoModelForCausalLM,
+        ContinuousBatchingConfig,
+        GenerationConfig,
+    )
+
+    loaded = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.bfloat16, attn_implementation="sdpa"
+    )
+    loaded = loaded.to(device).eval()
+    num_requests = len(requests.prompts)
+    batching = ContinuousBatchingConfig(
+        page_size=_PAGE_SIZE,
+        num_blocks=num_requests * (-(-requests.longest // _PAGE_SIZE) + 1),
+        max_batch_tokens=max(8192, num_requests),
+        max_requests_per_batch=num_requests,
+        use_cuda_graph=torch.device(device).type == "cuda",
+    )
+    sampling = {
+        "do_sample": True,
+        "temperature": TEMPERATURE,
+        "top_k": 0,
+        "top_p": 1.0,
+        "eos_token_id": -1,
+        "pad_token_id": 0,
+    }
+
+    manager = loaded.init_continuous_batching(
+        generation_config=GenerationConfig(max_new_tokens=max(requests.output_len), **sampling),
+        continuous_batching_config=batching,
+    )
+
+    def serve(prompts: list[list[int]], output_len: list[int]) -> int:
+        for prompt, length in zip(prompts, output_len, strict=True):
+            manager.add_request(prompt, max_new_tokens=length)
+        found = 0
+        for _ in prompts:
+            while (result := manager.get_result(timeout=1)) is None:
+                if not manager.is_running():
+                    raise RuntimeError("transformers' batching ended before its requests")
+            found += len(result.generated_tokens)
+        return found
+
+    manager.start()
+    try:
+        serve(requests.prompts[:2], [4, 4])
+        started_s = time.perf_counter()
+        num_tokens = serve(requests.prompts, requests.output_len)
+        return num_tokens, time.perf_counter() - started_s
+    finally:
+        manager.stop(block=True)
+
+
+def _requests(*, tiny: bool) -> Requests:
+    if tiny:
+        return Requests.draw(4, 4, 12, 256)
+    return Requests.draw(256, 100, 1024, _LARGE.vocab_size)
+
+
+def write_model(folder: Path | None, *, tiny: bool) -> Path:
+    """A model directory with random weights, kept in a folder or else in the user's cache."""
+    name, shape = ("llama-tiny", _TINY) if tiny else ("llama-1b", _LARGE)
+    return random_model(name, shape, folder)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a few requests of a small model")
+    parser.add_argument("--limit-s", type=float, default=60.0, help="for each engine")
+    parser.add_argument("--engine", choices=ENGINES, help="only this one, in this process")
+    parser.add_argument("--model", type=Path, help="its weights")
+    parser.add_argument("--models", type=Path, help="where random weights are kept")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""The script for GPUs, as far as a CPU can try it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_svc.bench import decode_steps, kernels, roofline
+from tests.gpu import idle, offline
+from tests.gpu.__main__ import main
+from tests.gpu.parts import ROOT, Outcome, Part, count_tests, run_part
+from tests.gpu.plan import parts_on_cpu, parts_on_gpu
+from tests.gpu.results import aims, write_results
+from tests.gpu.workload import Requests
+
+PARSERS = {"kernels": kernels._parser, "model": decode_steps._parser, "roofline": roofline._parser}
+
+
+def run(*arguments: str, **limits: float) -> Outcome:
+    part = Part(name="part", arguments=arguments, **{"limit_s": 30.0, **limits})
+    return run_part(part, limits.get("left_s", 100.0), dict(os.environ))
+
+
+class TestPart:
+    def test_rows_are_what_a_process_prints(self):
+        """
+        A part that ends well passes with the JSON it printed.
+        """
+        outcome = run("-c", "print('[{\"x\": 1}]')")
+        assert ("passed", [{"x": 1}]) == (outcome.status, outcome.rows)
+
+    @pytest.mark.parametrize(
+        ("code", "detail"),
+        [
+            ("import sys; print('[]'); sys.exit('no luck')", "exit code 1\nno luck"),
+            ("print('oh')", "exit code 0; its output cannot be read: Expecting value"),
+        ],
+    )
+    def test_process_that_fails_tells_why(self, code, detail):
+        """
+        An exit code, or output that is no JSON, makes a part fail, with the end of what it said.
+        """
+        outcome = run("-c", code)
+        assert "failed" == outcome.status
+        assert outcome.detail.startswith(detail)
+
+    def test_part_that_takes_too_long_is_ended_with_all_it_started(self, tmp_path):
+        """
+        When a part's time is up, it and its children are killed, and what it printed still counts.
+        """
+        child = "import os, time; open('{}', 'w').write(str(os.getpid())); time.sleep(60)"
+        pid_file = tmp_path / "pid"
+        code = (
+            "import subprocess, sys; print('[{\"x\": 1}]', flush=True); "
+            f"subprocess.run([sys.executable, '-c', {child.format(pid_file)!r}])"
+        )
+        outcome = run("-c", code, limit_s=1.5)
+        assert ("timed out", [{"x": 1}]) == (outcome.status, outcome.rows)
+        pid = int(pid_file.read_text())
+        deadline_s = time.monotonic() + 30
+        while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < deadline_s:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                break
+            time.sleep(0.01)
+        else:
+            assert not Path(f"/proc/{pid}").exists()
+
+    def test_part_without_time_is_skipped_and_says_so(self):
+        """
+        With less of the budget left than a part needs, it is not started, and the numbers are told.
+        """
+        part = Part(name="part", arguments=("-c", "1/0"), limit_s=30.0, least_s=10.0)
+        outcome = run_part(part, 9.0, {})
+        assert ("skipped", "9 s were left, it needs 10") == (outcome.status, outcome.detail)
+
+    def test_counts_of_tests_are_read(self):
+        """
+        Of pytest's output its closing counts and the names of failures are kept.
+        """
+        text = "..F\nFAILED tests/a.py::b - no\n1 failed, 2 passed, 3 deselected in 0.1s\n"
+        (found,) = count_tests(text)
+        assert {"failed": 1, "passed": 2, "deselected": 3} == {
+            name: found[name] for name in ("failed", "passed", "deselected")
+        }
+        assert ["FAILED tests/a.py::b"] == found["failures"]
+
+    def test_output_without_counts_is_no_result(self):
+        """
+        Where pytest collected nothing there are no rows, and the part fails.
+        """
+        with pytest.raises(ValueError, match="no count of tests"):
+            count_tests("no tests ran in 0.1s")
+
+
+class TestPlan:
+    @pytest.mark.parametrize("make", [parts_on_gpu, parts_on_cpu])
+    def test_benchmarks_take_the_flags_they_are_given(self, make):
+        """
+        Every flag of every benchmark among the parts exists.
+        """
+        parts = [part for part in make(Path()) if "executor_svc.bench" in part.arguments]
+        names = {part.arguments[2] for part in parts}
+        assert set(PARSERS) == names
+        for part in parts:
+            PARSERS[part.arguments[2]]().parse_args(part.arguments[3:])
+
+    @pytest.mark.parametrize("make", [parts_on_gpu, parts_on_cpu])
+    def test_scripts_take_the_flags_they_are_given(self, make):
+        """
+        Every flag of every script of this folder among the parts exists.
+        """
+        parsers = {"tests.gpu.idle": idle._parser, "tests.gpu.offline": offline._parser}
+        parts = [part for part in make(Path()) if part.arguments[1] in parsers]
+        assert set(parsers) == {part.arguments[1] for part in parts}
+        for part in parts:
+            parsers[part.arguments[1]]().parse_args(part.arguments[2:])
+
+    def test_parts_of_a_gpu_fit_nine_minutes(self):
+        """
+        Correctness comes first, and after it and the attention benchmark there is time left for what the aims need.
+        """
+        parts = {part.name: part.limit_s for part in parts_on_gpu(Path())}
+        assert ["tests", "kernel tests"] == list(parts)[:2]
+        assert sum(parts.values()) - parts["operations"] - parts["offline"] <= 525.0
+
+
+class TestAims:
+    def test_medians_of_what_was_measured_are_judged(self):
+        """
+        Each aim takes the rows that belong to it, and the fastest of FlashInfer's ways.
+        """
+
+        def decode(shape, implementation, time_us, percent):
+            of = {"operation": "decode", "shape": shape, "implementation": implementation}
+            return {**of, "time_us": time_us, "percent_of_ceiling": percent, "tflop_per_s": 0.0}
+
+        rows = {
+            "attention": [
+                decode("B=1 ctx=1024", "tandem", 10.0, 10.0),
+                decode("B=1 ctx=1024", "flashinfer", 12.0, 9.0),
+                decode("B=1 ctx=1024", "flashinfer-tensor-cores", 9.0, 12.0),
+                decode("B=32 ctx=1024", "tandem", 10.0, 84.0),
+                decode("B=64 ctx=1024", "tandem", 10.0, 88.0),
+                decode("B=64 ctx=1024", "flashinfer", 13.0, 80.0),
+                {
+                    **decode("N=1 len=4096", "tandem", 1.0, 1.0),
+                    "operation": "prefill",
+                    "tflop_per_s": 399.0,
+                },
+            ],
+            "decode steps": [
+                {"model": "llama-8b", "rows": 32, "context": 1024, "percent_of_floor": 80.0},
+                {"model": "llama-8b", "rows": 64, "context": 1024, "percent_of_floor": 90.0},
+            ],
+            "idle": [{"idle_percent": 2.0}],
+            "offline": [
+                {"engine": "tandem", "finished": True, "output_tokens_per_s": 30.0},
+                {"engine": "transformers", "finished": False, "output_tokens_per_s": 10.0},
+            ],
+        }
+        assert [
+            (86.0, "reached"),
+            ((0.9 + 1.3) / 2, "reached"),
+            (80.0, "reached"),
+            (None, "not measured"),
+            (399.0, "missed"),
+            (2.0, "reached"),
+            (3.0, "reached"),
+        ] == [(pytest.approx(aim.found) if aim.found else None, aim.verdict) for aim in aims(rows)]
+
+    def test_page_says_what_was_not_run(self, tmp_path):
+        """
+        The page has each part with what it found, and of those that did not pass the reason.
+        """
+        outcomes = [
+            Outcome(name="idle", status="passed", seconds=1.0, rows=[{"idle_percent": 4.0}]),
+            Outcome(name="offline", status="skipped", seconds=0.0, detail="3 s were left"),
+        ]
+        page = write_results(tmp_path, {"device": "none"}, outcomes, judges=True).read_text()
+        assert "| idle | passed | 1.0 |" in page
+        assert "through gRPC, % | at most 3 | 4 | missed |" in page
+        assert "skipped:\n\n```\n3 s were left\n```" in page
+        found = json.loads((tmp_path / "results.json").read_text())
+        assert ["idle", "offline"] == [part["name"] for part in found["parts"]]
+
+
+class TestWorkload:
+    def test_is_the_one_that_others_publish(self):
+        """
+        Seed 0 with 256 requests of 100 to 1,024 tokens asks for 133,966 output tokens, as nano-vllm's does.
+        """
+        requests = Requests.draw(256, 100, 1024, vocab_size=128256)
+        assert 133_966 == requests.num_output_tokens
+        assert {True} == {100 <= len(prompt) <= 1024 for prompt in requests.prompts}
+
+
+class TestScript:
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    def test_without_a_gpu_it_says_so_and_fails(self, tmp_path, capsys):
+        """
+        Where there is no CUDA device nothing runs, nothing is written, and the exit code is not 0.
+        """
+        assert 3 == main(["--results", str(tmp_path / "results")])
+        assert "no CUDA device was found" in capsys.readouterr().out
+        assert not (tmp_path / "results").exists()
+
+    def test_unknown_part_is_refused(self, capsys):
+        """
+        A part that there is not ends with the names of those there are.
+        """
+        assert 2 == main(["--device", "cpu", "--tiny", "--part", "everything"])
+        assert "decode steps" in capsys.readouterr().out
+
+    @pytest.mark.slow
+    def test_tiny_run_on_a_cpu_writes_its_page(self, tmp_path):
+        """
+        `tests/gpu/run --device cpu --tiny` runs parts, says which passed, and writes the results.
+        """
+        command = [ROOT / "tests/gpu/run", "--device", "cpu", "--tiny", "--results", tmp_path]
+        done = subprocess.run(
+            [*command, "--part", "roofline", "--budget-s", "200"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert 0 == done.returncode, done.stdout + done.stderr
+        assert "roofline: passed" in done.stdout
+        assert "| tiny | 1024 | 32 |" in (tmp_path / "results.md").read_text()
+
+    @pytest.mark.slow
+    def test_idle_share_is_measured_through_both_services(self, tmp_path, monkeypatch, capsys):
+        """
+        With a small model on the CPU the idle share of a run through scheduler and executor is a percentage.
+        """
+        part = next(part for part in parts_on_cpu(tmp_path) if part.name == "idle")
+        monkeypatch.setattr(sys, "argv", ["idle", *part.arguments[2:]])
+        assert 0 == idle.main()
+        (row,) = json.loads(capsys.readouterr().out)
+        assert 2 == row["rows"]
+        assert row["steps"] >= 10
+        assert 0 <= row["idle_percent"] < 100
+
+    @pytest.mark.slow
+    def test_offline_engines_answer_the_same_requests(self, tmp_path):
+        """
+        Tandem and transformers both make every token that was asked for, of one small model.
+        """
+        model = offline.write_model(tmp_path, tiny=True)
+        requests = offline._requests(tiny=True)
+        for serve in (offline._serve_tandem, offline._serve_transformers):
+            num_tokens, seconds = serve(model, "cpu", requests)
+            assert requests.num_output_tokens == num_tokens
+            assert seconds > 0
