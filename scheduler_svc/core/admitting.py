@@ -10,6 +10,7 @@ from scheduler_svc.core.events import Progress, ProgressKind
 from scheduler_svc.core.giving_way import note_admitted
 from scheduler_svc.core.prefills import add_chunk, next_chunk
 from scheduler_svc.core.prefix_cache import NOTHING_CACHED, Prefix
+from scheduler_svc.core.prefix_index import NO_BLOCK
 from scheduler_svc.core.request import Request, RequestState
 from scheduler_svc.core.request_events import EventKind
 from scheduler_svc.core.trials import waiting_for_trial
@@ -166,7 +167,8 @@ def _take_blocks(draft: Draft, request: Request, prefix: Prefix) -> Int32Column:
     state = draft.state
     state.pool.share(prefix.blocks)
     num_fresh = state.limits.blocks_for(request.num_known) - prefix.num_shared
-    fresh = state.pool.try_take(num_fresh)
+    last_shared = int(prefix.blocks[prefix.num_shared - 1]) if prefix.num_shared else NO_BLOCK
+    fresh = state.pool.try_take(num_fresh, after=last_shared)
     assert fresh is not None
     if prefix.has_copy:
         draft.copy(int(prefix.blocks[-1]), int(fresh[0]))

@@ -1,4 +1,4 @@
-"""Who holds which KV block: counts per block, and a stack of those that are free."""
+"""Who holds which KV block: counts per block, and those that are free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.prefix_index import PrefixIndex
+from scheduler_svc.core.free_blocks import FreeBlocks
+from scheduler_svc.core.prefix_index import NO_BLOCK, PrefixIndex
 from tandem.errors import InternalError
 from tandem.link.batch import Int32Column
 
@@ -23,18 +24,21 @@ class BlockPool:
 
     Attributes:
         num_blocks: All of them.
-        num_free: Blocks nobody holds and nothing can match.
         index: Where full blocks are findable; None where prefixes are not shared.
     """
 
-    __slots__ = ("_free", "_num_holders", "index", "num_blocks", "num_free")
+    __slots__ = ("_free", "_num_holders", "index", "num_blocks")
 
     def __init__(self, num_blocks: int, index: PrefixIndex | None = None) -> None:
         self.num_blocks = num_blocks
-        self.num_free = num_blocks
         self.index = index
-        self._free = np.arange(num_blocks, 0, -1, dtype=np.intp)
+        self._free = FreeBlocks(num_blocks)
         self._num_holders: NDArray[np.int32] = np.zeros(num_blocks + 1, np.int32)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks nobody holds and nothing can match."""
+        return self._free.num_free
 
     @property
     def num_cached(self) -> int:
@@ -56,21 +60,33 @@ class BlockPool:
         """Share of blocks in use, 0 to 1."""
         return self.num_used / self.num_blocks
 
-    def try_take(self, count: int) -> Int32Column | None:
+    def try_take(self, count: int, after: int = NO_BLOCK) -> Int32Column | None:
         """
-        Take `count` blocks, all or none, free ones before cached ones.
+        Take `count` blocks for one sequence, all or none, free ones before cached ones.
+
+        Args:
+            count: How many.
+            after: The block they follow in the sequence, or NO_BLOCK.
 
         Returns:
-            Their ids, shape ``[count]``; None when fewer can be taken, and then nothing changed.
+            Their ids, shape ``[count]``, adjacent ones where there are some; None when fewer can be
+            taken, and then nothing changed.
         """
-        if count > self.num_free:
-            if self.index is None or count > self.num_available:
-                return None
-            self._add_free(np.array(self.index.evict(count - self.num_free), np.int32))
-        start = self.num_free - count
-        taken = self._free[start : self.num_free][::-1]
+        if not self._try_free(count):
+            return None
+        taken = self._free.take(count, after)
         self._num_holders[taken] = 1
-        self.num_free = start
+        return taken.astype(np.int32)
+
+    def try_take_next(self, last: Int32Column) -> Int32Column | None:
+        """
+        `try_take` of one block for each of the sequences that end with these, none twice, shape
+        ``[N]``: the adjacent one where it is free.
+        """
+        if not self._try_free(len(last)):
+            return None
+        taken = self._free.take_next(last)
+        self._num_holders[taken] = 1
         return taken.astype(np.int32)
 
     def num_unheld(self, blocks: Int32Column) -> int:
@@ -110,15 +126,16 @@ class BlockPool:
             return
         if blocks.view(np.uint32).max() > self.num_blocks:  # negative ones too
             raise InternalError(f"blocks {blocks.tolist()} are not all of this pool")
-        before = self._num_holders[blocks]
-        np.subtract.at(self._num_holders, blocks, 1)
-        after = self._num_holders[blocks]
+        index = blocks.astype(np.intp)
+        before = self._num_holders[index]
+        np.subtract.at(self._num_holders, index, 1)
+        after = self._num_holders[index]
         if after.min() < 0:
-            np.add.at(self._num_holders, blocks, 1)
+            np.add.at(self._num_holders, index, 1)
             raise InternalError(
                 f"blocks {blocks.tolist()} cannot all be given back: not all are in use"
             )
-        unheld = blocks[after == 0]
+        unheld = index[after == 0]
         if (before - after).max() > 1:  # some are listed more than once
             _, first = np.unique(unheld, return_index=True)
             unheld = unheld[np.sort(first)]
@@ -126,9 +143,9 @@ class BlockPool:
             is_indexed = self.index.is_indexed[unheld]
             if is_indexed.any():
                 no_longer = self.index.let_go(unheld[is_indexed].tolist())
-                self._add_free(np.array(no_longer, np.int32))
+                self._free.add(np.array(no_longer, np.intp))
                 unheld = unheld[~is_indexed]
-        self._add_free(unheld)
+        self._free.add(unheld)
 
     def flush(self) -> int:
         """Make nothing matchable any more; returns how many blocks that nobody held are free."""
@@ -159,19 +176,17 @@ class BlockPool:
         if self.index is not None:
             self.index.check_integrity(self._num_holders)
             is_cached = self.index.is_indexed & (self._num_holders == 0)
-        expected = np.flatnonzero((self._num_holders == 0) & ~is_cached)[1:]
-        free = np.sort(self._free[: self.num_free])
-        if not np.array_equal(free, expected):
-            raise InternalError(
-                f"{self.num_free} free blocks are not the {len(expected)} that are neither held "
-                "nor cached"
-            )
+        self._free.check_integrity(np.flatnonzero((self._num_holders == 0) & ~is_cached)[1:])
+
+    def _try_free(self, count: int) -> bool:
+        """Evict until `count` blocks are free; False, and nothing changed, if that cannot be."""
+        missing = count - self._free.num_free
+        if missing > 0:
+            if self.index is None or count > self.num_available:
+                return False
+            self._free.add(np.array(self.index.evict(missing), np.intp))
+        return True
 
     def _free_unindexed(self, blocks: Sequence[int]) -> int:
-        self._add_free(np.array(blocks, np.int32))
+        self._free.add(np.array(blocks, np.intp))
         return len(blocks)
-
-    def _add_free(self, blocks: Int32Column) -> None:
-        end = self.num_free + len(blocks)
-        self._free[self.num_free : end] = blocks
-        self.num_free = end

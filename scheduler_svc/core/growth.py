@@ -1,10 +1,10 @@
 """
 Blocks for rows that grow, at the cost of others when there are not enough.
 
-Cached blocks that nobody uses go first (`BlockPool.try_take` evicts them). Then rows are retracted,
-or under `paused_budget` paused (see `pausing`). Retraction takes more than the present need: until
-20 tokens are free for each row left, so that the next shortage is not the next step's. The last row
-is never retracted; if it cannot go on alone it fails.
+Cached blocks that nobody uses go first (`BlockPool.try_take_next` evicts them). Then rows are
+retracted, or under `paused_budget` paused (see `pausing`). Retraction takes more than the present
+need: until 20 tokens are free for each row left, so that the next shortage is not the next step's.
+The last row is never retracted; if it cannot go on alone it fails.
 
 Source: SGLang 0.3.5. We requeue at the front, and check blocks, not tokens, for the present need.
 """
@@ -32,7 +32,7 @@ def grow(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
     full = slots.full_slots(ready)
     if not len(full):
         return ready
-    blocks = state.pool.try_take(len(full))
+    blocks = state.pool.try_take_next(slots.last_blocks(full))
     if blocks is not None:
         draft.append_blocks(full, blocks)
         return ready
@@ -63,7 +63,7 @@ def _retract(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> N
         state.ratio.note_retraction(slots, state.counters.decode_steps + 1)
         after = state.ratio.at(state.counters.decode_steps + 1)
         state.events.add_log(retraction_line(num_retracted, before, after))
-    blocks = state.pool.try_take(len(full))
+    blocks = state.pool.try_take_next(slots.last_blocks(full))
     if blocks is None:
         fail_alone(draft, int(candidates[0]))
     elif len(full):
@@ -88,8 +88,9 @@ def _grow_oldest(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) 
     slots = draft.state.slots
     oldest = full[np.argsort(slots.number[full])]
     count = draft.state.pool.num_available
-    blocks = draft.state.pool.try_take(count)
+    served, left_out = oldest[:count], oldest[count:]
+    blocks = draft.state.pool.try_take_next(slots.last_blocks(served))
     assert blocks is not None
     if count:
-        draft.append_blocks(oldest[:count], blocks)
-    return ready[~np.isin(ready, oldest[count:])]
+        draft.append_blocks(served, blocks)
+    return ready[~np.isin(ready, left_out)]

@@ -46,11 +46,12 @@ def _resume_by_free_blocks(draft: Draft) -> list[int]:
     state = draft.state
     resumed = list(state.paused)[: state.pool.num_available]
     if resumed:
-        blocks = state.pool.try_take(len(resumed))
+        slots = np.array(resumed, np.intp)
+        blocks = state.pool.try_take_next(state.slots.last_blocks(slots))
         assert blocks is not None
         for slot in resumed:
             state.unpause(slot)
-        draft.append_blocks(np.array(resumed, np.intp), blocks)
+        draft.append_blocks(slots, blocks)
     return resumed
 
 

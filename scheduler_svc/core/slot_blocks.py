@@ -64,6 +64,11 @@ class SlotBlocks:
         self._num_blocks[slot] = 0
         return blocks, self._keys.sum_of_table(slot, blocks)
 
+    def last_of(self, slots: NDArray[np.intp]) -> Int32Column:
+        """The last block of each of these slots, none of which is without."""
+        last: Int32Column = self._flat[self._base[slots] + self.num_blocks[slots] - 1]
+        return last
+
     def append(self, slots: NDArray[np.intp], blocks: Int32Column) -> int:
         """Give each of these slots, no one twice, one more block; returns the sum of the terms."""
         index = self.num_blocks[slots]
@@ -77,6 +82,7 @@ class SlotBlocks:
             index = self.num_blocks[growing.slot]
             growing.keys = self._keys.of_slots(growing.slot)
         growing.index = index + growing.ones
+        growing.last = blocks
         self._late.append((growing.slot, index, blocks))
         if len(self._late) == MAX_LATE:
             self._write()

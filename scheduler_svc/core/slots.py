@@ -185,6 +185,17 @@ class SlotTable:
         self._free.append(slot)
         return blocks
 
+    def last_blocks(self, slots: NDArray[np.intp]) -> Int32Column:
+        """
+        The last block of each of these slots, none of which is without, shape ``[N]``.
+
+        No two that decode share it: whoever decodes has computed its last position itself.
+        """
+        growing = None if self._decode_rows is None else self._decode_rows.growing
+        if growing is not None and growing.slot is slots and growing.last is not None:
+            return growing.last
+        return self._blocks.last_of(slots)
+
     def append_blocks(self, slots: NDArray[np.intp], blocks: Int32Column) -> Int32Column:
         """
         Give each of these slots, no one twice, one more block; both shape ``[N]``. Returns the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from scheduler_svc.core.options import CoreOptions
@@ -41,7 +42,7 @@ def hold_a_block_twice(state):
 
 
 def hold_a_free_block(state):
-    state.slots.block_table[0, 0] = state.pool._free[0]
+    state.slots.block_table[0, 0] = np.flatnonzero(state.pool._free.is_free)[0]
 
 
 def free_a_held_block(state):
