@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from executor_svc.graphs.sizes import GraphCount, check_graph_count
 from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.settings.reader import read_settings
 from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
@@ -25,6 +26,12 @@ from tandem.settings.schema import (
 )
 
 _DEFAULTS = EngineConfig()
+
+_GraphCount = Annotated[
+    GraphCount,
+    BeforeValidator(lambda value: "none" if value is None else value),  # as in Megatron Core
+    Metavar("{default,none,-1,N}"),
+]
 
 
 class ExecutorSettings(ServiceSettings):
@@ -92,6 +99,12 @@ class ExecutorSettings(ServiceSettings):
     )
     max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, exclude=True)
     memory_threshold: float = Field(_DEFAULTS.memory_threshold, exclude=True)
+    num_cuda_graphs: _GraphCount = Field(
+        "default",
+        description="decode steps to capture on a GPU, by number of rows: default (up to 30 sizes "
+        "for up to 512 rows), none, -1 (1, 2, 4, every 8th, from 256 on every 16th) or N, evenly "
+        "spaced; larger steps and those with prompt tokens run eagerly",
+    )
     collect_margins: bool = Field(
         False, description="report by how much each token won, for equality tests; slower"
     )
@@ -151,4 +164,5 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
         SystemExit: After --help.
     """
     read = read_settings(_PROGRAM, argv, environ)
+    check_graph_count(read.settings.num_cuda_graphs)
     return LoadedSettings(settings=read.settings, sources=read.sources, places=read.places)

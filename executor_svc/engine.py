@@ -12,6 +12,7 @@ import torch
 
 from executor_svc.config import LoadedSettings
 from executor_svc.device import choose_attention, is_sticky, resolve_device
+from executor_svc.graphs.plan import plan_graphs
 from executor_svc.limits import fit_limits, num_slots_for
 from executor_svc.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
 from executor_svc.memory import KvMemory, host_blocks_within
@@ -73,6 +74,8 @@ def load_engine(
         boot_id=boot_id,
         collect_margins=settings.collect_margins,
         kv_knob=loaded.kv_size_knob,
+        static_rows=limits.max_batch_size if device.type == "cuda" else 0,
+        graph_plan=plan_graphs(loaded, limits.max_batch_size, device),
     )
     started = time.monotonic()
     runner.warm_up()

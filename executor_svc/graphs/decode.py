@@ -10,8 +10,9 @@ import torch
 
 from executor_svc.graphs.capture import CaptureReport, GraphDevice, Graphs
 from executor_svc.graphs.shapes import GraphShape, match
+from executor_svc.out_of_memory import in_one_line, is_out_of_memory
 from executor_svc.static_step import Drawing
-from tandem.errors import InvalidConfig
+from tandem.errors import InvalidConfig, OutOfMemory
 
 Captured = TypeVar("Captured")
 
@@ -83,7 +84,12 @@ class DecodeGraphs:
         return self._graphs.num_captures
 
     def capture(self) -> CaptureReport:
-        """Capture all, anew where that was done before; the step knows no slot afterwards."""
+        """
+        Capture all, anew where that was done before; the step knows no slot afterwards.
+
+        Raises:
+            OutOfMemory: Naming the setting to turn.
+        """
         report = self._idle(self._graphs.capture)
         self._is_dropped = False
         self._fit()
@@ -95,6 +101,7 @@ class DecodeGraphs:
 
         Raises:
             InvalidConfig: Not from 1 to the most rows of a step.
+            OutOfMemory: As in `capture`.
         """
         most = self._step.max_rows
         if not 1 <= num_rows <= most:
@@ -135,10 +142,23 @@ class DecodeGraphs:
         return size
 
     def _idle(self, capture: Callable[[], Captured]) -> Captured:
-        """Capture with no rows, so that no slot moves on; what ran counts for nothing."""
+        """
+        Capture with no rows, so that no slot moves on; what ran counts for nothing.
+
+        Raises:
+            OutOfMemory: Naming the setting to turn.
+        """
         self._step.forget()
-        with torch.inference_mode():
-            captured = capture()
+        try:
+            with torch.inference_mode():
+                captured = capture()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"no memory is left to capture decode steps ({in_one_line(error)}): lower "
+                "num_cuda_graphs or max_batch_size, or leave less to the KV memory"
+            ) from error
         self._step.forget()
         return captured
 

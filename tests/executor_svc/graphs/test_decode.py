@@ -12,7 +12,7 @@ import torch
 from executor_svc.graphs.decode import DecodeGraphs, GraphPlan
 from executor_svc.graphs.recorded import RecordedGraphs
 from executor_svc.static_step import DecodeStep, Drawing
-from tandem.errors import InvalidConfig
+from tandem.errors import InvalidConfig, OutOfMemory
 from tandem.link.batch import RowSampling
 from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, int32, random_tokens
 
@@ -203,6 +203,10 @@ class Idle:
         self.runs.append((num_rows, drawing))
 
 
+def out_of_memory(num_rows, drawing):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 class TestWhichGraph:
     def test_smallest_with_room(self):
         """
@@ -248,6 +252,15 @@ class TestWhichGraph:
         assert ("forget", "forget") == (step.runs[0], step.runs[-1])
         assert [5, 5, 5, 2, 2, 2] == [num_rows for num_rows, _ in step.runs[1:-1]]
         assert 6 == len(set(step.runs[1:-1]))
+
+    def test_capture_without_memory_names_the_settings(self):
+        """
+        A device that runs out of memory in a capture gives a typed error with what to turn.
+        """
+        step = Idle()
+        step.run = out_of_memory
+        with pytest.raises(OutOfMemory, match="lower num_cuda_graphs or max_batch_size"):
+            DecodeGraphs(step, plan((1,))).capture()
 
     @pytest.mark.parametrize("num_rows", [0, -1, 7])
     def test_sizes_beyond_the_batch_are_refused(self, num_rows):

@@ -1,0 +1,86 @@
+"""Which graphs settings ask for, and on which device."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import structlog
+import torch
+
+from executor_svc.config import load_settings
+from executor_svc.graphs.plan import plan_graphs
+from tandem.errors import InvalidConfig
+
+CUDA, CPU = torch.device("cuda:1"), torch.device("cpu")
+
+
+def settings(*argv):
+    return load_settings(["--model", "some/dir", *argv], {})
+
+
+class TestSetting:
+    @pytest.mark.parametrize(
+        ("text", "sizes"),
+        [
+            ("default", [20, 16, 8, 6, 4, 3, 2, 1]),
+            ("-1", [20, 16, 8, 4, 2, 1]),
+            ("3", [20, 16, 8]),
+            ("1", [20]),
+        ],
+    )
+    def test_number_names_a_list(self, text, sizes):
+        """
+        On a GPU the setting gives the sizes, which are logged.
+        """
+        with structlog.testing.capture_logs() as logs:
+            plan = plan_graphs(settings(f"--num-cuda-graphs={text}"), 20, CUDA)
+        assert plan is not None
+        assert sizes == list(plan.sizes) == logs[0]["rows"]
+
+    def test_none_captures_none(self, tmp_path):
+        """
+        "none", or null in a file as Megatron Core has it, runs every step eagerly.
+        """
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"num_cuda_graphs": None}))
+        for loaded in (settings("--num-cuda-graphs=none"), settings(f"--config={path}")):
+            assert "none" == loaded.settings.num_cuda_graphs
+            assert plan_graphs(loaded, 20, CUDA) is None
+
+    @pytest.mark.parametrize("number", ["0", "-2"])
+    def test_number_that_names_no_list_is_refused_at_the_start(self, number):
+        """
+        Settings are not accepted with 0 or less than -1; the message is Megatron Core's.
+        """
+        with pytest.raises(InvalidConfig, match=rf"^num_cuda_graphs must be >= 1, got {number}$"):
+            settings(f"--num-cuda-graphs={number}")
+
+    def test_words_are_refused_with_their_place(self):
+        """
+        What is neither a number nor one of the words is refused where it was given.
+        """
+        with pytest.raises(InvalidConfig, match=r"^--num-cuda-graphs: .*got 'all'$"):
+            settings("--num-cuda-graphs=all")
+
+
+class TestCpu:
+    @pytest.mark.parametrize("text", ["4", "-1", "default"])
+    def test_setting_without_effect_is_told(self, text):
+        """
+        A CPU captures nothing; whoever asked for graphs there reads so in the log.
+        """
+        with structlog.testing.capture_logs() as logs:
+            assert plan_graphs(settings(f"--num-cuda-graphs={text}"), 20, CPU) is None
+        (entry,) = logs
+        assert ("setting_without_effect", "warning") == (entry["event"], entry["log_level"])
+        assert f"num_cuda_graphs={text} (--num-cuda-graphs)" == entry["setting"]
+
+    @pytest.mark.parametrize("argv", [[], ["--num-cuda-graphs=none"]])
+    def test_nothing_asked_for_is_nothing_told(self, argv):
+        """
+        Without the setting, or with "none", there is nothing to tell.
+        """
+        with structlog.testing.capture_logs() as logs:
+            assert plan_graphs(settings(*argv), 20, CPU) is None
+        assert [] == logs
