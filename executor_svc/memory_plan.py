@@ -70,7 +70,11 @@ def plan_memory(
         OutOfMemory: Naming the setting to turn.
     """
     estimated = estimate_activations(
-        config, limits, num_slots=num_slots_for(limits), bytes_per_number=dtype.itemsize
+        config,
+        limits,
+        num_slots=num_slots_for(limits),
+        dtype=dtype,
+        on_gpu=device.startswith("cuda"),
     )
     probe = MemoryProbe(
         device=device,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import structlog
+import torch
 
+from executor_svc.decode_bytes import decode_scratch_bytes, static_step_bytes
 from executor_svc.memory import KvMemory
 from executor_svc.memory_probe import MemoryMeter
 from executor_svc.model import LoadedModel, ModelConfig
@@ -31,7 +33,7 @@ def measure_activations(
     decode of `max_batch_size` rows at full length, before any KV is allocated.
 
     The steps write into a scratch cache of one layer, not counted. What a runner holds (token
-    histories, rotations) is counted.
+    histories, rotations, static decode steps on a GPU) is counted.
 
     Returns:
         Bytes beyond those in use before.
@@ -57,12 +59,20 @@ def measure_activations(
 
 
 def estimate_activations(
-    config: ModelConfig, limits: EngineConfig, *, num_slots: int, bytes_per_number: int
+    config: ModelConfig,
+    limits: EngineConfig,
+    *,
+    num_slots: int,
+    dtype: torch.dtype,
+    on_gpu: bool = False,
 ) -> int:
     """
-    What the same steps should need by the shapes of their tensors; kernels' own scratch is left
-    out.
+    What the same steps should need by the shapes of their tensors.
+
+    On a GPU, with the buffers of static decode steps and the scratch of decode attention; other
+    kernels' scratch, and what a captured graph takes for itself, are left out.
     """
+    bytes_per_number = dtype.itemsize
     tokens, rows = limits.max_total_tokens, min(limits.max_batch_size, limits.max_total_tokens)
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = tokens * (config.hidden_size + 3 * heads + 2 * kv_heads)
@@ -73,7 +83,17 @@ def estimate_activations(
     sampling = hidden * bytes_per_number + logits * (bytes_per_number + 4 * _LOGITS_COPIES)
     histories = num_slots * (limits.max_model_len + 1) * 4
     rotations = limits.max_model_len * config.head_dim * 4
-    return max(computing, sampling) + histories + rotations
+    static = scratch = 0
+    if on_gpu:
+        static = static_step_bytes(
+            config,
+            limits,
+            num_slots=num_slots,
+            max_rows=limits.max_batch_size,
+            bytes_per_number=bytes_per_number,
+        )
+        scratch = decode_scratch_bytes(config, rows, dtype)
+    return max(computing + scratch, sampling) + histories + rotations + static
 
 
 def prompt_lengths(limits: EngineConfig) -> list[int]:
@@ -101,6 +121,7 @@ def _run_heaviest_steps(
         max_model_len=limits.max_model_len,
         boot_id="profile",
         kv_knob="gpu_memory_utilization",
+        static_rows=limits.max_batch_size if model.device.type == "cuda" else 0,
     )
     runner.execute(_prefill(prompts, limits.block_size), 0)
     runner.reset()

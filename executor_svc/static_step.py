@@ -117,7 +117,8 @@ class DecodeStep:
     @property
     def num_bytes(self) -> int:
         """Bytes of the buffers, histories not included."""
-        columns = _num_bytes(self._rows) + _num_bytes(self._ring)
+        own_rows = _num_bytes(self._rows) - self._rows.slot.nbytes  # that one is among the packed
+        columns = own_rows + _num_bytes(self._ring)
         return self._packed.words.nbytes + columns + self._logits.nbytes
 
     def forget(self) -> None:

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_svc.config import load_settings
+from executor_svc.decode_bytes import decode_scratch_bytes, static_step_bytes
 from executor_svc.engine import load_engine
+from executor_svc.memory import KvMemory
 from executor_svc.memory_probe import Reading
 from executor_svc.model import Decoder, load_model
 from executor_svc.profiling import estimate_activations, measure_activations, prompt_lengths
@@ -114,15 +116,45 @@ class TestHeaviestSteps:
         """
         config = load_model(zoo("llama_mha"), dtype="float32", device="cpu").config
 
-        def estimate(num_slots: int = 8, size: int = 4, **limits: int) -> int:
+        def estimate(
+            num_slots: int = 8,
+            dtype: torch.dtype = torch.float32,
+            on_gpu: bool = False,
+            **limits: int,
+        ) -> int:
             return estimate_activations(
-                config, EngineConfig(**limits), num_slots=num_slots, bytes_per_number=size
+                config, EngineConfig(**limits), num_slots=num_slots, dtype=dtype, on_gpu=on_gpu
             )
 
         assert estimate() < estimate(max_total_tokens=8192)
         assert estimate(max_batch_size=64) < estimate(max_batch_size=4096)
         assert estimate() < estimate(num_slots=9)
-        assert estimate(size=2) < estimate(size=4)
+        assert estimate(dtype=torch.float16) < estimate(dtype=torch.float32)
+        assert estimate() < estimate(on_gpu=True) < estimate(on_gpu=True, max_batch_size=512)
+
+    @pytest.mark.parametrize("family", ["llama_gqa_llama3_rope", "qwen2_window"])
+    def test_static_buffers_are_counted_to_the_byte(self, zoo: Zoo, family: str):
+        """
+        What decode steps on a GPU hold is known before it is allocated.
+        """
+        model = load_model(zoo(family), dtype="float32", device="cpu")
+        limits = EngineConfig(block_size=8, max_batch_size=12, max_model_len=61)
+        kv = KvMemory(model.config, 4, 8, model.dtype, model.device)
+        runner = ModelRunner(model, kv, num_slots=24, max_model_len=61, boot_id="b", static_rows=12)
+        assert runner._static is not None
+        expected = static_step_bytes(
+            model.config, limits, num_slots=24, max_rows=12, bytes_per_number=4
+        )
+        assert expected == runner._static.step.num_bytes
+
+    def test_scratch_is_that_of_the_most_rows_that_are_split(self, zoo: Zoo):
+        """
+        Decode attention's scratch grows with the rows of a step up to where rows are not split any more.
+        """
+        config = load_model(zoo("llama_mha"), dtype="float32", device="cpu").config
+        found = [decode_scratch_bytes(config, rows, torch.bfloat16) for rows in (1, 8, 494, 9999)]
+        per_row = config.num_heads * 64 * (config.head_dim + 2) * 4
+        assert [per_row, 8 * per_row, 494 * per_row, 494 * per_row] == found
 
 
 class TestSizedExecutor:
