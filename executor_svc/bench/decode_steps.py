@@ -16,11 +16,20 @@ from dataclasses import dataclass
 from executor_svc.bench.case import significant
 from executor_svc.bench.ceilings import measure_ceilings
 from executor_svc.bench.floors import step_floor
-from executor_svc.bench.options import Table, Where, chosen, complain, parser, place
+from executor_svc.bench.options import (
+    Table,
+    Where,
+    chosen,
+    complain,
+    parser,
+    place,
+    time_limit_s,
+)
 from executor_svc.bench.random_model import random_model
 from executor_svc.bench.shapes import SHAPES
 from executor_svc.bench.steady_decode import measure_steps
 from executor_svc.bench.timing import timer_of
+from executor_svc.graphs.cuda import CudaGraphs
 from executor_svc.out_of_memory import is_out_of_memory
 from tandem.command_line import at_least_one, print_line, time_above_zero
 from tandem.errors import OutOfMemory
@@ -35,6 +44,7 @@ _HEADINGS = (
     ("step ms", 9),
     ("forward ms", 10),
     ("sample ms", 10),
+    ("graph", 6),
     ("tokens/s", 10),
     ("floor ms", 9),
     ("% of floor", 10),
@@ -43,12 +53,16 @@ _HEADINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What is measured: models, rows of a step, positions of each, and about how long."""
+    """
+    What is measured: models, rows of a step, positions of each, about how long, and
+    whether without captured graphs.
+    """
 
     models: tuple[str, ...]
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     budget_s: float
+    is_eager: bool = False
 
 
 _BATCHES = (1, 8, 32, 64, 128, 256)
@@ -95,13 +109,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         batches=tuple(given.batch or grid.batches),
         contexts=tuple(given.context or grid.contexts),
         budget_s=given.seconds or grid.budget_s,
+        is_eager=given.eager,
     )
     table = None
     if not given.json:
         print_line(where.text)
         table = Table(_HEADINGS)
     found = []
-    deadline_s = None if given.full else started_s + TIME_LIMIT_S
+    limit_s = time_limit_s(given, TIME_LIMIT_S)
+    deadline_s = None if limit_s is None else started_s + limit_s
     for row in measured_rows(grid, where, block_size=given.block_size, deadline_s=deadline_s):
         found.append(row)
         if table is not None:
@@ -125,6 +141,8 @@ def measured_rows(
         deadline_s: By `time.monotonic`; no point begins after it. None: all are measured.
     """
     ceilings = measure_ceilings(where.device, where.dtype, timer_of(where.device), 0.5)
+    captures = where.device.type == "cuda" and not grid.is_eager
+    graphs = CudaGraphs(where.device) if captures else None
     points = [(rows, context) for context in grid.contexts for rows in grid.batches]
     for name in grid.models:
         model = random_model(SHAPES[name], where.dtype, where.device)
@@ -140,6 +158,7 @@ def measured_rows(
                     context=context,
                     block_size=block_size,
                     budget_s=grid.budget_s,
+                    graphs=graphs,
                 )
             except (OutOfMemory, RuntimeError) as error:
                 if isinstance(error, RuntimeError) and not is_out_of_memory(error):
@@ -154,6 +173,7 @@ def measured_rows(
                 "step_ms": significant(1e3 * times.step_s),
                 "forward_ms": significant(1e3 * times.forward_s),
                 "sample_ms": significant(1e3 * times.sample_s),
+                "graph": times.graph,
                 "tokens_per_s": significant(num_rows / times.step_s),
                 "floor_ms": significant(1e3 * floor.total_s),
                 "percent_of_floor": significant(100 * floor.total_s / times.step_s),
@@ -167,6 +187,7 @@ def _cells(row: Row) -> list[str]:
         str(row["rows"]),
         str(row["context"]),
         *(f"{row[key]:.3f}" for key in ("step_ms", "forward_ms", "sample_ms")),
+        str(row["graph"]),
         f"{row['tokens_per_s']:.0f}",
         f"{row['floor_ms']:.3f}",
         f"{row['percent_of_floor']:.1f}",
@@ -179,5 +200,6 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--batch", type=at_least_one, nargs="+", help="rows of a step")
     made.add_argument("--context", type=at_least_one, nargs="+", help="positions of each row")
     made.add_argument("--block-size", type=at_least_one, default=16, help="tokens per KV block")
+    made.add_argument("--eager", action="store_true", help="capture no graphs, on a GPU")
     made.add_argument("--seconds", type=time_above_zero, help="for each measurement, about")
     return made

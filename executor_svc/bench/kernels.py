@@ -23,7 +23,15 @@ from executor_svc.bench.attention_cases import (
 )
 from executor_svc.bench.case import Case, measure
 from executor_svc.bench.ceilings import ceiling_rows, measure_ceilings
-from executor_svc.bench.options import Table, Where, chosen, complain, parser, place
+from executor_svc.bench.options import (
+    Table,
+    Where,
+    chosen,
+    complain,
+    parser,
+    place,
+    time_limit_s,
+)
 from executor_svc.bench.row_cases import patch_case, row_cases
 from executor_svc.bench.sampling_cases import sampling_cases
 from executor_svc.bench.shapes import SHAPES
@@ -182,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with_peers = not given.no_peers
     if where.device.type == "cuda" and with_peers and not flashinfer_peer.is_installed():
         complain("kernels", "FlashInfer is not installed: nothing is compared with it")
-    run = _Run(where, grid.budget_s, None if given.full else TIME_LIMIT_S, as_json=given.json)
+    run = _Run(where, grid.budget_s, time_limit_s(given, TIME_LIMIT_S), as_json=given.json)
     for case in cases(grid, operations, where, block_size=given.block_size, with_peers=with_peers):
         run.add(case)
     return run.finish()

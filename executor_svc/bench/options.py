@@ -10,9 +10,15 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from executor_svc.device import cpu_multiplies_bfloat16, dtype_name, resolve_device, resolve_dtype
+from executor_svc.device import (
+    choose_attention,
+    cpu_multiplies_bfloat16,
+    dtype_name,
+    resolve_device,
+    resolve_dtype,
+)
 from executor_svc.engine import default_num_threads
-from tandem.command_line import at_least_one, print_line
+from tandem.command_line import at_least_one, print_line, time_above_zero
 from tandem.errors import InvalidConfig
 from tandem.telemetry import configure_logging
 
@@ -54,8 +60,17 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
         default="auto",
         help="auto (bfloat16 where it is fast), bfloat16, float16, float32",
     )
+    made.add_argument(
+        "--cpu-extension",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="attention on a CPU in C++; auto: where that works",
+    )
     made.add_argument("--num-threads", type=at_least_one, help="CPU threads of one operation")
     made.add_argument("--full", action="store_true", help="many more of them; minutes")
+    made.add_argument(
+        "--time-limit", type=time_above_zero, help="seconds after which no measurement begins"
+    )
     made.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return made
 
@@ -65,16 +80,24 @@ def place(given: argparse.Namespace) -> Where:
     The device, type and threads that were asked for; logs go to stderr from here on.
 
     Raises:
-        InvalidConfig: No such device or type.
+        InvalidConfig: No such device or type, or the C++ library was asked for and is not there.
     """
     configure_logging("warning" if given.json else "info", "console")
     device = resolve_device(given.device)
     dtype = resolve_dtype(given.dtype, "bfloat16", device)
     num_threads = given.num_threads or default_num_threads()
     torch.set_num_threads(num_threads)
+    choose_attention(device, given.cpu_extension)
     if device.type == "cpu" and dtype == torch.bfloat16 and not cpu_multiplies_bfloat16():
         structlog.get_logger(__name__).warning("bfloat16_is_emulated", device="cpu")
     return Where(device=device, dtype=dtype, num_threads=num_threads)
+
+
+def time_limit_s(given: argparse.Namespace, usual_s: float) -> float | None:
+    """After how long no measurement begins: as asked, else as usual, else, with --full, never."""
+    if given.time_limit is not None:
+        return float(given.time_limit)
+    return None if given.full else usual_s
 
 
 def chosen(names: Sequence[str] | None, known: Iterable[str], what: str) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from executor_svc.bench.case import TANDEM, Case
 from executor_svc.bench.operands import random_numbers
 from executor_svc.bench.timing import Call
-from kernels.sampling import SamplingColumns, sample
+from kernels.sampling import Needs, SamplingColumns, draw, sample
 
 _LOGIT_DEVIATION = 2.5
 """Of random weights' logits it would be less; a trained model's nucleus is about this narrow."""
@@ -41,18 +41,11 @@ def _draw(kind: str, num_rows: int, vocab_size: int, device: torch.device, seed:
         (num_rows, vocab_size), torch.float32, device, seed=seed, scale=_LOGIT_DEVIATION
     )
     columns = _columns(kind, num_rows)
-    if device.type == "cuda":
-        return _captured_draw(logits, columns, vocab_size)
+    if device.type == "cuda":  # as a captured step draws: its columns lie on the device
+        needs = Needs.of(columns, vocab_size)
+        there = columns.to(device)
+        return lambda: draw(logits, there, needs)
     return lambda: sample(logits, columns)
-
-
-def _captured_draw(logits: torch.Tensor, columns: SamplingColumns, vocab_size: int) -> Call:
-    """As a captured graph draws: the columns are on the device, what rows need is known before."""
-    from kernels.sampling.triton_kernel import Needs, draw  # noqa: PLC0415 -- needs Triton
-
-    needs = Needs.of(columns, vocab_size)
-    there = columns.to(logits.device)
-    return lambda: draw(logits, there, needs)
 
 
 def _columns(kind: str, num_rows: int) -> SamplingColumns:

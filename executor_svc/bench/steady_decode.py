@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from executor_svc.bench.random_model import random_kv
-from executor_svc.loaded import LaunchingRunner, StepRunner
+from executor_svc.graphs.capture import GraphDevice
+from executor_svc.graphs.decode import GraphPlan
+from executor_svc.memory import KvMemory
 from executor_svc.model import LoadedModel
 from executor_svc.runner import ModelRunner
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling, StepResult
@@ -33,19 +35,28 @@ class StepTimes:
     Attributes:
         step_s: Wall time per step, from one result to the next: median.
         forward_s: Of it, layers, as the runner's own timings tell; median.
-        sample_s: Of it, output projection and sampling; median.
+        sample_s: Of it, what comes after the forward pass; median. 0 where both come in one go.
+        graph: Rows of the captured step that ran, 0 for none.
     """
 
     step_s: float
     forward_s: float
     sample_s: float
+    graph: int
 
 
 def measure_steps(
-    model: LoadedModel, *, num_rows: int, context: int, block_size: int, budget_s: float
+    model: LoadedModel,
+    *,
+    num_rows: int,
+    context: int,
+    block_size: int,
+    budget_s: float,
+    graphs: GraphDevice | None,
 ) -> StepTimes:
     """
-    Decode greedily with `num_rows` rows of about `context` positions, over a cache of random keys.
+    Decode greedily with `num_rows` rows of about `context` positions, over a cache of random keys;
+    on a GPU by replays of one captured step.
 
     Args:
         model: What computes.
@@ -53,6 +64,7 @@ def measure_steps(
         context: Positions that rows have in the middle of the measurement.
         block_size: Of the cache.
         budget_s: Steps go on for about so long, eight at least.
+        graphs: Captures the step; None computes it eagerly.
 
     Raises:
         OutOfMemory: Cache or step do not fit.
@@ -61,12 +73,12 @@ def measure_steps(
     longest = start + WARM_UP_STEPS + MAX_STEPS + 1
     blocks_per_row = -(-longest // block_size)
     kv = random_kv(model, num_rows * blocks_per_row, block_size)
-    runner = ModelRunner(model, kv, num_slots=num_rows, max_model_len=longest, boot_id="bench")
+    runner = _runner(model, kv, num_rows, longest, graphs)
     batches = decode_batches(num_rows, start, blocks_per_row, model.config.vocab_size)
     ended_s: list[float] = []
     results: list[StepResult] = []
     first_s = time.perf_counter()
-    for result in _results(runner, batches):
+    for result in _results(runner, batches, launches_ahead=model.device.type == "cuda"):
         now_s = time.perf_counter()
         results.append(result)
         ended_s.append(now_s)
@@ -81,7 +93,26 @@ def measure_steps(
         step_s=statistics.median(np.diff(ended_s).tolist()),
         forward_s=statistics.median(each.forward_ns for each in timings) / 1e9,
         sample_s=statistics.median(each.sample_ns for each in timings) / 1e9,
+        graph=results[-1].graph,
     )
+
+
+def _runner(
+    model: LoadedModel, kv: KvMemory, num_rows: int, longest: int, graphs: GraphDevice | None
+) -> ModelRunner:
+    """A warm one, which runs from static buffers where the executor's would: on a GPU."""
+    captured = None if graphs is None else GraphPlan(device=graphs, sizes=(num_rows,))
+    runner = ModelRunner(
+        model,
+        kv,
+        num_slots=num_rows,
+        max_model_len=longest,
+        boot_id="bench",
+        static_rows=num_rows if graphs is not None or model.device.type == "cuda" else 0,
+        graph_plan=captured,
+    )
+    runner.warm_up()
+    return runner
 
 
 def decode_batches(
@@ -115,9 +146,11 @@ def decode_batches(
         )
 
 
-def _results(runner: StepRunner, batches: Iterator[Batch]) -> Iterator[StepResult]:
+def _results(
+    runner: ModelRunner, batches: Iterator[Batch], *, launches_ahead: bool
+) -> Iterator[StepResult]:
     """Results in order; a device that works by itself has the next step before they are known."""
-    if not isinstance(runner, LaunchingRunner):
+    if not launches_ahead:
         for step_id, batch in enumerate(batches):
             yield runner.execute(batch, step_id)
         return

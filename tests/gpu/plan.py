@@ -78,7 +78,7 @@ def parts_on_gpu(folder: Path) -> list[Part]:
 
 def parts_on_cpu(folder: Path) -> list[Part]:
     """The same script with next to no work: what a machine without a GPU can try of it."""
-    on_cpu = ("--device", "cpu", "--num-threads", "1", "--json")
+    on_cpu = ("--device", "cpu", "--num-threads", "1", "--cpu-extension", "off", "--json")
     models = ("--models", str(folder))
     quick = (*on_cpu, "--model", "tiny", "--seconds", "0.001")
     return [

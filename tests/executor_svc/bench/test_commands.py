@@ -15,7 +15,9 @@ from tandem.errors import InvalidConfig
 from tandem_client.cli import bench_executor
 from tandem_client.cli.app import app
 
-ON_CPU = ["--device", "cpu", "--dtype", "float32", "--num-threads", "1"]
+ON_CPU = [
+    *("--device", "cpu", "--dtype", "float32", "--num-threads", "1", "--cpu-extension", "off"),
+]
 QUICK = [*ON_CPU, "--seconds", "0.001"]
 
 FLAGS = {

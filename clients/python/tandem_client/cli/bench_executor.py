@@ -28,6 +28,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[
     str, typer.Option(help="bfloat16, float16, float32, or auto: bfloat16 where it is fast.")
 ]
+CpuExtension = Annotated[
+    str, typer.Option(help="Attention on a CPU in C++: on, off, or auto where that works.")
+]
 NumThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads of one operation.")]
 
 
@@ -53,12 +56,13 @@ def kernels(
     device: Device = "auto",
     dtype: Dtype = "auto",
     num_threads: NumThreads = None,
+    cpu_extension: CpuExtension = "auto",
     full: Annotated[bool, typer.Option("--full", help="Many more sizes; minutes.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Print what each operation takes on a device, and how near it comes to what the device can."""
     flags = ["kernels", "--block-size", str(block_size)] + ["--no-peers"] * no_peers
-    flags += _executor_flags(device, dtype, num_threads, seconds)
+    flags += _executor_flags(device, dtype, num_threads, cpu_extension, seconds)
     for flag, names in (("--operation", operation), ("--model", model)):
         flags += [flag, *names] if names else []
     run_bench("executor_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
@@ -71,16 +75,18 @@ def decode_steps(
     batch: Batch = None,
     context: Context = None,
     block_size: BlockSize = 16,
+    eager: Annotated[bool, typer.Option("--eager", help="No captured graphs, on a GPU.")] = False,
     seconds: Seconds = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     num_threads: NumThreads = None,
+    cpu_extension: CpuExtension = "auto",
     full: Annotated[bool, typer.Option("--full", help="More sizes and batches; minutes.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Print what decode steps of models with random weights take, and the least they could."""
-    flags = ["model", "--block-size", str(block_size)]
-    flags += _executor_flags(device, dtype, num_threads, seconds)
+    flags = ["model", "--block-size", str(block_size)] + ["--eager"] * eager
+    flags += _executor_flags(device, dtype, num_threads, cpu_extension, seconds)
     flags += ["--model", *model] if model else []
     for flag, counts in (("--batch", batch), ("--context", context)):
         flags += [flag, *map(str, counts)] if counts else []
@@ -102,11 +108,12 @@ def roofline(
     device: Device = "auto",
     dtype: Dtype = "auto",
     num_threads: NumThreads = None,
+    cpu_extension: CpuExtension = "auto",
     full: Annotated[bool, typer.Option("--full", help="More batches and contexts.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Print a device's bandwidth and matrix rate, and the least time of decode steps with them."""
-    flags = ["roofline", *_executor_flags(device, dtype, num_threads, None)]
+    flags = ["roofline", *_executor_flags(device, dtype, num_threads, cpu_extension)]
     flags += ["--model", *model] if model else []
     for flag, counts in (("--batch", batch), ("--context", context)):
         flags += [flag, *map(str, counts)] if counts else []
@@ -116,9 +123,13 @@ def roofline(
 
 
 def _executor_flags(
-    device: str, dtype: str, num_threads: int | None, seconds: float | None
+    device: str,
+    dtype: str,
+    num_threads: int | None,
+    cpu_extension: str,
+    seconds: float | None = None,
 ) -> list[str]:
-    flags = ["--device", device, "--dtype", dtype]
+    flags = ["--device", device, "--dtype", dtype, "--cpu-extension", cpu_extension]
     for flag, value in (("--num-threads", num_threads), ("--seconds", seconds)):
         flags += [] if value is None else [flag, str(value)]
     return flags
