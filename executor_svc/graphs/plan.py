@@ -28,6 +28,7 @@ def plan_graphs(
         device: Of the model.
     """
     chosen = loaded.settings.num_cuda_graphs
+    plan = device_graphs(device, graph_sizes(chosen, max_batch_size))
     if device.type != "cuda":
         if loaded.is_set("num_cuda_graphs") and chosen != "none":
             _log.warning(
@@ -35,7 +36,14 @@ def plan_graphs(
                 setting=f"num_cuda_graphs={chosen} ({loaded.places['num_cuda_graphs']})",
                 why=f"the device is {device}: steps run eagerly",
             )
+    else:
+        rows = [] if plan is None else list(plan.sizes)
+        _log.info("graphs_planned", num_cuda_graphs=chosen, rows=rows)
+    return plan
+
+
+def device_graphs(device: torch.device, sizes: tuple[int, ...]) -> GraphPlan | None:
+    """Steps of so many rows to capture, on a device that can; None where there are none."""
+    if device.type != "cuda" or not sizes:
         return None
-    sizes = graph_sizes(chosen, max_batch_size)
-    _log.info("graphs_planned", num_cuda_graphs=chosen, rows=list(sizes))
-    return GraphPlan(device=CudaGraphs(device), sizes=sizes) if sizes else None
+    return GraphPlan(device=CudaGraphs(device), sizes=sizes)

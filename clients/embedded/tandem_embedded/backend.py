@@ -76,6 +76,8 @@ def load_backend(
 
     from executor_svc import memory  # noqa: PLC0415
     from executor_svc.device import choose_attention, resolve_device  # noqa: PLC0415
+    from executor_svc.graphs.plan import device_graphs  # noqa: PLC0415
+    from executor_svc.graphs.sizes import default_sizes  # noqa: PLC0415
     from executor_svc.model import load_model  # noqa: PLC0415
     from executor_svc.runner import ModelRunner  # noqa: PLC0415
 
@@ -93,6 +95,7 @@ def load_backend(
         model.device,
         num_host_blocks=memory.host_blocks_within(swap_space_gb, per_block),
     )
+    graph_plan = device_graphs(model.device, default_sizes(config.max_batch_size))
     runner = ModelRunner(
         model,
         kv,
@@ -100,7 +103,11 @@ def load_backend(
         max_model_len=config.max_model_len,
         boot_id="embedded",
         collect_margins=collect_margins,
+        static_rows=0 if graph_plan is None else config.max_batch_size,
+        graph_plan=graph_plan,
     )
+    if graph_plan is not None:
+        runner.warm_up()
     return config, Backend(
         runner=runner,
         num_slots=config.max_batch_size,
