@@ -43,6 +43,7 @@ class ExecutorDescription:
     default_top_p: float
     default_repetition_penalty: float = 1.0
     default_min_p: float = 0.0
+    features: tuple[str, ...] = ()
 
     def model(self, tokenizer_dir: str, max_model_len: int, options: CoreOptions) -> Model:
         """What frontends need to know, with the length limit and the options in force."""
@@ -104,6 +105,7 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
             defaults.repetition_penalty if defaults.repetition_penalty > 0 else 1.0
         ),
         default_min_p=defaults.min_p if 0 <= defaults.min_p <= 1 else 0.0,
+        features=tuple(answer.features),
     )
 
 

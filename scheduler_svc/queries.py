@@ -19,6 +19,7 @@ from scheduler_svc.ipc.snapshot import (
     AbortResult,
     DrainResult,
     EventList,
+    ExecutorInUse,
     FlushResult,
     MetricsSnapshot,
     RequestList,
@@ -91,6 +92,7 @@ class Queries:
             "requests": self._requests,
             "events": self._events,
             "flush": self._flush,
+            "executor": lambda _argument, _now: self._executor(),
         }
         self._deferred: dict[str, Callable[[int, Query, float], _Waiting]] = {
             "drain": self._begin_drain,
@@ -215,6 +217,12 @@ class Queries:
         freed = 0 if core is None else core.flush_prefix_cache()
         _log.info("prefix_cache_flushed", freed_blocks=freed)
         return FlushResult(freed_blocks=freed)
+
+    def _executor(self) -> ExecutorInUse:
+        description = self._state.description
+        if description is None or not self._session.is_attached:
+            raise NoExecutor("no executor is attached that could be asked: try again later")
+        return ExecutorInUse(self._session.address, description.features)
 
     def _core_stats(self) -> CoreStats | None:
         return None if self._state.core is None else self._state.core.stats()

@@ -10,6 +10,7 @@ import msgspec
 
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.names import check_request_id, check_tenant
+from scheduler_svc.frontend.profile import profile
 from scheduler_svc.ipc.snapshot import (
     SUSPEND_WAIT_S,
     DrainArgument,
@@ -20,6 +21,7 @@ from scheduler_svc.ipc.snapshot import (
     decode_config,
     decode_drain_result,
     decode_event_list,
+    decode_executor,
     decode_flush_result,
     decode_request_list,
     decode_stats,
@@ -29,6 +31,7 @@ from scheduler_svc.ipc.snapshot import (
 from tandem.admin.v1 import admin_service_pb2 as pb
 from tandem.admin.v1 import admin_service_pb2_grpc, requests_pb2, stats_pb2
 from tandem.errors import InvalidParameter
+from tandem.profile import read_options
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -131,6 +134,13 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         del request, context
         result = decode_flush_result(await self._core.query("flush"))
         return pb.FlushPrefixCacheResponse(freed_blocks=result.freed_blocks)
+
+    async def Profile(self, request: pb.ProfileRequest, context: Context) -> None:  # noqa: N802  # named by the proto
+        """Stream a trace of the executor's next steps."""
+        read_options(request.options)
+        executor = decode_executor(await self._core.query("executor"))
+        async for message in profile(executor, request.options):
+            await context.write(message)
 
 
 def _list_argument(request: requests_pb2.ListRequestsRequest) -> ListArgument:

@@ -12,6 +12,7 @@ Arguments and answers of a `Query`, by its kind; each travels as JSON inside the
     "flush"    none (b"{}")      FlushResult
     "suspend"  SuspendArgument   SuspendResult    when done; errors NoExecutor, ExecutorLost
     "resume"   none (b"{}")      SuspendResult    as "suspend"
+    "executor" none (b"{}")      ExecutorInUse    error NoExecutor
 
 Unknown keys are ignored, so that a newer core can add some. Counters count since the core started.
 """
@@ -132,6 +133,13 @@ class SuspendResult(msgspec.Struct, frozen=True):
     """The executor obeyed; device memory as it then said, 0 where unknown."""
 
     device_memory_bytes: int
+
+
+class ExecutorInUse(msgspec.Struct, frozen=True):
+    """Where the attached executor is, and its optional abilities by name."""
+
+    address: str
+    features: tuple[str, ...]
 
 
 class ConfigEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,4 +274,5 @@ decode_event_list = msgspec.json.Decoder(EventList).decode
 decode_flush_result = msgspec.json.Decoder(FlushResult).decode
 decode_suspend_argument = msgspec.json.Decoder(SuspendArgument).decode
 decode_suspend_result = msgspec.json.Decoder(SuspendResult).decode
+decode_executor = msgspec.json.Decoder(ExecutorInUse).decode
 decode_metrics = msgspec.json.Decoder(MetricsSnapshot).decode

@@ -32,6 +32,7 @@ from tandem_client.events import (
     TokenLogprobs,
     Usage,
 )
+from tandem_client.profile import Profile, ProfileProgress
 from tandem_client.request import GenerateOptions
 from tandem_client.retry import NO_RETRY, RetryPolicy
 from tandem_client.stream import GenerationStream
@@ -56,6 +57,8 @@ __all__ = [
     "KvMode",
     "Model",
     "Prefilled",
+    "Profile",
+    "ProfileProgress",
     "Queued",
     "RequestEvent",
     "RequestEventKind",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +25,7 @@ from tandem_client.admin_requests import (
 )
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS, ChannelOptions
 from tandem_client.client import call_with_retry
+from tandem_client.profile import Profile, ProfileProgress, collect, request_of
 from tandem_client.retry import RetryPolicy, UnaryRetries
 
 
@@ -206,6 +207,49 @@ class AdminClient:
         )
         freed: int = answer.freed_blocks
         return freed
+
+    def profile(
+        self,
+        *,
+        num_steps: int | None = None,
+        duration_s: float | None = None,
+        with_stack: bool = False,
+        record_shapes: bool = False,
+        on_progress: Callable[[ProfileProgress], None] | None = None,
+        deadline_s: float | None = None,
+    ) -> Profile:
+        """
+        Record what the executor does in its next steps, with PyTorch's profiler.
+
+        Requests are served meanwhile, slower by what recording costs. Never tried again by itself.
+
+        Args:
+            num_steps: Steps to record, 1 to 100; None = the server's default, 20.
+            duration_s: Seconds after which it ends with what there is, over 0 to 60; None = the
+                server's default, 10.
+            with_stack: Record Python functions too; several times slower.
+            record_shapes: Record the shapes of what operations work on.
+            on_progress: Told about twice a second how far it is.
+            deadline_s: Ends the call, and the recording, without a trace.
+
+        Raises:
+            InvalidParameter: A number is out of range.
+            NoExecutor: None is attached.
+            ProfileRunning: Somebody else records now.
+            ProfileUnsupported: This executor cannot.
+            ExecutorLost: It was lost meanwhile.
+            CorruptMessage: The trace did not arrive whole.
+        """
+        request = request_of(
+            num_steps, duration_s, with_stack=with_stack, record_shapes=record_shapes
+        )
+        call = self._stub.Profile(request, timeout=deadline_s, metadata=self._options.metadata)
+        try:
+            return collect(call, on_progress)
+        except grpc.RpcError as failure:
+            raise from_rpc_error(failure) from None
+        finally:
+            call.cancel()
 
     def close(self) -> None:
         """Close the connection."""

@@ -95,6 +95,9 @@ class Seen:
     """What GetStats says of it."""
     suspensions: list[int | None] = field(default_factory=list)
     """Modes of suspensions, None for a resumption, in order."""
+    profiled: list[admin.ProfileRequest] = field(default_factory=list)
+    profile: list[admin.ProfileResponse | TandemError] = field(default_factory=list)
+    """What Profile answers: these messages, an error ends it."""
 
 
 def resolved(request: inference.GenerateRequest) -> request_pb2.ResolvedParams:
@@ -346,6 +349,13 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
     async def Resume(self, request, context):  # noqa: N802 -- the rpc's name
         self._seen.suspensions.append(None)
         return admin.ResumeResponse()
+
+    async def Profile(self, request, context):  # noqa: N802 -- the rpc's name
+        self._seen.profiled.append(request)
+        for message in self._seen.profile:
+            if isinstance(message, TandemError):
+                await context.abort_with_status(to_grpc_status(message))
+            yield message
 
     async def FlushPrefixCache(self, request, context):  # noqa: N802 -- the rpc's name
         self._seen.num_flushes += 1

@@ -40,6 +40,7 @@ def describe(
         default_temperature=1.0,
         default_top_k=0,
         default_top_p=0.9,
+        features=("suspend",),
     )
 
 
@@ -219,6 +220,9 @@ class FakeLink:
         epoch = self.end.open_session(SCHEDULER, False, 1.0, 0.0)
         self._events.append(
             SessionOpened(
-                description=self.description, tokenizer_dir=Path("/none"), session_epoch=epoch
+                description=self.description,
+                tokenizer_dir=Path("/none"),
+                session_epoch=epoch,
+                address="fake:1",
             )
         )

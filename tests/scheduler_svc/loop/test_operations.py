@@ -113,6 +113,15 @@ class TestOperators:
         assert bench.reply(frontend, "resume").error is None
 
 
+class TestExecutorInUse:
+    def test_address_is_told_while_an_executor_is_attached(self, bench, make_bench):
+        """Who wants to talk to the executor itself learns where it is and what it can; without one it is refused."""
+        executor = snapshot.decode_executor(bench.reply(bench.frontend(), "executor").result)
+        assert ("fake:1", ("suspend",)) == (executor.address, executor.features)
+        without = make_bench()
+        assert "NO_EXECUTOR" == without.reply(without.frontend(), "executor").error.reason
+
+
 class TestLiveness:
     def test_frontend_that_is_silent_for_too_long_is_told_to_all(self, bench):
         """Frontends speak every few seconds: one that did not for half a minute is not alive, until it speaks again."""

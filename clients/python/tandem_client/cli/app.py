@@ -16,6 +16,7 @@ from tandem_client.cli.doctor import doctor
 from tandem_client.cli.drain import drain
 from tandem_client.cli.failures import EXIT_CODES_HELP
 from tandem_client.cli.generate import generate
+from tandem_client.cli.profile import profile
 from tandem_client.cli.requests import requests
 from tandem_client.cli.simulate import PASS_ON, simulate
 from tandem_client.cli.suspend import resume, suspend
@@ -35,6 +36,7 @@ app.command(epilog=EXIT_CODES_HELP)(generate)
 app.command(epilog=EXIT_CODES_HELP)(chat)
 app.command(epilog=EXIT_CODES_HELP)(top)
 app.command(epilog=EXIT_CODES_HELP)(requests)
+app.command(epilog=EXIT_CODES_HELP)(profile)
 app.command(epilog=EXIT_CODES_HELP)(doctor)
 app.command(context_settings=PASS_ON)(simulate)
 app.add_typer(config_commands, name="config")

@@ -1,0 +1,81 @@
+"""Traces of the executor's steps, as operators ask for them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tandem.admin.v1 import admin_service_pb2 as admin
+from tandem.errors import CorruptMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileProgress:
+    """How far a recording has come; see tandem.common.v1.ProfileProgress."""
+
+    num_steps: int
+    elapsed_s: float
+    is_recorded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """
+    What was recorded.
+
+    Attributes:
+        trace: A file in Chrome's trace event format, compressed with gzip; chrome://tracing and
+            ui.perfetto.dev open it.
+        num_steps: Steps in it; 0 where none came in time.
+        elapsed_s: Seconds from the first possible step to the end of the recording.
+    """
+
+    trace: bytes
+    num_steps: int
+    elapsed_s: float
+
+
+def request_of(
+    num_steps: int | None, duration_s: float | None, *, with_stack: bool, record_shapes: bool
+) -> admin.ProfileRequest:
+    """The request for these options; None leaves one to the server."""
+    request = admin.ProfileRequest()
+    options = request.options
+    options.with_stack, options.record_shapes = with_stack, record_shapes
+    if num_steps is not None:
+        options.num_steps = num_steps
+    if duration_s is not None:
+        options.duration_s = duration_s
+    return request
+
+
+def collect(
+    messages: Iterable[admin.ProfileResponse],
+    on_progress: Callable[[ProfileProgress], None] | None,
+) -> Profile:
+    """
+    Take a whole call.
+
+    Raises:
+        CorruptMessage: The trace is not what its checksum says, or it has none.
+    """
+    trace, digest, last = (
+        bytearray(),
+        "",
+        ProfileProgress(num_steps=0, elapsed_s=0.0, is_recorded=False),
+    )
+    for message in messages:
+        if message.HasField("progress"):
+            said = message.progress
+            last = ProfileProgress(
+                num_steps=said.num_steps, elapsed_s=said.elapsed_s, is_recorded=said.is_recorded
+            )
+            if on_progress is not None:
+                on_progress(last)
+        else:
+            trace += message.trace.chunk
+            digest = message.trace.sha256
+    if hashlib.sha256(trace).hexdigest() != digest:
+        raise CorruptMessage("the trace did not arrive whole: record it again")
+    return Profile(trace=bytes(trace), num_steps=last.num_steps, elapsed_s=last.elapsed_s)

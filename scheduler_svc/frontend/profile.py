@@ -1,0 +1,61 @@
+"""Profiles of the executor's steps: asked for here, recorded and sent there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from scheduler_svc.executor_connection import CHANNEL_OPTIONS
+from scheduler_svc.ipc.snapshot import ExecutorInUse
+from tandem.admin.v1 import admin_service_pb2 as pb
+from tandem.common.v1.profile_pb2 import ProfileOptions
+from tandem.errors import Draining, ExecutorLoading, ExecutorLost, ProfileUnsupported, TandemError
+from tandem.executor.v1.executor_service_pb2 import ProfileRequest
+from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
+from tandem.profile import FEATURE, read_options
+from tandem.status import CallCancelled, PeerUnavailable, from_rpc_error
+
+AFTER_RECORDING_S = 300.0
+"""For the step under way to end and the trace to be written and sent."""
+
+_AWAY = (PeerUnavailable, Draining, ExecutorLoading, CallCancelled)
+
+
+async def profile(
+    executor: ExecutorInUse, options: ProfileOptions
+) -> AsyncIterator[pb.ProfileResponse]:
+    """
+    Have an executor record its steps, over a connection of its own: the step link knows nothing of
+    it.
+
+    Raises:
+        InvalidParameter: An option is out of range.
+        ProfileUnsupported: This executor cannot.
+        ExecutorLost: It ended, or cannot be reached.
+        TandemError: Its own answer.
+    """
+    duration_s = read_options(options).duration_s
+    if FEATURE not in executor.features:
+        raise ProfileUnsupported(f"the executor at {executor.address} cannot record profiles")
+    async with grpc.aio.insecure_channel(executor.address, options=CHANNEL_OPTIONS) as channel:
+        stub = ExecutorServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        call = stub.Profile(ProfileRequest(options=options), timeout=duration_s + AFTER_RECORDING_S)
+        try:
+            async for message in call:
+                if message.HasField("progress"):
+                    yield pb.ProfileResponse(progress=message.progress)
+                else:
+                    yield pb.ProfileResponse(trace=message.trace)
+        except grpc.RpcError as broken:
+            raise _lost(from_rpc_error(broken), executor.address) from None
+
+
+def _lost(error: TandemError, address: str) -> TandemError:
+    """What the operator is told: that the executor stops is no stop of the service."""
+    if not isinstance(error, _AWAY):
+        return error
+    return ExecutorLost(
+        f"the executor at {address} was lost before its profile was complete ({error.message}): "
+        "ask again"
+    )

@@ -1,0 +1,133 @@
+"""Traces of steps as operators get them: in library and command."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.admin.v1.admin_service_pb2 import ProfileResponse
+from tandem.common.v1 import profile_pb2
+from tandem.errors import CorruptMessage, ExecutorLost, ProfileRunning
+from tandem_client import AdminClient, ProfileProgress
+from tandem_client.cli.app import app
+from tandem_client.cli.failures import ExitCode
+
+TRACE = gzip.compress(b'{"traceEvents": []}')
+
+
+def progress(num_steps, elapsed_s, *, is_recorded=False):
+    said = profile_pb2.ProfileProgress(
+        num_steps=num_steps, elapsed_s=elapsed_s, is_recorded=is_recorded
+    )
+    return ProfileResponse(progress=said)
+
+
+def part(chunk, sha256=""):
+    return ProfileResponse(trace=profile_pb2.TraceChunk(chunk=chunk, sha256=sha256))
+
+
+def whole(num_steps=3):
+    """All messages of a profile that went well."""
+    return [
+        progress(0, 0.0),
+        progress(num_steps, 1.5, is_recorded=True),
+        part(TRACE[:7]),
+        part(TRACE[7:]),
+        part(b"", hashlib.sha256(TRACE).hexdigest()),
+    ]
+
+
+@pytest.fixture
+def run(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*arguments):
+        command = ["profile", *arguments, "--admin-address", server.address]
+        return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+
+    return invoke
+
+
+class TestProfile:
+    def test_trace_is_put_together(self, server):
+        """
+        A profile has the bytes of all chunks, the last count of steps and what was told on the way.
+        """
+        server.seen.profile = whole()
+        told = []
+        with AdminClient(server.address) as admin:
+            profile = admin.profile(num_steps=3, with_stack=True, on_progress=told.append)
+        assert (TRACE, 3, 1.5) == (profile.trace, profile.num_steps, profile.elapsed_s)
+        assert [
+            ProfileProgress(num_steps=0, elapsed_s=0.0, is_recorded=False),
+            ProfileProgress(num_steps=3, elapsed_s=1.5, is_recorded=True),
+        ] == told
+        asked = server.seen.profiled[0].options
+        assert (3, True, False) == (asked.num_steps, asked.with_stack, asked.record_shapes)
+        assert not asked.HasField("duration_s")
+
+    @pytest.mark.parametrize(
+        "messages",
+        [whole()[:-1], [*whole()[:-2], whole()[-1]], [progress(1, 1.0)]],
+        ids=["no-end", "part-missing", "no-trace"],
+    )
+    def test_trace_that_is_not_whole_is_an_error(self, server, messages):
+        """
+        A trace without its checksum, or not of it, is never taken for one.
+        """
+        server.seen.profile = messages
+        with AdminClient(server.address) as admin, pytest.raises(CorruptMessage):
+            admin.profile()
+
+    @pytest.mark.parametrize("error", [ProfileRunning("busy"), ExecutorLost("gone")])
+    def test_failure_is_typed_and_not_tried_again(self, server, error):
+        """
+        What ends a profile is raised as it is; nobody records twice without knowing.
+        """
+        server.seen.profile = [progress(1, 0.5), error]
+        with AdminClient(server.address) as admin, pytest.raises(type(error)):
+            admin.profile()
+        assert 1 == len(server.seen.profiled)
+
+
+class TestCommand:
+    def test_trace_becomes_a_file(self, server, run, tmp_path):
+        """
+        `tandem profile` writes the trace and says how much is in it; progress goes to stderr.
+        """
+        server.seen.profile = whole()
+        result = run("--steps", "3", "--duration-s", "2.5", "-o", "out.json.gz")
+        assert 0 == result.exit_code
+        assert TRACE == (tmp_path / "out.json.gz").read_bytes()
+        assert "out.json.gz: 3 steps in 1.5 s, 0.0 MiB\n" == result.stdout
+        assert "recording: 0 steps" in result.stderr
+        asked = server.seen.profiled[0].options
+        assert (3, 2.5) == (asked.num_steps, asked.duration_s)
+
+    def test_idle_server_is_pointed_out(self, server, run):
+        """
+        A trace without a step comes with advice.
+        """
+        server.seen.profile = whole(num_steps=0)
+        assert "send requests while it records" in run().stderr
+
+    def test_missing_folder_is_found_before_recording(self, server, run):
+        """
+        A file that cannot be written is refused before anything is recorded.
+        """
+        result = run("-o", "missing/trace.json.gz")
+        assert (ExitCode.USAGE, []) == (result.exit_code, server.seen.profiled)
+        assert "there is no folder missing" in result.stderr
+
+    def test_refusal_leaves_no_file(self, server, run, tmp_path):
+        """
+        A profile that fails says why in one line, and no file is left.
+        """
+        server.seen.profile = [ProfileRunning("a profile is being recorded already")]
+        result = run()
+        assert ExitCode.USAGE == result.exit_code
+        assert "tandem: PROFILE_RUNNING: a profile is being recorded already\n" == result.stderr
+        assert [] == list(tmp_path.iterdir())
