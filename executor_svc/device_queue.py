@@ -97,11 +97,8 @@ class CudaQueue:
     def fetch(self, tensors: Sequence[Tensor]) -> Wait:
         """See `DeviceQueue`."""
         self._copies.wait_stream(torch.cuda.current_stream())
-        host = []
         with torch.cuda.stream(self._copies):
-            for tensor in tensors:
-                target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                host.append(target.copy_(tensor, non_blocking=True))
+            host = [_locked_like(tensor).copy_(tensor, non_blocking=True) for tensor in tensors]
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
             done.record()
         self._fetched.append(done)
@@ -115,3 +112,8 @@ class CudaQueue:
 
         held = list(tensors)  # their memory is not given to others while it is being read
         return wait
+
+
+def _locked_like(tensor: Tensor) -> Tensor:
+    """Page-locked memory, without which the copy would wait for the device."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
