@@ -35,7 +35,6 @@ FLAGS = (
 _LOCK_TIMEOUT_S = COMPILE_TIMEOUT_S + 30.0
 _POLL_S = 0.05
 _SOURCES = Path(__file__).parent
-_UNIT = _SOURCES / "paged_attention.cpp"
 _CPUINFO = Path("/proc/cpuinfo")
 _MAPS = Path("/proc/self/maps")
 
@@ -88,11 +87,13 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 def _build(folder: Path, name: str, compiler: str, runtime: Path) -> Path:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as place:
-        unit, library = Path(place) / "unit.o", Path(place) / "library.so"
-        _run([compiler, *FLAGS, "-c", str(_UNIT), "-o", str(unit)])
+        library, units = Path(place) / "library.so", []
+        for source in sorted(_SOURCES.glob("*.cpp")):
+            units.append(str(Path(place) / f"{source.stem}.o"))
+            _run([compiler, *FLAGS, "-c", str(source), "-o", units[-1]])
         # Linked to the very OpenMP that PyTorch runs on: a second one would bring threads of its
         # own, which compete with PyTorch's for the same cores.
-        linked = ["-shared", str(unit), "-o", str(library), "-Wl,-z,defs", str(runtime)]
+        linked = ["-shared", *units, "-o", str(library), "-Wl,-z,defs", str(runtime)]
         _run([compiler, *linked, f"-Wl,-rpath,{runtime.parent}"])
         with library.open("rb") as built:
             os.fsync(built.fileno())

@@ -1,0 +1,207 @@
+// Products of a few rows with a large weight, float32, on the CPU.
+//
+// out[m, n] = (bias[n]) (+ out[m, n]) + sum over k of x[m, k] * weight[n, k]. The weight is packed:
+// panels of kPanel columns, [N / kPanel, K, kPanel], zeros after the last column, so that one is
+// read from start to end, once for each block of rows, and no step copies it into another order.
+// Every sum runs over k in order, in one accumulator: a row's bits depend on the row and the weight
+// alone, not on the other rows, their number or the number of threads.
+//
+// Panels in memory and tiles of sums in registers: Goto and van de Geijn, "Anatomy of
+// High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
+#include <algorithm>
+#include <vector>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "vectors.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kVectors = 2;
+constexpr int kPanel = kVectors * kLanes;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRows = 12;  // of a tile: its sums, and what they are made of, fill 32 registers
+#else
+constexpr int kRows = 6;
+#endif
+constexpr int64_t kBlockBytes = 512 << 10;  // of rows that are multiplied with a panel in a go
+constexpr int64_t kFewTiles = 4;
+constexpr int64_t kPiece = 128;  // of a panel's width, which stays in the nearest cache
+constexpr int64_t kSerialProducts = 1 << 17;  // fewer do not pay for waking other threads
+
+// sums += columns * (*from in all lanes).
+inline void add_products(Floats (&sums)[kVectors], const Floats (&columns)[kVectors],
+                         const float* from) {
+#if defined(__AVX512F__)
+  // In one piece: compilers load the numbers of all rows first, and then have too few registers
+  // for the sums.
+  static_assert(kVectors == 2, "as many products as there are below");
+  Floats value;
+  asm("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
+      : "+v"(sums[0]), "+v"(sums[1]), "=&v"(value)
+      : "m"(*from), "v"(columns[0]), "v"(columns[1]));
+#else
+  for (int v = 0; v < kVectors; ++v) sums[v] += columns[v] * splat(*from);
+#endif
+}
+
+struct Product {
+  const float* x;
+  int64_t x_stride;
+  const float* packed;
+  const float* bias;  // or null
+  float* out;
+  int64_t out_stride;
+  int64_t num_rows, width, num_columns;
+  bool adds;  // to what `out` holds
+};
+
+// Adds to sums [R, kPanel] the products of R rows, which `x` holds as [width, R], with a panel, and
+// meanwhile asks for `ahead`, `step` bytes per k, which will be needed next.
+template <int R>
+void add_tile(const float* x, const float* weight, int64_t width, float* held, const char* ahead,
+              int64_t step) {
+  // Every loop over the sums is unrolled, or they would live in memory.
+  Floats sums[R][kVectors];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = load(held + r * kPanel + v * kLanes);
+  }
+  for (int64_t k = 0; k < width; ++k, weight += kPanel, x += R, ahead += step) {
+    __builtin_prefetch(ahead, 0, 2);
+    Floats columns[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) columns[v] = load(weight + v * kLanes);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) add_products(sums[r], columns, x + r);
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) store(held + r * kPanel + v * kLanes, sums[r][v]);
+  }
+}
+
+using AddTile = void (*)(const float*, const float*, int64_t, float*, const char*, int64_t);
+
+template <int R>
+AddTile tile_of(int64_t rows) {
+  if constexpr (R == 1) {
+    return add_tile<1>;
+  } else {
+    return rows == R ? add_tile<R> : tile_of<R - 1>(rows);
+  }
+}
+
+// Rows in tiles of nearly equal height: the first `num_higher` have one more.
+struct Tiles {
+  int64_t count, least, num_higher;
+
+  explicit Tiles(int64_t rows)
+      : count((rows + kRows - 1) / kRows), least(rows / count), num_higher(rows % count) {}
+  int64_t height(int64_t tile) const { return least + (tile < num_higher); }
+};
+
+// Puts rows into the order in which tiles read them: [width, height] of each tile.
+void arrange(const Product& product, const Tiles& tiles, int64_t row, float* to) {
+  for (int64_t tile = 0; tile < tiles.count; ++tile) {
+    const int64_t height = tiles.height(tile);
+    for (int64_t r = 0; r < height; ++r) {
+      const float* from = product.x + (row + r) * product.x_stride;
+      for (int64_t k = 0; k < product.width; ++k) to[k * height + r] = from[k];
+    }
+    to += height * product.width;
+    row += height;
+  }
+}
+
+void put(const Product& product, int64_t begin, int64_t end, int64_t panel, const float* sum) {
+  const int64_t first = panel * kPanel;
+  const int64_t count = std::min<int64_t>(kPanel, product.num_columns - first);
+  for (int64_t row = begin; row < end; ++row, sum += kPanel) {
+    float* out = product.out + row * product.out_stride + first;
+    for (int64_t n = 0; n < count; ++n) {
+      float value = sum[n];
+      if (product.bias != nullptr) value += product.bias[first + n];
+      out[n] = product.adds ? out[n] + value : value;
+    }
+  }
+}
+
+// Rows from `begin` to `end` with some panels; `x` takes the rows arranged, `sums` their results
+// with one panel.
+void multiply_block(const Product& product, int64_t begin, int64_t end, int64_t first_panel,
+                    int64_t last_panel, float* x, float* sums) {
+  const Tiles tiles(end - begin);
+  arrange(product, tiles, begin, x);
+  const AddTile low = tile_of<kRows>(tiles.least), high = tile_of<kRows>(tiles.least + 1);
+  const int64_t width = product.width;
+  // Many tiles take a panel piece by piece, so that all but one find it in the nearest cache. Few
+  // take it whole, and all but the first, which waits for memory, ask for the next one.
+  const bool is_few = tiles.count <= kFewTiles;
+  const int64_t piece = is_few ? width : kPiece;
+  const int64_t step = is_few && tiles.count > 1 ? kPanel * 4 / (tiles.count - 1) : 0;
+  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+    const float* weight = product.packed + panel * width * kPanel;
+    const char* next = reinterpret_cast<const char*>(weight + width * kPanel);
+    std::fill_n(sums, (end - begin) * kPanel, 0.0f);
+    for (int64_t k = 0; k < width; k += piece) {
+      const int64_t length = std::min(piece, width - k);
+      const float* from = x;
+      float* to = sums;
+      for (int64_t tile = 0; tile < tiles.count; ++tile) {
+        const int64_t height = tiles.height(tile);
+        const bool asks = step > 0 && tile > 0 && panel + 1 < last_panel;
+        const char* ahead = asks ? next + (tile - 1) * step * width : next;
+        const AddTile add = tile < tiles.num_higher ? high : low;
+        add(from + k * height, weight + k * kPanel, length, to, ahead, asks ? step : 0);
+        from += height * width;
+        to += height * kPanel;
+      }
+    }
+    put(product, begin, end, panel, sums);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+#define TANDEM_EXPORT extern "C" __attribute__((visibility("default")))
+
+TANDEM_EXPORT int64_t tandem_linear_panel() { return tandem::kPanel; }
+
+// Multiplies x [num_rows, width] with a packed weight of `num_columns`; see above.
+TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* packed,
+                                 const float* bias, float* out, int64_t out_stride,
+                                 int64_t num_rows, int64_t width, int64_t num_columns, int adds,
+                                 int64_t num_threads) {
+  using namespace tandem;
+  const Product product{x,        x_stride, packed,      bias,     out, out_stride,
+                        num_rows, width,    num_columns, adds != 0};
+  const int64_t num_panels = (num_columns + kPanel - 1) / kPanel;
+  const int64_t rows_in_cache = kBlockBytes / (4 * std::max<int64_t>(width, 1));
+  const int64_t rows_per_block = std::max<int64_t>(kRows, rows_in_cache);
+  const bool is_small = num_rows * width * num_columns < kSerialProducts;
+  const int threads = static_cast<int>(is_small ? 1 : std::min(num_threads, num_panels));
+#pragma omp parallel num_threads(threads)
+  {
+#if defined(_OPENMP)
+    const int64_t thread = omp_get_thread_num(), count = omp_get_num_threads();
+#else
+    const int64_t thread = 0, count = 1;
+#endif
+    const int64_t first_panel = num_panels * thread / count;
+    const int64_t last_panel = num_panels * (thread + 1) / count;
+    static thread_local std::vector<float> scratch;
+    const int64_t most_rows = std::min(rows_per_block, num_rows);
+    scratch.resize(most_rows * (width + kPanel));
+    for (int64_t begin = 0; begin < num_rows; begin += rows_per_block) {
+      const int64_t end = std::min(begin + rows_per_block, num_rows);
+      multiply_block(product, begin, end, first_panel, last_panel, scratch.data(),
+                     scratch.data() + most_rows * width);
+    }
+  }
+}

@@ -1,0 +1,133 @@
+"""
+Products with a weight that was brought into the order in which they read it, once.
+
+A step of a few rows reads every weight and does little with it. The framework's float32 products
+copy each weight into their own order at every call, which takes longer than the products; these
+read it as it lies. A row's bits depend on the row and the weight alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.cpu_extension import ExtensionUnavailable, load_library
+from kernels.dispatch import Operation
+from kernels.packed_linear import cpu_extension, reference
+
+__all__ = ["PackedWeight", "can_pack", "packed_linear", "use_cpu_extension"]
+
+_CPU_EXTENSION = "cpu-extension"
+_DEFINITION_PANEL = 16
+
+_Product = Callable[[Tensor, Tensor, int, Tensor | None, Tensor | None], Tensor]
+
+_operation: Operation[_Product] = Operation("packed_linear", reference.packed_linear)
+
+
+class PackedWeight(Tensor):
+    """
+    A weight of N rows in panels, float32 ``[ceil(N / panel), K, panel]``; no operation of the
+    framework takes it for a matrix.
+    """
+
+    num_columns: int
+    """N, the columns of a product."""
+
+    # As the framework documents for a class that only adds attributes.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
+
+    @classmethod
+    def of(cls, weight: Tensor) -> PackedWeight:
+        """
+        Pack float32 ``[N, K]``.
+
+        Raises:
+            ValueError: Another type or number of dimensions.
+        """
+        if weight.dtype != torch.float32 or weight.ndim != 2:
+            raise ValueError(
+                f"a weight to be packed must be float32 of shape [N, K], got {weight.dtype} "
+                f"{list(weight.shape)}"
+            )
+        packed = reference.pack(weight, _panel()).as_subclass(cls)
+        packed.num_columns = weight.shape[0]
+        return packed
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Some rows of the weight, int ``[T]`` to ``[T, K]``."""
+        panel = self.shape[2]
+        return self.as_subclass(Tensor)[index // panel, :, index % panel]
+
+
+def use_cpu_extension(*, wanted: bool) -> bool:
+    """
+    Say whether the CPU multiplies packed weights in C++, for the whole process; weights packed
+    before are of no use after a change.
+
+    Returns:
+        Whether it does: not where the library cannot be had.
+    """
+    _operation.withdraw("cpu", _CPU_EXTENSION)
+    if not wanted:
+        return False
+    try:
+        load_library()
+    except ExtensionUnavailable:
+        return False  # attention has said so, in the log
+    _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.packed_linear)
+    return True
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether packed weights pay: float32 on a CPU that multiplies them in C++."""
+    return (
+        dtype == torch.float32
+        and device.type == "cpu"
+        and _operation.on(device) is cpu_extension.packed_linear
+    )
+
+
+def packed_linear(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, residual: Tensor | None = None
+) -> Tensor:
+    """
+    Multiply rows by a weight, and add what is given.
+
+    Args:
+        x: float32, shape ``[T, K]``, elements of a row adjacent.
+        weight: Packed, of shape ``[N, K]``.
+        bias: float32, shape ``[N]``.
+        residual: float32, shape ``[T, N]``, contiguous. Overwritten with the sum.
+
+    Returns:
+        float32 ``[T, N]``: `residual` where it is given.
+
+    Raises:
+        ValueError: Shapes, types or strides are not as described.
+    """
+    if x.ndim != 2 or x.dtype != torch.float32 or x.shape[1] != weight.shape[1] or x.stride(1) != 1:
+        raise ValueError(
+            f"x must be float32 of shape [T, {weight.shape[1]}] with adjacent elements, got "
+            f"{x.dtype} {list(x.shape)} with strides {list(x.stride())}"
+        )
+    _check("bias", bias, (weight.num_columns,))
+    _check("residual", residual, (x.shape[0], weight.num_columns))
+    return _operation.on(x.device)(x, weight, weight.num_columns, bias, residual)
+
+
+def _check(name: str, given: Tensor | None, shape: tuple[int, ...]) -> None:
+    if given is None:
+        return
+    if given.shape != shape or given.dtype != torch.float32 or not given.is_contiguous():
+        raise ValueError(
+            f"{name} must be contiguous float32 of shape {list(shape)}, got {given.dtype} "
+            f"{list(given.shape)} with strides {list(given.stride())}"
+        )
+
+
+def _panel() -> int:
+    is_native = _operation.on(torch.device("cpu")) is cpu_extension.packed_linear
+    return cpu_extension.panel() if is_native else _DEFINITION_PANEL

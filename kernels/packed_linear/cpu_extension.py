@@ -1,0 +1,53 @@
+"""packed_linear in C++ on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+from torch import Tensor
+
+from kernels.cpu_extension import load_library
+
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+
+
+def panel() -> int:
+    """Columns of a panel as the library reads it: it depends on the processor's registers."""
+    return int(_library().tandem_linear_panel())
+
+
+def packed_linear(
+    x: Tensor, packed: Tensor, num_columns: int, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """Arguments as in the package's `packed_linear`, unchecked; packed in panels of `panel`."""
+    num_rows, width = x.shape
+    out = torch.empty((num_rows, num_columns)) if residual is None else residual
+    _library().tandem_linear(
+        x.data_ptr(),
+        x.stride(0),
+        packed.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        num_columns,
+        num_rows,
+        width,
+        num_columns,
+        residual is not None,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The library with the types of what is called here."""
+    library = load_library()
+    library.tandem_linear_panel.restype = _COUNT
+    library.tandem_linear.argtypes = (
+        *(_POINTER, _COUNT, _POINTER, _POINTER, _POINTER, _COUNT),
+        *(_COUNT, _COUNT, _COUNT, ctypes.c_int, _COUNT),
+    )
+    library.tandem_linear.restype = None
+    return library
