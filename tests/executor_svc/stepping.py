@@ -95,6 +95,7 @@ class Bench:
         directory: Path,
         *,
         dtype: str = "float32",
+        device: str = "cpu",
         block_size: int = 16,
         num_blocks: int = 256,
         num_slots: int = 8,
@@ -103,7 +104,7 @@ class Bench:
         shuffle_seed: int | None = None,
         **options: object,
     ) -> Bench:
-        model = load_model(directory, dtype=dtype, device="cpu")
+        model = load_model(directory, dtype=dtype, device=device)
         kv = KvMemory(
             model.config,
             num_blocks,

@@ -1,0 +1,133 @@
+"""Captured decode steps: what a replay computes is what the same step computes eagerly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.graphs.cuda import CudaGraphs
+from executor_svc.graphs.decode import GraphPlan
+from executor_svc.graphs.recorded import RecordedGraphs
+from executor_svc.graphs.sizes import default_sizes
+from executor_svc.static_step import Drawing
+from tandem.link.batch import KvMode, RowSampling
+from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens
+from tests.model_zoo import FAMILIES
+
+SAMPLING = (
+    GREEDY,
+    RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=5),
+    RowSampling(temperature=0.8, top_k=20, top_p=0.9, seed=77),
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FAMILIES["qwen3"](tmp_path_factory.mktemp("qwen3"))
+
+
+def graph_device(device: torch.device) -> CudaGraphs | RecordedGraphs:
+    return CudaGraphs(device) if device.type == "cuda" else RecordedGraphs()
+
+
+class Prefilled:
+    """A runner with a sequence in every slot, whose decodes are captured."""
+
+    def __init__(self, directory: Path, device: torch.device, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.bench = Bench.build(
+            directory,
+            dtype="bfloat16" if device.type == "cuda" else "float32",
+            device=str(device),
+            num_blocks=16 * num_slots,
+            num_slots=num_slots,
+            max_model_len=128,
+            shuffle_seed=1,
+            static_rows=num_slots,
+            graph_plan=GraphPlan(device=graph_device(device), sizes=default_sizes(num_slots)),
+        )
+        self.runner = self.bench.runner
+        self.runner.warm_up()
+        self.position = np.array([1 + 7 * slot % 31 for slot in range(num_slots)], np.int32)
+        for slot, length in enumerate(self.position.tolist()):
+            admit = admission(
+                slot,
+                random_tokens(length, seed=slot),
+                self.bench.take_blocks(128),
+                sampling=SAMPLING[slot % len(SAMPLING)],
+            )
+            self.runner.execute(batch(Row(slot, 0, length), admits=[admit]), slot)
+
+    @property
+    def graphs(self):
+        return self.runner._graphs
+
+    @property
+    def step(self):
+        return self.runner._static.step
+
+    def prepare(self, slots: np.ndarray) -> None:
+        self.step.prepare(slots, self.position[slots], self.runner.slots, self.runner._sampling)
+
+    def decode(self, slots: np.ndarray) -> tuple[list[int], int]:
+        """Tokens of one step of some slots, and rows of the graph that did it."""
+        rows = [Row(slot, int(self.position[slot])) for slot in slots.tolist()]
+        result = self.runner.execute(batch(*rows), 0)
+        self.position[slots] += 1
+        assert not result.row_errors
+        return result.token.tolist(), result.graph
+
+
+def test_replays_are_eager_steps_bit_for_bit(directory, device, scale):
+    """
+    For every number of rows the graph that has room for them leaves the logits, bit for bit, of
+    the same padded step run eagerly, whichever slots the rows are.
+    """
+    prefilled = Prefilled(directory, device, num_slots=4 * scale)
+    order = np.random.default_rng(0)
+    for num_rows in range(1, prefilled.num_slots + 1):
+        slots = order.permutation(prefilled.num_slots)[:num_rows].astype(np.int32)
+        prefilled.prepare(slots)
+        size = prefilled.graphs.size_for(num_rows)
+        logits = prefilled.step.logits(num_rows)
+        with torch.inference_mode():
+            prefilled.step.run(size, Drawing.OUTSIDE)
+            eager = logits.clone()
+            logits.fill_(float("nan"))
+            assert size == prefilled.graphs.run(num_rows, Drawing.OUTSIDE)
+        assert eager.isfinite().all()
+        assert torch.equal(eager, logits)
+
+
+def test_replays_draw_the_tokens_of_eager_steps(directory, device, scale):
+    """
+    Greedy and seeded rows that come, go and change places get the tokens of a runner that captured
+    nothing, as long as both compute the same rows.
+    """
+    graphed = Prefilled(directory, device, num_slots=4 * scale)
+    eager = Prefilled(directory, device, num_slots=4 * scale)
+    eager.graphs.drop()
+    order = np.random.default_rng(0)
+    for num_rows in sorted({1, 2, 3, 4 * scale}):
+        slots = order.permutation(graphed.num_slots)[:num_rows].astype(np.int32)
+        found, graph = graphed.decode(slots)
+        expected, no_graph = eager.decode(slots)
+        assert (num_rows, 0) == (graph, no_graph)
+        assert expected == found
+
+
+def test_sequences_go_on_after_their_memory_moved(directory, device):
+    """
+    After KV memory was given back and came to lie elsewhere, graphs are captured anew and every
+    sequence goes on with the tokens it would have had.
+    """
+    moved, stayed = (Prefilled(directory, device, num_slots=3) for _ in range(2))
+    slots = np.arange(3, dtype=np.int32)
+    assert stayed.decode(slots) == moved.decode(slots)
+    moved.runner.suspend(KvMode.OFFLOAD)
+    moved.runner.resume()
+    assert 2 == moved.graphs.num_captures
+    assert [stayed.decode(slots) for _ in range(3)] == [moved.decode(slots) for _ in range(3)]
