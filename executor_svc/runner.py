@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import structlog
@@ -16,6 +15,7 @@ from torch import Tensor
 from executor_svc.batch_inputs import SamplingRows, decoder_inputs, sampling_rows
 from executor_svc.device_queue import CudaQueue, DeviceQueue, HostQueue
 from executor_svc.graphs.decode import DecodeGraphs, GraphPlan
+from executor_svc.marked_parts import Mark, mark_parts, unmark_parts
 from executor_svc.memory import KvMemory
 from executor_svc.model import Decoder, LoadedModel
 from executor_svc.out_of_memory import is_out_of_memory, step_out_of_memory
@@ -33,14 +33,12 @@ from tandem.errors import InternalError, InvalidConfig, SessionLost
 from tandem.link.batch import Batch, KvMode, StepResult
 from tandem.link.slot_state import SlotState
 
-_Part = Callable[..., Any]
-
 _log = structlog.get_logger(__name__)
 
 MARGIN_EPS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 """Logit noise between two ways of computing the same sequence, by number type."""
 
-_PARTS = ("_apply", "_forward", "_sample")
+_PARTS = ("_apply", "_compute", "_forward", "_sample")
 """Methods that a step consists of, one after another."""
 
 
@@ -263,22 +261,19 @@ class ModelRunner:
             self._kv.swap_out(one, one)
             self._kv.swap_in(one, one)
 
-    def mark_parts(self, mark: Callable[[str, _Part], _Part]) -> None:
+    def mark_parts(self, mark: Mark) -> None:
         """
-        Put something around each part of a step, until `unmark_parts`; until then it costs nothing.
-
-        Args:
-            mark: Gives what to call instead of a part, whose name ("apply", "forward", "sample")
-                comes with it.
+        Put something around the parts of steps: "apply", "compute", within it "forward" with each
+        layer's "attention" and "mlp", and "sample" with "project". Steps of static decodes have
+        "apply" alone, and what the model does where no graph holds it.
         """
-        for name in _PARTS:
-            # Shadows the method of this one runner.
-            setattr(self, name, mark(name.lstrip("_"), getattr(self, name)))
+        mark_parts(self, _PARTS, mark)
+        self._decoder.mark_parts(mark)
 
     def unmark_parts(self) -> None:
-        """Call the parts of a step as they are."""
-        for name in _PARTS:
-            vars(self).pop(name, None)
+        """Call the parts of steps as they are."""
+        unmark_parts(self, _PARTS)
+        self._decoder.unmark_parts()
 
     def _apply(self, batch: Batch) -> None:
         if self._kv.is_suspended and _needs_kv(batch):

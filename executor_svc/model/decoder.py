@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
+from executor_svc.marked_parts import Mark, mark_parts, unmark_parts
 from executor_svc.model.loader import LoadedModel
 from executor_svc.model.rope import rotation_table
 from executor_svc.model.row_padding import padded_rows, pads_rows
@@ -16,6 +17,8 @@ from kernels.paged_attention import AttentionPlan, paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
+
+_PARTS = ("_attention", "_mlp", "project")
 
 MLP_TOKENS = 1024
 """
@@ -103,6 +106,14 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """The same in float32."""
         return self.project(hidden).float()
+
+    def mark_parts(self, mark: Mark) -> None:
+        """Put something around "attention" and "mlp" of each layer, and "project"."""
+        mark_parts(self, _PARTS, mark)
+
+    def unmark_parts(self) -> None:
+        """Call them as they are."""
+        unmark_parts(self, _PARTS)
 
     def _attention(
         self,

@@ -296,6 +296,8 @@ class TestProfileCall:
         messages += list(call)
         found = spans(trace_of(messages))
         assert 3 == found["tandem.step"] == found["tandem.forward"] == found["tandem.sample"]
+        # three steps of two layers
+        assert 6 == found["tandem.attention"] == found["tandem.mlp"]
         assert 0 < len(spans(trace_of(messages), "aten::linear"))
         assert [3] == [one.progress.num_steps for one in messages if one.progress.is_recorded]
 
@@ -313,7 +315,9 @@ class TestProfileCall:
             messages += list(call)
             assert num_steps == spans(trace_of(messages))["tandem.step"]
             wait_until(lambda: executor.server.profiles.active is None)
-        assert not {"_apply", "_forward", "_sample"} & vars(executor.runner._runner).keys()
+        runner = executor.runner._runner
+        assert not {"_apply", "_forward"} & vars(runner).keys()
+        assert not {"_attention", "project"} & vars(runner._decoder).keys()
 
     def test_cancelled_call_leaves_the_executor_as_it_was(self, executor):
         """
