@@ -11,12 +11,11 @@ from torch.nn import functional
 from executor_svc.marked_parts import Mark, mark_parts, unmark_parts
 from executor_svc.model.loader import LoadedModel
 from executor_svc.model.rope import rotation_table
+from executor_svc.model.row_operations import FastOperations, InvariantOperations, RowOperations
 from executor_svc.model.row_padding import padded_rows, pads_rows
 from executor_svc.model.weights import LayerWeights
 from kernels.paged_attention import AttentionPlan, paged_attention
 from kernels.rms_norm import rms_norm
-from kernels.rope_kv_write import rope_kv_write
-from kernels.silu_mul import silu_mul
 
 _PARTS = ("_attention", "_mlp", "project")
 
@@ -53,12 +52,24 @@ class Decoder:
     products see few sizes. Only what works row by row sees them: attention and the cache do not.
     """
 
-    def __init__(self, model: LoadedModel, max_model_len: int) -> None:
+    def __init__(
+        self, model: LoadedModel, max_model_len: int, *, batch_invariant: bool = False
+    ) -> None:
+        """
+        Args:
+            model: Weights and description.
+            max_model_len: Positions are below it.
+            batch_invariant: Give each row the same bits alone and among any others, which is
+                slower; attention is to be planned alike.
+        """
         config = model.config
+        self._operations: RowOperations = (
+            InvariantOperations() if batch_invariant else FastOperations()
+        )
         self._config = config
         self._weights = model.weights
         self._scale = config.head_dim**-0.5
-        self._pads_rows = pads_rows(model.dtype, model.device)
+        self._pads_rows = not batch_invariant and pads_rows(model.dtype, model.device)
         table = rotation_table(config.rope, config.head_dim, max_model_len)
         self._rotations = table.to(model.device)
 
@@ -101,7 +112,7 @@ class Decoder:
         in the model's type.
         """
         normed = rms_norm(self._padded(hidden), self._weights.norm, self._config.norm_eps)
-        return functional.linear(normed, self._weights.lm_head)[: hidden.shape[0]]
+        return self._operations.linear(normed, self._weights.lm_head)[: hidden.shape[0]]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The same in float32."""
@@ -127,28 +138,21 @@ class Decoder:
     ) -> None:
         eps = self._config.norm_eps
         normed = rms_norm(hidden, layer.input_norm, eps)
-        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)[: kv_position.shape[0]]
-        query = rope_kv_write(
+        operations = self._operations
+        qkv = operations.linear(normed, layer.qkv, layer.qkv_bias)[: kv_position.shape[0]]
+        query = operations.rope_kv_write(
             qkv, rotation, kv_position, kv_cache, qk_norm=layer.qk_norm, norm_eps=eps
         )
         attended = self._padded(paged_attention(query, kv_cache, plan, self._scale).flatten(1))
-        _add_projection(hidden, attended, layer.output, layer.output_bias)
+        operations.add_linear(hidden, attended, layer.output, layer.output_bias)
 
     def _mlp(self, layer: LayerWeights, hidden: Tensor) -> None:
         normed = rms_norm(hidden, layer.mlp_norm, self._config.norm_eps)
-        gate_up = functional.linear(normed, layer.gate_up, layer.gate_up_bias)
-        _add_projection(hidden, silu_mul(gate_up), layer.down, layer.down_bias)
+        operations = self._operations
+        gate_up = operations.linear(normed, layer.gate_up, layer.gate_up_bias)
+        operations.add_linear(hidden, operations.silu_mul(gate_up), layer.down, layer.down_bias)
 
     def _padded(self, rows: Tensor) -> Tensor:
         """`rows` followed by as many rows of zeros as matrix products should see."""
         num_added = padded_rows(rows.shape[0]) - rows.shape[0] if self._pads_rows else 0
         return functional.pad(rows, (0, 0, 0, num_added)) if num_added else rows
-
-
-def _add_projection(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """
-    Add a projection of `x` to `hidden` in place: the residual connection costs no pass of its own.
-    """
-    hidden.addmm_(x, weight.t())
-    if bias is not None:
-        hidden.add_(bias)

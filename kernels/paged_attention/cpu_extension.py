@@ -99,6 +99,8 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
         raise ValueError(f"cpu-extension computes {', '.join(map(str, _TYPES))}, not {shape.dtype}")
     query_len = sequences.query_len.astype(np.int64)
     short = query_len <= _LONGEST_QUERY
+    if shape.batch_invariant:  # PyTorch's sums are others, and how long a chunk is must not choose
+        short = np.ones_like(short)
     if not short.any():
         return cpu.plan(sequences, shape, window)
     first_query = np.cumsum(query_len) - query_len

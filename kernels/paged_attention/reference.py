@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.paged_attention.sequences import AttentionShape, PagedSequences
+from kernels.paged_attention.sequences import AttentionShape, PagedSequences, queries_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +59,6 @@ class ReferencePlan:
 
 def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> ReferencePlan:
     """Arguments as in `plan_paged_attention`, unchecked."""
+    if shape.batch_invariant:
+        sequences = queries_alone(sequences)
     return ReferencePlan(sequences, shape, window)

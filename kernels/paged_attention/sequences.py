@@ -13,7 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """What is the same in every step: heads, cache geometry, number type and device."""
+    """
+    What is the same in every step: heads, cache geometry, number type and device.
+
+    With `batch_invariant`, a query's bits depend on its own sequence and position alone: neither on
+    the batch nor on the chunk that it is computed in.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -21,6 +26,7 @@ class AttentionShape:
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    batch_invariant: bool = False
 
     @property
     def group_size(self) -> int:
@@ -44,6 +50,19 @@ class PagedSequences:
     query_len: NDArray[np.int32]
     seq_len: NDArray[np.int32]
     block_table: NDArray[np.int32]
+
+
+def queries_alone(sequences: PagedSequences) -> PagedSequences:
+    """The same queries in the same order, each as a row of its own."""
+    query_len = sequences.query_len
+    start = np.repeat(sequences.seq_len - query_len, query_len)
+    first_query = np.repeat(np.cumsum(query_len) - query_len, query_len)
+    in_row = np.arange(len(start)) - first_query
+    return PagedSequences(
+        query_len=np.ones(len(start), np.int32),
+        seq_len=(start + in_row + 1).astype(np.int32),
+        block_table=np.repeat(sequences.block_table, query_len, axis=0),
+    )
 
 
 class AttentionPlan(Protocol):

@@ -17,7 +17,12 @@ from torch import Tensor
 from kernels.paged_attention.sequences import AttentionShape, PagedSequences
 from kernels.paged_attention.triton_decode import decode_attention
 from kernels.paged_attention.triton_prefill import prefill_attention
-from kernels.paged_attention.triton_prefill_tiles import TileSize, cut_prefill, tile_size
+from kernels.paged_attention.triton_prefill_tiles import (
+    TileSize,
+    cut_prefill,
+    invariant_tile_size,
+    tile_size,
+)
 
 _ALIGNMENT = 4
 """Integers that parts of an upload are padded to: kernels are compiled for 16-byte alignment."""
@@ -51,6 +56,8 @@ class TritonPlan:
         block_table: int32 ``[R, M]``, rows of decodes first.
         decodes: None where there are none.
         prefills: By size of tile, a table of tiles, int32 ``[N, 4]``.
+        resident_len: int32 ``[R]``, lengths of rows with one query each, of which the only table of
+            tiles gets its positions whenever the plan runs; None where the tables hold them.
     """
 
     shape: AttentionShape
@@ -59,10 +66,13 @@ class TritonPlan:
     block_table: Tensor
     decodes: DecodeRows | None
     prefills: tuple[tuple[TileSize, Tensor], ...]
+    resident_len: Tensor | None = None
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
         """Arguments and result as in `paged_attention`, unchecked."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if self.resident_len is not None:
+            torch.sub(self.resident_len, 1, out=self.prefills[0][1][:, 2])
         if self.decodes is not None:
             self._decode(self.decodes, query, kv_cache, scale, out)
         for size, tiles in self.prefills:
@@ -105,6 +115,8 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
     tile_size(shape, is_short=False)  # so that steps of decodes alone are refused alike
     query_len, table = sequences.query_len, sequences.block_table
     is_decode = query_len == 1
+    if shape.batch_invariant:  # the prefill kernel gives a query the same bits in any chunk
+        is_decode = np.zeros_like(is_decode)
     num_decodes = int(is_decode.sum())
     in_order = bool(is_decode[:num_decodes].all())
     order = np.argsort(~is_decode, kind="stable")
@@ -141,13 +153,20 @@ def plan_resident_decodes(
         ValueError: Heads are of a size or numbers of a type that the kernels do not take.
     """
     tile_size(shape, is_short=False)
+    decodes: DecodeRows | None = DecodeRows(seq_len, None)
+    prefills: tuple[tuple[TileSize, Tensor], ...] = ()
+    if shape.batch_invariant:  # as `plan` has it: rows of one query each go to the prefill kernel
+        row = torch.arange(len(seq_len), dtype=torch.int32, device=seq_len.device)
+        tiles = torch.stack((row, row, row, torch.ones_like(row)), dim=1)
+        decodes, prefills = None, ((invariant_tile_size(shape), tiles),)
     return TritonPlan(
         shape=shape,
         num_queries=len(seq_len),
         window=window,
         block_table=block_table,
-        decodes=DecodeRows(seq_len, None),
-        prefills=(),
+        decodes=decodes,
+        prefills=prefills,
+        resident_len=seq_len if shape.batch_invariant else None,
     )
 
 

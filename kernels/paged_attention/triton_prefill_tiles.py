@@ -97,6 +97,20 @@ def tile_size(shape: AttentionShape, *, is_short: bool) -> TileSize:
     return _LONG_16_BIT[padded]
 
 
+def invariant_tile_size(shape: AttentionShape) -> TileSize:
+    """
+    The one size that all rows take where how long a chunk is must not choose what computes it.
+
+    Raises:
+        ValueError: As by `tile_size`.
+    """
+    return tile_size(shape, is_short=_is_short_where_invariant(shape))
+
+
+def _is_short_where_invariant(shape: AttentionShape) -> bool:
+    return shape.group_size <= SHORT_ROWS
+
+
 def power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`, which is positive."""
     return 1 << (number - 1).bit_length()
@@ -115,6 +129,8 @@ def cut_prefill(
     query_len = sequences.query_len.astype(np.int64)
     first_query = np.cumsum(query_len) - query_len
     is_short = query_len[rows] * shape.group_size <= SHORT_ROWS
+    if shape.batch_invariant:
+        is_short[:] = _is_short_where_invariant(shape)
     tables = []
     for short in (True, False):
         chosen = rows[is_short == short]

@@ -1,0 +1,141 @@
+"""The operations of a layer that may compute a row by other arithmetic among other rows."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.linear import linear
+from kernels.packed_linear import PackedWeight, packed_linear
+from kernels.rope_kv_write import rope_kv_write
+from kernels.silu_mul import silu_mul
+
+_ELEMENTS_OF_ONE_THREAD = 32768
+"""PyTorch shares an elementwise operation between threads from this size on, inside rows too."""
+
+
+class RowOperations(Protocol):
+    """Operations on T rows at a time; all arguments as in `kernels`."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply ``[T, K]`` by a weight ``[N, K]``."""
+
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Add a product to `hidden` in place."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """Multiply SiLU of the first half by the second half."""
+
+    def rope_kv_write(
+        self,
+        qkv: Tensor,
+        rotation: Tensor,
+        kv_position: Tensor,
+        kv_cache: Tensor,
+        *,
+        qk_norm: Tensor | None,
+        norm_eps: float,
+    ) -> Tensor:
+        """Rotate queries and keys, and write keys and values."""
+
+
+class FastOperations:
+    """Whatever is fastest for so many rows."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As in `RowOperations`."""
+        if isinstance(weight, PackedWeight):
+            return packed_linear(x, weight, bias)
+        return functional.linear(x, weight, bias)
+
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """
+        As in `RowOperations`; the residual connection costs no pass of its own.
+        """
+        if isinstance(weight, PackedWeight):
+            packed_linear(x, weight, bias, residual=hidden)
+            return
+        hidden.addmm_(x, weight.t())
+        if bias is not None:
+            hidden.add_(bias)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """As in `RowOperations`."""
+        return silu_mul(gate_up)
+
+    def rope_kv_write(
+        self,
+        qkv: Tensor,
+        rotation: Tensor,
+        kv_position: Tensor,
+        kv_cache: Tensor,
+        *,
+        qk_norm: Tensor | None,
+        norm_eps: float,
+    ) -> Tensor:
+        """As in `RowOperations`."""
+        return rope_kv_write(
+            qkv, rotation, kv_position, kv_cache, qk_norm=qk_norm, norm_eps=norm_eps
+        )
+
+
+class InvariantOperations:
+    """
+    A row's bits are the same alone and among any others.
+
+    On a CPU elementwise operations take so few rows at a time that threads do not share them: a
+    thread's last elements go through other code, and may be in the middle of a row.
+    """
+
+    def __init__(self) -> None:
+        # Products then always get this many threads; left to itself, the library looks at the load.
+        torch.set_num_threads(torch.get_num_threads())
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As in `RowOperations`; products with packed weights are so by themselves."""
+        if isinstance(weight, PackedWeight):
+            return packed_linear(x, weight, bias)
+        return linear(x, weight, bias)
+
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """As in `RowOperations`."""
+        if isinstance(weight, PackedWeight):
+            packed_linear(x, weight, bias, residual=hidden)
+        else:
+            linear(x, weight, bias, residual=hidden)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """As in `RowOperations`."""
+        return _joined([silu_mul(part) for part in torch.split(gate_up, _rows_at_once(gate_up))])
+
+    def rope_kv_write(
+        self,
+        qkv: Tensor,
+        rotation: Tensor,
+        kv_position: Tensor,
+        kv_cache: Tensor,
+        *,
+        qk_norm: Tensor | None,
+        norm_eps: float,
+    ) -> Tensor:
+        """As in `RowOperations`."""
+        num_rows = _rows_at_once(qkv)
+        columns = (torch.split(column, num_rows) for column in (qkv, rotation, kv_position))
+        parts = [
+            rope_kv_write(values, turn, place, kv_cache, qk_norm=qk_norm, norm_eps=norm_eps)
+            for values, turn, place in zip(*columns, strict=True)
+        ]
+        return _joined(parts)
+
+
+def _rows_at_once(rows: Tensor) -> int:
+    if rows.device.type != "cpu":
+        return max(1, len(rows))
+    return max(1, (_ELEMENTS_OF_ONE_THREAD - 1) // rows.shape[1])
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

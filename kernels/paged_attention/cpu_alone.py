@@ -1,0 +1,141 @@
+"""
+Paged attention on the CPU in which nothing but a query's own sequence and position decides its
+bits: neither the batch nor the chunk that it is computed in.
+
+Queries lie in tiles that begin at fixed positions, each at its own place, and a tile's keys end at
+a fixed position too; what is missing is filled up and masked. So each call has a shape that the
+position alone decides. Tiles run one by one, since a library may choose its code by how many there
+are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.paged_attention.sequences import AttentionShape, PagedSequences
+
+QUERIES = 8
+"""Positions of a tile. Fewer waste less where a row decodes, more save calls in prompts."""
+
+KEYS = 128
+"""Keys are filled up to a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """
+    Some queries of one row.
+
+    `query_place` int64 ``[QUERIES]``, among the batch's; `wanted`, which of them are asked for, and
+    `target`, where their results go; `key_place` int64 ``[L]`` in the cache; `mask` added to the
+    scores, ``[1, 1, group_size * QUERIES, L]``.
+    """
+
+    query_place: Tensor
+    wanted: slice
+    target: slice
+    key_place: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AlonePlan:
+    """Tiles in order of the batch's queries."""
+
+    shape: AttentionShape
+    num_queries: int
+    tiles: tuple[_Tile, ...]
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
+        """Arguments and result as in `paged_attention`, unchecked."""
+        shape = self.shape
+        heads = (shape.num_kv_heads, shape.group_size, shape.head_dim)
+        out = torch.empty(query.shape, dtype=query.dtype)
+        cache = kv_cache.view(-1, 2 * shape.num_kv_heads * shape.head_dim)
+        for tile in self.tiles:
+            kv = cache.index_select(0, tile.key_place)
+            kv = kv.view(1, -1, 2, shape.num_kv_heads, shape.head_dim).permute(2, 0, 3, 1, 4)
+            own = query.index_select(0, tile.query_place).view(1, QUERIES, *heads)
+            own = own.permute(0, 2, 3, 1, 4).flatten(2, 3)  # heads of a group stand in as queries
+            result = functional.scaled_dot_product_attention(
+                own, kv[0], kv[1], attn_mask=tile.mask, scale=scale
+            )
+            result = result.view(*heads[:2], QUERIES, shape.head_dim)[:, :, tile.wanted]
+            out[tile.target] = result.permute(2, 0, 1, 3).flatten(1, 2)
+        return out
+
+
+def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> AlonePlan:
+    """Arguments as in `plan_paged_attention`, unchecked."""
+    tiles: list[_Tile] = []
+    masks: dict[int, Tensor] = {}
+    first = 0
+    rows = zip(
+        sequences.query_len.tolist(),
+        sequences.seq_len.tolist(),
+        sequences.block_table,
+        strict=True,
+    )
+    for query_len, seq_len, table in rows:
+        start = seq_len - query_len
+        for begin in range(start // QUERIES * QUERIES, seq_len, QUERIES):
+            if begin not in masks:
+                masks[begin] = _mask(begin, shape, window)
+            tiles.append(
+                _tile(
+                    begin, start, seq_len, first, _places(begin, seq_len, table, shape, window),
+                    masks[begin],
+                )
+            )  # fmt: skip
+        first += query_len
+    return AlonePlan(shape, first, tuple(tiles))
+
+
+def _tile(
+    begin: int, start: int, seq_len: int, first_query: int, key_place: Tensor, mask: Tensor
+) -> _Tile:
+    """The tile at position `begin` of a row with queries at positions `start` to `seq_len`."""
+    position = np.clip(np.arange(begin, begin + QUERIES), start, seq_len - 1)
+    own = slice(max(begin, start), min(begin + QUERIES, seq_len))
+    return _Tile(
+        query_place=torch.from_numpy(first_query + position - start),
+        wanted=slice(own.start - begin, own.stop - begin),
+        target=slice(first_query + own.start - start, first_query + own.stop - start),
+        key_place=key_place,
+        mask=mask,
+    )
+
+
+def _places(
+    begin: int,
+    seq_len: int,
+    table: NDArray[np.int32],
+    shape: AttentionShape,
+    window: int | None,
+) -> Tensor:
+    """Where a tile's keys lie; those past the sequence's end repeat its last one."""
+    position = np.minimum(_key_positions(begin, window), seq_len - 1)
+    block = table[position // shape.block_size].astype(np.int64)
+    return torch.from_numpy(block * shape.block_size + position % shape.block_size)
+
+
+def _key_positions(begin: int, window: int | None) -> NDArray[np.int64]:
+    oldest = 0 if window is None else max(0, begin - window + 1)
+    return np.arange(oldest // KEYS * KEYS, -(-(begin + QUERIES) // KEYS) * KEYS)
+
+
+def _mask(begin: int, shape: AttentionShape, window: int | None) -> Tensor:
+    query_at = np.arange(begin, begin + QUERIES)[:, None]
+    key_at = _key_positions(begin, window)
+    seen = key_at <= query_at
+    if window is not None:
+        seen &= key_at > query_at - window
+    mask = torch.zeros(seen.shape, dtype=shape.dtype)
+    mask.masked_fill_(torch.from_numpy(~seen), float("-inf"))
+    return mask.repeat(shape.group_size, 1)[None, None]
