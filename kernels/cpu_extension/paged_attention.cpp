@@ -155,6 +155,15 @@ struct Attention {
             parts > 1 ? split + 1 : last / kSplit + 1};
   }
 
+  // Positions [base + from, base + to) of a row, with the keys that lie there.
+  struct Tile {
+    int64_t base;
+    int from, to;
+    const T* const* key;
+  };
+
+  static constexpr const T* const* kNoKeys = nullptr;
+
   int64_t position(int64_t row, int64_t query_at) const {
     return plan.seq_len[row] - plan.query_len[row] + query_at;
   }
@@ -231,25 +240,24 @@ struct Attention {
     int64_t to = position(item.row, item.first + item.count - 1) + 1;
     if (from < split * kSplit) from = split * kSplit;
     if (to > (split + 1) * kSplit) to = (split + 1) * kSplit;
-    for (int64_t base = from / kTile * kTile; base < to; base += kTile)
-      attend_tile(item, base, from > base ? from - base : 0,
-                  to - base < kTile ? to - base : kTile, scratch, sums);
+    const T* keys[2][kTile];
+    Tile tile = find_tile(item, from / kTile * kTile, from, to, keys[0]);
+    for (int turn = 1; tile.base < to; turn = 1 - turn) {
+      const Tile next = find_tile(item, tile.base + kTile, from, to, keys[turn]);
+      attend_tile(item, tile, next.base < to ? next.key : nullptr, scratch, sums);
+      tile = next;
+    }
   }
 
-  // Keys [from, to) of the tile that starts at position `base`.
-  void attend_tile(const Item& item, int64_t base, int from, int to, const Scratch& scratch,
-                   const Sums& sums) const {
+  void attend_tile(const Item& item, const Tile& tile, const T* const* next,
+                   const Scratch& scratch, const Sums& sums) const {
+    const int64_t base = tile.base;
+    const int from = tile.from, to = tile.to;
     const int first = from / kLanes, last = (to + kLanes - 1) / kLanes;
-    const T* key[kTile];
-    const T* value[kTile];
-    find_keys(item, base, from, to, key);
     const int64_t to_value = plan.num_kv_heads * plan.head_dim;
-    for (int j = first * kLanes; j < last * kLanes; ++j) {
-      value[j] = key[j] + to_value;
-      for (int64_t d = 0; d < plan.head_dim; d += 64 / static_cast<int>(sizeof(T)))
-        __builtin_prefetch(value[j] + d, 0, 2);
-    }
-    turn_keys(key, first, last, plan.head_dim, scratch.packed);
+    const T* value[kTile];
+    for (int j = from; j < to; ++j) value[j] = tile.key[j] + to_value;
+    turn_keys(tile.key, to_value, first, last, plan.head_dim, scratch.packed);
     const int rows = item.count * plan.group();
     for (int m = 0; m < rows; m += kBlock) score_some(m, rows, first, last, scratch);
     bool alike = true;  // all queries see the same keys of this tile
@@ -269,9 +277,9 @@ struct Attention {
           store(row + d, load_some(value[j] + d, plan.head_dim - d));
         widened[j] = row;
       }
-      add_all(item, base, from, to, alike, widened, scratch, sums);
+      add_all(item, tile, alike, widened, next, scratch, sums);
     } else {
-      add_all(item, base, from, to, alike, value, scratch, sums);
+      add_all(item, tile, alike, value, next, scratch, sums);
     }
   }
 
@@ -279,21 +287,28 @@ struct Attention {
     return value < least ? least : value > most ? most : static_cast<int>(value);
   }
 
-  // Lanes outside [from, to) repeat a key inside: what they hold is read by nobody.
-  void find_keys(const Item& item, int64_t base, int from, int to, const T** key) const {
+  // The tile at position `base`, cut to positions [from, to), and its keys if it has any. Lanes
+  // without a position repeat a key that has one: what they hold is read by nobody.
+  Tile find_tile(const Item& item, int64_t base, int64_t from, int64_t to, const T** key) const {
+    const Tile tile{base, clamp(from - base, 0, kTile), clamp(to - base, 0, kTile), key};
+    if (tile.from >= tile.to) return tile;
     const int32_t* table = plan.block_table + item.row * plan.table_stride;
     const int64_t position_stride = 2 * plan.num_kv_heads * plan.head_dim;
-    int64_t block = (base + from) / plan.block_size, offset = (base + from) % plan.block_size;
-    for (int j = from; j < to; ++j) {
-      key[j] = cache + (table[block] * plan.block_size + offset) * position_stride +
-               item.head * plan.head_dim;
-      if (++offset == plan.block_size) {
-        offset = 0;
-        ++block;
-      }
+    int64_t block = (base + tile.from) / plan.block_size;
+    int64_t offset = (base + tile.from) % plan.block_size;
+    for (int j = tile.from; j < tile.to; ++block, offset = 0) {
+      const T* at = cache + (table[block] * plan.block_size + offset) * position_stride +
+                    item.head * plan.head_dim;
+      const int64_t left = tile.to - j;
+      const int64_t here = plan.block_size - offset < left ? plan.block_size - offset : left;
+      for (int64_t end = j + here; j < end; at += position_stride) key[j++] = at;
     }
-    for (int j = from / kLanes * kLanes; j < from; ++j) key[j] = key[from];
-    for (int j = to; j % kLanes != 0; ++j) key[j] = key[to - 1];
+    for (int j = tile.from / kLanes * kLanes; j < tile.from; ++j) key[j] = key[tile.from];
+    for (int j = tile.to; j % kLanes != 0; ++j) key[j] = key[tile.to - 1];
+    // Pages may lie anywhere: where fewer keys are ahead, the rest repeat the last.
+    for (int j = (tile.to + kLanes - 1) / kLanes * kLanes; j < kTile; ++j) key[j] = key[tile.to - 1];
+    for (int j = 0; j < tile.from / kLanes * kLanes; ++j) key[j] = key[tile.from];
+    return tile;
   }
 
   void score_some(int m, int rows, int first, int last, const Scratch& scratch) const {
@@ -310,9 +325,10 @@ struct Attention {
   }
 
   template <class V>
-  void add_all(const Item& item, int64_t base, int from, int to, bool alike,
-               const V* const* value, const Scratch& scratch, const Sums& sums) const {
+  void add_all(const Item& item, const Tile& tile, bool alike, const V* const* value,
+               const T* const* next, const Scratch& scratch, const Sums& sums) const {
     const int rows = item.count * plan.group(), dim = plan.head_dim;
+    const int from = tile.from, to = tile.to;
     const int64_t width = plan.width();
     for (int m = 0; m < rows;) {
       float* held = sums.values + m * width;
@@ -321,19 +337,20 @@ struct Attention {
       if (!alike) {
         // What a query does not see is not multiplied with its zero: it may be NaN.
         const int64_t at = position(item.row, item.first + m / plan.group());
-        const int own_from = clamp(plan.first_key(at) - base, from, to);
-        const int own_to = clamp(at + 1 - base, from, to);
-        add_values<1>(held, width, kept, weights, value, own_from, own_to, dim);
+        const int own_from = clamp(plan.first_key(at) - tile.base, from, to);
+        const int own_to = clamp(at + 1 - tile.base, from, to);
+        add_values<1>(held, width, kept, weights, value, kNoKeys, own_from, own_to, dim);
         ++m;
         continue;
       }
       switch (rows - m) {
-        case 1: add_values<1>(held, width, kept, weights, value, from, to, dim); break;
-        case 2: add_values<2>(held, width, kept, weights, value, from, to, dim); break;
-        case 3: add_values<3>(held, width, kept, weights, value, from, to, dim); break;
-        default: add_values<4>(held, width, kept, weights, value, from, to, dim);
+        case 1: add_values<1>(held, width, kept, weights, value, next, from, to, dim); break;
+        case 2: add_values<2>(held, width, kept, weights, value, next, from, to, dim); break;
+        case 3: add_values<3>(held, width, kept, weights, value, next, from, to, dim); break;
+        default: add_values<4>(held, width, kept, weights, value, next, from, to, dim);
       }
       m += kBlock;
+      next = nullptr;  // fetched once is enough
     }
   }
 };

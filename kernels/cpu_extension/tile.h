@@ -15,15 +15,22 @@ constexpr int kTile = 64;
 constexpr int kScoreVectors = kLanes == 16 ? 4 : 2;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// packed[d * kTile + j] = key[j][d] for the lanes of vectors [first, last).
+constexpr int kLineBytes = 64;
+
+// packed[d * kTile + j] = key[j][d] for the lanes of vectors [first, last). Meanwhile the values
+// that will be needed next are on their way: `ahead` elements after the keys.
 template <class T>
-void turn_keys(const T* const* key, int first, int last, int head_dim, float* packed) {
+void turn_keys(const T* const* key, int64_t ahead, int first, int last, int head_dim,
+               float* packed) {
   for (int vector = first; vector < last; ++vector) {
     const T* const* lanes = key + vector * kLanes;
     for (int at = 0; at < head_dim; at += kLanes) {
       const int count = head_dim - at < kLanes ? head_dim - at : kLanes;
       Floats rows[kLanes];
-      for (int i = 0; i < kLanes; ++i) rows[i] = load_some(lanes[i] + at, count);
+      for (int i = 0; i < kLanes; ++i) {
+        rows[i] = load_some(lanes[i] + at, count);
+        if (at * sizeof(T) % kLineBytes == 0) __builtin_prefetch(lanes[i] + ahead + at, 0, 2);
+      }
       transpose(rows);
       float* to = packed + at * kTile + vector * kLanes;
       for (int i = 0; i < count; ++i) store(to + i * kTile, rows[i]);
@@ -63,8 +70,7 @@ void score(const float* query, int64_t query_stride, int head_dim, const float* 
 // Scores of keys [from, to) become weights, those of others 0; the running maximum and sum move on.
 // Returns what sums before this tile are to be multiplied with.
 inline float weigh(float* scores, int first, int last, int from, int to, float* most, float* sum) {
-  Ints lane;
-  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  const Ints lane = lane_numbers();
   Floats tile_most = splat(kMinusInfinity);
   for (int vector = first; vector < last; ++vector) {
     const Ints key = lane + vector * kLanes;
@@ -89,14 +95,18 @@ inline float weigh(float* scores, int first, int last, int from, int to, float* 
   return kept;
 }
 
-template <int Q, int V, class T>
+// `next`, where it is not null, are the keys of the next tile, fetched on the way.
+template <int Q, int V, class T, class N>
 inline void value_block(float* sums, int64_t sums_stride, const float* kept, const float* weights,
-                        const T* const* value, int from, int to, int at) {
+                        const T* const* value, const N* const* next, int from, int to, int at) {
   Floats held[Q][V];
   for (int q = 0; q < Q; ++q)
     for (int v = 0; v < V; ++v)
       held[q][v] = load(sums + q * sums_stride + at + v * kLanes) * splat(kept[q]);
   for (int j = from; j < to; ++j) {
+    if (next != nullptr)
+      for (int line = 0; line < V * kLanes; line += kLineBytes / static_cast<int>(sizeof(N)))
+        __builtin_prefetch(next[j] + at + line, 0, 2);
     Floats own[V];
     for (int v = 0; v < V; ++v) own[v] = load(value[j] + at + v * kLanes);
     for (int q = 0; q < Q; ++q) {
@@ -109,15 +119,15 @@ inline void value_block(float* sums, int64_t sums_stride, const float* kept, con
 }
 
 // sums[q] = sums[q] * kept[q] + sum over keys [from, to) of weights[q * kTile + j] * value[j].
-template <int Q, class T>
+template <int Q, class T, class N>
 void add_values(float* sums, int64_t sums_stride, const float* kept, const float* weights,
-                const T* const* value, int from, int to, int head_dim) {
+                const T* const* value, const N* const* next, int from, int to, int head_dim) {
   constexpr int kVectors = kLanes == 16 ? 4 : 2;
   int at = 0;
   for (; at + kVectors * kLanes <= head_dim; at += kVectors * kLanes)
-    value_block<Q, kVectors>(sums, sums_stride, kept, weights, value, from, to, at);
+    value_block<Q, kVectors>(sums, sums_stride, kept, weights, value, next, from, to, at);
   for (; at + kLanes <= head_dim; at += kLanes)
-    value_block<Q, 1>(sums, sums_stride, kept, weights, value, from, to, at);
+    value_block<Q, 1>(sums, sums_stride, kept, weights, value, next, from, to, at);
   if (at == head_dim) return;
   for (int q = 0; q < Q; ++q) {  // the head's last lanes, fewer than a vector
     Floats held = load(sums + q * sums_stride + at) * splat(kept[q]);

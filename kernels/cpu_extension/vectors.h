@@ -44,7 +44,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-inline Floats splat(float value) { return Floats{} + value; }
+inline Floats splat(float value) { return value - Floats{}; }  // keeps the sign of zero
 
 template <class To, class From>
 inline To as(From from) {
@@ -139,16 +139,35 @@ inline Floats exp_of(Floats x) {
   return x < splat(-87.0f) ? splat(0.0f) : p * scale;
 }
 
-inline float sum_of(Floats values) {
-  float sum = 0.0f;
-  for (int lane = 0; lane < kLanes; ++lane) sum += values[lane];
-  return sum;
+inline Ints lane_numbers() {
+  Ints lanes;
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+  return lanes;
 }
 
+// Each lane gets the one `by` lanes on, round the end; `by` is a power of two.
+inline Floats rotated(Floats values, int by) {
+#if defined(__clang__)
+  Floats turned;
+  for (int lane = 0; lane < kLanes; ++lane) turned[lane] = values[(lane + by) % kLanes];
+  return turned;
+#else
+  return __builtin_shuffle(values, (lane_numbers() + by) & (kLanes - 1));
+#endif
+}
+
+inline float sum_of(Floats values) {
+  for (int by = kLanes / 2; by > 0; by /= 2) values += rotated(values, by);
+  return values[0];
+}
+
+// Of NaN and a number, either.
 inline float max_of(Floats values) {
-  float most = values[0];
-  for (int lane = 1; lane < kLanes; ++lane) most = values[lane] > most ? values[lane] : most;
-  return most;
+  for (int by = kLanes / 2; by > 0; by /= 2) {
+    const Floats others = rotated(values, by);
+    values = others > values ? others : values;
+  }
+  return values[0];
 }
 
 // Rows become columns: log2(kLanes) times, each row is interleaved with the one half way on.

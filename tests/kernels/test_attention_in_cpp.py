@@ -14,6 +14,7 @@ from kernels.paged_attention import (
     cpu,
     cpu_extension,
     paged_attention,
+    reference,
 )
 from tests.kernels.test_paged_attention import shape
 
@@ -112,18 +113,187 @@ class Scene:
         return torch.cat(rows)
 
 
+def some_rows(sequences: PagedSequences, rows: list[int]) -> PagedSequences:
+    return PagedSequences(
+        query_len=sequences.query_len[rows],
+        seq_len=sequences.seq_len[rows],
+        block_table=sequences.block_table[rows],
+    )
+
+
 class TestValues:
     @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
     @pytest.mark.parametrize("of", SHAPES.values(), ids=SHAPES)
     def test_error_is_at_most_twice_that_of_pytorch(
-        self, of: AttentionShape, dtype: torch.dtype, rows_in_cpp: str
+        self, of: AttentionShape, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     ):
         """
         Against float64 on the same numbers, C++ errs at most twice as much as PyTorch's path, with and without a window.
         """
-        scene = Scene(ROWS, replace(of, dtype=dtype))
+        monkeypatch.setattr(cpu_extension, "_LONGEST_QUERY", 10**9)
+        assert_errs_little(Scene(ROWS, replace(of, dtype=dtype)))
+
+    @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+    def test_long_chunks_are_left_to_pytorch(self, dtype: torch.dtype):
+        """
+        In one batch decodes run in C++ and long chunks in PyTorch, and each result stands where its query does.
+        """
+        rows = [(1, 300), (30, 70), (8, 9), (9, 9), (1, 1), (64, 130), (1, 64)]
+        scene = Scene(rows, shape(9, 3, 64, 16, dtype))
+        plan = cpu_extension.plan(scene.sequences, scene.of, None)
+        assert isinstance(plan, cpu_extension.ExtensionPlan)
+        assert plan.rest is not None
+        assert (4, 30 + 9 + 64) == (plan.native.num_rows, plan.rest.num_queries)
+        assert_errs_little(scene)
+
+    def test_chunks_alone_need_no_library(self):
+        """
+        A batch of long chunks is PyTorch's plan.
+        """
+        scene = Scene([(30, 70), (64, 130)], shape())
+        plan = cpu_extension.plan(scene.sequences, scene.of, None)
+        assert not isinstance(plan, cpu_extension.ExtensionPlan)
+
+
+def assert_errs_little(scene: Scene) -> None:
+    for window in (None, 100):
+        expected = scene.exact(window)
+        plain_error = (scene.attend_in_pytorch(window) - expected).abs().max()
+        error = (scene.attend(window) - expected).abs().max()
+        assert error <= 2 * plain_error
+
+
+class TestBits:
+    """Everything here is exact equality."""
+
+    OF = shape(9, 3, 64, 16)
+
+    @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+    def test_row_is_the_same_alone_and_in_any_batch(self, dtype: torch.dtype, rows_in_cpp: str):
+        """
+        A row's result has the same bits alone as among others, wherever it stands, if C++ computes it.
+        """
+        scene = Scene(ROWS, replace(self.OF, dtype=dtype))
         for window in (None, 100):
-            expected = scene.exact(window)
-            plain_error = (scene.attend_in_pytorch(window) - expected).abs().max()
-            error = (scene.attend(window) - expected).abs().max()
-            assert error <= 2 * plain_error
+            together = scene.attend(window)
+            first = 0
+            for row, (query_len, _) in enumerate(ROWS):
+                own = slice(first, first + query_len)
+                first += query_len
+                if query_len > cpu_extension._LONGEST_QUERY:
+                    continue
+                alone = cpu_extension.plan(some_rows(scene.sequences, [row]), scene.of, window)
+                found = paged_attention(scene.query[own], scene.cache, alone, SCALE)
+                assert torch.equal(together[own], found)
+
+    @pytest.mark.parametrize("of", [OF, SHAPES["mqa40-D16-b32"]], ids=["gqa3", "mqa40"])
+    def test_chunks_do_not_matter(self, of: AttentionShape, monkeypatch: pytest.MonkeyPatch):
+        """
+        A prompt's queries get the same bits whether computed at once, in chunks or one by one.
+        """
+        monkeypatch.setattr(cpu_extension, "_LONGEST_QUERY", 10**9)
+        length = 530
+        scene = Scene([(length, length)], of)
+        for window in (None, 100):
+            at_once = scene.attend(window)
+            for chunk in (1, 37):
+                first = np.arange(0, length, chunk)
+                seq_len = np.minimum(first + chunk, length)
+                chunks = PagedSequences(
+                    query_len=(seq_len - first).astype(np.int32),
+                    seq_len=seq_len.astype(np.int32),
+                    block_table=np.repeat(scene.sequences.block_table, len(first), axis=0),
+                )
+                plan = cpu_extension.plan(chunks, of, window)
+                assert torch.equal(at_once, paged_attention(scene.query, scene.cache, plan, SCALE))
+
+    def test_threads_and_blocks_do_not_matter(self):
+        """
+        Neither the number of threads nor the size of blocks and their places change a bit.
+        """
+        expected = Scene(ROWS, self.OF).attend()
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(3)
+            assert torch.equal(expected[:6], Scene(ROWS, self.OF).attend()[:6])
+        finally:
+            torch.set_num_threads(before)
+        for block_size in (1, 5, 256):
+            other = Scene(ROWS, replace(self.OF, block_size=block_size)).attend()
+            assert torch.equal(expected[:6], other[:6])
+
+
+class TestReading:
+    def test_nan_stays_in_its_row(self, rows_in_cpp: str):
+        """
+        A row with NaN in its own keys is NaN, and its neighbours, who share no key with it, are as without.
+        """
+        scene = Scene(ROWS, shape(4, 2, 64, 16))
+        clean = scene.attend()
+        sick = int(scene.sequences.block_table[3, 2])
+        scene.cache[sick] = NAN
+        found = scene.attend()
+        assert found[3].isnan().all()
+        others = [row for row in range(len(clean)) if row != 3]
+        assert torch.equal(clean[others], found[others])
+
+    def test_later_and_forgotten_positions_are_not_multiplied(self, monkeypatch):
+        """
+        NaN in a value that a query does not see, for being later or outside its window, does not reach it.
+        """
+        monkeypatch.setattr(cpu_extension, "_LONGEST_QUERY", 10**9)
+        scene = Scene([(40, 200)], shape(4, 2, 64, 16))
+        clean = scene.attend(window=50)
+        block = int(scene.sequences.block_table[0, 11])  # positions 176 to 191
+        scene.cache[block, 4] = NAN  # 180
+        found = scene.attend(window=50)
+        seen = torch.arange(160, 200) >= 180
+        assert found[seen].isnan().all()
+        assert torch.equal(clean[~seen], found[~seen])
+
+    def test_scores_without_bound_do_what_the_definition_does(self):
+        """
+        A score of minus infinity weighs nothing; where every score is that, the result is NaN.
+        """
+        scene = Scene([(1, 300)], shape(2, 2, 64, 16))
+        scene.query[:] = 1.0
+        row = scene.sequences.block_table[0]
+        whole = scene.attend()
+        scene.cache[int(row[0]), 3, 0] = float("-inf")
+        expected = reference.plan(scene.known_table(), scene.of, None)
+        without = expected.attend(scene.query, scene.cache, SCALE)
+        assert not torch.equal(whole, without)
+        assert torch.allclose(without, scene.attend(), atol=1e-5)
+        for block in row[:19]:
+            scene.cache[int(block), :, 0] = float("-inf")
+        assert scene.attend().isnan().all()
+
+    def test_blocks_that_are_not_there_are_refused(self):
+        """
+        A table that names a block outside the cache is an error, not a read of other memory.
+        """
+        scene = Scene([(1, 30), (1, 5)], shape())
+        scene.sequences.block_table[1, 0] = 99
+        with pytest.raises(IndexError, match="name blocks 0 to 99, the cache has"):
+            scene.attend()
+        scene.sequences.block_table[1, 0] = -1
+        with pytest.raises(IndexError, match="name blocks -1 to"):
+            scene.attend()
+
+    def test_strided_queries_are_accepted(self, rows_in_cpp: str):
+        """
+        Queries may be a slice of a wider tensor, as they come out of a fused projection.
+        """
+        scene = Scene(ROWS, shape(4, 2, 20, 16))
+        expected = scene.attend()
+        wide = torch.cat((scene.query, torch.full_like(scene.query, NAN)), dim=1)
+        scene.query = wide[:, :4]
+        assert torch.equal(expected, scene.attend())
+
+    def test_other_number_types_are_refused(self):
+        """
+        A type that the library does not compute is refused by name.
+        """
+        scene = Scene([(1, 5)], shape())
+        with pytest.raises(ValueError, match=r"not torch.float64"):
+            cpu_extension.plan(scene.sequences, replace(scene.of, dtype=torch.float64), None)
