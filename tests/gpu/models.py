@@ -1,0 +1,92 @@
+"""Runners of small models with random weights on any device, and what they are given to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from executor_svc.bench.random_model import random_model
+from executor_svc.bench.shapes import SHAPES
+from executor_svc.graphs.capture import GraphDevice
+from executor_svc.graphs.decode import GraphPlan
+from executor_svc.memory import KvMemory
+from executor_svc.model import ModelConfig
+from executor_svc.runner import ModelRunner
+from tandem.link.batch import Batch, RowSampling
+from tests.executor_svc.stepping import Row, admission, batch, random_tokens
+
+BLOCK_SIZE = 16
+GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+NOISY = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=5)
+FILTERED = RowSampling(temperature=0.9, top_k=30, top_p=0.9, seed=2**64 - 1, min_p=0.02)
+TOLD = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=7, logprobs=3)
+
+
+def small_model(device: torch.device) -> ModelConfig:
+    """A decoder with normalised heads; on a GPU with heads and widths that models have."""
+    if device.type == "cuda":
+        return replace(SHAPES["qwen3-0.6b"], num_layers=3, windows=(None, 100, None))
+    return replace(SHAPES["tiny"], windows=(None, 24), qk_norm=True)
+
+
+def make_runner(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_slots: int,
+    max_model_len: int,
+    graphs: GraphDevice | None = None,
+    sizes: Sequence[int] = (),
+    **options: object,
+) -> ModelRunner:
+    """A warm runner over a cache of NaN; with `graphs` it captures steps of these many rows."""
+    blocks = num_slots * -(-max_model_len // BLOCK_SIZE)
+    model = random_model(config, dtype, device)
+    kv = KvMemory(config, blocks, BLOCK_SIZE, dtype, device)
+    for layer in kv.layers:
+        layer[1:].fill_(float("nan"))
+    runner = ModelRunner(
+        model,
+        kv,
+        num_slots=num_slots,
+        max_model_len=max_model_len,
+        boot_id="gpu-tests",
+        static_rows=0 if graphs is None else num_slots,
+        graph_plan=None if graphs is None else GraphPlan(device=graphs, sizes=tuple(sizes)),
+        **options,
+    )
+    runner.warm_up()
+    return runner
+
+
+def prompts(
+    lengths: Sequence[int],
+    samplings: Sequence[RowSampling],
+    max_model_len: int,
+    vocab_size: int,
+) -> Batch:
+    """A batch that computes a prompt for each slot, which has all blocks it will ever need."""
+    per_slot = -(-max_model_len // BLOCK_SIZE)
+    admits = [
+        admission(
+            slot,
+            random_tokens(length, slot, vocab_size),
+            range(1 + slot * per_slot, 1 + (slot + 1) * per_slot),
+            sampling=samplings[slot % len(samplings)],
+        )
+        for slot, length in enumerate(lengths)
+    ]
+    rows = [Row(slot, 0, length) for slot, length in enumerate(lengths)]
+    return batch(*rows, admits=admits)
+
+
+def decodes(lengths: Sequence[int], counts: Sequence[int]) -> Iterator[Batch]:
+    """For each count a batch in which so many slots, the first ones, go on by a token."""
+    length = list(lengths)
+    for count in counts:
+        yield batch(*(Row(slot, length[slot]) for slot in range(count)))
+        for slot in range(count):
+            length[slot] += 1
