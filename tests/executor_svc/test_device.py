@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from executor_svc import device
-from executor_svc.device import resolve_device
+from executor_svc.device import choose_attention, resolve_device
+from kernels.cpu_extension import ExtensionUnavailable
 from tandem.errors import InvalidConfig
 
 
@@ -43,3 +44,29 @@ class TestResolveDevice:
         """
         with pytest.raises(InvalidConfig, match=complaint):
             resolve_device(name)
+
+
+class TestChooseAttention:
+    def test_unknown_word_is_refused(self):
+        """
+        Whether to attend in C++ is auto, on or off, whatever the device.
+        """
+        for name in ("cpu", "cuda"):
+            with pytest.raises(InvalidConfig, match="must be auto, on or off, got 'maybe'"):
+                choose_attention(torch.device(name), "maybe")
+
+    def test_library_that_is_wanted_and_missing_is_refused(self, monkeypatch: pytest.MonkeyPatch):
+        """
+        "on" without a library is a wrong setting, with the reason and what to set instead; a GPU needs none.
+        """
+
+        def missing(_wanted: str) -> None:
+            raise ExtensionUnavailable("there is no C++ compiler")
+
+        monkeypatch.setattr(device, "use_cpu_extension", missing)
+        with pytest.raises(
+            InvalidConfig, match=r"no C\+\+ compiler; set it to auto or off"
+        ) as refused:
+            choose_attention(torch.device("cpu"), "on")
+        assert "cpu_extension" == refused.value.field
+        choose_attention(torch.device("cuda"), "on")

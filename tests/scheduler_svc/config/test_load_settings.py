@@ -162,6 +162,7 @@ class TestMistakes:
         [
             "TANDEM_EXECUTOR_MODEL",
             "TANDEM_CLIENT_ADDRESS",
+            "TANDEM_CACHE_DIR",
             "TANDEM_SCHEDULER_SERVICE_HOST",
             "TANDEM_SCHEDULER_SERVICE_PORT_GRPC",
             "TANDEM_SCHEDULER_PORT",
@@ -171,7 +172,7 @@ class TestMistakes:
         ],
     )
     def test_variables_of_others_are_left_alone(self, variable):
-        """What belongs to the executor, the client or Kubernetes is no setting of the scheduler."""
+        """What belongs to the executor, the client, the cache or Kubernetes is no setting of the scheduler."""
         assert load_settings([], {variable: "tcp://10.0.0.1:50051"}).sources == {}
 
 
