@@ -54,3 +54,17 @@ def decode_scratch_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype)
     )
     chunks = next(split_rows, 0) * config.num_heads * tuning.max_chunks
     return chunks * (config.head_dim + 2) * 4
+
+
+def graph_pool_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
+    """
+    The pool that captured decode steps share, at least: what the largest, of `max_rows`, has at
+    once. It stays taken between steps. What the driver keeps for each graph is left out.
+    """
+    if max_rows == 0:
+        return 0
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = config.hidden_size + 3 * heads + 2 * kv_heads
+    mlp = config.hidden_size + 3 * config.intermediate_size
+    per_row = config.hidden_size + max(attention, mlp, config.vocab_size)
+    return max_rows * per_row * dtype.itemsize + decode_scratch_bytes(config, max_rows, dtype)

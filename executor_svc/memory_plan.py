@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from executor_svc.config import LoadedSettings
+from executor_svc.decode_bytes import graph_pool_bytes
 from executor_svc.device import dtype_name, resolve_device, resolve_dtype
+from executor_svc.graphs.sizes import graph_sizes
 from executor_svc.limits import fit_limits, num_slots_for
 from executor_svc.memory import host_blocks_within, kv_bytes_per_block
 from executor_svc.memory_budget import (
@@ -64,25 +66,25 @@ def plan_memory(
         readings: Memory around the loading of weights.
         device: For messages.
         measured: Bytes of activations where they were measured; else they are estimated. A
-            measurement under the estimate found memory that the process had from before.
+            measurement under the estimate found memory that the process had from before. On a GPU
+            what captured graphs hold is added to either.
 
     Raises:
         OutOfMemory: Naming the setting to turn.
     """
+    on_gpu = device.startswith("cuda")
     estimated = estimate_activations(
-        config,
-        limits,
-        num_slots=num_slots_for(limits),
-        dtype=dtype,
-        on_gpu=device.startswith("cuda"),
+        config, limits, num_slots=num_slots_for(limits), dtype=dtype, on_gpu=on_gpu
     )
+    sizes = graph_sizes(loaded.settings.num_cuda_graphs, limits.max_batch_size) if on_gpu else ()
+    captured = graph_pool_bytes(config, max(sizes, default=0), dtype)
     probe = MemoryProbe(
         device=device,
         total_bytes=readings.before.total,
         free_before_bytes=readings.before.free,
         free_after_bytes=readings.after.free,
         weight_bytes=readings.weight_bytes,
-        activation_bytes=max(estimated, measured or 0),
+        activation_bytes=max(estimated, measured or 0) + captured,
         other_bytes=readings.other_bytes,
         is_measured=measured is not None,
     )
