@@ -84,6 +84,9 @@ class CudaQueue:
     """
 
     def __init__(self, device: torch.device, max_ahead: int) -> None:
+        """Makes the device current in this thread: that is where Triton launches what it gets."""
+        torch.cuda.set_device(device)
+        self._device = device
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
         self._max_ahead = max_ahead
         self._fetched: deque[torch.cuda.Event] = deque()
@@ -91,19 +94,20 @@ class CudaQueue:
     def mark(self) -> CudaMark:
         """See `DeviceQueue`."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return CudaMark(event)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Wait:
         """See `DeviceQueue`."""
-        self._copies.wait_stream(torch.cuda.current_stream())
+        steps = torch.cuda.current_stream(self._device)
+        self._copies.wait_stream(steps)
         with torch.cuda.stream(self._copies):
             host = [_locked_like(tensor).copy_(tensor, non_blocking=True) for tensor in tensors]
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
-            done.record()
+            done.record(self._copies)
         self._fetched.append(done)
         if len(self._fetched) >= self._max_ahead:
-            torch.cuda.current_stream().wait_event(self._fetched.popleft())
+            steps.wait_event(self._fetched.popleft())
 
         def wait() -> list[Tensor]:
             done.synchronize()

@@ -131,6 +131,7 @@ class FakeCuda:
         self.done: list[str] = []
         self.current = "steps"
         self.num_events = 0
+        self.chosen: list[torch.device] = []
 
     def make_stream(self, _device: torch.device) -> Stream:
         return Stream(self, "copies")
@@ -139,7 +140,7 @@ class FakeCuda:
         self.num_events += 1
         return Event(self, f"{'time' if enable_timing else 'copied'} {self.num_events}")
 
-    def current_stream(self) -> Stream:
+    def current_stream(self, _device: torch.device) -> Stream:
         return Stream(self, self.current)
 
     @contextmanager
@@ -164,8 +165,8 @@ class Event:
     def __init__(self, cuda: FakeCuda, name: str) -> None:
         self._cuda, self.name = cuda, name
 
-    def record(self) -> None:
-        self._cuda.done.append(f"{self.name} in {self._cuda.current}")
+    def record(self, stream: Stream) -> None:
+        self._cuda.done.append(f"{self.name} in {stream.name}")
 
     def synchronize(self) -> None:
         self._cuda.done.append(f"host waits for {self.name}")
@@ -183,6 +184,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         "Event": fake.make_event,
         "current_stream": fake.current_stream,
         "stream": fake.on_stream,
+        "set_device": lambda device: fake.chosen.append(device),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(device_queue, "_locked_like", torch.empty_like)
@@ -221,3 +223,10 @@ class TestCudaQueue:
         first, second = queue.mark(), queue.mark()
         assert 1_500_000 == second.ns_since(first)
         assert ["time 1 in steps", "time 2 in steps"] == cuda.done
+
+    def test_its_device_becomes_the_current_one(self, cuda: FakeCuda):
+        """
+        Whatever the runner's thread launches goes to the device of the model.
+        """
+        CudaQueue(torch.device("cuda", 1), max_ahead=3)
+        assert [torch.device("cuda", 1)] == cuda.chosen
