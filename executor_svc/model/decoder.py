@@ -14,6 +14,7 @@ from executor_svc.model.rope import rotation_table
 from executor_svc.model.row_operations import FastOperations, InvariantOperations, RowOperations
 from executor_svc.model.row_padding import padded_rows, pads_rows
 from executor_svc.model.weights import LayerWeights
+from kernels.packed_linear import PackedWeight
 from kernels.paged_attention import AttentionPlan, paged_attention
 from kernels.rms_norm import rms_norm
 
@@ -89,7 +90,7 @@ class Decoder:
         Returns:
             Hidden states before the final norm, ``[T, hidden_size]``.
         """
-        hidden = self._padded(functional.embedding(inputs.token_id, self._weights.embedding))
+        hidden = self._padded(self._embedded(inputs.token_id))
         rotation = self._rotations.index_select(0, inputs.position)
         layers = zip(self._weights.layers, self._config.windows, kv_layers, strict=True)
         for layer, window, kv_cache in layers:
@@ -151,6 +152,12 @@ class Decoder:
         operations = self._operations
         gate_up = operations.linear(normed, layer.gate_up, layer.gate_up_bias)
         operations.add_linear(hidden, operations.silu_mul(gate_up), layer.down, layer.down_bias)
+
+    def _embedded(self, token_id: Tensor) -> Tensor:
+        table = self._weights.embedding
+        if isinstance(table, PackedWeight):
+            return table.rows(token_id)
+        return functional.embedding(token_id, table)
 
     def _padded(self, rows: Tensor) -> Tensor:
         """`rows` followed by as many rows of zeros as matrix products should see."""

@@ -14,7 +14,9 @@ from executor_svc.device import available_bytes, dtype_name, resolve_device, res
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig, read_model_config
 from executor_svc.model.fingerprint import model_fingerprint
-from executor_svc.model.weights import DecoderWeights, load_weights, weight_bytes
+from executor_svc.model.packing import pack_weights
+from executor_svc.model.weights import DecoderWeights, load_weights, stored_bytes, weight_bytes
+from kernels.packed_linear import can_pack
 from tandem.errors import OutOfMemory
 
 _log = structlog.get_logger(__name__)
@@ -44,7 +46,9 @@ class LoadedModel:
         return dtype_name(self.dtype)
 
 
-def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+def load_model(
+    model_dir: Path, *, dtype: str = "auto", device: str = "auto", packs: bool = False
+) -> LoadedModel:
     """
     Load a Hugging Face directory.
 
@@ -55,6 +59,8 @@ def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") ->
         model_dir: Holds config.json and model.safetensors or its shards.
         dtype: "auto", "float32", "bfloat16" or "float16"; weights are converted piece by piece.
         device: "auto", "cpu", "cuda" or "cuda:N".
+        packs: Bring matrices into the order of our own products where there are any for this type
+            and device; they are of no use to others then.
 
     Raises:
         InvalidModel: Missing, incomplete, corrupt or of a kind we do not compute; the message says
@@ -71,22 +77,23 @@ def load_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") ->
     check_weights_fit(model_dir, needed, kind, where)
     with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as pool:
         digest = pool.submit(model_fingerprint, model_dir, checkpoint.files, dtype_name(kind))
-        weights = load_weights(config, checkpoint, kind, where)
+        held = [load_weights(config, checkpoint, kind, where)]
         fingerprint = digest.result()
+    weights = pack_weights(held) if packs and can_pack(kind, where) else held.pop()
     model = LoadedModel(
         config=config,
         weights=weights,
         dtype=kind,
         device=where,
         fingerprint=fingerprint,
-        weight_bytes=needed,
+        weight_bytes=stored_bytes(weights),
     )
     _log.info(
         "model_loaded",
         architecture=config.architecture,
         dtype=model.dtype_name,
         device=str(where),
-        weight_bytes=needed,
+        weight_bytes=model.weight_bytes,
         fingerprint=model.fingerprint,
         seconds=round(time.monotonic() - started, 3),
     )

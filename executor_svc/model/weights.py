@@ -19,7 +19,7 @@ from tandem.errors import InvalidModel
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """
-    One decoder layer; matrices are ``[out, in]``.
+    One decoder layer; matrices are ``[out, in]``, or a `PackedWeight` each.
 
     `qkv` stacks all query heads, then key heads, then value heads. Inside each query and key head
     the features of a rotary pair, stored `head_dim / 2` apart in the file, are neighbours here:
@@ -60,7 +60,11 @@ class _Target:
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of all weights on the device."""
-    weights = allocate_weights(config, dtype, torch.device("meta"))
+    return stored_bytes(allocate_weights(config, dtype, torch.device("meta")))
+
+
+def stored_bytes(weights: DecoderWeights) -> int:
+    """Bytes of these, tied ones once."""
     return sum(tensor.nbytes for tensor in distinct_tensors(weights))
 
 

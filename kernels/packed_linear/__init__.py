@@ -59,7 +59,7 @@ class PackedWeight(Tensor):
     def rows(self, index: Tensor) -> Tensor:
         """Some rows of the weight, int ``[T]`` to ``[T, K]``."""
         panel = self.shape[2]
-        return self.as_subclass(Tensor)[index // panel, :, index % panel]
+        return self.as_subclass(Tensor)[index // panel, :, index % panel].contiguous()
 
 
 def use_cpu_extension(*, wanted: bool) -> bool:

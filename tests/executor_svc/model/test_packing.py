@@ -1,0 +1,64 @@
+"""A model whose matrices are packed is the same model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from executor_svc.model import load_model
+from executor_svc.model.decoder import Decoder
+from kernels import packed_linear
+from kernels.packed_linear import PackedWeight
+from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
+
+
+@pytest.fixture(autouse=True)
+def in_cpp():
+    assert packed_linear.use_cpu_extension(wanted=True)
+    yield
+    packed_linear.use_cpu_extension(wanted=False)
+
+
+def logits_of(bench: Bench) -> torch.Tensor:
+    """Logits of a prompt's tokens and of a decode after it."""
+    admit = bench.admit(0, random_tokens(9, seed=3))
+    prompt = bench.runner.forward_logits(batch(Row(0, 0, 9), admits=[admit]))
+    return torch.cat([prompt, bench.runner.forward_logits(batch(Row(0, 9)))])
+
+
+class TestPacking:
+    @pytest.mark.parametrize("family", ["llama_mha", "llama_tied_biased", "qwen3"])
+    def test_packed_model_has_the_same_logits(self, zoo, family):
+        """
+        Untied, tied and biased models give the same logits with packed weights, to rounding.
+        """
+        plain = Bench.build(zoo(family), dtype="float32", max_model_len=64)
+        packed = Bench.build(zoo(family), dtype="float32", max_model_len=64)
+        packed.runner._decoder = Decoder(
+            load_model(zoo(family), dtype="float32", device="cpu", packs=True), 64
+        )
+        assert isinstance(packed.runner._decoder._weights.lm_head, PackedWeight)
+        torch.testing.assert_close(logits_of(plain), logits_of(packed), rtol=1e-4, atol=1e-4)
+
+    def test_every_product_of_a_packed_model_is_of_a_packed_weight(self, zoo):
+        """
+        All matrices are packed; a tied embedding is the packed output projection, and counts once.
+        """
+        plain = load_model(zoo("llama_tied_biased"), dtype="float32", device="cpu")
+        model = load_model(zoo("llama_tied_biased"), dtype="float32", device="cpu", packs=True)
+        assert model.weights.embedding is model.weights.lm_head
+        assert plain.fingerprint == model.fingerprint
+        for layer in model.weights.layers:
+            matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
+            assert all(isinstance(matrix, PackedWeight) for matrix in matrices)
+        # Panels of up to 32 columns are full, but for each matrix's last.
+        assert plain.weight_bytes <= model.weight_bytes < 1.3 * plain.weight_bytes
+
+    @pytest.mark.parametrize(("dtype", "wanted"), [("bfloat16", True), ("float32", False)])
+    def test_what_has_better_products_stays_as_it_is(self, zoo, dtype, wanted):
+        """
+        Bfloat16, and float32 where C++ is off, keep their matrices.
+        """
+        packed_linear.use_cpu_extension(wanted=wanted)
+        model = load_model(zoo("llama_mha"), dtype=dtype, device="cpu", packs=True)
+        assert not isinstance(model.weights.lm_head, PackedWeight)
