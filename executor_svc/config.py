@@ -108,6 +108,11 @@ class ExecutorSettings(ServiceSettings):
     collect_margins: bool = Field(
         False, description="report by how much each token won, for equality tests; slower"
     )
+    batch_invariant: bool = Field(
+        False,
+        description="give a request the same tokens, bit for bit, whatever is computed beside it "
+        "and however its prompt is cut; slower",
+    )
     dry_run: bool = Field(
         False, description="print what would take how much memory, and exit; loads no weights"
     )

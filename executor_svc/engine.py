@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 import torch
 
-from executor_svc.config import LoadedSettings
+from executor_svc.config import ExecutorSettings, LoadedSettings
 from executor_svc.device import choose_attention, is_sticky, resolve_device
 from executor_svc.graphs.plan import plan_graphs
 from executor_svc.limits import fit_limits, num_slots_for
@@ -73,6 +73,7 @@ def load_engine(
         max_model_len=limits.max_model_len,
         boot_id=boot_id,
         collect_margins=settings.collect_margins,
+        batch_invariant=settings.batch_invariant,
         kv_knob=loaded.kv_size_knob,
         static_rows=limits.max_batch_size if device.type == "cuda" else 0,
         graph_plan=plan_graphs(loaded, limits.max_batch_size, device),
@@ -103,7 +104,13 @@ def _plan(
     """Size the KV memory; steps are run for it only where their need decides."""
     measured = None
     if loaded.kv_size_knob == "gpu_memory_utilization":
-        measured = measure_activations(model, limits, meter, num_slots=num_slots_for(limits))
+        measured = measure_activations(
+            model,
+            limits,
+            meter,
+            num_slots=num_slots_for(limits),
+            batch_invariant=loaded.settings.batch_invariant,
+        )
     plan = plan_memory(
         loaded,
         model.config,
@@ -168,6 +175,11 @@ def _device_name(device: torch.device) -> str:
     return str(device)
 
 
+def _features(settings: ExecutorSettings) -> list[str]:
+    optional = {"margins": settings.collect_margins, "batch_invariant": settings.batch_invariant}
+    return ["suspend", FEATURE, *(name for name, is_on in optional.items() if is_on)]
+
+
 def _describe(
     loaded: LoadedSettings,
     model: LoadedModel,
@@ -204,6 +216,6 @@ def _describe(
             min_p=defaults.min_p,
         ),
         device=_device_name(model.device),
-        features=["suspend", FEATURE, *(["margins"] if loaded.settings.collect_margins else [])],
+        features=_features(loaded.settings),
         heartbeat_interval_ms=int(HEARTBEAT_INTERVAL_S * 1000),
     )

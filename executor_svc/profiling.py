@@ -26,7 +26,12 @@ _LOGITS_COPIES = 4
 
 
 def measure_activations(
-    model: LoadedModel, limits: EngineConfig, meter: MemoryMeter, *, num_slots: int
+    model: LoadedModel,
+    limits: EngineConfig,
+    meter: MemoryMeter,
+    *,
+    num_slots: int,
+    batch_invariant: bool = False,
 ) -> int:
     """
     Run a step of `max_total_tokens` prompt tokens, as many rows as may sample among them, and a
@@ -47,7 +52,11 @@ def measure_activations(
         kv = KvMemory(
             model.config, scratch, limits.block_size, model.dtype, model.device, shares_layers=True
         )
-        peak = meter.peak_of(lambda: _run_heaviest_steps(model, limits, kv, prompts, num_slots))
+        peak = meter.peak_of(
+            lambda: _run_heaviest_steps(
+                model, limits, kv, prompts, num_slots, batch_invariant=batch_invariant
+            )
+        )
     except OutOfMemory as error:
         raise OutOfMemory(
             "No available memory for the cache blocks. Beside the weights not even the heaviest "
@@ -112,7 +121,13 @@ def prompt_lengths(limits: EngineConfig) -> list[int]:
 
 
 def _run_heaviest_steps(
-    model: LoadedModel, limits: EngineConfig, kv: KvMemory, prompts: list[int], num_slots: int
+    model: LoadedModel,
+    limits: EngineConfig,
+    kv: KvMemory,
+    prompts: list[int],
+    num_slots: int,
+    *,
+    batch_invariant: bool,
 ) -> None:
     runner = ModelRunner(
         model,
@@ -120,6 +135,7 @@ def _run_heaviest_steps(
         num_slots=num_slots,
         max_model_len=limits.max_model_len,
         boot_id="profile",
+        batch_invariant=batch_invariant,
         kv_knob="gpu_memory_utilization",
         static_rows=limits.max_batch_size if model.device.type == "cuda" else 0,
     )

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from executor_svc.idle_threads import let_idle_threads_sleep
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.link.batch import Batch, StepResult
+
+if TYPE_CHECKING:
+    from executor_svc.memory import KvMemory
+    from executor_svc.model import LoadedModel
+    from executor_svc.runner import ModelRunner
 
 
 class Runner(Protocol):
@@ -58,6 +63,7 @@ def load_backend(
     device: str,
     num_threads: int | None,
     collect_margins: bool,
+    batch_invariant: bool = False,
     swap_space_gb: float = 0.0,
     cpu_extension: str = "auto",
 ) -> tuple[EngineConfig, Backend]:
@@ -76,10 +82,7 @@ def load_backend(
 
     from executor_svc import memory  # noqa: PLC0415
     from executor_svc.device import choose_attention, resolve_device  # noqa: PLC0415
-    from executor_svc.graphs.plan import device_graphs  # noqa: PLC0415
-    from executor_svc.graphs.sizes import default_sizes  # noqa: PLC0415
     from executor_svc.model import load_model  # noqa: PLC0415
-    from executor_svc.runner import ModelRunner  # noqa: PLC0415
 
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -95,19 +98,9 @@ def load_backend(
         model.device,
         num_host_blocks=memory.host_blocks_within(swap_space_gb, per_block),
     )
-    graph_plan = device_graphs(model.device, default_sizes(config.max_batch_size))
-    runner = ModelRunner(
-        model,
-        kv,
-        num_slots=config.max_batch_size,
-        max_model_len=config.max_model_len,
-        boot_id="embedded",
-        collect_margins=collect_margins,
-        static_rows=0 if graph_plan is None else config.max_batch_size,
-        graph_plan=graph_plan,
+    runner = _runner(
+        model, kv, config, collect_margins=collect_margins, batch_invariant=batch_invariant
     )
-    if graph_plan is not None:
-        runner.warm_up()
     return config, Backend(
         runner=runner,
         num_slots=config.max_batch_size,
@@ -117,6 +110,36 @@ def load_backend(
         kv_bytes=kv.bytes_per_block * config.max_num_blocks,
         num_host_blocks=kv.num_host_blocks,
     )
+
+
+def _runner(
+    model: LoadedModel,
+    kv: KvMemory,
+    config: EngineConfig,
+    *,
+    collect_margins: bool,
+    batch_invariant: bool,
+) -> ModelRunner:
+    """A runner with its graphs captured, where the device has any."""
+    from executor_svc.graphs.plan import device_graphs  # noqa: PLC0415
+    from executor_svc.graphs.sizes import default_sizes  # noqa: PLC0415
+    from executor_svc.runner import ModelRunner  # noqa: PLC0415
+
+    graph_plan = device_graphs(model.device, default_sizes(config.max_batch_size))
+    runner = ModelRunner(
+        model,
+        kv,
+        num_slots=config.max_batch_size,
+        max_model_len=config.max_model_len,
+        boot_id="embedded",
+        collect_margins=collect_margins,
+        batch_invariant=batch_invariant,
+        static_rows=0 if graph_plan is None else config.max_batch_size,
+        graph_plan=graph_plan,
+    )
+    if graph_plan is not None:
+        runner.warm_up()
+    return runner
 
 
 def _fit_length(config: EngineConfig, longest: int) -> EngineConfig:

@@ -48,6 +48,8 @@ class InferenceEngine:
         num_threads: Threads that compute, of the whole process; None leaves it as it is.
         window: Steps that may be planned ahead of the result applied; 1 is none.
         collect_margins: Report by how much each token won.
+        batch_invariant: Give a request the same tokens, bit for bit, whatever is computed beside it
+            and however its prompt is cut; slower.
         swap_space_gb: GiB of host memory that preempted requests' KV can be swapped to.
         cpu_extension: "auto", "on" or "off": whether the CPU attends in C++, for the whole process;
             "auto" where a compiler or a library built earlier is found.
@@ -72,6 +74,7 @@ class InferenceEngine:
         num_threads: int | None = None,
         window: int = 1,
         collect_margins: bool = False,
+        batch_invariant: bool = False,
         swap_space_gb: float = 0.0,
         cpu_extension: str = "auto",
         options: CoreOptions | None = None,
@@ -97,6 +100,7 @@ class InferenceEngine:
                     device=device,
                     num_threads=num_threads,
                     collect_margins=collect_margins,
+                    batch_invariant=batch_invariant,
                     swap_space_gb=swap_space_gb,
                     cpu_extension=cpu_extension,
                 )
