@@ -184,7 +184,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         "Event": fake.make_event,
         "current_stream": fake.current_stream,
         "stream": fake.on_stream,
-        "set_device": lambda device: fake.chosen.append(device),
+        "set_device": fake.chosen.append,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(device_queue, "_locked_like", torch.empty_like)
