@@ -61,7 +61,7 @@ def load_engine(
     choose_attention(device, settings.cpu_extension)
     meter = meters(device)
     before = meter.read()
-    model = load_model(settings.model, dtype=settings.dtype, device=str(device))
+    model = load_model(settings.model, dtype=settings.dtype, device=str(device), packs=True)
     limits = fit_limits(loaded, model.config)
     plan = _plan(loaded, model, limits, before, meter)
     kv = _allocate(loaded, model, limits, plan)

@@ -87,7 +87,7 @@ def load_backend(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     choose_attention(resolve_device(device), cpu_extension)
-    model = load_model(model_dir, dtype=dtype, device=device)
+    model = load_model(model_dir, dtype=dtype, device=device, packs=True)
     config = _fit_length(config, model.config.max_position_embeddings)
     per_block = memory.kv_bytes_per_block(model.config, config.block_size, model.dtype)
     kv = memory.KvMemory(
