@@ -20,8 +20,7 @@ from kernels.decode_rows import (
     advance_rows,
     gather_rows,
 )
-from kernels.paged_attention import AttentionShape
-from kernels.paged_attention.resident import plan_resident_decodes
+from kernels.paged_attention import AttentionShape, plan_resident_decodes
 from kernels.patch_rows import PackedRows, RowField, patch_rows
 from kernels.sampling import Needs, SamplingColumns, draw
 from tandem.link.batch import Int32Column

@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.cpu_extension import ExtensionUnavailable, load_library
 from kernels.dispatch import Deferred, Operation
 from kernels.paged_attention import cpu, cpu_extension, reference
+from kernels.paged_attention.resident import plan_resident_decodes
 from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "PagedSequences",
     "paged_attention",
     "plan_paged_attention",
+    "plan_resident_decodes",
     "use_cpu_extension",
 ]
 
