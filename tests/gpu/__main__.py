@@ -19,7 +19,8 @@ from tests.gpu.plan import BUDGET_S, parts_on_cpu, parts_on_gpu
 from tests.gpu.results import aims, write_results
 
 NEEDED = (
-    *("torch", "numpy", "structlog", "pytest", "pydantic", "safetensors"),
+    *("torch", "numpy", "structlog", "pydantic", "safetensors"),
+    *("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"),
     *("grpc", "zmq", "msgspec", "typer", "psutil", "transformers"),
 )
 """Modules without which a part or another cannot run."""

@@ -16,7 +16,7 @@ from executor_svc.bench import decode_steps, kernels, roofline
 from tests.gpu import idle, offline
 from tests.gpu.__main__ import main
 from tests.gpu.parts import ROOT, Outcome, Part, count_tests, run_part
-from tests.gpu.plan import parts_on_cpu, parts_on_gpu
+from tests.gpu.plan import BUDGET_S, parts_on_cpu, parts_on_gpu
 from tests.gpu.results import aims, write_results
 from tests.gpu.workload import Requests
 
@@ -124,11 +124,12 @@ class TestPlan:
 
     def test_parts_of_a_gpu_fit_nine_minutes(self):
         """
-        Correctness comes first, and after it and the attention benchmark there is time left for what the aims need.
+        Correctness comes first, and what the aims need has time even where each part takes all of its own.
         """
         parts = {part.name: part.limit_s for part in parts_on_gpu(Path())}
-        assert ["tests", "kernel tests"] == list(parts)[:2]
-        assert sum(parts.values()) - parts["operations"] - parts["offline"] <= 525.0
+        assert "tests" == next(iter(parts))
+        assert ["operations", "kernel tests"] == list(parts)[-2:]
+        assert sum(list(parts.values())[:-2]) <= BUDGET_S <= 9 * 60 - 10
 
 
 class TestAims:
