@@ -1,6 +1,6 @@
 """
 Paged attention on the CPU: per group of tiles one gather into a buffer that stays in cache, then
-one fused call.
+one fused call; long tiles whose blocks are adjacent are read where they lie (`cpu_runs`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.paged_attention import cpu_alone
+from kernels.paged_attention.cpu_runs import InPlaceTile, find_runs
 from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
 from kernels.paged_attention.tiles import (
     IntColumn,
@@ -57,7 +58,7 @@ class TiledPlan:
 
     shape: AttentionShape
     num_queries: int
-    groups: tuple[_Group, ...]
+    groups: tuple[_Group | InPlaceTile, ...]
     query_order: Tensor | None
     result_order: Tensor | None
     gathered: Tensor
@@ -69,17 +70,20 @@ class TiledPlan:
         ordered = query if self.query_order is None else query.index_select(0, self.query_order)
         ordered = ordered.view(-1, *heads)
         out = torch.empty(ordered.shape, dtype=query.dtype)
-        cache = kv_cache.view(-1, self.gathered.shape[1])
+        cache = kv_cache.view(-1, 2, shape.num_kv_heads, shape.head_dim)
         for group in self.groups:
-            key, value = self._gather(group, cache)
             own, target = ordered[group.queries], out[group.queries]
             if group.num_queries > 1:  # heads of a group attend alike: they stand in as queries
                 tiled = (group.num_tiles, group.num_queries, *heads)
                 own = own.view(tiled).permute(0, 2, 3, 1, 4).flatten(2, 3)
                 target = target.view(tiled).permute(0, 2, 3, 1, 4)
-            result = functional.scaled_dot_product_attention(
-                own, key, value, attn_mask=group.mask, scale=scale
-            )
+            if isinstance(group, InPlaceTile):
+                result = group.attend(own, cache, scale)
+            else:
+                key, value = self._gather(group, cache)
+                result = functional.scaled_dot_product_attention(
+                    own, key, value, attn_mask=group.mask, scale=scale
+                )
             target.copy_(result.reshape(target.shape))
         out = out.view(-1, shape.num_heads, shape.head_dim)
         return out if self.result_order is None else out.index_select(0, self.result_order)
@@ -87,7 +91,7 @@ class TiledPlan:
     def _gather(self, group: _Group, cache: Tensor) -> tuple[Tensor, ...]:
         """Keys and values of a group, ``[B, K, L, D]`` each."""
         kv = self.gathered[: group.num_tiles * group.num_keys]
-        torch.index_select(cache, 0, group.key_place, out=kv)
+        torch.index_select(cache.flatten(1), 0, group.key_place, out=kv)
         kv = kv.view(group.num_tiles, group.num_keys, 2, -1, self.shape.head_dim)
         return kv.permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -100,8 +104,18 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
     kv_width = 2 * shape.num_kv_heads * shape.head_dim
     keys_per_group = max(1, _GATHER_BYTES // (kv_width * shape.dtype.itemsize))
     tiles = cut_tiles(sequences, window, shape.block_size)
-    groups, orders = [], []
+    groups: list[_Group | InPlaceTile] = []
+    orders = []
     num_ordered = most_keys = 0
+    in_place = find_runs(tiles, sequences, shape, window)
+    for index, runs in in_place.items():
+        tile = tiles.select(slice(index, index + 1))
+        orders.append(query_places(tile))
+        own = slice(num_ordered, num_ordered + len(orders[-1]))
+        groups.append(InPlaceTile(len(orders[-1]), own, runs, _mask(tile, shape, window)))
+        num_ordered = own.stop
+    if in_place:
+        tiles = tiles.select(np.delete(np.arange(len(tiles)), list(in_place)))
     for tile_group in group_tiles(tiles, keys_per_group):
         group = _group(tile_group, num_ordered, sequences, shape, window)
         groups.append(group)
