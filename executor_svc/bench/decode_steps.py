@@ -54,8 +54,8 @@ _HEADINGS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """
-    What is measured: models, rows of a step, positions of each, about how long, and
-    whether without captured graphs.
+    What is measured: models, rows of a step, positions of each, about how long,
+    whether without captured graphs, and whether rows keep their bits in any batch.
     """
 
     models: tuple[str, ...]
@@ -63,6 +63,7 @@ class Grid:
     contexts: tuple[int, ...]
     budget_s: float
     is_eager: bool = False
+    batch_invariant: bool = False
 
 
 _BATCHES = (1, 8, 32, 64, 128, 256)
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         contexts=tuple(given.context or grid.contexts),
         budget_s=given.seconds or grid.budget_s,
         is_eager=given.eager,
+        batch_invariant=given.batch_invariant,
     )
     table = None
     if not given.json:
@@ -145,7 +147,7 @@ def measured_rows(
     graphs = CudaGraphs(where.device) if captures else None
     points = [(rows, context) for context in grid.contexts for rows in grid.batches]
     for name in grid.models:
-        model = random_model(SHAPES[name], where.dtype, where.device)
+        model = random_model(SHAPES[name], where.dtype, where.device, packs=True)
         for num_rows, context in points:
             point = f"{name} with {num_rows} rows of {context}"
             if deadline_s is not None and time.monotonic() > deadline_s:
@@ -159,6 +161,7 @@ def measured_rows(
                     block_size=block_size,
                     budget_s=grid.budget_s,
                     graphs=graphs,
+                    batch_invariant=grid.batch_invariant,
                 )
             except (OutOfMemory, RuntimeError) as error:
                 if isinstance(error, RuntimeError) and not is_out_of_memory(error):
@@ -200,6 +203,9 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--batch", type=at_least_one, nargs="+", help="rows of a step")
     made.add_argument("--context", type=at_least_one, nargs="+", help="positions of each row")
     made.add_argument("--block-size", type=at_least_one, default=16, help="tokens per KV block")
+    made.add_argument(
+        "--batch-invariant", action="store_true", help="rows keep their bits in any batch; slower"
+    )
     made.add_argument("--eager", action="store_true", help="capture no graphs, on a GPU")
     made.add_argument("--seconds", type=time_above_zero, help="for each measurement, about")
     return made

@@ -7,15 +7,25 @@ import torch
 from executor_svc.bench.operands import fill_repeating, random_numbers
 from executor_svc.memory import KvMemory
 from executor_svc.model import LoadedModel, ModelConfig
+from executor_svc.model.packing import pack_weights
 from executor_svc.model.weights import allocate_weights, distinct_tensors, weight_bytes
+from kernels.packed_linear import can_pack
 
 _DEVIATION = 0.02
 """As models are initialised: activations neither vanish nor overflow."""
 
 
-def random_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def random_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, *, packs: bool = False
+) -> LoadedModel:
     """
     Matrices are normal, norms are 1, biases too are drawn; equal arguments give equal weights.
+
+    Args:
+        config: Its sizes.
+        dtype: Of its weights.
+        device: Where they are.
+        packs: As in `load_model`.
 
     Raises:
         RuntimeError: It does not fit the device.
@@ -29,9 +39,11 @@ def random_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
     norms += [layer.qk_norm for layer in weights.layers if layer.qk_norm is not None]
     for norm in norms:
         norm.fill_(1.0)
+    held = [weights]
+    del weights
     return LoadedModel(
         config=config,
-        weights=weights,
+        weights=pack_weights(held) if packs and can_pack(dtype, device) else held.pop(),
         dtype=dtype,
         device=device,
         fingerprint="random",

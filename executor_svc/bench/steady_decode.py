@@ -53,6 +53,7 @@ def measure_steps(
     block_size: int,
     budget_s: float,
     graphs: GraphDevice | None,
+    batch_invariant: bool = False,
 ) -> StepTimes:
     """
     Decode greedily with `num_rows` rows of about `context` positions, over a cache of random keys;
@@ -65,6 +66,7 @@ def measure_steps(
         block_size: Of the cache.
         budget_s: Steps go on for about so long, eight at least.
         graphs: Captures the step; None computes it eagerly.
+        batch_invariant: As in the executor's settings.
 
     Raises:
         OutOfMemory: Cache or step do not fit.
@@ -73,7 +75,7 @@ def measure_steps(
     longest = start + WARM_UP_STEPS + MAX_STEPS + 1
     blocks_per_row = -(-longest // block_size)
     kv = random_kv(model, num_rows * blocks_per_row, block_size)
-    runner = _runner(model, kv, num_rows, longest, graphs)
+    runner = _runner(model, kv, num_rows, longest, graphs, batch_invariant=batch_invariant)
     batches = decode_batches(num_rows, start, blocks_per_row, model.config.vocab_size)
     ended_s: list[float] = []
     results: list[StepResult] = []
@@ -98,7 +100,13 @@ def measure_steps(
 
 
 def _runner(
-    model: LoadedModel, kv: KvMemory, num_rows: int, longest: int, graphs: GraphDevice | None
+    model: LoadedModel,
+    kv: KvMemory,
+    num_rows: int,
+    longest: int,
+    graphs: GraphDevice | None,
+    *,
+    batch_invariant: bool = False,
 ) -> ModelRunner:
     """A warm one, which runs from static buffers where the executor's would: on a GPU."""
     captured = None if graphs is None else GraphPlan(device=graphs, sizes=(num_rows,))
@@ -108,6 +116,7 @@ def _runner(
         num_slots=num_rows,
         max_model_len=longest,
         boot_id="bench",
+        batch_invariant=batch_invariant,
         static_rows=num_rows if graphs is not None or model.device.type == "cuda" else 0,
         graph_plan=captured,
     )

@@ -38,7 +38,7 @@ FLAGS = {
             "--block-size",
             "8",
         ),
-        *("--seconds", "0.001", "--full"),
+        *("--seconds", "0.001", "--full", "--batch-invariant", "--eager"),
     ],
     "roofline": [
         *("--model", "tiny", "--batch", "7", "--context", "20", "--full"),

@@ -75,6 +75,9 @@ def decode_steps(
     batch: Batch = None,
     context: Context = None,
     block_size: BlockSize = 16,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Rows keep their bits in any batch.")
+    ] = False,
     eager: Annotated[bool, typer.Option("--eager", help="No captured graphs, on a GPU.")] = False,
     seconds: Seconds = None,
     device: Device = "auto",
@@ -86,6 +89,7 @@ def decode_steps(
 ) -> None:
     """Print what decode steps of models with random weights take, and the least they could."""
     flags = ["model", "--block-size", str(block_size)] + ["--eager"] * eager
+    flags += ["--batch-invariant"] * batch_invariant
     flags += _executor_flags(device, dtype, num_threads, cpu_extension, seconds)
     flags += ["--model", *model] if model else []
     for flag, counts in (("--batch", batch), ("--context", context)):
