@@ -126,6 +126,12 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
         None, description="file to write addresses and pid to, as JSON, once clients can connect"
     )
     log_level: LogLevel = Field("info", description="least severe log event to print")
+    logging_step_interval: int = Field(
+        0,
+        ge=0,
+        description="steps from one line in the log on a step's time, shape and load to the next; "
+        "0: none",
+    )
     log_format: LogFormat = Field(
         "console", description="one JSON object per line, or text for people; to stderr"
     )

@@ -89,9 +89,9 @@ class SessionOwner(Protocol):
     ) -> None:
         """A new session begins with empty slots."""
 
-    def step_done(self, result: StepResult, step_s: float, now: float) -> None:
+    def step_done(self, command: Command, result: StepResult, step_s: float, now: float) -> None:
         """
-        The next result in order; `step_s` is the time since its step was sent.
+        The next result in order, of this command; `step_s` is the time since its step was sent.
 
         Raises:
             SessionLost: The result is not that of the batch.
@@ -277,7 +277,7 @@ class ExecutorSession:
         command = self._in_flight[step_id]
         computed_s = (timings.total_ns - timings.queued_ns) / 1e9
         self._watch.step_done(step_id, command, computed_s or step_s)
-        self._owner.step_done(result, step_s, now)
+        self._owner.step_done(command, result, step_s, now)
         del self._in_flight[step_id]
         self._num_lost = self._num_in_vain = 0
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -33,10 +34,11 @@ from scheduler_svc.publisher import RETRY_S, Publisher
 from scheduler_svc.queries import Queries
 from scheduler_svc.queue_positions import QueuePositions
 from scheduler_svc.service_state import ServiceState
+from scheduler_svc.step_lines import StepLines
 from scheduler_svc.turns import Turns
 from scheduler_svc.wakeup import Wakeup
 from tandem.errors import InternalError
-from tandem.link.batch import StepResult
+from tandem.link.batch import Command, StepResult
 from tandem.link.session import LossCause
 
 TICK_S = 0.5
@@ -120,6 +122,9 @@ class CoreLoop:
             on_hello=on_hello,
             publish=self._publish,
         )
+        self._step_lines = StepLines(
+            settings.logging_step_interval, time_of_day=lambda: time.strftime("%H:%M:%S")
+        )
         self._flush_until_s: float | None = None
         """Set once it is stopping: how long frontends may take for their last messages."""
         self._is_running = True
@@ -177,13 +182,18 @@ class CoreLoop:
         """Go on with what this executor has."""
         self._fate.opened(description, tokenizer_dir, now)
 
-    def step_done(self, result: StepResult, step_s: float, now: float) -> None:
+    def step_done(self, command: Command, result: StepResult, step_s: float, now: float) -> None:
         """Apply a result."""
-        assert self._state.core is not None
-        self._state.core.apply(result, now)
+        core, limits = self._state.core, self._state.limits
+        assert core is not None
+        assert limits is not None
+        core.apply(result, now)
         if result.step_id == self._state.command_step:
             self._state.command_step = None
         self._metrics.count_step(result, step_s)
+        line = self._step_lines.line(command, result, core.stats, limits.max_batch_size)
+        if line is not None:
+            _log.info(line)
 
     def session_lost(self, cause: LossCause, died_in: int | None, now: float) -> None:
         """Who ran waits again."""

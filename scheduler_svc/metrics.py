@@ -35,10 +35,12 @@ class CoreMetrics:
         self.cached_prompt_tokens = 0
         self.integrity_failures = 0
         self.device_memory_bytes = 0
+        self.graph_steps = 0
         self._histograms = {
             "queue_time": Histogram(WAIT_BOUNDS_S),
             "request_time": Histogram(WAIT_BOUNDS_S),
             "step_time": Histogram(STEP_BOUNDS_S),
+            "executor_queue_time": Histogram(STEP_BOUNDS_S),
             "executor_forward_time": Histogram(STEP_BOUNDS_S),
             "executor_sample_time": Histogram(STEP_BOUNDS_S),
             "schedule_time": Histogram(SCHEDULE_BOUNDS_S),
@@ -58,14 +60,15 @@ class CoreMetrics:
     def count_step(self, result: StepResult, step_s: float) -> None:
         """Count one step; `step_s` is from sending it to its result."""
         self._observe("step_time", step_s)
+        self._observe("executor_queue_time", result.timings.queued_ns / 1e9)
         self._observe("executor_forward_time", result.timings.forward_ns / 1e9)
         self._observe("executor_sample_time", result.timings.sample_ns / 1e9)
         self.device_memory_bytes = result.device_memory_bytes
+        self.graph_steps += result.graph > 0
 
-    @property
-    def schedule_s(self) -> float:
-        """Seconds spent planning."""
-        return self._histograms["schedule_time"].total
+    def sum_s(self, name: str) -> float:
+        """All seconds that a histogram of this name has seen."""
+        return self._histograms[name].total
 
     def count_schedule(self, seconds: float) -> None:
         """Count how long planning one step took."""

@@ -244,6 +244,10 @@ class Queries:
             executor_fencings=counts.fencings,
             executor_address=self._session.address,
             executor_refusal=self._session.refusals.text,
+            graph_steps=self._metrics.graph_steps,
+            executor_queued_s=self._metrics.sum_s("executor_queue_time"),
+            executor_forward_s=self._metrics.sum_s("executor_forward_time"),
+            executor_sample_s=self._metrics.sum_s("executor_sample_time"),
         )
         if core is None:
             return common
@@ -282,7 +286,7 @@ class Queries:
             queued_tokens=core.queued_tokens,
             new_token_ratio=core.new_token_ratio,
             refused_by_limit=core.refused_by_limit,
-            schedule_s=self._metrics.schedule_s,
+            schedule_s=self._metrics.sum_s("schedule_time"),
         )
 
     def _metrics_snapshot(self, now: float) -> MetricsSnapshot:

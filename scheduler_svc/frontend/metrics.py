@@ -21,6 +21,7 @@ HISTOGRAMS = {
     "request_time": "From a request's arrival to its end.",
     "step_time": "From sending a batch to its result.",
     "schedule_time": "Planning one step, by the policy that orders admission.",
+    "executor_queue_time": "A step's wait in the executor, sent ahead, before it is computed.",
     "executor_forward_time": "Forward pass of a step, as the executor measured it.",
     "executor_sample_time": "Sampling of a step, as the executor measured it.",
 }
@@ -159,6 +160,7 @@ def _plain_counters(snapshot: MetricsSnapshot) -> tuple[tuple[str, str, float], 
         ("requests_accepted", "Requests accepted.", stats.accepted_requests),
         ("preemptions", "Requests that lost their KV blocks and queued again.", stats.preemptions),
         ("steps", "Steps whose result was applied.", stats.steps),
+        ("graph_steps", "Those of them that a captured graph computed.", stats.graph_steps),
         (
             "merged_updates",
             "Updates merged because a frontend was slow.",

@@ -207,6 +207,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     executor_deaths: int = 0
     suspected_requests: int = 0
     poison_requests: int = 0
+    graph_steps: int = 0
+    executor_queued_s: float = 0.0
+    executor_forward_s: float = 0.0
+    executor_sample_s: float = 0.0
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,8 +238,8 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         failed_by_reason: Requests ended by an error after acceptance, by ErrorReason name.
         refused_by_reason: Requests refused by the core, by ErrorReason name.
         histograms: "time_to_first_token", "inter_token", "queue_time", "request_time", "step_time"
-            (send to result), "schedule_time" (planning), "executor_forward_time",
-            "executor_sample_time".
+            (send to result), "schedule_time" (planning), "executor_queue_time",
+            "executor_forward_time", "executor_sample_time".
         prompt_tokens: Prompt tokens of ended requests.
         cached_prompt_tokens: Those of them that came from the prefix cache.
         merged_updates: Updates that had to wait for a slow frontend and were merged with later

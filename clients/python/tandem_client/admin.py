@@ -81,6 +81,10 @@ class Stats:
     executor_deaths: int
     suspected_requests: int
     poison_requests: int
+    graph_steps: int
+    executor_queued_s: float
+    executor_forward_s: float
+    executor_sample_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -321,6 +321,11 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             refused_by_limit={"max_num_seqs": 6},
             schedule_policy="lpm",
             executor_refusal=self._seen.executor_refusal,
+            steps=200,
+            graph_steps=150,
+            executor_queued_s=0.1,
+            executor_forward_s=1.0,
+            executor_sample_s=0.25,
         )
 
     async def Drain(self, request, context):  # noqa: N802 -- the rpc's name

@@ -248,3 +248,10 @@ class TestTop:
         assert "25% of prompt tokens found, 50 in all" in shown
         assert "4 for lack of blocks" in shown
         assert "max_num_seqs 6" in shown
+
+    def test_parts_of_a_step_are_shown(self, run):
+        """
+        One look shows what a step takes on the executor, part by part, and the share of graphs.
+        """
+        shown = run("top", "--once").stdout
+        assert "forward 5.00 ms, sample 1.25 ms, queued 0.50 ms; 75% from graphs" in shown

@@ -55,6 +55,8 @@ class FakeLink:
         commands: What the session asked for, in order: "connect", "connect elsewhere", "seek" and
             "attach".
         computes_s: How long results say that their steps computed.
+        parts: What results say else of their steps' time.
+        graph: What results say of graphs.
         num_to_drop: Steps that vanish on their way down, from the next one.
         num_results_to_drop: Results that vanish on their way up.
         required: The model that may be connected to; None for any.
@@ -67,6 +69,8 @@ class FakeLink:
         self.commands: list[str] = []
         self.num_replayed = 0
         self.computes_s = 0.0
+        self.parts = StepTimings()
+        self.graph = 0
         self.num_to_drop = 0
         self.num_results_to_drop = 0
         self.required: ModelInUse | None = None
@@ -167,8 +171,9 @@ class FakeLink:
         while self._pending:
             step = self._pending.popleft()
             self.end.start(step.step_id, 0.0)
-            timings = StepTimings(total_ns=int(self.computes_s * 1e9))
-            raw = encode_response(replace(self.runner.execute(step), timings=timings))
+            timings = replace(self.parts, total_ns=int(self.computes_s * 1e9))
+            result = replace(self.runner.execute(step), timings=timings, graph=self.graph)
+            raw = encode_response(result)
             if self.end.complete(step.session_epoch, step.step_id, raw):
                 result = decode_response(raw)
                 assert isinstance(result, StepResult)

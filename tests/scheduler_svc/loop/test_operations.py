@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.ipc import snapshot
-from tandem.link.batch import KvMode, Resume, Suspend
+from tandem.link.batch import KvMode, Resume, StepTimings, Suspend
 from tests.scheduler_svc.loop.arithmetic_runner import expected_outputs
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -116,10 +116,41 @@ class TestOperators:
 class TestExecutorInUse:
     def test_address_is_told_while_an_executor_is_attached(self, bench, make_bench):
         """Who wants to talk to the executor itself learns where it is and what it can; without one it is refused."""
-        executor = snapshot.decode_executor(bench.reply(bench.frontend(), "executor").result)
+        frontend = bench.frontend()
+        bench.until(lambda: any(one.executor_attached for one in frontend.availabilities))
+        executor = snapshot.decode_executor(bench.reply(frontend, "executor").result)
         assert ("fake:1", ("suspend",)) == (executor.address, executor.features)
         without = make_bench()
         assert "NO_EXECUTOR" == without.reply(without.frontend(), "executor").error.reason
+
+
+class TestStepParts:
+    def test_time_and_graphs_of_steps_are_counted(self, bench):
+        """What results say of waiting, forward pass, sampling and graphs adds up in the statistics and the metrics."""
+        bench.link.parts = StepTimings(queued_ns=1_000_000, forward_ns=4_000_000, sample_ns=500_000)
+        bench.link.graph = 8
+        frontend = bench.frontend()
+        frontend.submit(1, PROMPT, 6)
+        bench.until(lambda: 1 in frontend.ended)
+
+        def stats_when_all_is_done():
+            stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
+            return None if stats.steps_in_flight else stats
+
+        bench.until(stats_when_all_is_done)
+        stats = stats_when_all_is_done()
+        assert 6 <= stats.steps == stats.graph_steps
+        assert pytest.approx((0.001, 0.004, 0.0005)) == (
+            stats.executor_queued_s / stats.steps,
+            stats.executor_forward_s / stats.steps,
+            stats.executor_sample_s / stats.steps,
+        )
+        bench.link.graph = 0
+        frontend.submit(2, PROMPT, 6)
+        bench.until(lambda: 2 in frontend.ended)
+        later = snapshot.decode_metrics(bench.reply(frontend, "metrics").result)
+        assert stats.graph_steps == later.stats.graph_steps < later.stats.steps
+        assert later.stats.steps == later.histograms["executor_queue_time"].count
 
 
 class TestLiveness:

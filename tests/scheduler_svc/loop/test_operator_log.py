@@ -68,3 +68,32 @@ class TestOperatorLog:
         (warning,) = [entry for entry in logs if entry["event"] == "unusual_setting"]
         assert "warning" == warning["log_level"]
         assert "preemption_mode is swap and the executor has no host blocks" in warning["message"]
+
+    def test_every_nth_step_has_a_line(self, make_bench):
+        """
+        With logging_step_interval 3 the steps 3, 6, ... are logged with their time, shape and load.
+        """
+        bench = make_bench(logging_step_interval=3)
+        bench.link.boot("boot-1")
+        bench.link.computes_s, bench.link.graph = 0.0125, 8
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            frontend.submit(1, [5, 6, 7], 7)
+            bench.until(lambda: 1 in frontend.ended)
+        pattern = (
+            r"\* rank 0 \| step (\d+) \| \d\d:\d\d:\d\d \.\.\. time: 12\.500 ms "
+            r"\[decode \+ real config \[1\]: 0 P \+ 1 D \+ cuda graph \[8\]\] \.\.\. "
+            r"reqs: a 1/\d+, p 0, w 0, f 0, e 0 \.\.\. blocks: a \d+/\d+, p 0/0 \.\.\. mem: 0\.0 gb"
+        )
+        found = [re.fullmatch(pattern, text) for _, text in lines(logs, "* rank")]
+        assert ["3", "6"] == [match and match[1] for match in found]
+
+    def test_without_an_interval_no_step_has_a_line(self, bench):
+        """
+        Unless it is asked for, no step is logged.
+        """
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            frontend.submit(1, [5, 6, 7], 7)
+            bench.until(lambda: 1 in frontend.ended)
+        assert [] == lines(logs, "* rank")

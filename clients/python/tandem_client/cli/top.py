@@ -64,7 +64,7 @@ def table(now: Stats, before: Stats | None) -> Table:
         "prefix cache": _hits(now, before),
         "output tokens": rate("output_tokens"),
         "prompt tokens": rate("prefill_tokens"),
-        "steps": f"{rate('steps')}, {now.steps_in_flight} in flight",
+        "steps": f"{rate('steps')}, {now.steps_in_flight} in flight; {_step_parts(now, before)}",
         "finished": f"{now.finished_requests} ({rate('finished_requests')})",
         "failed, refused": f"{now.failed_requests}, {now.refused_requests}{_limits(now)}",
         "preemptions": f"{now.preemptions}, {now.retractions} for lack of blocks; "
@@ -81,6 +81,23 @@ def table(now: Stats, before: Stats | None) -> Table:
     for name, value in rows.items():
         grid.add_row(name, value)
     return grid
+
+
+def _step_parts(now: Stats, before: Stats | None) -> str:
+    """What a step takes on the executor, and how many ran from graphs."""
+
+    def gained(name: str) -> float:
+        value: float = getattr(now, name) - (getattr(before, name) if before else 0)
+        return value
+
+    steps = gained("steps")
+    if steps <= 0:
+        return "none computed"
+    parts = ", ".join(
+        f"{part} {1000 * gained(f'executor_{part}_s') / steps:.2f} ms"
+        for part in ("forward", "sample", "queued")
+    )
+    return f"{parts}; {gained('graph_steps') / steps:.0%} from graphs"
 
 
 def _executor(now: Stats) -> str:
