@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -116,13 +117,12 @@ def joins_and_leaves(block_ids: list[int], samplings: list[RowSampling]) -> Iter
 
 
 class TestTokens:
-    @pytest.mark.parametrize("family", ["llama_gqa_llama3_rope", "qwen2_window"])
     @pytest.mark.parametrize(
-        "samplings",
+        ("family", "samplings"),
         [
-            pytest.param([GREEDY, NOISY, GREEDY], id="plain"),
-            pytest.param([GREEDY, FILTERED, NOISY], id="filtered"),
-            pytest.param([PENALISED, NOISY, TOLD], id="drawn-outside"),
+            pytest.param("llama_gqa_llama3_rope", [GREEDY, NOISY, GREEDY], id="plain"),
+            pytest.param("qwen2_window", [GREEDY, FILTERED, NOISY], id="filtered"),
+            pytest.param("qwen2_window", [PENALISED, NOISY, TOLD], id="drawn-outside"),
         ],
     )
     def test_rows_that_come_and_go_get_the_tokens_of_other_steps(
@@ -170,7 +170,8 @@ class TestTokens:
         """
         plain, static = twins(zoo("llama_mha"))
         for samplings in ([GREEDY, NOISY, GREEDY], [FILTERED, GREEDY, NOISY]):
-            for step, each in enumerate(joins_and_leaves(plain.block_ids, samplings)):
+            steps = joins_and_leaves(plain.block_ids, samplings)
+            for step, each in enumerate(itertools.islice(steps, 7)):
                 expected, found = (bench.runner.execute(each, step) for bench in (plain, static))
                 assert is_same(expected, found), step
             for bench in (plain, static):

@@ -1,0 +1,74 @@
+"""Steps given to the device before anybody asks for the results of those before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from executor_svc.bench.shapes import SHAPES
+from executor_svc.graphs.cuda import CudaGraphs
+from executor_svc.graphs.recorded import RecordedGraphs
+from executor_svc.runner import ModelRunner
+from tandem.link.batch import Batch
+from tests.gpu.models import FILTERED, GREEDY, NOISY, TOLD, decodes, make_runner, prompts
+
+LENGTHS = (9, 30, 4)
+NUM_DECODES = 9
+LONGEST = 64
+MODEL = replace(SHAPES["tiny"], tied_embeddings=False)
+
+
+def runner(device: torch.device, *, captures: bool) -> ModelRunner:
+    graphs = CudaGraphs(device) if device.type == "cuda" else RecordedGraphs()
+    return make_runner(
+        MODEL,
+        torch.float32,
+        device,
+        num_slots=len(LENGTHS),
+        max_model_len=LONGEST,
+        graphs=graphs if captures else None,
+        sizes=(3,) if captures else (),
+    )
+
+
+def steps(*samplings) -> list[Batch]:
+    """Prompts, then decodes of all and of some rows, which begin blocks on their way."""
+    counts = [3 if step % 5 else 2 for step in range(NUM_DECODES)]
+    first = prompts(LENGTHS, samplings, LONGEST, MODEL.vocab_size)
+    return [first, *decodes(LENGTHS, counts)]
+
+
+@contextmanager
+def no_wait(device: torch.device) -> Iterator[None]:
+    """On a GPU any operation that makes the host wait for it is an error."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("captures", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize(
+    "samplings", [(GREEDY, NOISY, FILTERED), (TOLD, GREEDY, NOISY)], ids=["in-graph", "outside"]
+)
+def test_launches_wait_for_nothing(device, captures, samplings):
+    """
+    Prompts and decodes all launched before the first result is asked for, none of them waiting for
+    the device, get the tokens of steps waited for one by one.
+    """
+    waiting, ahead = runner(device, captures=captures), runner(device, captures=captures)
+    expected = [waiting.execute(each, 0).token.tolist() for each in steps(*samplings)]
+    with no_wait(device):
+        collects = [ahead.launch(each, 0) for each in steps(*samplings)]
+    results = [collect() for collect in collects]
+    assert expected == [result.token.tolist() for result in results]
+    assert captures == any(result.graph for result in results)
+    assert all(result.timings.total_ns > 0 for result in results)
