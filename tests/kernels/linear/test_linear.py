@@ -1,0 +1,130 @@
+"""Products of which a row's bits depend on the row and the weight alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from kernels.linear import cpu, linear, reference
+from tests.kernels.triton.elementwise import numbers
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [
+    pytest.param(64, 112, id="64x112"),
+    pytest.param(7, 33, id="7x33"),
+    pytest.param(320, 64, id="320x64", marks=pytest.mark.slow),
+    pytest.param(960, 576, id="960x576", marks=pytest.mark.slow),
+]
+ROWS = (1, 2, 15, 16, 17, 63, 64, 100, 300)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Relative to the largest result: two roundings to the type, and sums in another order."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every test try the library's products anew."""
+    monkeypatch.setattr(cpu, "_smallest", {})
+    monkeypatch.setattr(cpu, "_agrees", {})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_columns", "width"), SHAPES)
+class TestRows:
+    def test_bits_are_the_same_alone_and_in_any_batch(self, num_columns, width, dtype):
+        """
+        Each of up to 300 rows has the bits that it has alone, at any place.
+        """
+        x, weight = numbers(max(ROWS), width, dtype=dtype), numbers(num_columns, width, dtype=dtype)
+        alone = torch.cat([linear(row[None], weight) for row in x])
+        for num_rows in ROWS:
+            assert torch.equal(alone[:num_rows], linear(x[:num_rows], weight)), num_rows
+        assert torch.equal(alone.flip(0), linear(x.flip(0), weight))
+
+    def test_values_are_those_of_the_definition(self, num_columns, width, dtype):
+        """
+        With bias and residual or without, sums are those of float32 rounded to the type.
+        """
+        x, weight = numbers(19, width, dtype=dtype), numbers(num_columns, width, dtype=dtype)
+        bias = numbers(num_columns, dtype=dtype, seed=1)
+        residual = numbers(19, num_columns, dtype=dtype, seed=2)
+        for given in ((None, None), (bias, None), (None, residual), (bias, residual)):
+            expected = reference.linear(x, weight, given[0], _copy(given[1]))
+            found = linear(x, weight, given[0], residual=_copy(given[1]))
+            error = (expected.float() - found.float()).abs().max() / expected.float().abs().max()
+            assert error <= TOLERANCE[dtype]
+
+
+def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
+class TestTiles:
+    def test_residual_is_overwritten_with_the_sum(self):
+        """
+        What is returned is the residual itself.
+        """
+        x, weight, residual = numbers(3, 5), numbers(4, 5), numbers(3, 4, seed=1)
+        expected = residual + linear(x, weight)
+        assert residual is linear(x, weight, residual=residual)
+        assert torch.equal(expected, residual)
+
+    def test_no_rows_give_no_rows(self):
+        """
+        An empty batch has an empty product.
+        """
+        assert (0, 4) == linear(numbers(0, 5), numbers(4, 5)).shape
+
+    def test_where_places_disagree_rows_are_multiplied_alone_and_the_log_says_so(self, monkeypatch):
+        """
+        A library that rounds a row by its place gets one row at a time, with one warning per weight shape.
+        """
+        monkeypatch.setattr(cpu, "_places_agree", lambda _weight: False)
+        x, weight = numbers(70, 24), numbers(9, 24, seed=1)
+        with capture_logs() as logs:
+            found = linear(x, weight)
+            linear(x, weight)
+        assert torch.equal(torch.cat([torch.mm(row[None], weight.t()) for row in x]), found)
+        assert ["rows_multiplied_alone"] == [entry["event"] for entry in logs]
+
+    def test_larger_tiles_that_disagree_are_left_out(self, monkeypatch):
+        """
+        Where a larger tile gives other bits, rows stay with the smallest.
+        """
+        x, weight = numbers(300, 24), numbers(9, 24, seed=1)
+        expected = linear(x[:16], weight)
+        sizes: list[int] = []
+        product = torch.mm
+
+        def noisy(rows: torch.Tensor, *rest: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
+            result = product(rows, *rest, **out)
+            sizes.append(len(rows))
+            return result if len(rows) == 16 else result.mul_(1 + 2**-20)
+
+        monkeypatch.setattr(torch, "mm", noisy)
+        monkeypatch.setattr(cpu, "_agrees", {})
+        assert torch.equal(expected, linear(x, weight)[:16])
+        sizes.clear()
+        linear(x, weight)
+        assert {16} == set(sizes)
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("x", "weight", "others", "text"),
+        [
+            (numbers(5), numbers(4, 5), {}, r"x must have shape \[T, K\]"),
+            (numbers(3, 6), numbers(4, 5), {}, r"x must have shape \[T, K\]"),
+            (numbers(3, 5).half(), numbers(4, 5), {}, r"weight its type"),
+            (numbers(3, 5), numbers(5, 4).t(), {}, "weight must be contiguous"),
+            (numbers(3, 5), numbers(4, 5), {"bias": numbers(3)}, r"bias must be .* \[4\]"),
+            (numbers(3, 5), numbers(4, 5), {"residual": numbers(4, 3).t()}, "residual must be"),
+        ],
+        ids=["vector", "width", "type", "transposed", "bias", "residual"],
+    )
+    def test_what_does_not_fit_is_refused(self, x, weight, others, text):
+        """
+        Shapes, types and strides that do not fit are named.
+        """
+        with pytest.raises(ValueError, match=text):
+            linear(x, weight, **others)

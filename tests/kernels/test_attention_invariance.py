@@ -1,0 +1,65 @@
+"""Attention of which neither batch nor chunk decides a bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.paged_attention import AttentionShape, cpu, cpu_extension, reference
+from tests.kernels.chunked_attention import (
+    CUTS,
+    attended_at_once,
+    attended_in_chunks,
+    invariant,
+)
+from tests.kernels.test_paged_attention import shape
+
+PLANNERS = [
+    pytest.param(cpu.plan, id="cpu"),
+    pytest.param(cpu_extension.plan, id="cpu-extension"),
+    pytest.param(reference.plan, id="reference", marks=pytest.mark.slow),
+]
+SHAPES = [
+    pytest.param(shape(9, 3, 64, 7, torch.bfloat16), id="gqa3-d64-b7-bf16"),
+    pytest.param(shape(), id="gqa2-d8-b16", marks=pytest.mark.slow),
+    pytest.param(shape(4, 1, 24, 16), id="mqa4-d24-b16", marks=pytest.mark.slow),
+    pytest.param(shape(2, 2, 80, 1, torch.float16), id="mha-d80-b1-fp16", marks=pytest.mark.slow),
+]
+WINDOWS = [pytest.param(24, id="w24"), pytest.param(None, id="full", marks=pytest.mark.slow)]
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Rounding of outputs near 1, of probabilities too."""
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("of", SHAPES)
+class TestInvariance:
+    @pytest.mark.parametrize("plan", PLANNERS)
+    def test_queries_have_the_same_bits_in_any_chunk_among_any_rows(
+        self, of: AttentionShape, window: int | None, plan
+    ):
+        """
+        150 queries, one by one or in uneven chunks after two other rows, have the bits of one chunk alone.
+        """
+        expected = attended_at_once(plan, invariant(of), window)
+        for name, cuts in CUTS.items():
+            found = attended_in_chunks(plan, invariant(of), window, cuts)
+            assert torch.equal(expected, found), name
+
+    @pytest.mark.parametrize("plan", [cpu.plan, cpu_extension.plan], ids=["cpu", "cpu-extension"])
+    def test_values_are_those_of_the_definition(self, of, window, plan):
+        """
+        What does not depend on the batch is what the definition says.
+        """
+        expected = attended_at_once(reference.plan, of, window)
+        found = attended_at_once(plan, invariant(of), window)
+        assert (expected.float() - found.float()).abs().max() <= TOLERANCE[of.dtype]
+
+
+class TestOtherwise:
+    def test_bits_follow_the_chunk_where_nobody_asks(self):
+        """
+        Without the demand PyTorch's sums of a query differ between chunks: the test above can fail.
+        """
+        of = shape(9, 3, 64, 7)
+        expected = attended_at_once(cpu.plan, of, None)
+        assert not torch.equal(expected, attended_in_chunks(cpu.plan, of, None, CUTS["one by one"]))
