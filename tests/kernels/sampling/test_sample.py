@@ -122,6 +122,25 @@ class TestGreedy:
         assert torch.equal(sample(logits, make_columns(200, temperature=0.01)).token, low)
         assert not torch.equal(logits.argmax(1), low)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+    @pytest.mark.parametrize("vocab_size", [1023, 2048, 2049, 5000])
+    def test_long_rows_are_searched_to_their_last_id(self, vocab_size, dtype):
+        """
+        The best id is found wherever it stands, the lowest among equals, and NaN is not overlooked.
+        """
+        places = [0, 1, vocab_size // 2, vocab_size - 2, vocab_size - 1]
+        logits = random_logits(len(places) + 2, vocab_size).to(dtype)
+        for row, place in enumerate(places):
+            logits[row, place] = 40.0
+        logits[-2, places] = 40.0
+        logits[-1, vocab_size // 2 :: 700] = float("nan")
+        found = sample(logits, make_columns(len(logits), temperature=0.0))
+        assert [*places, 0, 0] == found.token.tolist()
+        assert [True] * (len(places) + 1) + [False] == found.valid.tolist()
+        logits[:-1, places] = -5.0
+        truth = logits[:-1].float().argmax(dim=1).tolist()
+        assert truth == sample(logits[:-1], make_columns(6, temperature=0.0)).token.tolist()
+
 
 class TestPurity:
     def mixed(self, num_rows):
