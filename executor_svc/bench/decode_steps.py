@@ -25,7 +25,7 @@ from executor_svc.bench.options import (
     place,
     time_limit_s,
 )
-from executor_svc.bench.random_model import random_model
+from executor_svc.bench.random_model import forget_memory, random_model
 from executor_svc.bench.shapes import SHAPES
 from executor_svc.bench.steady_decode import measure_steps
 from executor_svc.bench.timing import timer_of
@@ -147,12 +147,14 @@ def measured_rows(
     graphs = CudaGraphs(where.device) if captures else None
     points = [(rows, context) for context in grid.contexts for rows in grid.batches]
     for name in grid.models:
+        forget_memory(where.device)
         model = random_model(SHAPES[name], where.dtype, where.device, packs=True)
         for num_rows, context in points:
             point = f"{name} with {num_rows} rows of {context}"
             if deadline_s is not None and time.monotonic() > deadline_s:
                 complain("model", f"{point} left out, the machine is slow")
                 continue
+            forget_memory(where.device)
             try:
                 times = measure_steps(
                     model,

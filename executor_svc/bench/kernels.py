@@ -32,6 +32,7 @@ from executor_svc.bench.options import (
     place,
     time_limit_s,
 )
+from executor_svc.bench.random_model import forget_memory
 from executor_svc.bench.row_cases import patch_case, row_cases
 from executor_svc.bench.sampling_cases import sampling_cases
 from executor_svc.bench.shapes import SHAPES
@@ -205,6 +206,7 @@ class _Run:
         started_s = time.monotonic()
         self._deadline_s = None if limit_s is None else started_s + limit_s
         self._budget_s = budget_s
+        self._device = where.device
         self._timer = timer_of(where.device)
         self._ceilings = measure_ceilings(where.device, where.dtype, self._timer, budget_s)
         self._found: list[dict[str, str | float]] = []
@@ -228,6 +230,7 @@ class _Run:
             self._num_failed += fits
             what = str(error).partition("\n")[0] if fits else "does not fit"
             complain("kernels", f"{case.operation} {case.shape} {case.implementation}: {what}")
+            forget_memory(self._device)
         else:
             self._add_row(measured.as_json())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from executor_svc.bench.operands import fill_repeating, random_numbers
@@ -49,6 +51,13 @@ def random_model(
         fingerprint="random",
         weight_bytes=weight_bytes(config, dtype),
     )
+
+
+def forget_memory(device: torch.device) -> None:
+    """Give back what nothing refers to any more, so that what is free on the device counts it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def random_kv(model: LoadedModel, num_blocks: int, block_size: int) -> KvMemory:

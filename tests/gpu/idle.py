@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -23,6 +24,10 @@ from tests.gpu.offline import write_model
 _BLOCK_SIZE = 16
 _BUSY = ("tandem_executor_forward_time_seconds_sum", "tandem_executor_sample_time_seconds_sum")
 _STEPS = "tandem_executor_forward_time_seconds_count"
+_TOKENS = 'tandem_tokens_total{kind="output"'
+_RUNNING = "tandem_requests_running"
+_ROUNDS = 6
+"""Times as many requests as run at once."""
 
 
 def main() -> int:
@@ -72,38 +77,70 @@ def _measure(given: argparse.Namespace, folder: Path, output_len: int) -> dict[s
 def _under_load(
     given: argparse.Namespace, address: str, metrics: str, output_len: int
 ) -> dict[str, Any]:
-    """Let all rows decode, and take the difference of two looks at what was added up."""
-    flags = ["--address", address, "--requests", str(given.rows), "--concurrency", str(given.rows)]
-    flags += ["--input-len", "32", "--output-len", str(output_len), "--max-time-s", "200"]
-    flags += ["--processes", str(min(8, given.rows)), "--warm-up", "0", "--json"]
-    command = [sys.executable, "-m", "tandem_client", "bench", "serve", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
-        wait_until(lambda: _read(metrics, _STEPS) >= given.settle_steps, "steps of all rows")
-        before_s, started_s, first_step = _busy_s(metrics), time.monotonic(), _read(metrics, _STEPS)
-        wait_until(
-            lambda: _read(metrics, _STEPS) - first_step >= given.steps, "steps to measure", 120.0
-        )
-        busy_s, wall_s = _busy_s(metrics) - before_s, time.monotonic() - started_s
-        num_steps = _read(metrics, _STEPS) - first_step
-        answered = json.loads(load.communicate()[0])
-    if answered["errors"] or answered["requests"] != given.rows:
-        raise SystemExit(f"not all requests were answered: {answered}")
+    """
+    Let all rows decode, and take the difference of two looks at what was added up. Requests that end are followed by others, so
+    that there are always as many.
+    """
+    flags = ["--address", address, "--concurrency", str(given.rows), "--input-len", "32"]
+    flags += ["--requests", str(given.rows * _ROUNDS), "--output-len", str(output_len)]
+    flags += ["--processes", str(min(8, given.rows)), "--warm-up", "0", "--max-time-s", "200"]
+    command = [sys.executable, "-m", "tandem_client", "bench", "serve", *flags, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as load:
+        try:
+            wait_until(lambda: _read(metrics, _RUNNING) >= given.rows, "rows to run")
+            before = _Look.at(metrics)
+            wait_until(
+                lambda: (
+                    load.poll() is not None or _read(metrics, _STEPS) - before.steps >= given.steps
+                ),
+                "steps to measure",
+            )
+            after = _Look.at(metrics)
+            if load.poll() is not None:
+                raise SystemExit("the requests were over before enough steps were measured")
+        finally:
+            load.terminate()
+    num_steps, wall_s = after.steps - before.steps, after.at_s - before.at_s
     return {
         "rows": given.rows,
+        "rows_per_step": (after.tokens - before.tokens) / num_steps,
         "steps": int(num_steps),
         "step_ms": 1e3 * wall_s / num_steps,
-        "idle_percent": 100 * max(0.0, 1 - busy_s / wall_s),
+        "idle_percent": 100 * max(0.0, 1 - (after.busy_s - before.busy_s) / wall_s),
     }
 
 
-def _busy_s(address: str) -> float:
-    return sum(_read(address, name) for name in _BUSY)
+@dataclass(frozen=True)
+class _Look:
+    """What was added up until a moment."""
+
+    at_s: float
+    steps: float
+    tokens: float
+    busy_s: float
+
+    @classmethod
+    def at(cls, metrics: str) -> _Look:
+        lines = _lines(metrics)
+        return cls(
+            at_s=time.monotonic(),
+            steps=_sum(lines, _STEPS),
+            tokens=_sum(lines, _TOKENS),
+            busy_s=sum(_sum(lines, name) for name in _BUSY),
+        )
 
 
 def _read(address: str, name: str) -> float:
     """A sample of the metrics, 0 where it is not there yet."""
+    return _sum(_lines(address), name)
+
+
+def _lines(address: str) -> list[str]:
     with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
+        return answer.read().decode().splitlines()
+
+
+def _sum(lines: list[str], name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
@@ -112,7 +149,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a small model")
     parser.add_argument("--rows", type=int, default=64, help="requests that decode")
-    parser.add_argument("--settle-steps", type=int, default=100)
     parser.add_argument("--steps", type=int, default=1000, help="to measure")
     parser.add_argument("--window", type=int, default=1, help="steps in flight")
     parser.add_argument("--models", type=Path, help="where random weights are kept")

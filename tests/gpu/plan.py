@@ -11,7 +11,7 @@ BUDGET_S = 525.0
 
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", "--timeout=120")
 _BENCH = ("-m", "executor_svc.bench")
-_MODELS = ("qwen3-0.6b", "llama-1b", "llama-8b")
+_MODELS = ("llama-8b", "llama-1b", "qwen3-0.6b")
 
 
 def parts_on_gpu(folder: Path) -> list[Part]:
@@ -44,7 +44,7 @@ def parts_on_gpu(folder: Path) -> list[Part]:
             name="decode steps",
             arguments=(
                 *(*_BENCH, "model", "--full", "--json", "--time-limit", "80"),
-                *("--model", *_MODELS),
+                *("--model", *_MODELS, "--batch", "1", "8", "32", "128", "256"),
             ),
             limit_s=95,
         ),
@@ -112,7 +112,7 @@ def parts_on_cpu(folder: Path) -> list[Part]:
             name="idle",
             arguments=(
                 *("-m", "tests.gpu.idle", *models, "--device", "cpu", "--tiny", "--rows", "2"),
-                *("--settle-steps", "5", "--steps", "10"),
+                *("--steps", "10"),
             ),
             limit_s=120,
         ),

@@ -247,6 +247,7 @@ class TestScript:
         assert 2 == row["rows"]
         assert row["steps"] >= 10
         assert 0 <= row["idle_percent"] < 100
+        assert 0 < row["rows_per_step"] <= 2
 
     @pytest.mark.slow
     def test_offline_engines_answer_the_same_requests(self, tmp_path):
