@@ -64,7 +64,7 @@ def decoder_inputs(
     seq_len = batch.row_start + query_len
     num_blocks = -(-int(seq_len.max()) // shape.block_size)
     block_table = slots.block_table[batch.row_slot, :num_blocks]
-    row, position = _token_rows(batch)
+    row, position = token_rows(batch)
     block = block_table[row, position // shape.block_size].astype(np.int64)
     kv_position = block * shape.block_size + position % shape.block_size
     sequences = PagedSequences(query_len=query_len, seq_len=seq_len, block_table=block_table)
@@ -78,7 +78,7 @@ def decoder_inputs(
     )
 
 
-def _token_rows(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def token_rows(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row in the batch and position in its sequence of every token, int64 ``[T]`` each."""
     num_rows, num_tokens = len(batch.row_slot), batch.num_tokens
     row = np.arange(num_rows)

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from executor_svc.batch_inputs import SamplingRows, decoder_inputs, sampling_rows
 from executor_svc.device_queue import CudaQueue, DeviceQueue, HostQueue
+from executor_svc.graphs.build import StepParts, static_steps
 from executor_svc.graphs.decode import DecodeGraphs, GraphPlan
+from executor_svc.graphs.mixed import MixedGraphs
 from executor_svc.marked_parts import Mark, mark_parts, unmark_parts
 from executor_svc.memory import KvMemory
 from executor_svc.model import Decoder, LoadedModel
@@ -22,8 +24,7 @@ from executor_svc.out_of_memory import is_out_of_memory, step_out_of_memory
 from executor_svc.pending_step import Launched, PendingStep, fetch_sampled, nothing_sampled
 from executor_svc.slot_sampling import SlotSampling
 from executor_svc.slot_tokens import SlotTokens
-from executor_svc.static_decodes import StaticDecodes
-from executor_svc.static_step import RING_LINES, DecodeStep
+from executor_svc.static_step import RING_LINES
 from executor_svc.step_outcome import StepOutcome
 from executor_svc.upload import upload
 from executor_svc.warm_up import warm_up_batches
@@ -81,7 +82,8 @@ class ModelRunner:
             queue: Of the model's device; None makes one.
             static_rows: Most rows of steps of decodes that run from buffers that never move, as
                 graphs are captured from; 0 runs none so.
-            graph_plan: Which of those steps to capture at the warm-up; None captures none.
+            graph_plan: Which of those steps, and which with prompts, to capture at the warm-up;
+                None captures none.
         """
         config = model.config
         self._model = model
@@ -105,8 +107,8 @@ class ModelRunner:
         self._slots, self._tokens = self._new_state()
         self._sampling = SlotSampling(num_slots, config.vocab_size)
         self._queue = queue or _queue_of(model.device, clock_ns)
-        self._graphs: DecodeGraphs | None = None
-        self._static = self._static_decodes(static_rows, graph_plan) if static_rows else None
+        steps = static_steps(self._step_parts(), static_rows, graph_plan)
+        self._static, self._graphs, self._mixed = steps
 
     @property
     def state_hash(self) -> int:
@@ -139,8 +141,8 @@ class ModelRunner:
             raise SessionLost(
                 f"suspend with RECOMPUTE while {num_live} slots are live: release them first"
             )
-        if self._graphs is not None and mode is not KvMode.PERSIST:
-            self._graphs.drop()
+        for graphs in self._captured() if mode is not KvMode.PERSIST else ():
+            graphs.drop()
         self._kv.suspend(mode)
         _log.info("kv_suspended", mode=mode.name, kv_bytes=self._kv.device_bytes)
 
@@ -185,6 +187,8 @@ class ModelRunner:
         with torch.inference_mode():
             if self._static is not None and self._static.takes(batch):
                 launched = self._static.launch(batch, rows, self._slots, self._queue)
+            elif self._mixed is not None and (shape := self._mixed.shape_for(batch, rows)):
+                launched = self._mixed.launch(shape, batch, rows, self._slots, self._queue)
             else:
                 launched = self._compute(batch, rows)
             ended = self._queue.mark()
@@ -254,8 +258,8 @@ class ModelRunner:
         for batch in warm_up_batches(kv_len, block_size):
             self.execute(batch, 0)
         self._forget()
-        if self._graphs is not None:
-            self._graphs.capture()
+        for graphs in self._captured():
+            graphs.capture()
         if self._kv.num_host_blocks:
             one = np.ones(1, np.int32)
             self._kv.swap_out(one, one)
@@ -328,7 +332,7 @@ class ModelRunner:
             return nothing_sampled(hidden.device, with_margin=self._margin_eps is not None)
         if len(rows.slot) < hidden.shape[0]:
             hidden = hidden.index_select(0, upload(rows.hidden_row, hidden.device))
-        logits = self._decoder.logits(hidden)
+        logits = self._decoder.project(hidden)  # sampling widens what it looks at
         return sample(
             logits,
             self._sampling.columns(rows.slot, rows.position),
@@ -344,28 +348,24 @@ class ModelRunner:
 
     def _resume_kv(self) -> None:
         self._kv.resume()
-        if self._graphs is not None:
-            self._graphs.restore()
+        for graphs in self._captured():
+            graphs.restore()
 
-    def _static_decodes(self, max_rows: int, graph_plan: GraphPlan | None) -> StaticDecodes:
-        step = DecodeStep(
-            self._decoder,
-            self._kv.layers,
-            self._tokens,
-            self._shape,
-            self._windows,
+    def _captured(self) -> list[DecodeGraphs | MixedGraphs]:
+        """In the order to capture them: what needs most memory first."""
+        return [graphs for graphs in (self._mixed, self._graphs) if graphs is not None]
+
+    def _step_parts(self) -> StepParts:
+        return StepParts(
+            decoder=self._decoder,
+            kv_layers=self._kv.layers,
+            tokens=self._tokens,
+            sampling=self._sampling,
+            shape=self._shape,
+            windows=self._windows,
             num_slots=self._num_slots,
-            max_rows=min(max_rows, self._num_slots),
             max_blocks=self._slots.max_blocks_per_slot,
-        )
-        if graph_plan is not None:
-            self._graphs = DecodeGraphs(step, graph_plan)
-        return StaticDecodes(
-            step,
-            self._tokens,
-            self._sampling,
             margin_eps=self._margin_eps,
-            run=None if self._graphs is None else self._graphs.run,
         )
 
     def _new_state(self) -> tuple[SlotState, SlotTokens]:

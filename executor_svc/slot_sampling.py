@@ -102,6 +102,12 @@ class SlotSampling:
         """Whether any of these slots draws from less than all ids."""
         return bool(self._has_filters[slot].any())
 
+    def asks_for_more(self, slot: Int32Column) -> bool:
+        """Whether any of these slots may have edits of logits or is told log probabilities."""
+        has_edits = self._has_penalties[slot] | (self._biases.count[slot] > 0)
+        has_edits |= self._end_ids.count[slot] > 0
+        return bool((has_edits | (self._num_logprobs[slot] >= 0)).any())
+
     def columns(self, slot: Int32Column, position: Int32Column) -> SamplingColumns:
         """How slots draw their token at `position`, on the host."""
         return SamplingColumns(

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import structlog
+import torch
 
-from tandem.errors import InternalError
+from executor_svc.out_of_memory import in_one_line, is_out_of_memory
+from tandem.errors import InternalError, OutOfMemory
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -83,6 +85,7 @@ class Graphs(Generic[Key]):
         keys: Sequence[Key],
         run: Callable[[Key], None],
         *,
+        forget: Callable[[], None],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -90,13 +93,17 @@ class Graphs(Generic[Key]):
             device: Captures.
             keys: What to capture, the largest first: the pool then need not grow.
             run: Does one of them; rules as in `GraphDevice.capture`.
+            forget: Leaves `run` nothing to do but padding; called before and after captures, whose
+                calls then count for nothing.
             clock_s: For the report.
         """
         self._device = device
         self._keys = tuple(keys)
         self._run = run
+        self._forget = forget
         self._clock_s = clock_s
         self._captured: dict[Key, CapturedGraph] = {}
+        self._is_dropped = False
         self.num_captures = 0
         """How often all were captured."""
 
@@ -106,14 +113,25 @@ class Graphs(Generic[Key]):
         return tuple(self._captured)
 
     def capture(self) -> CaptureReport:
-        """Capture all, anew where that was done before, and log what it cost."""
+        """
+        Capture all, anew where that was done before, and log what it cost.
+
+        Raises:
+            OutOfMemory: Naming the settings to turn.
+        """
         self.drop()
         report = self._capture(self._keys)
+        self._is_dropped = False
         self.num_captures += 1
         return report
 
     def add(self, keys: Sequence[Key]) -> None:
-        """Capture more, now and whenever all are captured anew; what is there stays."""
+        """
+        Capture more, now and whenever all are captured anew; what is there stays.
+
+        Raises:
+            OutOfMemory: Naming the settings to turn.
+        """
         self._keys += tuple(key for key in keys if key not in self._keys)
         missing = [key for key in keys if key not in self._captured]
         if missing:
@@ -123,7 +141,18 @@ class Graphs(Generic[Key]):
         """Forget what was captured, and wait for what runs of it: buffers are about to move."""
         if self._captured:
             self._device.drain()
+            self._is_dropped = True
         self._captured.clear()
+
+    def restore(self) -> None:
+        """
+        Capture anew what was dropped, where anything was: buffers are where they will stay.
+
+        Raises:
+            OutOfMemory: Naming the settings to turn.
+        """
+        if self._is_dropped:
+            self.capture()
 
     def replay(self, key: Key) -> None:
         """
@@ -139,7 +168,7 @@ class Graphs(Generic[Key]):
 
     def _capture(self, keys: Sequence[Key]) -> CaptureReport:
         started = self._clock_s()
-        captured = self._device.capture([self._call(key) for key in keys])
+        captured = self._capture_idle([self._call(key) for key in keys])
         report = CaptureReport(
             seconds=self._clock_s() - started,
             num_bytes=captured.num_bytes,
@@ -153,6 +182,21 @@ class Graphs(Generic[Key]):
             bytes=report.num_bytes,
         )
         return report
+
+    def _capture_idle(self, calls: Sequence[Callable[[], None]]) -> Captured:
+        self._forget()
+        try:
+            with torch.inference_mode():
+                captured = self._device.capture(calls)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"no memory is left to capture steps ({in_one_line(error)}): lower "
+                "num_cuda_graphs or max_batch_size, or leave less to the KV memory"
+            ) from error
+        self._forget()
+        return captured
 
     def _call(self, key: Key) -> Callable[[], None]:
         return lambda: self._run(key)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
-
-import torch
+from typing import Protocol
 
 from executor_svc.graphs.capture import CaptureReport, GraphDevice, Graphs
 from executor_svc.graphs.shapes import GraphShape, match
-from executor_svc.out_of_memory import in_one_line, is_out_of_memory
 from executor_svc.static_step import Drawing
-from tandem.errors import InvalidConfig, OutOfMemory
-
-Captured = TypeVar("Captured")
+from tandem.errors import InvalidConfig
 
 _ORDER = (Drawing.FILTERED, Drawing.PLAIN, Drawing.OUTSIDE)
 """By the memory that drawing takes beside the forward pass, most first."""
@@ -49,11 +43,13 @@ class GraphPlan:
 
     Attributes:
         device: Captures.
-        sizes: Numbers of rows, as in `executor_svc.graphs.sizes`.
+        sizes: Rows of steps of decodes alone, as in `executor_svc.graphs.sizes`.
+        mixed: Shapes of steps with prompts, as in `executor_svc.graphs.shapes`.
     """
 
     device: GraphDevice
     sizes: tuple[int, ...]
+    mixed: tuple[GraphShape, ...] = ()
 
 
 class DecodeGraphs:
@@ -74,8 +70,12 @@ class DecodeGraphs:
         self._step = step
         sizes = sorted(plan.sizes, reverse=True)
         keys = [DecodeGraph(size, drawing) for size in sizes for drawing in _ORDER]
-        self._graphs = Graphs(plan.device, keys, lambda key: step.run(key.num_rows, key.drawing))
-        self._is_dropped = False
+        self._graphs = Graphs(
+            plan.device,
+            keys,
+            lambda key: step.run(key.num_rows, key.drawing),
+            forget=step.forget,
+        )
         self._size_for: list[int | None] = [None] * (step.max_rows + 1)
 
     @property
@@ -84,14 +84,8 @@ class DecodeGraphs:
         return self._graphs.num_captures
 
     def capture(self) -> CaptureReport:
-        """
-        Capture all, anew where that was done before; the step knows no slot afterwards.
-
-        Raises:
-            OutOfMemory: Naming the setting to turn.
-        """
-        report = self._idle(self._graphs.capture)
-        self._is_dropped = False
+        """As in `Graphs`; the step knows no slot afterwards."""
+        report = self._graphs.capture()
         self._fit()
         return report
 
@@ -101,27 +95,25 @@ class DecodeGraphs:
 
         Raises:
             InvalidConfig: Not from 1 to the most rows of a step.
-            OutOfMemory: As in `capture`.
+            OutOfMemory: Naming the settings to turn.
         """
         most = self._step.max_rows
         if not 1 <= num_rows <= most:
             raise InvalidConfig(
                 f"a decode graph has 1 to max_batch_size ({most}) rows, got {num_rows}"
             )
-        keys = [DecodeGraph(num_rows, drawing) for drawing in _ORDER]
-        self._idle(lambda: self._graphs.add(keys))
+        self._graphs.add([DecodeGraph(num_rows, drawing) for drawing in _ORDER])
         self._fit()
 
     def drop(self) -> None:
-        """Forget what was captured, as buffers are about to move: steps run eagerly from now on."""
-        self._is_dropped = bool(self._graphs.keys) or self._is_dropped
+        """As in `Graphs`: steps run eagerly from now on."""
         self._graphs.drop()
         self._fit()
 
     def restore(self) -> None:
-        """Capture anew what was dropped, where anything was: buffers are where they will stay."""
-        if self._is_dropped:
-            self.capture()
+        """As in `Graphs`."""
+        self._graphs.restore()
+        self._fit()
 
     def size_for(self, num_rows: int) -> int | None:
         """Rows of the smallest captured step with room for so many; None: there is none."""
@@ -140,27 +132,6 @@ class DecodeGraphs:
             return 0
         self._graphs.replay(DecodeGraph(size, drawing))
         return size
-
-    def _idle(self, capture: Callable[[], Captured]) -> Captured:
-        """
-        Capture with no rows, so that no slot moves on; what ran counts for nothing.
-
-        Raises:
-            OutOfMemory: Naming the setting to turn.
-        """
-        self._step.forget()
-        try:
-            with torch.inference_mode():
-                captured = capture()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"no memory is left to capture decode steps ({in_one_line(error)}): lower "
-                "num_cuda_graphs or max_batch_size, or leave less to the KV memory"
-            ) from error
-        self._step.forget()
-        return captured
 
     def _fit(self) -> None:
         captured = {key.num_rows for key in self._graphs.keys}

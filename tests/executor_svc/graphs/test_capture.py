@@ -19,6 +19,10 @@ class Steps:
     def __init__(self):
         self.numbers = torch.zeros(8)
         self.done = []
+        self.num_forgotten = 0
+
+    def forget(self):
+        self.num_forgotten += 1
 
     def run(self, size):
         self.done.append(size)
@@ -32,7 +36,9 @@ def steps():
 
 def graphs_of(steps, sizes=(8, 4, 2)):
     clock = itertools.count(100.0, 0.25)
-    return Graphs(RecordedGraphs(), sizes, steps.run, clock_s=lambda: next(clock))
+    return Graphs(
+        RecordedGraphs(), sizes, steps.run, forget=steps.forget, clock_s=lambda: next(clock)
+    )
 
 
 class TestGraphs:
