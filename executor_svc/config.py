@@ -103,7 +103,18 @@ class ExecutorSettings(ServiceSettings):
         "default",
         description="decode steps to capture on a GPU, by number of rows: default (up to 30 sizes "
         "for up to 512 rows), none, -1 (1, 2, 4, every 8th, from 256 on every 16th) or N, evenly "
-        "spaced; larger steps and those with prompt tokens run eagerly",
+        "spaced; larger steps run eagerly",
+    )
+    cuda_graph_mixed_prefill_count: int | None = Field(
+        16,
+        ge=0,
+        description="prefills that each captured step of prompts and decodes together has room "
+        "for; 0 captures decodes alone",
+    )
+    use_cuda_graphs_for_non_decode_steps: bool = Field(
+        True,
+        description="capture steps with prompts as well, of as few tokens as decode steps have "
+        "rows; rows that ask for penalties or log probabilities keep their step eager",
     )
     collect_margins: bool = Field(
         False, description="report by how much each token won, for equality tests; slower"

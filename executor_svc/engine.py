@@ -76,7 +76,7 @@ def load_engine(
         batch_invariant=settings.batch_invariant,
         kv_knob=loaded.kv_size_knob,
         static_rows=limits.max_batch_size if device.type == "cuda" else 0,
-        graph_plan=plan_graphs(loaded, limits.max_batch_size, device),
+        graph_plan=plan_graphs(loaded, limits, device),
     )
     started = time.monotonic()
     runner.warm_up()

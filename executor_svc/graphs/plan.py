@@ -8,42 +8,70 @@ import torch
 from executor_svc.config import LoadedSettings
 from executor_svc.graphs.cuda import CudaGraphs
 from executor_svc.graphs.decode import GraphPlan
+from executor_svc.graphs.shapes import GraphShape, graph_shapes
 from executor_svc.graphs.sizes import graph_sizes
+from tandem.engine_config import EngineConfig
+
+_SETTINGS = (
+    "num_cuda_graphs",
+    "cuda_graph_mixed_prefill_count",
+    "use_cuda_graphs_for_non_decode_steps",
+)
 
 _log = structlog.get_logger(__name__)
 
 
 def plan_graphs(
-    loaded: LoadedSettings, max_batch_size: int, device: torch.device
+    loaded: LoadedSettings, limits: EngineConfig, device: torch.device
 ) -> GraphPlan | None:
     """
-    The decode steps to capture; None where all steps run eagerly, which is always so on a CPU: a
-    step there is over when its last call is back, so that there is nothing to save.
+    The steps to capture; None where all steps run eagerly, which is always so on a CPU: a step
+    there is over when its last call is back, so that there is nothing to save.
 
-    Logs the sizes, or that a setting has no effect here.
+    Logs the shapes, or that a setting has no effect here.
 
     Args:
         loaded: The settings.
-        max_batch_size: Most rows of a step.
+        limits: Those in force for the model.
         device: Of the model.
     """
-    chosen = loaded.settings.num_cuda_graphs
-    plan = device_graphs(device, graph_sizes(chosen, max_batch_size))
+    settings = loaded.settings
     if device.type != "cuda":
-        if loaded.is_set("num_cuda_graphs") and chosen != "none":
-            _log.warning(
-                "setting_without_effect",
-                setting=f"num_cuda_graphs={chosen} ({loaded.places['num_cuda_graphs']})",
-                why=f"the device is {device}: steps run eagerly",
-            )
-    else:
-        rows = [] if plan is None else list(plan.sizes)
-        _log.info("graphs_planned", num_cuda_graphs=chosen, rows=rows)
-    return plan
+        _tell_without_effect(loaded, device)
+        return None
+    sizes = graph_sizes(settings.num_cuda_graphs, limits.max_batch_size)
+    shapes = graph_shapes(
+        sizes,
+        max_requests=limits.max_batch_size,
+        max_sequence_length=limits.max_model_len,
+        mixed_prefill_count=settings.cuda_graph_mixed_prefill_count,
+        captures_prefills=settings.use_cuda_graphs_for_non_decode_steps,
+    )
+    mixed = tuple(shape for shape in shapes if shape.num_prefills)
+    _log.info(
+        "graphs_planned",
+        num_cuda_graphs=settings.num_cuda_graphs,
+        rows=list(sizes),
+        with_prompts=[[each.num_tokens, each.num_prefills, each.num_decodes] for each in mixed],
+    )
+    return device_graphs(device, sizes, mixed)
 
 
-def device_graphs(device: torch.device, sizes: tuple[int, ...]) -> GraphPlan | None:
+def device_graphs(
+    device: torch.device, sizes: tuple[int, ...], mixed: tuple[GraphShape, ...] = ()
+) -> GraphPlan | None:
     """Steps of so many rows to capture, on a device that can; None where there are none."""
     if device.type != "cuda" or not sizes:
         return None
-    return GraphPlan(device=CudaGraphs(device), sizes=sizes)
+    return GraphPlan(device=CudaGraphs(device), sizes=sizes, mixed=mixed)
+
+
+def _tell_without_effect(loaded: LoadedSettings, device: torch.device) -> None:
+    asked = {name: getattr(loaded.settings, name) for name in _SETTINGS if loaded.is_set(name)}
+    for name, value in asked.items():
+        if value not in {"none", 0, None}:
+            _log.warning(
+                "setting_without_effect",
+                setting=f"{name}={value} ({loaded.places[name]})",
+                why=f"the device is {device}: steps run eagerly",
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -17,6 +18,11 @@ CUDA, CPU = torch.device("cuda:1"), torch.device("cpu")
 
 def settings(*argv):
     return load_settings(["--model", "some/dir", *argv], {})
+
+
+def planned(loaded, device):
+    """For steps of up to 20 rows."""
+    return plan_graphs(loaded, replace(loaded.limits, max_batch_size=20), device)
 
 
 class TestSetting:
@@ -34,7 +40,7 @@ class TestSetting:
         On a GPU the setting gives the sizes, which are logged.
         """
         with structlog.testing.capture_logs() as logs:
-            plan = plan_graphs(settings(f"--num-cuda-graphs={text}"), 20, CUDA)
+            plan = planned(settings(f"--num-cuda-graphs={text}"), CUDA)
         assert plan is not None
         assert sizes == list(plan.sizes) == logs[0]["rows"]
 
@@ -46,7 +52,26 @@ class TestSetting:
         path.write_text(json.dumps({"num_cuda_graphs": None}))
         for loaded in (settings("--num-cuda-graphs=none"), settings(f"--config={path}")):
             assert "none" == loaded.settings.num_cuda_graphs
-            assert plan_graphs(loaded, 20, CUDA) is None
+            assert planned(loaded, CUDA) is None
+
+    def test_steps_with_prompts_have_shapes_of_the_same_sizes(self):
+        """
+        Each size is captured for prompts beside decodes and, where rows suffice, for prompts alone.
+        """
+        mixed = planned(settings("--num-cuda-graphs=3"), CUDA).mixed
+        assert [(20, 20, 0), (20, 16, 4), (16, 16, 0)] == [
+            (shape.num_tokens, shape.num_prefills, shape.num_decodes) for shape in mixed
+        ]
+
+    @pytest.mark.parametrize(
+        "flag", ["--cuda-graph-mixed-prefill-count=0", "--no-use-cuda-graphs-for-non-decode-steps"]
+    )
+    def test_steps_with_prompts_can_be_left_out(self, flag):
+        """
+        No mixed prefills, or the switch off, captures decodes alone.
+        """
+        plan = planned(settings("--num-cuda-graphs=3", flag), CUDA)
+        assert ((20, 16, 8), ()) == (plan.sizes, plan.mixed)
 
     @pytest.mark.parametrize("number", ["0", "-2"])
     def test_number_that_names_no_list_is_refused_at_the_start(self, number):
@@ -66,21 +91,37 @@ class TestSetting:
 
 class TestCpu:
     @pytest.mark.parametrize("text", ["4", "-1", "default"])
-    def test_setting_without_effect_is_told(self, text):
+    def test_number_without_effect_is_told(self, text):
         """
         A CPU captures nothing; whoever asked for graphs there reads so in the log.
         """
         with structlog.testing.capture_logs() as logs:
-            assert plan_graphs(settings(f"--num-cuda-graphs={text}"), 20, CPU) is None
+            assert planned(settings(f"--num-cuda-graphs={text}"), CPU) is None
         (entry,) = logs
         assert ("setting_without_effect", "warning") == (entry["event"], entry["log_level"])
         assert f"num_cuda_graphs={text} (--num-cuda-graphs)" == entry["setting"]
 
-    @pytest.mark.parametrize("argv", [[], ["--num-cuda-graphs=none"]])
+    def test_other_settings_without_effect_are_told(self):
+        """
+        The same goes for settings of steps with prompts that ask for something.
+        """
+        flags = ["--cuda-graph-mixed-prefill-count=4", "--use-cuda-graphs-for-non-decode-steps"]
+        with structlog.testing.capture_logs() as logs:
+            assert planned(settings(*flags), CPU) is None
+        assert [
+            "cuda_graph_mixed_prefill_count=4 (--cuda-graph-mixed-prefill-count)",
+            "use_cuda_graphs_for_non_decode_steps=True (--use-cuda-graphs-for-non-decode-steps)",
+        ] == [entry["setting"] for entry in logs]
+
+    @pytest.mark.parametrize(
+        "argv",
+        [[], ["--num-cuda-graphs=none"], ["--no-use-cuda-graphs-for-non-decode-steps"]],
+        ids=len,
+    )
     def test_nothing_asked_for_is_nothing_told(self, argv):
         """
         Without the setting, or with "none", there is nothing to tell.
         """
         with structlog.testing.capture_logs() as logs:
-            assert plan_graphs(settings(*argv), 20, CPU) is None
+            assert planned(settings(*argv), CPU) is None
         assert [] == logs
