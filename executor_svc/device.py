@@ -10,7 +10,7 @@ from typing import cast, get_args
 import torch
 
 from executor_svc.out_of_memory import is_out_of_memory
-from kernels import packed_linear
+from kernels import packed_linear, rms_norm, rope_kv_write, silu_mul
 from kernels.cpu_extension import ExtensionUnavailable
 from kernels.paged_attention import CpuExtension, use_cpu_extension
 from tandem.errors import InvalidConfig
@@ -37,7 +37,7 @@ def is_sticky(error: Exception) -> bool:
 
 def choose_attention(device: torch.device, cpu_extension: str) -> None:
     """
-    Let the CPU attend and multiply in C++ or in PyTorch; may compile, which takes seconds.
+    Let the CPU compute in C++ or in PyTorch; may compile, which takes seconds.
 
     Args:
         device: Of the model; another than the CPU has kernels of its own.
@@ -60,7 +60,9 @@ def choose_attention(device: torch.device, cpu_extension: str) -> None:
             f"to compute with PyTorch",
             field="cpu_extension",
         ) from error
-    packed_linear.use_cpu_extension(wanted=cpu_extension != "off")
+    in_cpp = packed_linear.use_cpu_extension(wanted=cpu_extension != "off")
+    for operation in (rms_norm, rope_kv_write, silu_mul):
+        operation.use_cpu_extension(wanted=in_cpp)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -7,10 +7,14 @@ import threading
 import time
 
 import structlog
+import torch
 
 from kernels.cpu_extension.build import ExtensionUnavailable, built_library
 
 __all__ = ["ExtensionUnavailable", "load_library"]
+
+NUMBER_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Types of numbers as the library's functions are told of them."""
 
 _log = structlog.get_logger(__name__)
 _lock = threading.Lock()

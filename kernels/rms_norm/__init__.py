@@ -5,11 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Deferred, Operation
-from kernels.rms_norm import cpu, reference
+from kernels.rms_norm import cpu, cpu_extension, reference
 
-__all__ = ["add_rms_norm", "rms_norm"]
+__all__ = ["add_rms_norm", "rms_norm", "use_cpu_extension"]
 
 _TRITON = "kernels.rms_norm.triton_kernel"
+
+_CPU_EXTENSION = "cpu-extension"
 
 _operation = Operation(
     "rms_norm",
@@ -21,6 +23,15 @@ _add_operation = Operation(
     reference.add_rms_norm,
     {"cpu": ("cpu", cpu.add_rms_norm), "cuda": ("triton", Deferred(_TRITON, "add_rms_norm"))},
 )
+
+
+def use_cpu_extension(*, wanted: bool) -> None:
+    """Say whether a CPU does this in C++, for the whole process; the library must be there."""
+    _operation.withdraw("cpu", _CPU_EXTENSION)
+    _add_operation.withdraw("cpu", _CPU_EXTENSION)
+    if wanted:
+        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.rms_norm)
+        _add_operation.offer("cpu", _CPU_EXTENSION, cpu_extension.add_rms_norm)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Deferred, Operation
-from kernels.rope_kv_write import cpu, reference
+from kernels.rope_kv_write import cpu, cpu_extension, reference
 
-__all__ = ["rope_kv_write"]
+__all__ = ["rope_kv_write", "use_cpu_extension"]
+
+_CPU_EXTENSION = "cpu-extension"
 
 _operation = Operation(
     "rope_kv_write",
@@ -20,6 +22,13 @@ _operation = Operation(
         "cuda": ("triton", Deferred("kernels.rope_kv_write.triton_kernel", "rope_kv_write")),
     },
 )
+
+
+def use_cpu_extension(*, wanted: bool) -> None:
+    """Say whether a CPU does this in C++, for the whole process; the library must be there."""
+    _operation.withdraw("cpu", _CPU_EXTENSION)
+    if wanted:
+        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.rope_kv_write)
 
 
 def rope_kv_write(

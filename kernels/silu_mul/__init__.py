@@ -5,9 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Deferred, Operation
-from kernels.silu_mul import cpu, reference
+from kernels.silu_mul import cpu, cpu_extension, reference
 
-__all__ = ["silu_mul"]
+__all__ = ["silu_mul", "use_cpu_extension"]
+
+_CPU_EXTENSION = "cpu-extension"
 
 _operation = Operation(
     "silu_mul",
@@ -17,6 +19,13 @@ _operation = Operation(
         "cuda": ("triton", Deferred("kernels.silu_mul.triton_kernel", "silu_mul")),
     },
 )
+
+
+def use_cpu_extension(*, wanted: bool) -> None:
+    """Say whether a CPU does this in C++, for the whole process; the library must be there."""
+    _operation.withdraw("cpu", _CPU_EXTENSION)
+    if wanted:
+        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.silu_mul)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ class LlamaContestant:
 
     def serve(self, prompts: list[list[int]], output_len: int) -> Served:
         """See `Contestant`."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), data=True)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         num_rows, input_len = len(prompts), len(prompts[0])
         started_s = time.perf_counter()
         for sequence, prompt in enumerate(prompts):

@@ -1,0 +1,186 @@
+// Root-mean-square norms, gates, rotary positions and KV writes of a step's rows, on the CPU.
+//
+// They are small: for tens of rows a call costs more than its work, so each does in one call what
+// takes PyTorch several, and few rows stay on one thread. A row's bits depend on the row alone.
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "vectors.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kSerialElements = 1 << 16;  // fewer do not pay for waking other threads
+
+template <class T>
+inline void store_some(T* to, Floats values, int count) {
+  for (int lane = 0; lane < count; ++lane) round_to(values[lane], to + lane);
+}
+
+inline void store_some(float* to, Floats values, int count) {
+  if (count >= kLanes) {
+    store(to, values);
+  } else {
+    std::memcpy(to, &values, count * sizeof(float));
+  }
+}
+
+// As the type holds it.
+template <class T>
+inline Floats rounded(Floats values) {
+  if constexpr (sizeof(T) == sizeof(float)) return values;
+  T held[kLanes];
+  store_some(held, values, kLanes);
+  return load(held);
+}
+
+inline int left(int64_t width, int64_t at) {
+  return static_cast<int>(std::min<int64_t>(kLanes, width - at));
+}
+
+template <class T>
+inline float scale_of(const T* x, int64_t width, float eps) {
+  Floats squares = {};
+  for (int64_t at = 0; at < width; at += kLanes) {
+    const Floats values = load_some(x + at, left(width, at));
+    squares += values * values;
+  }
+  return 1.0f / std::sqrt(sum_of(squares) / static_cast<float>(width) + eps);
+}
+
+template <class T>
+inline void norm_row(const T* x, const T* weight, T* out, int64_t width, float eps) {
+  const Floats scale = splat(scale_of(x, width, eps));
+  for (int64_t at = 0; at < width; at += kLanes) {
+    const int count = left(width, at);
+    const Floats normed = rounded<T>(load_some(x + at, count) * scale);
+    store_some(out + at, normed * load_some(weight + at, count), count);
+  }
+}
+
+template <class T>
+void rms_norm(const T* x, int64_t x_stride, const T* weight, T* out, int64_t num_rows,
+              int64_t width, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) if (num_rows * width > kSerialElements)
+  for (int64_t row = 0; row < num_rows; ++row)
+    norm_row(x + row * x_stride, weight, out + row * width, width, eps);
+}
+
+template <class T>
+void silu_mul(const T* gate_up, int64_t stride, T* out, int64_t num_rows, int64_t width,
+              int threads) {
+#pragma omp parallel for num_threads(threads) if (num_rows * width > kSerialElements)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const T* gates = gate_up + row * stride;
+    for (int64_t at = 0; at < width; at += kLanes) {
+      const int count = left(width, at);
+      const Floats gate = load_some(gates + at, count);
+      const Floats small = exp_of(gate > splat(0.0f) ? -gate : gate);  // of minus its size
+      const Floats sigmoid = (gate > splat(0.0f) ? splat(1.0f) : small) / (splat(1.0f) + small);
+      const Floats up = load_some(gates + width + at, count);
+      store_some(out + row * width + at, rounded<T>(gate * sigmoid) * up, count);
+    }
+  }
+}
+
+struct Heads {
+  int64_t num_tokens, num_heads, num_kv_heads, head_dim;
+};
+
+// Pairs (2i, 2i + 1) of one head as complex numbers, turned.
+template <class T>
+inline void turn(T* head, const float* rotation, int64_t head_dim) {
+  for (int64_t at = 0; at < head_dim; at += kLanes) {
+    const int count = left(head_dim, at);
+    const Floats x = load_some(head + at, count), by = load_some(rotation + at, count);
+    alignas(64) float pairs[kLanes], turns[kLanes], turned[kLanes];
+    store(pairs, x);
+    store(turns, by);
+    for (int i = 0; i < kLanes; i += 2) {
+      turned[i] = pairs[i] * turns[i] - pairs[i + 1] * turns[i + 1];
+      turned[i + 1] = pairs[i + 1] * turns[i] + pairs[i] * turns[i + 1];
+    }
+    store_some(head + at, load(turned), count);
+  }
+}
+
+template <class T>
+void rope_kv_write(T* qkv, int64_t stride, const float* rotation, const int64_t* kv_position,
+                   T* kv_cache, const T* qk_norm, float eps, const Heads& heads, int threads) {
+  const int64_t dim = heads.head_dim, turned = heads.num_heads + heads.num_kv_heads;
+  const int64_t kv_width = 2 * heads.num_kv_heads * dim;
+  const int64_t width = (turned + heads.num_kv_heads) * dim;
+#pragma omp parallel for num_threads(threads) if (heads.num_tokens * width > kSerialElements)
+  for (int64_t token = 0; token < heads.num_tokens; ++token) {
+    T* row = qkv + token * stride;
+    for (int64_t head = 0; head < turned; ++head) {
+      T* own = row + head * dim;
+      if (qk_norm != nullptr) norm_row(own, qk_norm + head * dim, own, dim, eps);
+      turn(own, rotation + token * dim, dim);
+    }
+    const int64_t position = kv_position[token];
+    if (position < 0) continue;  // padding
+    std::memcpy(kv_cache + position * kv_width, row + heads.num_heads * dim, kv_width * sizeof(T));
+  }
+}
+
+// Calls `run` with a null pointer of the type of this number: 0 float32, 1 bfloat16, 2 float16.
+template <class Run>
+void with_type(int64_t type, Run run) {
+  if (type == 0) {
+    run(static_cast<float*>(nullptr));
+  } else if (type == 1) {
+    run(static_cast<BFloat16*>(nullptr));
+  } else {
+    run(static_cast<Float16*>(nullptr));
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+#define TANDEM_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Strides are of rows, in elements; everything else is contiguous.
+
+TANDEM_EXPORT void tandem_rms_norm(int64_t type, const void* x, int64_t x_stride,
+                                   const void* weight, void* out, int64_t num_rows, int64_t width,
+                                   float eps, int64_t threads) {
+  using namespace tandem;
+  with_type(type, [&](auto* of) {
+    using T = std::remove_pointer_t<decltype(of)>;
+    rms_norm(static_cast<const T*>(x), x_stride, static_cast<const T*>(weight),
+             static_cast<T*>(out), num_rows, width, eps, static_cast<int>(threads));
+  });
+}
+
+TANDEM_EXPORT void tandem_silu_mul(int64_t type, const void* gate_up, int64_t stride, void* out,
+                                   int64_t num_rows, int64_t width, int64_t threads) {
+  using namespace tandem;
+  with_type(type, [&](auto* of) {
+    using T = std::remove_pointer_t<decltype(of)>;
+    silu_mul(static_cast<const T*>(gate_up), stride, static_cast<T*>(out), num_rows, width,
+             static_cast<int>(threads));
+  });
+}
+
+// `qk_norm` may be null. Positions below 0 are not written. Returns the first position that the
+// cache does not have, and has done nothing then; else -1.
+TANDEM_EXPORT int64_t tandem_rope_kv_write(int64_t type, void* qkv, int64_t stride,
+                                           const float* rotation, const int64_t* kv_position,
+                                           void* kv_cache, int64_t num_positions,
+                                           const void* qk_norm, float eps, int64_t num_tokens,
+                                           int64_t num_heads, int64_t num_kv_heads,
+                                           int64_t head_dim, int64_t threads) {
+  using namespace tandem;
+  for (int64_t token = 0; token < num_tokens; ++token)
+    if (kv_position[token] >= num_positions) return kv_position[token];
+  const Heads heads{num_tokens, num_heads, num_kv_heads, head_dim};
+  with_type(type, [&](auto* of) {
+    using T = std::remove_pointer_t<decltype(of)>;
+    rope_kv_write(static_cast<T*>(qkv), stride, rotation, kv_position, static_cast<T*>(kv_cache),
+                  static_cast<const T*>(qk_norm), eps, heads, static_cast<int>(threads));
+  });
+  return -1;
+}
