@@ -1,0 +1,28 @@
+"""Calls of the product as a model makes them, for compiling."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.linear.triton_kernel import linear
+
+
+def launch_linear(
+    *,
+    num_rows: int,
+    num_columns: int,
+    width: int,
+    dtype: str,
+    biased: bool = False,
+    adds: bool = False,
+    split: bool | None = None,
+) -> None:
+    """Rows by a weight that nothing reads."""
+    kind = getattr(torch, dtype)
+    linear(
+        torch.empty((num_rows, width), dtype=kind),
+        torch.empty((num_columns, width), dtype=kind),
+        torch.empty(num_columns, dtype=kind) if biased else None,
+        torch.empty((num_rows, num_columns), dtype=kind) if adds else None,
+        split=split,
+    )
