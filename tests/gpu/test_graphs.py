@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.batch_inputs import sampling_rows
 from executor_svc.graphs.cuda import CudaGraphs
 from executor_svc.graphs.decode import GraphPlan
 from executor_svc.graphs.recorded import RecordedGraphs
+from executor_svc.graphs.shapes import graph_shapes
 from executor_svc.graphs.sizes import default_sizes
 from executor_svc.static_step import Drawing
 from tandem.link.batch import KvMode, RowSampling
@@ -38,16 +40,26 @@ class Prefilled:
 
     def __init__(self, directory: Path, device: torch.device, num_slots: int) -> None:
         self.num_slots = num_slots
+        mixed = graph_shapes(
+            [6 * num_slots, 2 * num_slots],
+            max_requests=6 * num_slots,
+            max_sequence_length=128,
+            mixed_prefill_count=2,
+        )
         self.bench = Bench.build(
             directory,
             dtype="bfloat16" if device.type == "cuda" else "float32",
             device=str(device),
-            num_blocks=16 * num_slots,
+            num_blocks=16 * num_slots + 16,
             num_slots=num_slots,
             max_model_len=128,
             shuffle_seed=1,
             static_rows=num_slots,
-            graph_plan=GraphPlan(device=graph_device(device), sizes=default_sizes(num_slots)),
+            graph_plan=GraphPlan(
+                device=graph_device(device),
+                sizes=default_sizes(num_slots),
+                mixed=tuple(shape for shape in mixed if shape.num_prefills),
+            ),
         )
         self.runner = self.bench.runner
         self.runner.warm_up()
@@ -117,6 +129,35 @@ def test_replays_draw_the_tokens_of_eager_steps(directory, device, scale):
         expected, no_graph = eager.decode(slots)
         assert (num_rows, 0) == (graph, no_graph)
         assert expected == found
+
+
+def test_replays_with_prompts_are_eager_steps_bit_for_bit(directory, device, scale):
+    """
+    A captured step of a prompt and decodes leaves the tokens and the keys and values, bit for bit,
+    of the same padded step run eagerly.
+    """
+    prefilled = Prefilled(directory, device, num_slots=4 * scale)
+    runner, mixed = prefilled.runner, prefilled.runner._mixed
+    last = prefilled.num_slots - 1
+    for prompt_len in (2, 5 * scale):
+        blocks = prefilled.bench.take_blocks(128)
+        runner.execute(batch(releases=[last]), 0)
+        admit = admission(
+            last, random_tokens(prompt_len, seed=8), blocks, generation=prompt_len, sampling=GREEDY
+        )
+        rows = [Row(slot, int(prefilled.position[slot])) for slot in range(last)]
+        step = batch(*rows, Row(last, 0, prompt_len), admits=[admit])
+        result = runner.execute(step, 0)
+        shape = mixed.shape_for(step, sampling_rows(step))
+        assert shape is not None
+        assert (shape.num_tokens, last + 1) == (result.graph, len(result.token))
+        cache = [layer[1:].clone() for layer in prefilled.bench.kv.layers]
+        with torch.inference_mode():
+            mixed._step.run(shape)
+        assert result.token.tolist() == mixed._step.tokens(last + 1).tolist()
+        for was, layer in zip(cache, prefilled.bench.kv.layers, strict=True):
+            assert torch.equal(was.nan_to_num(), layer[1:].nan_to_num())
+        prefilled.position[:last] += 1
 
 
 def test_sequences_go_on_after_their_memory_moved(directory, device):
