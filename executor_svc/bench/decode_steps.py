@@ -36,6 +36,8 @@ from tandem.errors import OutOfMemory
 
 TIME_LIMIT_S = 33.0
 """Without --full no measurement begins after this."""
+_CEILING_S = 0.5
+"""For each of the two ceilings, at most."""
 
 _HEADINGS = (
     ("model", -12),
@@ -142,7 +144,9 @@ def measured_rows(
         block_size: Of the cache.
         deadline_s: By `time.monotonic`; no point begins after it. None: all are measured.
     """
-    ceilings = measure_ceilings(where.device, where.dtype, timer_of(where.device), 0.5)
+    ceilings = measure_ceilings(
+        where.device, where.dtype, timer_of(where.device), min(_CEILING_S, grid.budget_s)
+    )
     captures = where.device.type == "cuda" and not grid.is_eager
     graphs = CudaGraphs(where.device) if captures else None
     points = [(rows, context) for context in grid.contexts for rows in grid.batches]

@@ -51,6 +51,7 @@ class TestPart:
         assert "failed" == outcome.status
         assert outcome.detail.startswith(detail)
 
+    @pytest.mark.slow
     def test_part_that_takes_too_long_is_ended_with_all_it_started(self, tmp_path):
         """
         When a part's time is up, it and its children are killed, and what it printed still counts.
@@ -61,7 +62,7 @@ class TestPart:
             "import subprocess, sys; print('[{\"x\": 1}]', flush=True); "
             f"subprocess.run([sys.executable, '-c', {child.format(pid_file)!r}])"
         )
-        outcome = run("-c", code, limit_s=1.5)
+        outcome = run("-c", code, limit_s=4.0)
         assert ("timed out", [{"x": 1}]) == (outcome.status, outcome.rows)
         pid = int(pid_file.read_text())
         deadline_s = time.monotonic() + 30

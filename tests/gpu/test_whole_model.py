@@ -17,7 +17,7 @@ from tests.executor_svc.stepping import Row, admission, batch, random_tokens
 from tests.gpu.models import BLOCK_SIZE, FILTERED, GREEDY, NOISY, decodes, make_runner
 
 LENGTHS = (29, 3, 70)
-NUM_DECODES = 12
+NUM_DECODES = 8
 LONGEST = 96
 SAMPLINGS = (GREEDY, NOISY, FILTERED)
 BLOCKS_EACH = LONGEST // BLOCK_SIZE
@@ -39,7 +39,7 @@ def runner(name: str, device: torch.device, graphs: GraphDevice | None) -> Model
         num_slots=len(LENGTHS),
         max_model_len=LONGEST,
         graphs=graphs,
-        sizes=(4, 3),
+        sizes=(3,),
         collect_margins=True,
     )
 

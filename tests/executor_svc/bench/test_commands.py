@@ -223,16 +223,6 @@ class TestCommandLine:
         assert row
 
     @pytest.mark.slow
-    def test_command_prints_what_the_benchmark_prints(self):
-        """
-        `tandem bench roofline` prints what the executor's process prints.
-        """
-        given = ["--tb-per-s", "1", "--tflop-per-s", "1", "--model", "tiny", "--json"]
-        result = CliRunner().invoke(app, ["bench", "roofline", *given])
-        assert 0 == result.exit_code, result.output
-        assert 1000000000000 == json.loads(result.stdout)[0]["bytes_per_s"]
-
-    @pytest.mark.slow
     def test_interrupted_benchmark_ends_without_a_word(self):
         """
         Ctrl-C ends a benchmark with 130 and prints no traceback.
