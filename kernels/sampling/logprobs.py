@@ -39,6 +39,9 @@ class Logprobs:
 
 def log_sum_exp(values: Tensor) -> Tensor:
     """Of each row of ``[Q, V]``: ``[Q, 1]``."""
+    if values.device.type == "cpu":
+        # Threads would share all rows, and what is in the middle of one depends on the batch.
+        return torch.stack([row.logsumexp(dim=0, keepdim=True) for row in values])
     return values.logsumexp(dim=1, keepdim=True)
 
 

@@ -122,3 +122,17 @@ def test_ids_without_a_look_at_values_are_the_same(seed, count, spread):
     expected = values.sort(dim=1, descending=True, stable=True).indices[:, :count]
     assert torch.equal(expected, found)
     assert torch.equal(expected, logprobs.best_ids(values, count))
+
+
+def test_totals_are_the_same_alone_and_among_others_whatever_threads_share():
+    """
+    Twenty rows over 50,257 ids have the total, bit for bit, that each has alone.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        values = torch.randn(20, 50257, generator=torch.Generator().manual_seed(4))
+        among = logprobs.log_sum_exp(values)
+        assert torch.equal(torch.cat([logprobs.log_sum_exp(row[None]) for row in values]), among)
+    finally:
+        torch.set_num_threads(before)
