@@ -228,7 +228,8 @@ class AdminClient:
         Requests are served meanwhile, slower by what recording costs. Never tried again by itself.
 
         Args:
-            num_steps: Steps to record, 1 to 100; None = the server's default, 20.
+            num_steps: Steps to record, 1 to 100, or to 20 with stacks; None = the server's default,
+                20.
             duration_s: Seconds after which it ends with what there is, over 0 to 60; None = the
                 server's default, 10.
             with_stack: Record Python functions too; several times slower.

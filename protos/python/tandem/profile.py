@@ -9,6 +9,8 @@ from tandem.common.v1 import profile_pb2
 from tandem.errors import InvalidParameter
 
 MAX_STEPS = 100
+MAX_STEPS_WITH_STACK = 20
+"""Closing a recording holds steps up for microseconds per entry; functions are many entries."""
 MAX_DURATION_S = 60.0
 MAX_CHUNK_BYTES = 1 << 20
 """Of a trace, in one message."""
@@ -36,9 +38,12 @@ def read_options(message: profile_pb2.ProfileOptions) -> ProfileOptions:
     options = ProfileOptions(with_stack=message.with_stack, record_shapes=message.record_shapes)
     num_steps = message.num_steps if message.HasField("num_steps") else options.num_steps
     duration_s = message.duration_s if message.HasField("duration_s") else options.duration_s
-    if not 1 <= num_steps <= MAX_STEPS:
+    most = MAX_STEPS_WITH_STACK if message.with_stack else MAX_STEPS
+    if not 1 <= num_steps <= most:
+        where = " with with_stack" if message.with_stack else ""
         raise InvalidParameter(
-            f"num_steps must be in [1, {MAX_STEPS}], got {num_steps}.", field="options.num_steps"
+            f"num_steps must be in [1, {most}]{where}, got {num_steps}.",
+            field="options.num_steps",
         )
     if not (math.isfinite(duration_s) and 0 < duration_s <= MAX_DURATION_S):
         raise InvalidParameter(

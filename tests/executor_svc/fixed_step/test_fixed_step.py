@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 
+import grpc
 import numpy as np
 import pytest
 
 from executor_svc.fixed_step.accounting import IdleAccount, StepTimes
+from executor_svc.fixed_step.engine import load_fixed_step
 from executor_svc.fixed_step.runner import FixedStepRunner
 from executor_svc.fixed_step.settings import DEFAULT_TOKENIZER, read_settings
 from executor_svc.fixed_step.tokens import ChainedTokens, vocab_size_of, words_of
+from executor_svc.server import ExecutorServer
 from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
-from tandem.errors import InvalidConfig, InvalidModel, SessionLost
+from tandem.errors import InvalidConfig, InvalidModel, ProfileUnsupported, SessionLost
+from tandem.executor.v1.executor_service_pb2 import DescribeRequest, ProfileRequest
+from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.link.batch import Batch, KvMode
 from tandem.link.slot_state import SlotState
+from tandem.profile import FEATURE
+from tests.executor_svc.service.harness import refusal, wait_until
 from tests.executor_svc.stepping import Row, admission, batch
 
 LONG_STEP_MS = 3_600_000.0
@@ -205,3 +212,25 @@ class TestSettings:
         """
         with pytest.raises(InvalidConfig, match="block_size"):
             read_settings(["--block-size", "0"])
+
+
+def test_profile_is_refused():
+    """
+    An executor without a model offers no profiles and refuses one that is asked for.
+    """
+    settings = read_settings(["--listen=127.0.0.1:0"])
+    server = ExecutorServer(
+        lambda boot_id: load_fixed_step(settings, boot_id, IdleAccount()), lambda _: None
+    )
+    server.listen(settings.listen)
+    server.load()
+    try:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = ExecutorServiceStub(channel)
+            wait_until(lambda: server._service.engine is not None)
+            about = stub.Describe(DescribeRequest(), timeout=30)
+            assert FEATURE not in about.features
+            error = refusal(lambda: list(stub.Profile(ProfileRequest(), timeout=30)))
+        assert isinstance(error, ProfileUnsupported)
+    finally:
+        server.stop()

@@ -298,7 +298,7 @@ class TestProfileCall:
         assert 3 == found["tandem.step"] == found["tandem.forward"] == found["tandem.sample"]
         # three steps of two layers
         assert 6 == found["tandem.attention"] == found["tandem.mlp"]
-        assert 0 < len(spans(trace_of(messages), "aten::linear"))
+        assert spans(trace_of(messages), "aten::")
         assert [3] == [one.progress.num_steps for one in messages if one.progress.is_recorded]
 
     def test_steps_after_a_profile_are_not_recorded(self, executor):
@@ -339,6 +339,7 @@ class TestProfileCall:
         [
             ({"num_steps": 0}, "options.num_steps"),
             ({"num_steps": 101}, "options.num_steps"),
+            ({"num_steps": 21, "with_stack": True}, "options.num_steps"),
             ({"duration_s": 0.0}, "options.duration_s"),
             ({"duration_s": 61.0}, "options.duration_s"),
             ({"duration_s": float("nan")}, "options.duration_s"),

@@ -23,7 +23,9 @@ def profile(
     ] = Path("trace.json.gz"),
     steps: Annotated[
         int | None,
-        typer.Option("--steps", help="Steps to record, 1 to 100.", show_default="20"),
+        typer.Option(
+            "--steps", help="Steps to record, 1 to 100, or to 20 with stacks.", show_default="20"
+        ),
     ] = None,
     duration_s: Annotated[
         float | None,
