@@ -17,23 +17,47 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 constexpr int kLineBytes = 64;
 
-// packed[d * kTile + j] = key[j][d] for the lanes of vectors [first, last). Meanwhile the values
-// that will be needed next are on their way: `ahead` elements after the keys.
+// `count` elements from `at` on of kLanes rows become as many vectors of a packed tile. Meanwhile
+// what will be needed next, `ahead` elements after them, is on its way.
+template <class T>
+inline void turn(const T* const* row, int64_t ahead, int at, int count, float* to) {
+  Floats rows[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    rows[i] = load_some(row[i] + at, count);
+    if (at * sizeof(T) % kLineBytes == 0) __builtin_prefetch(row[i] + ahead + at, 0, 2);
+  }
+  transpose(rows);
+  for (int i = 0; i < count; ++i) store(to + i * kTile, rows[i]);
+}
+
+// Two numbers share a word: words are turned, half as many, and taken apart after it.
+inline void turn(const BFloat16* const* row, int64_t ahead, int at, int count, float* to) {
+  Floats rows[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    rows[i] = load_words(row[i] + at, count);
+    if (at * sizeof(BFloat16) % kLineBytes == 0) __builtin_prefetch(row[i] + ahead + at, 0, 2);
+  }
+  transpose(rows);
+  for (int i = 0; i < count; ++i) {
+    const Words pair = as<Words>(rows[i / 2]);  // the first number is in the low half
+    store(to + i * kTile, as<Floats>(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u));
+  }
+}
+
+template <class T>
+constexpr int kTurned = kLanes;
+template <>
+constexpr int kTurned<BFloat16> = 2 * kLanes;
+
+// packed[d * kTile + j] = key[j][d] for the lanes of vectors [first, last).
 template <class T>
 void turn_keys(const T* const* key, int64_t ahead, int first, int last, int head_dim,
                float* packed) {
   for (int vector = first; vector < last; ++vector) {
     const T* const* lanes = key + vector * kLanes;
-    for (int at = 0; at < head_dim; at += kLanes) {
-      const int count = head_dim - at < kLanes ? head_dim - at : kLanes;
-      Floats rows[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        rows[i] = load_some(lanes[i] + at, count);
-        if (at * sizeof(T) % kLineBytes == 0) __builtin_prefetch(lanes[i] + ahead + at, 0, 2);
-      }
-      transpose(rows);
-      float* to = packed + at * kTile + vector * kLanes;
-      for (int i = 0; i < count; ++i) store(to + i * kTile, rows[i]);
+    for (int at = 0; at < head_dim; at += kTurned<T>) {
+      const int count = head_dim - at < kTurned<T> ? head_dim - at : kTurned<T>;
+      turn(lanes, ahead, at, count, packed + at * kTile + vector * kLanes);
     }
   }
 }

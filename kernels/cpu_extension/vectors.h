@@ -91,6 +91,14 @@ inline Floats load_some(const T* from, int count) {
   return load(some);
 }
 
+// As many words of two numbers, up to 2 * kLanes numbers, zeros after them.
+inline Floats load_words(const BFloat16* from, int count) {
+  if (count >= 2 * kLanes) return load_bits<Floats>(from);
+  BFloat16 some[2 * kLanes] = {};
+  std::memcpy(some, from, count * sizeof(BFloat16));
+  return load_bits<Floats>(some);
+}
+
 inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
 
 inline void round_to(float value, float* to) { *to = value; }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from kernels.cpu_extension import build, library
 from kernels.paged_attention import (
     AttentionShape,
     PagedSequences,
@@ -121,6 +126,14 @@ def some_rows(sequences: PagedSequences, rows: list[int]) -> PagedSequences:
     )
 
 
+def assert_errs_little(scene: Scene) -> None:
+    for window in (None, 100):
+        expected = scene.exact(window)
+        plain_error = (scene.attend_in_pytorch(window) - expected).abs().max()
+        error = (scene.attend(window) - expected).abs().max()
+        assert error <= 2 * plain_error
+
+
 class TestValues:
     @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
     @pytest.mark.parametrize("of", SHAPES.values(), ids=SHAPES)
@@ -155,12 +168,41 @@ class TestValues:
         assert not isinstance(plan, cpu_extension.ExtensionPlan)
 
 
-def assert_errs_little(scene: Scene) -> None:
-    for window in (None, 100):
-        expected = scene.exact(window)
-        plain_error = (scene.attend_in_pytorch(window) - expected).abs().max()
-        error = (scene.attend(window) - expected).abs().max()
-        assert error <= 2 * plain_error
+@pytest.fixture
+def built_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Makes the library one of attention alone, for another processor than this machine's own."""
+
+    def build_for(processor: str) -> None:
+        for name in ("paged_attention.cpp", "tile.h", "vectors.h"):
+            shutil.copy(build._SOURCES / name, tmp_path)
+        monkeypatch.setattr(build, "_SOURCES", tmp_path)
+        flags = [flag for flag in build.FLAGS if not flag.startswith("-march")]
+        monkeypatch.setattr(build, "FLAGS", (*flags, f"-march={processor}"))
+        monkeypatch.setattr(library, "_loaded", [])
+        cpu_extension._library.cache_clear()
+
+    yield build_for
+    cpu_extension._library.cache_clear()
+
+
+OTHER_PROCESSORS = {"x86_64": ["x86-64", "x86-64-v3"]}.get(platform.machine(), [])
+"""Of this machine's kind: vectors of 4 and of 8 numbers; the machine's own may be any."""
+
+
+@pytest.mark.slow
+class TestOtherProcessors:
+    @pytest.mark.parametrize("processor", OTHER_PROCESSORS)
+    def test_narrower_vectors_err_as_little(
+        self, processor: str, built_for: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    ):
+        """
+        Compiled for processors with vectors of 4 and of 8 numbers, every type and head size keeps the bound.
+        """
+        built_for(processor)
+        monkeypatch.setattr(cpu_extension, "_LONGEST_QUERY", 10**9)
+        for of in SHAPES.values():
+            for dtype in TYPES.values():
+                assert_errs_little(Scene(ROWS, replace(of, dtype=dtype)))
 
 
 class TestBits:
