@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +116,17 @@ def joins_and_leaves(block_ids: list[int], samplings: list[RowSampling]) -> Iter
     traffic.leave(1)
     for _ in range(3):
         yield traffic.decode()
+
+
+def count_calls(work: Callable[[], object]) -> int:
+    """Calls of functions, Python's and others, that `work` makes."""
+    events: list[str] = []
+    sys.setprofile(lambda _frame, event, _function: events.append(event))
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return events.count("call") + events.count("c_call")
 
 
 class TestTokens:
@@ -243,6 +256,27 @@ class TestDevice:
         static.runner.execute(traffic.decode(), 9)
         assert [traffic.blocks[2][-1]] == sent[-1]
         assert 2 == len(sent)
+
+    def test_many_rows_take_no_more_calls_than_few(self, zoo: Zoo):
+        """
+        The host works on columns: a step of 30 rows that only go on makes as many calls, of Python's and of libraries', as one of 2.
+        """
+        found = []
+        for num_rows in (2, 30):
+            same = {"block_size": 64, "num_blocks": num_rows, "num_slots": num_rows}
+            bench = Bench.build(zoo("llama_mha"), max_model_len=64, static_rows=num_rows, **same)
+            admits = [bench.admit(slot, [1, 2]) for slot in range(num_rows)]
+            prompts = [Row(slot, 0, 2) for slot in range(num_rows)]
+            bench.runner.execute(batch(*prompts, admits=admits), 1)
+            steps = [batch(*(Row(slot, 2 + step) for slot in range(num_rows))) for step in range(3)]
+            for each in steps[:2]:
+                bench.runner.execute(each, 2)
+            assert bench.runner._static is not None
+            bench.runner._static._run = lambda _rows, _drawing: 0
+            found.append(count_calls(partial(bench.runner.launch, steps[2], 3)))
+        few, many = found
+        assert few == many
+        assert few > 50
 
     @pytest.mark.parametrize("drawing", list(Drawing))
     def test_padding_touches_nothing_anybody_reads(self, zoo: Zoo, drawing: Drawing):
