@@ -21,7 +21,8 @@ from tests.gpu.results import aims, write_results
 NEEDED = (
     *("torch", "numpy", "structlog", "pydantic", "safetensors"),
     *("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"),
-    *("grpc", "zmq", "msgspec", "typer", "psutil", "transformers"),
+    *("google.protobuf", "grpc", "grpc_health", "grpc_status", "zmq", "msgspec", "tokenizers"),
+    *("jinja2", "prometheus_client", "uvloop", "typer", "rich", "psutil", "transformers"),
 )
 """Modules without which a part or another cannot run."""
 EXIT_NO_DEVICE = 3
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         )
         return EXIT_NO_DEVICE
     missing = [
-        name for name in (*NEEDED, *["triton"] * (given.device == "cuda")) if not find_spec(name)
+        name for name in (*NEEDED, *["triton"] * (given.device == "cuda")) if not _is_there(name)
     ]
     if missing:
         _say(f"modules are missing, parts that need them will fail: {', '.join(missing)}")
@@ -63,7 +64,8 @@ def main(argv: Sequence[str]) -> int:
             warming.kill()
             warming.wait()
     about = {**_about(given.device), "seconds": round(time.monotonic() - started_s, 1)}
-    page = write_results(given.results, about, outcomes, judges=not given.tiny)
+    results = given.results or Path(tempfile.mkdtemp(prefix="gpu-run-results-"))
+    page = write_results(results, about, outcomes, judges=not given.tiny)
     for aim in [] if given.tiny else aims({each.name: each.rows for each in outcomes}):
         _say(f"{aim.verdict:>12}: {aim.text} ({'-' if aim.found is None else f'{aim.found:.4g}'})")
     _say(f"written to {page}")
@@ -77,12 +79,21 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--part", action="append", default=[], help="only this one; repeatable")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of the whole run")
     parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parent / "results", help="folder to write to"
+        "--results", type=Path, help="folder to write to; with cpu a temporary one by default"
     )
     given = parser.parse_args(argv)
+    if given.results is None and given.device == "cuda":
+        given.results = Path(__file__).parent / "results"
     if given.tiny != (given.device == "cpu"):
         parser.error("--tiny and --device cpu go together: a GPU's sizes take a CPU hours")
     return given
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
 
 
 def _has_gpu() -> bool:
