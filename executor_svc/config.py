@@ -54,7 +54,8 @@ class ExecutorSettings(ServiceSettings):
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of one operation; default: PyTorch's choice, within the CPU quota",
+        description="CPU threads of one operation; default: one per physical core this process may "
+        "run on (taskset, cpuset), within the CPU quota and OMP_NUM_THREADS",
     )
     cpu_extension: Literal["auto", "on", "off"] = Field(
         "auto",

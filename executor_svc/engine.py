@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import structlog
@@ -23,6 +22,7 @@ from executor_svc.model import LoadedModel, load_model
 from executor_svc.profiling import measure_activations
 from executor_svc.runner import ModelRunner
 from executor_svc.step_profile.torch_recorder import TorchRecorder
+from executor_svc.threads import use_threads
 from executor_svc.tokenizer_files import read_tokenizer_files
 from tandem.engine_config import EngineConfig
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
@@ -31,8 +31,6 @@ from tandem.link import PROTOCOL_VERSION
 from tandem.profile import FEATURE
 
 _GIB = 2**30
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds per period, or "max": PyTorch looks at cores alone."""
 
 _log = structlog.get_logger(__name__)
 
@@ -56,7 +54,7 @@ def load_engine(
         OutOfMemory: Weights or KV blocks do not fit.
     """
     settings = loaded.settings
-    torch.set_num_threads(settings.num_threads or default_num_threads())
+    use_threads(settings.num_threads)
     device = resolve_device(settings.device)
     choose_attention(device, settings.cpu_extension)
     meter = meters(device)
@@ -150,17 +148,6 @@ def _allocate(
         max_model_len_from=_source_of_length(loaded, limits),
     )
     return kv
-
-
-def default_num_threads() -> int:
-    """PyTorch's own choice, but no more threads than the container may run at once."""
-    chosen = torch.get_num_threads()
-    if not _CPU_QUOTA.is_file():
-        return chosen
-    quota_us, period_us = _CPU_QUOTA.read_text(encoding="ascii").split()
-    if quota_us == "max":
-        return chosen
-    return max(1, min(chosen, int(quota_us) // int(period_us)))
 
 
 def _source_of_length(loaded: LoadedSettings, limits: EngineConfig) -> str:

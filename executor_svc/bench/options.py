@@ -17,7 +17,7 @@ from executor_svc.device import (
     resolve_device,
     resolve_dtype,
 )
-from executor_svc.engine import default_num_threads
+from executor_svc.threads import use_threads
 from tandem.command_line import at_least_one, print_line, time_above_zero
 from tandem.errors import InvalidConfig
 from tandem.telemetry import configure_logging
@@ -85,12 +85,11 @@ def place(given: argparse.Namespace) -> Where:
     configure_logging("warning" if given.json else "info", "console")
     device = resolve_device(given.device)
     dtype = resolve_dtype(given.dtype, "bfloat16", device)
-    num_threads = given.num_threads or default_num_threads()
-    torch.set_num_threads(num_threads)
+    use_threads(given.num_threads)
     choose_attention(device, given.cpu_extension)
     if device.type == "cpu" and dtype == torch.bfloat16 and not cpu_multiplies_bfloat16():
         structlog.get_logger(__name__).warning("bfloat16_is_emulated", device="cpu")
-    return Where(device=device, dtype=dtype, num_threads=num_threads)
+    return Where(device=device, dtype=dtype, num_threads=torch.get_num_threads())
 
 
 def time_limit_s(given: argparse.Namespace, usual_s: float) -> float | None:

@@ -11,11 +11,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from executor_svc import engine
 from executor_svc.progress import LEARN_EVERY, Progress
 from executor_svc.tokenizer_files import MAX_CHUNK_BYTES, TokenizerFile, chunks
 from tandem.errors import AddressInUse, ExecutorLoading, InvalidConfig
@@ -196,23 +194,6 @@ class TestHealth:
         answer = next(stub.ServerReflectionInfo(iter([request]), timeout=10))
         names = {service.name for service in answer.list_services_response.service}
         assert {"tandem.executor.v1.ExecutorService", "grpc.health.v1.Health"} <= names
-
-
-class TestThreads:
-    @pytest.mark.parametrize(
-        ("quota", "expected"),
-        [("max 100000", 8), ("300000 100000", 3), ("50000 100000", 1), ("1600000 100000", 8)],
-    )
-    def test_default_stays_within_the_containers_quota(
-        self, quota, expected, monkeypatch, tmp_path
-    ):
-        """
-        The default number of threads is PyTorch's, capped by whole CPUs of the cgroup's quota, at least 1.
-        """
-        (tmp_path / "cpu.max").write_text(f"{quota}\n")
-        monkeypatch.setattr(engine, "_CPU_QUOTA", tmp_path / "cpu.max")
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-        assert expected == engine.default_num_threads()
 
 
 def prompt(num_tokens: int) -> Batch:

@@ -102,8 +102,8 @@ def _task(given: argparse.Namespace) -> Task:
     import torch  # noqa: PLC0415
 
     from executor_svc.device import dtype_name, resolve_dtype  # noqa: PLC0415
-    from executor_svc.engine import default_num_threads  # noqa: PLC0415
     from executor_svc.model.config import read_model_config  # noqa: PLC0415
+    from executor_svc.threads import default_num_threads  # noqa: PLC0415
 
     model = given.model or random_model(given.shape, SHAPES[given.shape])
     config = read_model_config(model)
