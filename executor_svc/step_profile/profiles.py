@@ -77,7 +77,6 @@ class Profiles:
             self._is_taken = True
         profile = StepProfile(recorder, options)
         try:
-            recorder.prepare()
             self._between_steps(lambda: self._begin(profile))
             yield from self._watch(profile, is_wanted)
             if is_wanted():

@@ -9,14 +9,11 @@ from typing import Protocol
 
 class Recorder(Protocol):
     """
-    One recording: prepared, started, stopped and written, each once and in this order.
+    One recording: started, stopped and written, each once and in this order.
 
     `start`, `mark` and `stop` belong to the thread that runs steps, of which alone is recorded what
-    it does; `prepare` and `write` may take seconds and belong to another.
+    it does; `write` may take seconds and belongs to another.
     """
-
-    def prepare(self) -> None:
-        """Do beforehand what holds no step up."""
 
     def start(self) -> None:
         """Record from here on."""

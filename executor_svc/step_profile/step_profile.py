@@ -40,7 +40,7 @@ class StepProfile:
     ) -> None:
         """
         Args:
-            recorder: Prepared.
+            recorder: Yet to be started.
             options: When to end.
             clock_s: Monotonic time.
         """

@@ -1,4 +1,4 @@
-"""Recording with `torch.profiler`: operations, a GPU's kernels, spans for the parts of steps."""
+"""Recording with PyTorch's profiler: operations, a GPU's kernels, spans for the parts of steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch import device as torch_device
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from executor_svc.runner import ModelRunner
 from tandem.profile import ProfileOptions
@@ -37,23 +37,19 @@ class TorchRecorder:
             device: Where it computes.
             options: What to record of each operation.
         """
-        activities = [ProfilerActivity.CPU]
-        if device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         self._runner = runner
-        self._profile = profile(
-            activities=activities,
+        # What torch.profiler wraps; that would first import the compiler: seconds, and 100 MiB.
+        # Its methods have no types.
+        self._profile: Any = profile(
+            use_kineto=True,
+            use_device="cuda" if device.type == "cuda" else None,
             with_stack=options.with_stack,
             record_shapes=options.record_shapes,
         )
 
-    def prepare(self) -> None:
-        """Load the libraries that record, which takes seconds at the first time."""
-        self._profile.prepare_trace()
-
     def start(self) -> None:
         """Record this thread from here on."""
-        self._profile.start_trace()
+        self._profile.__enter__()  # of a block that ends in another call, `stop`
         self._runner.mark_parts(marked)
 
     def mark(self) -> AbstractContextManager[object]:
@@ -63,7 +59,7 @@ class TorchRecorder:
     def stop(self) -> None:
         """Record no more; waits for the device, then sorts what was recorded."""
         self._runner.unmark_parts()
-        self._profile.stop_trace()
+        self._profile.__exit__(None, None, None)
 
     def write(self, path: Path) -> None:
         """Write the trace as JSON."""

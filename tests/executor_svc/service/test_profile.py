@@ -53,9 +53,6 @@ class FakeRecorder:
         if call == self.fails_at:
             raise RuntimeError(f"cannot {call}")
 
-    def prepare(self) -> None:
-        self._note("prepare")
-
     def start(self) -> None:
         self._note("start")
 
@@ -160,7 +157,7 @@ class TestProfiles:
         recorder = FakeRecorder()
         prompt = Profiles(lambda errand: errand(), lambda: None)
         given = list(prompt.record(recorder, ProfileOptions(duration_s=0.05), lambda: True))
-        assert ["prepare", "start", "stop", "write"] == recorder.calls
+        assert ["start", "stop", "write"] == recorder.calls
         assert [0] == [one.num_steps for one in given if getattr(one, "is_recorded", False)]
         assert given[-1].sha256
         assert prompt.active is None
@@ -192,7 +189,7 @@ class TestProfiles:
         wanted[0] = False
         assert [] == list(call)
         idle.work()
-        assert ["prepare", "start", "stop"] == recorder.calls
+        assert ["start", "stop"] == recorder.calls
 
     def test_stopping_executor_is_told_to_the_caller(self):
         """
@@ -214,7 +211,7 @@ class TestProfiles:
         idle.work()
         idle.profiles.abandon()
         idle.profiles.abandon()
-        assert ["prepare", "start", "stop"] == recorder.calls
+        assert ["start", "stop"] == recorder.calls
 
     def test_profiler_that_fails_is_an_error_of_the_call(self):
         """
