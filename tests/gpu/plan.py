@@ -27,7 +27,7 @@ def parts_on_gpu(folder: Path) -> list[Part]:
         Part(
             name="tests",
             arguments=(*_PYTEST, "tests/gpu", "-m", "gpu"),
-            limit_s=110,
+            limit_s=130,
             read=count_tests,
         ),
         Part(name="roofline", arguments=(*_BENCH, "roofline", "--json"), limit_s=25),
@@ -51,12 +51,12 @@ def parts_on_gpu(folder: Path) -> list[Part]:
         Part(
             name="idle",
             arguments=("-m", "tests.gpu.idle", *models, "--device", "cuda", "--window", "2"),
-            limit_s=55,
+            limit_s=45,
         ),
         Part(
             name="offline",
             arguments=("-m", "tests.gpu.offline", *models, "--device", "cuda", "--limit-s", "60"),
-            limit_s=140,
+            limit_s=130,
             least_s=40,
         ),
         Part(
