@@ -90,12 +90,12 @@ def scattered(
 
 class TestAttention:
     @pytest.mark.parametrize("kind", ROWS)
-    @pytest.mark.parametrize(("heads", "dtype", "windows"), ATTENTION, ids=str)
-    def test_is_near_the_exact_result(self, heads, dtype, windows, kind, device, scale):
+    @pytest.mark.parametrize("case", ATTENTION, ids=str)
+    def test_is_near_the_exact_result(self, case, kind, device, scale):
         """
         Attention over the cache, of decodes, prompts and chunks together, is at most twice as far off as the formula.
         """
-        num_heads, num_kv_heads, head_dim = heads
+        (num_heads, num_kv_heads, head_dim), dtype, windows = case
         of = AttentionShape(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
