@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -79,18 +80,32 @@ def built_library(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where built libraries are kept."""
+    """
+    Where built libraries are kept.
+
+    Raises:
+        ExtensionUnavailable: No directory is set, and the user has no home.
+    """
     chosen = environ.get("TANDEM_CACHE_DIR")
-    return (Path(chosen) if chosen else Path.home() / ".cache" / "tandem") / "cpu_extension"
+    try:
+        cache = Path(chosen) if chosen else Path.home() / ".cache" / "tandem"
+    except RuntimeError as error:
+        raise ExtensionUnavailable(f"no TANDEM_CACHE_DIR is set, and {error}") from error
+    return cache / "cpu_extension"
 
 
 def _build(folder: Path, name: str, compiler: str, runtime: Path) -> Path:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as place:
-        library, units = Path(place) / "library.so", []
-        for source in sorted(_SOURCES.glob("*.cpp")):
-            units.append(str(Path(place) / f"{source.stem}.o"))
-            _run([compiler, *FLAGS, "-c", str(source), "-o", units[-1]])
+        library = Path(place) / "library.so"
+        sources = sorted(_SOURCES.glob("*.cpp"))
+        units = [str(Path(place) / f"{source.stem}.o") for source in sources]
+        with ThreadPoolExecutor(os.cpu_count()) as compilers:
+            commands = (
+                [compiler, *FLAGS, "-c", str(source), "-o", unit]
+                for source, unit in zip(sources, units, strict=True)
+            )
+            list(compilers.map(_run, commands))
         # Linked to the very OpenMP that PyTorch runs on: a second one would bring threads of its
         # own, which compete with PyTorch's for the same cores.
         linked = ["-shared", *units, "-o", str(library), "-Wl,-z,defs", str(runtime)]

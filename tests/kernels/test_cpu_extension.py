@@ -10,6 +10,7 @@ import structlog.testing
 import torch
 
 from kernels.cpu_extension import ExtensionUnavailable, build, library
+from kernels.cpu_extension import __main__ as command
 from kernels.cpu_extension.build import built_library
 from kernels.paged_attention import _operation, use_cpu_extension
 
@@ -208,6 +209,19 @@ class TestFailing:
         with pytest.raises(ExtensionUnavailable, match=r"cannot build into .*Not a directory"):
             built_library(machine.environ)
 
+    def test_user_without_a_home(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
+        """
+        A user whom the system does not know needs TANDEM_CACHE_DIR, and is told so.
+        """
+
+        def homeless() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", homeless)
+        del machine.environ["TANDEM_CACHE_DIR"]
+        with pytest.raises(ExtensionUnavailable, match="no TANDEM_CACHE_DIR is set"):
+            built_library(machine.environ)
+
     def test_other_systems_are_told(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
         """
         Anything but Linux, and PyTorch on another OpenMP, is refused before anything is compiled.
@@ -229,6 +243,21 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(library, "_loaded", [])
     yield
     use_cpu_extension("off")
+
+
+class TestCommand:
+    def test_path_or_reason_is_printed(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    ):
+        """
+        The command prints the library's path and succeeds, or why there is none and fails.
+        """
+        monkeypatch.setattr(command, "built_library", lambda: built_library(machine.environ))
+        assert 0 == command.main()
+        assert f"{built_library(machine.environ)}\n" == capsys.readouterr().out
+        machine.compiler_is("#!/bin/sh\necho 'out of order' >&2; exit 1\n")
+        assert 1 == command.main()
+        assert "out of order" in capsys.readouterr().err
 
 
 class TestChoosing:

@@ -60,6 +60,22 @@ class TestChoice:
         configure({})
         assert operation.on(CPU)() == "quick"
 
+    def test_offer_is_taken_until_it_is_withdrawn(self, operation: Operation):
+        """
+        What is offered for a device kind runs from then on, what was there stays available, and withdrawing brings it back.
+        """
+        assert operation.on(CPU)() == "quick"
+        operation.offer("cpu", "quicker", lambda: "quicker")
+        assert operation.on(CPU)() == "quicker"
+        assert operation.on(CUDA)() == "plain"
+        configure({"test_only": "simd"})
+        assert operation.on(CPU)() == "quick"
+        configure({})
+        operation.withdraw("cpu", "quicker")
+        assert operation.on(CPU)() == "quick"
+        operation.withdraw("cpu", "never offered")
+        assert operation.on(CPU)() == "quick"
+
     def test_unknown_names_are_refused(self, operation: Operation):
         """
         A misspelt operation or an implementation the device does not have is an error that lists what there is.
