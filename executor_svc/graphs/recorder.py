@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from executor_svc.graphs.recording import (
     Buffer,
@@ -151,9 +150,11 @@ class _Recorder(TorchDispatchMode):
             _refuse_masks(func, args[1])
         elif (why := _why_not(func)) is not None:
             raise NotCapturable(f"{func} {why}")
-        self._add(Operation(_name(func), tuple(map(self._operand, tree_leaves((args, kwargs))))))
+        self._add(
+            Operation(_name(func), tuple(map(self._operand, _leaves((*args, *kwargs.values())))))
+        )
         result = func(*args, **kwargs)
-        for tensor in tree_leaves(result):
+        for tensor in _leaves((result,)):
             if isinstance(tensor, Tensor):
                 self._note_result(tensor, func)
         return result
@@ -183,12 +184,13 @@ class _Recorder(TorchDispatchMode):
         )
 
     def _buffer(self, tensor: Tensor) -> Buffer | None:
-        memory, storage = Memory(tensor), tensor.untyped_storage()
-        if memory.identity in self._made:
+        identity = Memory.identity_of(tensor)
+        if identity in self._made:
             return None
-        known = self._recording.buffers.get(memory.identity)
+        known = self._recording.buffers.get(identity)
         if known is not None:
             return known
+        memory, storage = Memory(tensor), tensor.untyped_storage()
         buffer = Buffer(
             memory=memory,
             data_ptr=storage.data_ptr(),
@@ -201,7 +203,7 @@ class _Recorder(TorchDispatchMode):
 
     def _note_result(self, tensor: Tensor, func: Any) -> None:
         """Take up memory that an operation allocated; its operands' is known already."""
-        identity = Memory(tensor).identity
+        identity = Memory.identity_of(tensor)
         if identity in self._made or identity in self._recording.buffers:
             return
         self._made.add(tensor, _name(func))
@@ -229,9 +231,18 @@ def _why_not(func: Any) -> str | None:
 
 
 def _refuse_masks(func: Any, indices: object) -> None:
-    masks = (leaf for leaf in tree_leaves(indices) if isinstance(leaf, Tensor))
+    masks = (leaf for leaf in _leaves((indices,)) if isinstance(leaf, Tensor))
     if any(mask.dtype in {torch.bool, torch.uint8} for mask in masks):
         raise NotCapturable(f"{func} with a mask {_OF_VALUES}")
+
+
+def _leaves(values: Iterable[object]) -> Iterator[object]:
+    """What operations take and give: lists of tensors and numbers, one within the other."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _leaves(value)
+        else:
+            yield value
 
 
 def _most(dtype: torch.dtype) -> int:

@@ -26,6 +26,11 @@ class Memory:
         self._ref = ref(tensor.untyped_storage())
         self.identity = int(self._ref.cdata)
 
+    @staticmethod
+    def identity_of(tensor: Tensor) -> int:
+        """Identity of a tensor's memory; nobody else gets it while it is held, even weakly."""
+        return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - there is no public way
+
     def storage(self) -> torch.UntypedStorage | None:
         """What is held; None once it is gone."""
         revive: Any = torch.UntypedStorage._new_with_weak_ptr  # noqa: SLF001 - there is no public way

@@ -124,7 +124,7 @@ def test_tokens_feed_back_without_the_host(directory):
     """
     Replays one after another continue every row, with nothing sent between them.
     """
-    decoding = Decoding(directory)
+    decoding = Decoding(directory, sizes=(5,))
     slots = [4, 0, 3, 1]
     decoding.prepare(slots)
     words = decoding.step._packed.words.data_ptr()
@@ -138,7 +138,7 @@ def test_padding_touches_no_live_block(directory):
     A step writes one position of each of its rows and, for padding, the dummy block; all else in
     the cache, full of NaN where nobody wrote, stays bit for bit.
     """
-    decoding = Decoding(directory)
+    decoding = Decoding(directory, sizes=(3,))
     slots = [5, 2]
     before = [layer.clone() for layer in decoding.static.kv.layers]
     decoding.prepare(slots)
@@ -158,7 +158,7 @@ def test_capture_leaves_slots_alone(directory):
     """
     Capturing anew between steps moves no sequence on and writes no block but the dummy.
     """
-    decoding = Decoding(directory)
+    decoding = Decoding(directory, sizes=(4,))
     decoding.prepare([0, 1, 2])
     first = decoding.replay(3)
     assert decoding.eager_tokens([0, 1, 2]) == first
