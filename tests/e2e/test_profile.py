@@ -6,13 +6,9 @@ import concurrent.futures
 import gzip
 import json
 
-import pytest
 from typer.testing import CliRunner
 
-from tandem.errors import ExecutorLost
 from tandem_client.cli.app import app
-from tests.e2e.cluster import Cluster, wait_until
-from tests.e2e.conftest import running
 
 
 def spans(trace):
@@ -66,34 +62,3 @@ class TestProfile:
         assert 0 == result.exit_code, result.output
         assert "no step was computed" in result.stderr
         assert "tandem.step" not in spans(trace.read_bytes())
-
-
-@pytest.fixture
-def mortal(tiny_model, tmp_path):
-    """A cluster whose executor may die."""
-    limits = ["--max-num-blocks=64", "--max-model-len=512", "--max-batch-size=2"]
-    yield from running(Cluster(tiny_model, tmp_path, limits, []))
-
-
-@pytest.mark.slow
-def test_executor_that_is_killed_ends_the_profile_alone(mortal):
-    """
-    Kill -9 in the middle of a profile: the operator is told EXECUTOR_LOST, and the requests go on
-    with the next executor as ever.
-    """
-    asked = {"max_tokens": 300, "ignore_eos": True, "temperature": 1.0, "seed": 5}
-    with (
-        mortal.client() as client,
-        mortal.admin() as admin,
-        concurrent.futures.ThreadPoolExecutor(2) as threads,
-    ):
-        undisturbed = client.complete(token_ids=[5, 6, 7], **asked)
-        told = []
-        profiling = threads.submit(admin.profile, duration_s=60.0, on_progress=told.append)
-        wait_until(lambda: told, "a profile that records")
-        completing = threads.submit(client.complete, token_ids=[5, 6, 7], **asked)
-        mortal.executor.kill()
-        with pytest.raises(ExecutorLost):
-            profiling.result()
-        mortal.start_executor()
-        assert undisturbed.token_ids == completing.result().token_ids

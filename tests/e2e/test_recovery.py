@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+
 import pytest
 
 from tandem.errors import ExecutorLost, NoExecutor
@@ -31,12 +34,25 @@ def refusal(cluster):
     return None
 
 
+@contextlib.contextmanager
+def profiled(cluster):
+    """The call of an operator who records a profile; when the block begins it does record."""
+    told = []
+    with cluster.admin() as admin, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        call = threads.submit(
+            admin.profile, num_steps=100, duration_s=60.0, on_progress=told.append
+        )
+        wait_until(lambda: told, "a profile that records")
+        yield call
+
+
 @pytest.mark.slow
 class TestExecutorLife:
     def test_life_of_an_executor(self, fragile, idle):
         """
-        No executor: NO_EXECUTOR; killed and restarted: streams go on without a lost or repeated token;
-        gone for longer than the recovery timeout: EXECUTOR_LOST; back again: served again.
+        No executor: NO_EXECUTOR; killed and restarted: streams go on without a lost or repeated token,
+        and a profile that was being recorded ends with EXECUTOR_LOST; gone for longer than the recovery
+        timeout: EXECUTOR_LOST; back again: served again.
         """
         unserved = refusal(fragile)
         assert isinstance(unserved, NoExecutor)
@@ -48,7 +64,9 @@ class TestExecutorLife:
             expected = client.complete(
                 "def fibonacci(n):", max_tokens=200, ignore_eos=True, temperature=0.0
             )
-            self.kill_and_restart(fragile, client, expected)
+            with profiled(fragile) as profile:
+                self.kill_and_restart(fragile, client, expected)
+                assert isinstance(profile.exception(), ExecutorLost)
             idle(fragile)
 
             stream = client.generate("x", max_tokens=1000, ignore_eos=True)
