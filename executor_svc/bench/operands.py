@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +15,8 @@ from kernels.paged_attention import AttentionShape, PagedSequences
 
 _DRAWN = 1 << 20
 """Numbers that are drawn; longer tensors repeat them: drawing takes longer than what is timed."""
+_DRAWS = 8
+"""Seeds that differ; more start over, for the same reason."""
 
 
 def random_numbers(
@@ -28,19 +30,26 @@ def random_numbers(
     """
     Normal numbers of a deviation of `scale`: zeros would spare a GPU power that real ones need.
     """
-    drawn = torch.empty(max(1, min(_DRAWN, math.prod(shape))), dtype=torch.float32)
-    drawn.normal_(0.0, scale, generator=torch.Generator().manual_seed(seed))
     out = torch.empty(tuple(shape), dtype=dtype, device=device)
-    fill_repeating(out, drawn)
+    fill_randomly(out, seed=seed, scale=scale)
     return out
 
 
-def fill_repeating(out: Tensor, numbers: Tensor) -> None:
-    """Fill a contiguous tensor with `numbers`, ``[N]``, again and again."""
-    flat, source = out.view(-1), numbers.to(out.device, out.dtype)
-    whole = flat.numel() // len(source)
-    flat[: whole * len(source)].view(whole, len(source)).copy_(source)
-    flat[whole * len(source) :].copy_(source[: flat.numel() - whole * len(source)])
+def fill_randomly(out: Tensor, *, seed: int = 0, scale: float = 1.0) -> None:
+    """Fill a contiguous tensor as `random_numbers` does."""
+    flat = out.view(-1)
+    count = min(_DRAWN, flat.numel())
+    if not count:
+        return
+    source = (_drawn(count, seed % _DRAWS) * scale).to(out.device, out.dtype)
+    whole = flat.numel() // count
+    flat[: whole * count].view(whole, count).copy_(source)
+    flat[whole * count :].copy_(source[: flat.numel() - whole * count])
+
+
+@functools.lru_cache(maxsize=2 * _DRAWS)
+def _drawn(count: int, seed: int) -> Tensor:
+    return torch.empty(count).normal_(generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True, slots=True)

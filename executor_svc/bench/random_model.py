@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from executor_svc.bench.operands import fill_repeating, random_numbers
+from executor_svc.bench.operands import fill_randomly
 from executor_svc.memory import KvMemory
 from executor_svc.model import LoadedModel, ModelConfig
 from executor_svc.model.packing import pack_weights
@@ -33,9 +33,8 @@ def random_model(
         RuntimeError: It does not fit the device.
     """
     weights = allocate_weights(config, dtype, device)
-    drawn = random_numbers((1 << 22,), torch.float32, torch.device("cpu"), scale=_DEVIATION)
-    for tensor in distinct_tensors(weights):
-        fill_repeating(tensor, drawn)
+    for seed, tensor in enumerate(distinct_tensors(weights)):
+        fill_randomly(tensor, seed=seed, scale=_DEVIATION)
     norms = [weights.norm]
     norms += [norm for layer in weights.layers for norm in (layer.input_norm, layer.mlp_norm)]
     norms += [layer.qk_norm for layer in weights.layers if layer.qk_norm is not None]
@@ -68,7 +67,6 @@ def random_kv(model: LoadedModel, num_blocks: int, block_size: int) -> KvMemory:
         OutOfMemory: It does not fit.
     """
     kv = KvMemory(model.config, num_blocks, block_size, model.dtype, model.device)
-    drawn = random_numbers((1 << 20,), model.dtype, model.device)
-    for layer in kv.layers:
-        fill_repeating(layer, drawn)
+    for seed, layer in enumerate(kv.layers):
+        fill_randomly(layer, seed=seed)
     return kv
