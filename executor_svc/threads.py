@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePosixPath
 
@@ -11,6 +11,8 @@ import structlog
 import torch
 
 _ROOT = Path("/")
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables by which OpenMP is told to bind threads to cores."""
 
 _log = structlog.get_logger(__name__)
 
@@ -19,7 +21,13 @@ def use_threads(num_threads: int | None) -> None:
     """
     Let each operation compute with so many threads, by default `default_num_threads`, and one
     operation run at a time: we never ask for two, and their threads would be besides ours.
+
+    Says so where OpenMP was told to bind threads to cores: it binds the process's first thread when
+    PyTorch is imported, all others are born with that mask, and so those of the runner and of gRPC
+    share one core. `taskset` and cpusets keep a process on its cores without that.
     """
+    if bound := binding(os.environ):
+        _log.warning("openmp_binds_threads", by=bound, instead="taskset, or a container's cpuset")
     torch.set_num_threads(num_threads or default_num_threads())
     if torch.get_num_interop_threads() == 1:
         return
@@ -36,12 +44,20 @@ def default_num_threads(root: Path = _ROOT) -> int:
 
     Two threads of one core share what multiplies, so they gain nothing, and wait for each other.
     Which cores it may run on is its affinity mask: that of `taskset`, or a container's cpuset.
+    Where OpenMP binds threads the mask is that of one of them, and PyTorch's choice decides.
 
     Args:
         root: Where /proc and /sys are.
     """
-    limits = [torch.get_num_threads(), num_physical_cores(_usable_cpus(), root)]
-    return max(1, min(*limits, *(int(quota) for quota in _cpu_quotas(root))))
+    limits = [torch.get_num_threads(), *(int(quota) for quota in _cpu_quotas(root))]
+    if not binding(os.environ):
+        limits.append(num_physical_cores(_usable_cpus(), root))
+    return max(1, min(limits))
+
+
+def binding(environ: Mapping[str, str]) -> list[str]:
+    """Those of BINDING that are set."""
+    return [name for name in BINDING if environ.get(name, "false").lower() != "false"]
 
 
 def num_physical_cores(cpus: AbstractSet[int], root: Path = _ROOT) -> int:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import structlog
 import torch
 
 from executor_svc import threads
@@ -26,6 +27,8 @@ def machine(tmp_path, monkeypatch):
         (folder / "thread_siblings_list").write_text(siblings + "\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: frozenset(range(16)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    for name in threads.BINDING:
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -61,6 +64,16 @@ class TestDefault:
         """
         monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
         assert 5 == default_num_threads(machine)
+
+    def test_where_openmp_binds_threads_pytorch_decides(self, machine, monkeypatch):
+        """
+        The mask of a thread that OpenMP has bound to one core does not count.
+        """
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: frozenset({0}))
+        monkeypatch.setenv("OMP_PROC_BIND", "close")
+        assert 16 == default_num_threads(machine)
+        monkeypatch.setenv("OMP_PROC_BIND", "FALSE")
+        assert 1 == default_num_threads(machine)
 
     def test_cpus_without_topology_are_cores(self, tmp_path):
         """
@@ -123,6 +136,18 @@ for given, expected in ((None, default), (default + 1, default + 1)):
 """
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
         assert 0 == run.returncode, run.stderr
+
+    def test_bound_threads_are_told(self, monkeypatch):
+        """
+        Where OpenMP binds threads a warning names the variables and what to use instead.
+        """
+        for name in threads.BINDING:
+            monkeypatch.setenv(name, "false")
+        monkeypatch.setenv("OMP_PLACES", "cores")
+        with structlog.testing.capture_logs() as logs:
+            threads.use_threads(torch.get_num_threads())
+        (warning,) = [line for line in logs if line["log_level"] == "warning"]
+        assert ("openmp_binds_threads", ["OMP_PLACES"]) == (warning["event"], warning["by"])
 
     def test_it_is_too_late_once_something_was_computed(self, monkeypatch):
         """
