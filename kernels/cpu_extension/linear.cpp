@@ -103,18 +103,16 @@ struct Tiles {
   explicit Tiles(int64_t rows)
       : count((rows + kRows - 1) / kRows), least(rows / count), num_higher(rows % count) {}
   int64_t height(int64_t tile) const { return least + (tile < num_higher); }
+  int64_t first_row(int64_t tile) const { return tile * least + std::min(tile, num_higher); }
 };
 
-// Puts rows into the order in which tiles read them: [width, height] of each tile.
-void arrange(const Product& product, const Tiles& tiles, int64_t row, float* to) {
-  for (int64_t tile = 0; tile < tiles.count; ++tile) {
-    const int64_t height = tiles.height(tile);
-    for (int64_t r = 0; r < height; ++r) {
-      const float* from = product.x + (row + r) * product.x_stride;
-      for (int64_t k = 0; k < product.width; ++k) to[k * height + r] = from[k];
-    }
-    to += height * product.width;
-    row += height;
+// Puts a tile's rows, of those from `begin`, into the order in which it reads them: [width, height].
+void arrange(const Product& product, const Tiles& tiles, int64_t begin, int64_t tile, float* x) {
+  const int64_t height = tiles.height(tile), first = tiles.first_row(tile);
+  const float* from = product.x + (begin + first) * product.x_stride;
+  float* to = x + first * product.width;
+  for (int64_t k = 0; k < product.width; ++k) {
+    for (int64_t r = 0; r < height; ++r) *to++ = from[r * product.x_stride + k];
   }
 }
 
@@ -131,12 +129,10 @@ void put(const Product& product, int64_t begin, int64_t end, int64_t panel, cons
   }
 }
 
-// Rows from `begin` to `end` with some panels; `x` takes the rows arranged, `sums` their results
-// with one panel.
-void multiply_block(const Product& product, int64_t begin, int64_t end, int64_t first_panel,
-                    int64_t last_panel, float* x, float* sums) {
-  const Tiles tiles(end - begin);
-  arrange(product, tiles, begin, x);
+// Rows from `begin` to `end`, arranged in `x`, with some panels; `sums` takes their results with
+// one panel.
+void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, int64_t end,
+                    int64_t first_panel, int64_t last_panel, const float* x, float* sums) {
   const AddTile low = tile_of<kRows>(tiles.least), high = tile_of<kRows>(tiles.least + 1);
   const int64_t width = product.width;
   // Many tiles take a panel piece by piece, so that all but one find it in the nearest cache. Few
@@ -186,6 +182,10 @@ TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* 
   const int64_t rows_per_block = std::max<int64_t>(kRows, rows_in_cache);
   const bool is_small = num_rows * width * num_columns < kSerialProducts;
   const int threads = static_cast<int>(is_small ? 1 : std::min(num_threads, num_panels));
+  const int64_t most_rows = std::min(rows_per_block, num_rows);
+  static thread_local std::vector<float> arranged;  // of the calling thread, for all
+  arranged.resize(most_rows * width);
+  float* const x_arranged = arranged.data();
 #pragma omp parallel num_threads(threads)
   {
 #if defined(_OPENMP)
@@ -195,13 +195,16 @@ TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* 
 #endif
     const int64_t first_panel = num_panels * thread / count;
     const int64_t last_panel = num_panels * (thread + 1) / count;
-    static thread_local std::vector<float> scratch;
-    const int64_t most_rows = std::min(rows_per_block, num_rows);
-    scratch.resize(most_rows * (width + kPanel));
+    static thread_local std::vector<float> sums;
+    sums.resize(most_rows * kPanel);
     for (int64_t begin = 0; begin < num_rows; begin += rows_per_block) {
       const int64_t end = std::min(begin + rows_per_block, num_rows);
-      multiply_block(product, begin, end, first_panel, last_panel, scratch.data(),
-                     scratch.data() + most_rows * width);
+      const Tiles tiles(end - begin);
+#pragma omp for schedule(static)
+      for (int64_t tile = 0; tile < tiles.count; ++tile)
+        arrange(product, tiles, begin, tile, x_arranged);
+      multiply_block(product, tiles, begin, end, first_panel, last_panel, x_arranged, sums.data());
+#pragma omp barrier  // before the next block takes the place of this one
     }
   }
 }
