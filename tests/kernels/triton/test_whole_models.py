@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from executor_svc.graphs.capture import Captured
+from executor_svc.graphs.decode import GraphPlan
+from executor_svc.graphs.shapes import GraphShape
 from kernels import dispatch
 from kernels.paged_attention import triton_decode
 from tandem.link.batch import Batch, RowSampling
@@ -29,6 +33,26 @@ SAMPLING = (
 )
 
 Run = Callable[[Bench, Batch], object]
+
+
+class Repeated:
+    """Captures by noting calls, and replays by calling them: what kernels run is not recorded."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
+        return Captured(graphs=tuple(map(self._graph, runs)), num_bytes=0)
+
+    def drain(self) -> None:
+        pass
+
+    def _graph(self, run: Callable[[], None]) -> SimpleNamespace:
+        def replay() -> None:
+            self.num_replays += 1
+            run()
+
+        return SimpleNamespace(replay=replay)
 
 
 @pytest.fixture
@@ -57,6 +81,7 @@ def chunk_then_decode(
     run: Run,
     samplings: Sequence[RowSampling] = SAMPLING,
     static_rows: int = 0,
+    graph_plan: GraphPlan | None = None,
 ) -> list[object]:
     """Two sequences in chunks, the third while they decode; then all decode."""
     bench = Bench.build(
@@ -66,7 +91,10 @@ def chunk_then_decode(
         num_slots=3,
         shuffle_seed=1,
         static_rows=static_rows,
+        graph_plan=graph_plan,
     )
+    for graphs in bench.runner._captured():
+        graphs.capture()
     admits = [
         admission(
             slot,
@@ -131,3 +159,22 @@ class TestWholeModels:
         everything_on_triton()
         found = chunk_then_decode(directory, tokens, samplings=unedited, static_rows=3)
         assert expected == found
+
+    def test_captured_steps_with_prompts_have_those_tokens(
+        self, family, tmp_path, everything_on_triton
+    ):
+        """
+        Chunks and decodes beside them, each token a row of its own, get the same tokens.
+        """
+        directory = FAMILIES[family](tmp_path / family)
+        unedited = [*SAMPLING[:2], replace(SAMPLING[2], repetition_penalty=1.0)]
+        dispatch.configure(dict.fromkeys(dispatch._operations, dispatch.REFERENCE))
+        expected = chunk_then_decode(directory, tokens, samplings=unedited)
+        everything_on_triton()
+        device = Repeated()
+        plan = GraphPlan(device=device, sizes=(), mixed=(GraphShape(24, 3, 0),))
+        found = chunk_then_decode(
+            directory, tokens, samplings=unedited, static_rows=3, graph_plan=plan
+        )
+        assert expected == found
+        assert 2 == device.num_replays
