@@ -75,9 +75,10 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def place(given: argparse.Namespace) -> Where:
+def place(given: argparse.Namespace, *, attends: bool = True) -> Where:
     """
-    The device, type and threads that were asked for; logs go to stderr from here on.
+    The device, type and threads that were asked for; logs go to stderr from here on. `attends`:
+    attention is among what is measured, so that the CPU's library may be built.
 
     Raises:
         InvalidConfig: No such device or type, or the C++ library was asked for and is not there.
@@ -86,7 +87,8 @@ def place(given: argparse.Namespace) -> Where:
     device = resolve_device(given.device)
     dtype = resolve_dtype(given.dtype, "bfloat16", device)
     use_threads(given.num_threads)
-    choose_attention(device, given.cpu_extension)
+    if attends:
+        choose_attention(device, given.cpu_extension)
     if device.type == "cpu" and dtype == torch.bfloat16 and not cpu_multiplies_bfloat16():
         structlog.get_logger(__name__).warning("bfloat16_is_emulated", device="cpu")
     return Where(device=device, dtype=dtype, num_threads=torch.get_num_threads())

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = _parser().parse_args(arguments)
     names = chosen(given.model, SHAPES, "model")
-    where = place(given)
+    where = place(given, attends=False)
     ceilings = _ceilings(given, where.device, where.dtype)
     rows = floor_rows(
         names,

@@ -104,10 +104,11 @@ def roofline(
     batch: Batch = None,
     context: Context = None,
     tb_per_s: Annotated[
-        float | None, typer.Option(help="Memory bandwidth, instead of measuring it.")
+        float | None, typer.Option(min=1e-6, help="Memory bandwidth, instead of measuring it.")
     ] = None,
     tflop_per_s: Annotated[
-        float | None, typer.Option(help="Rate of matrix products, instead of measuring it.")
+        float | None,
+        typer.Option(min=1e-6, help="Rate of matrix products, instead of measuring it."),
     ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
