@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -70,3 +72,33 @@ class TestChooseAttention:
             choose_attention(torch.device("cpu"), "on")
         assert "cpu_extension" == refused.value.field
         choose_attention(torch.device("cuda"), "on")
+
+
+class TestBfloat16:
+    @pytest.mark.parametrize(
+        ("flags", "expected"),
+        [
+            ("fpu avx512f avx512_bf16", True),
+            ("fpu amx_tile amx_bf16 amx_int8", True),
+            ("fpu avx512f avx512_fp16 amx_tile amx_int8", False),
+        ],
+        ids=["avx512", "amx", "neither"],
+    )
+    def test_processors_say_so_by_their_flags(
+        self, flags: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """
+        A processor multiplies bfloat16 if it has one of two extensions, whichever others it has.
+        """
+        (tmp_path / "cpuinfo").write_text(f"model name\t: Some CPU\nflags\t\t: {flags}\n")
+        monkeypatch.setattr(device, "_CPUINFO", tmp_path / "cpuinfo")
+        assert expected is device.cpu_multiplies_bfloat16()
+
+    def test_a_processor_that_cannot_be_asked_does_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """
+        Where there is no list of flags bfloat16 counts as slow.
+        """
+        monkeypatch.setattr(device, "_CPUINFO", tmp_path / "none")
+        assert not device.cpu_multiplies_bfloat16()
