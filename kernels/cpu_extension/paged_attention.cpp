@@ -22,7 +22,7 @@ namespace tandem {
 namespace {
 
 constexpr int kSplit = 256;
-constexpr int kQueriesPerItem = 32;
+constexpr int kQueriesPerItem = 64;
 constexpr int kBlock = 4;  // queries whose sums stay in registers
 
 int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }

@@ -1,8 +1,8 @@
 """
 Paged attention on the CPU in C++: keys and values are read where they lie, through block tables.
 
-Decodes and short chunks run there. Long chunks are matrix products for which PyTorch has better
-code, and stay with it (`cpu`); a batch may hold both.
+Where the processor multiplies matrices of a 16-bit type itself, which C++ here does not use, long
+chunks of that type stay with PyTorch (`cpu`); a batch may hold both.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,8 +21,16 @@ from kernels.cpu_extension import load_library
 from kernels.paged_attention import cpu
 from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
 
-_LONGEST_QUERY = 8
-"""Query lengths up to which rows run in C++: from about 16 on PyTorch is faster."""
+_LONGEST_BESIDE_HARDWARE = 16
+"""Query lengths up to which rows run in C++ where PyTorch's products are the hardware's."""
+
+_HARDWARE = {
+    torch.bfloat16: {"amx_bf16", "avx512_bf16", "bf16"},
+    torch.float16: {"amx_fp16", "avx512_fp16", "asimdhp"},
+}
+"""Features of processors that multiply matrices of a type themselves."""
+
+_CPUINFO = Path("/proc/cpuinfo")
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -98,7 +107,7 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
     if shape.dtype not in _TYPES:
         raise ValueError(f"cpu-extension computes {', '.join(map(str, _TYPES))}, not {shape.dtype}")
     query_len = sequences.query_len.astype(np.int64)
-    short = query_len <= _LONGEST_QUERY
+    short = query_len <= _longest_query(shape.dtype)
     if shape.batch_invariant:  # PyTorch's sums are others, and how long a chunk is must not choose
         short = np.ones_like(short)
     if not short.any():
@@ -113,6 +122,15 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
     library = _library()
     native, held = _native(library, own, first_query[short], shape, window)
     return ExtensionPlan(shape, int(query_len.sum()), library, native, held, rest, rest_query)
+
+
+@functools.cache
+def _longest_query(dtype: torch.dtype) -> int:
+    """Query lengths up to which rows run in C++ on this processor."""
+    features = set(_CPUINFO.read_text(encoding="utf-8").split())
+    if features & _HARDWARE.get(dtype, set()):
+        return _LONGEST_BESIDE_HARDWARE
+    return np.iinfo(np.int32).max
 
 
 @functools.cache

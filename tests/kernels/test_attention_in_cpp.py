@@ -52,11 +52,16 @@ SHAPES = {
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@pytest.fixture(params=["as-shipped", "all-in-cpp"])
-def rows_in_cpp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "all-in-cpp":
-        monkeypatch.setattr(cpu_extension, "_LONGEST_QUERY", 10**9)
-    return str(request.param)
+@pytest.fixture(params=[8, 10**9], ids=["short-in-cpp", "all-in-cpp"])
+def longest_in_cpp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Query lengths up to which rows run in C++; as shipped it is the processor's affair."""
+    monkeypatch.setattr(cpu_extension, "_longest_query", lambda _dtype: request.param)
+    return int(request.param)
+
+
+@pytest.fixture
+def all_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_extension, "_longest_query", lambda _dtype: 10**9)
 
 
 class Scene:
@@ -138,19 +143,21 @@ class TestValues:
     @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
     @pytest.mark.parametrize("of", SHAPES.values(), ids=SHAPES)
     def test_error_is_at_most_twice_that_of_pytorch(
-        self, of: AttentionShape, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+        self, of: AttentionShape, dtype: torch.dtype, all_in_cpp: None
     ):
         """
         Against float64 on the same numbers, C++ errs at most twice as much as PyTorch's path, with and without a window.
         """
-        monkeypatch.setattr(cpu_extension, "_LONGEST_QUERY", 10**9)
         assert_errs_little(Scene(ROWS, replace(of, dtype=dtype)))
 
     @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
-    def test_long_chunks_are_left_to_pytorch(self, dtype: torch.dtype):
+    def test_long_chunks_may_be_left_to_pytorch(
+        self, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ):
         """
         In one batch decodes run in C++ and long chunks in PyTorch, and each result stands where its query does.
         """
+        monkeypatch.setattr(cpu_extension, "_longest_query", lambda _dtype: 8)
         rows = [(1, 300), (30, 70), (8, 9), (9, 9), (1, 1), (64, 130), (1, 64)]
         scene = Scene(rows, shape(9, 3, 64, 16, dtype))
         plan = cpu_extension.plan(scene.sequences, scene.of, None)
@@ -158,14 +165,25 @@ class TestValues:
         assert plan.rest is not None
         assert (4, 30 + 9 + 64) == (plan.native.num_rows, plan.rest.num_queries)
         assert_errs_little(scene)
+        chunks = cpu_extension.plan(
+            Scene([(30, 70), (64, 130)], scene.of).sequences, scene.of, None
+        )
+        assert not isinstance(chunks, cpu_extension.ExtensionPlan)
 
-    def test_chunks_alone_need_no_library(self):
+    def test_matrix_hardware_decides_who_gets_long_chunks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         """
-        A batch of long chunks is PyTorch's plan.
+        Only where the processor multiplies matrices of a type itself do long chunks of that type stay with PyTorch.
         """
-        scene = Scene([(30, 70), (64, 130)], shape())
-        plan = cpu_extension.plan(scene.sequences, scene.of, None)
-        assert not isinstance(plan, cpu_extension.ExtensionPlan)
+        cpuinfo = tmp_path / "cpuinfo"
+        monkeypatch.setattr(cpu_extension, "_CPUINFO", cpuinfo)
+        longest = cpu_extension._longest_query.__wrapped__
+        cpuinfo.write_text("flags\t\t: fpu avx512f avx512_bf16 amx_tile\n")
+        assert 16 == longest(torch.bfloat16)
+        assert longest(torch.float16) == longest(torch.float32) > 2**30
+        cpuinfo.write_text("flags\t\t: fpu avx512f\n")
+        assert longest(torch.bfloat16) > 2**30
 
 
 @pytest.fixture
@@ -193,13 +211,12 @@ OTHER_PROCESSORS = {"x86_64": ["x86-64", "x86-64-v3"]}.get(platform.machine(), [
 class TestOtherProcessors:
     @pytest.mark.parametrize("processor", OTHER_PROCESSORS)
     def test_narrower_vectors_err_as_little(
-        self, processor: str, built_for: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+        self, processor: str, built_for: Callable[[str], None], all_in_cpp: None
     ):
         """
         Compiled for processors with vectors of 4 and of 8 numbers, every type and head size keeps the bound.
         """
         built_for(processor)
-        monkeypatch.setattr(cpu_extension, "_LONGEST_QUERY", 10**9)
         for of in SHAPES.values():
             for dtype in TYPES.values():
                 assert_errs_little(Scene(ROWS, replace(of, dtype=dtype)))
@@ -211,7 +228,7 @@ class TestBits:
     OF = shape(9, 3, 64, 16)
 
     @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
-    def test_row_is_the_same_alone_and_in_any_batch(self, dtype: torch.dtype, rows_in_cpp: str):
+    def test_row_is_the_same_alone_and_in_any_batch(self, dtype: torch.dtype, longest_in_cpp: int):
         """
         A row's result has the same bits alone as among others, wherever it stands, if C++ computes it.
         """
@@ -222,18 +239,17 @@ class TestBits:
             for row, (query_len, _) in enumerate(ROWS):
                 own = slice(first, first + query_len)
                 first += query_len
-                if query_len > cpu_extension._LONGEST_QUERY:
+                if query_len > longest_in_cpp:
                     continue
                 alone = cpu_extension.plan(some_rows(scene.sequences, [row]), scene.of, window)
                 found = paged_attention(scene.query[own], scene.cache, alone, SCALE)
                 assert torch.equal(together[own], found)
 
     @pytest.mark.parametrize("of", [OF, SHAPES["mqa40-D16-b32"]], ids=["gqa3", "mqa40"])
-    def test_chunks_do_not_matter(self, of: AttentionShape, monkeypatch: pytest.MonkeyPatch):
+    def test_chunks_do_not_matter(self, of: AttentionShape, all_in_cpp: None):
         """
         A prompt's queries get the same bits whether computed at once, in chunks or one by one.
         """
-        monkeypatch.setattr(cpu_extension, "_LONGEST_QUERY", 10**9)
         length = 530
         scene = Scene([(length, length)], of)
         for window in (None, 100):
@@ -266,7 +282,7 @@ class TestBits:
 
 
 class TestReading:
-    def test_nan_stays_in_its_row(self, rows_in_cpp: str):
+    def test_nan_stays_in_its_row(self, longest_in_cpp: int):
         """
         A row with NaN in its own keys is NaN, and its neighbours, who share no key with it, are as without.
         """
@@ -279,11 +295,10 @@ class TestReading:
         others = [row for row in range(len(clean)) if row != 3]
         assert torch.equal(clean[others], found[others])
 
-    def test_later_and_forgotten_positions_are_not_multiplied(self, monkeypatch):
+    def test_later_and_forgotten_positions_are_not_multiplied(self, all_in_cpp: None):
         """
         NaN in a value that a query does not see, for being later or outside its window, does not reach it.
         """
-        monkeypatch.setattr(cpu_extension, "_LONGEST_QUERY", 10**9)
         scene = Scene([(40, 200)], shape(4, 2, 64, 16))
         clean = scene.attend(window=50)
         block = int(scene.sequences.block_table[0, 11])  # positions 176 to 191
@@ -322,7 +337,7 @@ class TestReading:
         with pytest.raises(IndexError, match="name blocks -1 to"):
             scene.attend()
 
-    def test_strided_queries_are_accepted(self, rows_in_cpp: str):
+    def test_strided_queries_are_accepted(self, longest_in_cpp: int):
         """
         Queries may be a slice of a wider tensor, as they come out of a fused projection.
         """
