@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tandem.printing_commands import end_by_signals
 from tests.gpu.parts import ROOT, Outcome, run_part
 from tests.gpu.plan import BUDGET_S, parts_on_cpu, parts_on_gpu
 from tests.gpu.results import aims, write_results
@@ -48,21 +49,22 @@ def main(argv: Sequence[str]) -> int:
     if missing:
         _say(f"modules are missing, parts that need them will fail: {', '.join(missing)}")
     started_s = time.monotonic()
-    outcomes = []
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="gpu-run-") as folder:
         chosen = [
             part for part in make_parts(Path(folder)) if not given.part or part.name in given.part
         ]
         environment = _environment(given.device)
         warming = _warm_peers(given.device, environment)
-        for part in chosen:
-            left_s = given.budget_s - (time.monotonic() - started_s)
-            outcome = run_part(part, left_s, environment)
-            outcomes.append(outcome)
-            _tell(outcome)
-        if warming is not None:
-            warming.kill()
-            warming.wait()
+        try:
+            for part in chosen:
+                left_s = given.budget_s - (time.monotonic() - started_s)
+                outcomes.append(run_part(part, left_s, environment))
+                _tell(outcomes[-1])
+        finally:
+            if warming is not None:
+                warming.kill()
+                warming.wait()
     about = {**_about(given.device), "seconds": round(time.monotonic() - started_s, 1)}
     results = given.results or Path(tempfile.mkdtemp(prefix="gpu-run-results-"))
     page = write_results(results, about, outcomes, judges=not given.tiny)
@@ -161,4 +163,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    end_by_signals()  # so that the process of a part, in a session of its own, is ended too
     sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device in turn; asking for one that is not there is a failure and no skip."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.fail("no CUDA device was found: these tests need one, leave out -m gpu")
-    return torch.device(request.param)
+    return torch.device("cuda", 0) if request.param == "cuda" else torch.device("cpu")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
+from tandem.printing_commands import end_by_signals
 from tests.e2e.cluster import Process, wait_until
 from tests.gpu.offline import write_model
 
@@ -156,4 +157,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    end_by_signals()  # so that what it started is ended too
     sys.exit(main())

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tandem.engine_config import EngineConfig
+from tandem.printing_commands import end_by_signals
 from tandem_embedded import GenerationParams, InferenceEngine
 from tandem_embedded.bench.checkpoints import SHAPES, LlamaShape, random_model
 from tests.gpu.workload import Requests
@@ -199,4 +200,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    end_by_signals()  # so that what it started is ended too
     sys.exit(main())

@@ -106,15 +106,19 @@ def count_tests(text: str) -> list[dict[str, Any]]:
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    """The exit code; None if time was up, and then nothing of it is left."""
+    """
+    The exit code; None if time was up. Whatever ends the wait, nothing of the process is left: it may end what it started, and
+    is killed if it does not.
+    """
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_KILL_AFTER_S)
         return None
     finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_AFTER_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
