@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
                 _tell(outcomes[-1])
         finally:
             if warming is not None:
-                warming.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(warming.pid, signal.SIGKILL)  # its compilers too
                 warming.wait()
     about = {**_about(given.device), "seconds": round(time.monotonic() - started_s, 1)}
     results = given.results or Path(tempfile.mkdtemp(prefix="gpu-run-results-"))
@@ -120,7 +123,12 @@ def _warm_peers(device: str, environment: dict[str, str]) -> subprocess.Popen[by
         return None
     command = [sys.executable, "-m", "tests.gpu.flashinfer_warm"]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 
