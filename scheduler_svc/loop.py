@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -122,9 +121,7 @@ class CoreLoop:
             on_hello=on_hello,
             publish=self._publish,
         )
-        self._step_lines = StepLines(
-            settings.logging_step_interval, time_of_day=lambda: time.strftime("%H:%M:%S")
-        )
+        self._step_lines = StepLines(settings.logging_step_interval)
         self._flush_until_s: float | None = None
         """Set once it is stopping: how long frontends may take for their last messages."""
         self._is_running = True

@@ -227,9 +227,10 @@ class Queries:
     def _core_stats(self) -> CoreStats | None:
         return None if self._state.core is None else self._state.core.stats()
 
-    def _stats(self, core: CoreStats | None, now: float) -> Stats:
+    def _service_stats(self, now: float) -> Stats:
+        """What is known without a core."""
         refused, counts = self._metrics.refused_by_reason.total(), self._session.counts
-        common = Stats(
+        return Stats(
             refused_requests=refused,
             executor_attached=self._session.is_attached,
             draining=self._state.draining,
@@ -249,10 +250,13 @@ class Queries:
             executor_forward_s=self._metrics.sum_s("executor_forward_time"),
             executor_sample_s=self._metrics.sum_s("executor_sample_time"),
         )
+
+    def _stats(self, core: CoreStats | None, now: float) -> Stats:
+        service = self._service_stats(now)
         if core is None:
-            return common
+            return service
         return msgspec.structs.replace(
-            common,
+            service,
             running_requests=core.num_running,
             waiting_requests=core.num_waiting,
             used_blocks=core.used_blocks,

@@ -7,6 +7,7 @@ reads these. It is written where results are applied, as only they tell what bec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from scheduler_svc.core.stats import CoreStats
@@ -18,11 +19,13 @@ _GB = 1e9
 class StepLines:
     """Knows which step is due. Owned by the core loop."""
 
-    def __init__(self, interval: int, time_of_day: Callable[[], str]) -> None:
+    def __init__(
+        self, interval: int, time_of_day: Callable[[], str] = lambda: time.strftime("%H:%M:%S")
+    ) -> None:
         """
         Args:
             interval: Steps from one line to the next; 0 for no line at all.
-            time_of_day: HH:MM:SS.
+            time_of_day: Here and now, HH:MM:SS.
         """
         self._interval = interval
         self._time_of_day = time_of_day
