@@ -14,7 +14,7 @@ from tests.model_zoo import FAMILIES
 __all__ = ["everything_on_triton"]
 
 PROMPT_LEN = 28
-CUTS = [1, 17, 1, 9]
+CUTS = [12, 1, 15]
 
 
 def logits(directory: Path, cuts: list[int], others: int) -> torch.Tensor:
