@@ -42,7 +42,7 @@ _OUTPUTS = ("scratch_floats", "partial_floats", "least_block", "most_block")
 
 
 class _Plan(ctypes.Structure):
-    """The struct of the same name in paged_attention.cpp, which says what each field is."""
+    """The struct `Plan` of plan.h, which says what each field is."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in _INPUTS),

@@ -191,7 +191,7 @@ def built_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
     """Makes the library one of attention alone, for another processor than this machine's own."""
 
     def build_for(processor: str) -> None:
-        for name in ("paged_attention.cpp", "tile.h", "vectors.h"):
+        for name in ("paged_attention.cpp", "plan.h", "tile.h", "vectors.h"):
             shutil.copy(build._SOURCES / name, tmp_path)
         monkeypatch.setattr(build, "_SOURCES", tmp_path)
         flags = [flag for flag in build.FLAGS if not flag.startswith("-march")]
