@@ -11,10 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_svc.model import load_model
 from executor_svc.model.config import read_model_config
+from tandem.engine_config import EngineConfig
+from tandem_embedded import InferenceEngine
 from tandem_embedded.bench import offline
 from tandem_embedded.bench.__main__ import main
 from tandem_embedded.bench.checkpoints import SHAPES, LlamaShape, random_model
 from tandem_embedded.bench.engines import ENGINES, Entry, linear_floor
+from tandem_embedded.bench.engines.embedded import EmbeddedContestant
 from tandem_embedded.bench.rounds import EngineFailed, Rounds, engines_in_turn, run_engine
 from tandem_embedded.bench.workload import Served, Task
 from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
@@ -240,6 +243,23 @@ class TestTask:
         )  # fmt: skip
         with pytest.raises(EngineFailed, match=r"linear-floor failed: .*none does not exist"):
             list(run_engine(task))
+
+
+class TestEmbedded:
+    def test_requests_that_end_before_others_begin_are_counted(self, model_dir):
+        """
+        Where steps are too small for all prompts, early requests may end before the last has a
+        token: all outputs are there nevertheless.
+        """
+        limits = EngineConfig(
+            block_size=8, max_num_blocks=16, max_batch_size=3, max_num_seqs=3, max_model_len=32,
+            max_total_tokens=8,
+        )  # fmt: skip
+        engine = InferenceEngine(limits, model_dir, dtype="float32", num_threads=1)
+        prompts = [[number] * 8 for number in (5, 6, 7)]
+        served = EmbeddedContestant(engine).serve(prompts, 2)
+        assert 6 == served.num_tokens
+        assert [2, 2, 2] == [len(tokens) for tokens in served.tokens]
 
 
 class TestCheckpoint:

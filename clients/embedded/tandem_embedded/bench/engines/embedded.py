@@ -48,11 +48,14 @@ class EmbeddedContestant:
         before = engine.get_metrics().total_tokens_generated
         started_s = time.perf_counter()
         ids = [engine.submit_request(prompt, params) for prompt in prompts]
-        while not all(engine.output_tokens(request_id) for request_id in ids):
-            engine.step()
+        completed, waiting = [], set(ids)
+        while waiting:
+            completed += engine.step()
+            over = {each.request_id for each in completed}
+            waiting = {each for each in waiting - over if not engine.output_tokens(each)}
         all_decode_s = time.perf_counter()
         num_before = engine.get_metrics().total_tokens_generated - before
-        completed = engine.run()
+        completed += engine.run()
         ended_s = time.perf_counter()
         failed = next((each.error for each in completed if each.error is not None), None)
         if failed is not None:
