@@ -29,7 +29,7 @@ INPUT_LEN, OUTPUT_LEN, NUM_ROUNDS = 128, 64, 3
 LEAST_OUTPUT_LEN = 2
 """Tokens per answer: the first comes with the prompt, so a decode rate needs one more."""
 
-_EXIT_FAILED, _EXIT_USAGE = 1, 2
+_EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
 _ENGINE_WIDTH = max(map(len, ENGINES))
 _HEADINGS = (
     "engine".ljust(_ENGINE_WIDTH),
@@ -52,24 +52,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
         return _EXIT_USAGE
     rounds = Rounds()
-    failed: set[str] = set()
     if not given.json:
         print_line(_title(task))
-    for number, engine in engines_in_turn(engines, given.rounds):
+    try:
+        exit_code = _run(task, engines, given.rounds, rounds)
+    except KeyboardInterrupt:  # minutes of measurements are worth having
+        _say("interrupted: this is what was measured until then")
+        exit_code = _EXIT_INTERRUPTED
+    if given.json:
+        print_line(json.dumps([rates.as_json() for rates in rounds.rates()]))
+    else:
+        _print_table(rounds)
+    return exit_code
+
+
+def _run(task: Task, engines: Sequence[str], num_rounds: int, rounds: Rounds) -> int:
+    """Run the engines in turn; an engine that fails once is left out from there on."""
+    failed: set[str] = set()
+    for number, engine in engines_in_turn(engines, num_rounds):
         if engine in failed:
             continue
-        if not given.json:
-            _say(f"round {number} of {given.rounds}: {engine}")
+        _say(f"round {number} of {num_rounds}: {engine}")
         try:
             for line in run_engine(task.of(engine)):
                 rounds.add(engine, line)
         except EngineFailed as error:
             _say(f"{error}; it is left out")
             failed.add(engine)
-    if given.json:
-        print_line(json.dumps([rates.as_json() for rates in rounds.rates()]))
-    else:
-        _print_table(rounds)
     return _EXIT_FAILED if failed else 0
 
 

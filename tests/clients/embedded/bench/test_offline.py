@@ -114,6 +114,25 @@ class TestFlags:
         assert str(tmp_path) in capsys.readouterr().err
 
 
+class TestInterruption:
+    def test_what_was_measured_is_printed(self, model_dir, monkeypatch, capsys):
+        """
+        Ctrl-C ends with 130, and what was measured until then is printed.
+        """
+
+        def run(task: Task):
+            yield line(1, 10.0, [1])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(offline, "run_engine", run)
+        monkeypatch.setattr(offline, "ENGINES", {"tandem": ENGINES["tandem"]})
+        flags = ["--model", str(model_dir), "--input-len", "8", "--output-len", "8", "--json"]
+        assert 130 == main(["offline", *flags])
+        printed = capsys.readouterr()
+        assert [10.0] == [rates["output_tokens_per_s"] for rates in json.loads(printed.out)]
+        assert "interrupted" in printed.err
+
+
 class TestMissingPeers:
     @pytest.fixture(autouse=True)
     def nothing_installed(self, monkeypatch):
