@@ -21,16 +21,24 @@ CUTS = [20, *[1] * 12, 30, 8, 3, 17]
 NEIGHBOURS = 6
 CASES = [
     pytest.param("llama_gqa_llama3_rope", "float32", "off", id="llama-fp32"),
-    pytest.param("qwen2_window", "bfloat16", "on", id="qwen2-bf16-cpp"),
+    pytest.param("qwen2_window", "bfloat16", "on", id="qwen2-bf16-cpp", marks=pytest.mark.compiler),
     *(
         pytest.param(family, dtype, cpp, id=f"{family}-{dtype}-{cpp}", marks=pytest.mark.slow)
         for family, dtype, cpp in (
             ("llama_mqa", "float32", "off"),
             ("llama_tied_biased", "bfloat16", "off"),
-            ("mistral_window", "float32", "on"),
             ("qwen3", "bfloat16", "off"),
-            ("qwen3", "float32", "on"),
         )
+    ),
+    *(
+        pytest.param(
+            family,
+            "float32",
+            "on",
+            id=f"{family}-float32-on",
+            marks=[pytest.mark.slow, pytest.mark.compiler],
+        )
+        for family in ("mistral_window", "qwen3")
     ),
 ]
 

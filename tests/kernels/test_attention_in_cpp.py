@@ -23,6 +23,8 @@ from kernels.paged_attention import (
 )
 from tests.kernels.test_paged_attention import shape
 
+pytestmark = pytest.mark.compiler
+
 SCALE = 0.1
 NAN = float("nan")
 ROWS = [

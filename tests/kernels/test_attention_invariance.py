@@ -16,7 +16,7 @@ from tests.kernels.test_paged_attention import shape
 
 PLANNERS = [
     pytest.param(cpu.plan, id="cpu"),
-    pytest.param(cpu_extension.plan, id="cpu-extension"),
+    pytest.param(cpu_extension.plan, id="cpu-extension", marks=pytest.mark.compiler),
     pytest.param(reference.plan, id="reference", marks=pytest.mark.slow),
 ]
 SHAPES = [
@@ -45,7 +45,7 @@ class TestInvariance:
             found = attended_in_chunks(plan, invariant(of), window, cuts)
             assert torch.equal(expected, found), name
 
-    @pytest.mark.parametrize("plan", [cpu.plan, cpu_extension.plan], ids=["cpu", "cpu-extension"])
+    @pytest.mark.parametrize("plan", PLANNERS[:2])
     def test_values_are_those_of_the_definition(self, of, window, plan):
         """
         What does not depend on the batch is what the definition says.

@@ -261,6 +261,7 @@ class TestCommand:
 
 
 class TestChoosing:
+    @pytest.mark.compiler
     def test_extension_is_chosen_and_taken_back(self, unloaded):
         """
         On makes the CPU's plans C++, off PyTorch's; the log names what was chosen.
@@ -291,6 +292,7 @@ class TestChoosing:
         with pytest.raises(ExtensionUnavailable):
             use_cpu_extension("on")
 
+    @pytest.mark.compiler
     def test_library_that_cannot_be_loaded_is_missing(
         self, unloaded, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ):

@@ -13,6 +13,8 @@ from kernels.rope_kv_write import reference as rope_reference
 from kernels.silu_mul import cpu_extension as silu_cpp
 from kernels.silu_mul import reference as silu_reference
 
+pytestmark = pytest.mark.compiler
+
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 """One or two roundings of values up to about 4; sums of squares in another order."""
 

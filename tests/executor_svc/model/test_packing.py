@@ -11,6 +11,8 @@ from kernels import packed_linear
 from kernels.packed_linear import PackedWeight
 from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
 
+pytestmark = pytest.mark.compiler
+
 
 @pytest.fixture(autouse=True)
 def in_cpp():

@@ -9,6 +9,8 @@ from kernels import packed_linear as package
 from kernels.dispatch import configure
 from kernels.packed_linear import PackedWeight, can_pack, packed_linear, reference
 
+pytestmark = pytest.mark.compiler
+
 CPU = torch.device("cpu")
 SHAPES = [(1, 1, 1), (2, 33, 50), (7, 64, 32), (12, 5, 97), (13, 300, 64), (61, 129, 40)]
 """Rows, width and columns: full and cut panels, one tile and several, one piece of width and more."""
@@ -29,7 +31,6 @@ def relative_error(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -
 
 @pytest.fixture(scope="module", autouse=True)
 def in_cpp():
-    """The library is built where there is a compiler; a machine without one fails here, aloud."""
     assert package.use_cpu_extension(wanted=True)
     yield
     package.use_cpu_extension(wanted=False)

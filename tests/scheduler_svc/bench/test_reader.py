@@ -16,11 +16,12 @@ from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 
 METHOD = "/tandem.inference.v1.InferenceService/Generate"
-KINDS = ("compiled", "python")
 DEADLINE_S = 20.0
 Behavior = Callable[[GenerateRequest, grpc.aio.ServicerContext], AsyncIterator[bytes]]
 
-for_both = pytest.mark.parametrize("kind", KINDS)
+for_both = pytest.mark.parametrize(
+    "kind", [pytest.param("compiled", marks=pytest.mark.compiler), "python"]
+)
 
 
 @asynccontextmanager
@@ -257,6 +258,7 @@ class TestStarting:
         with pytest.raises(NoCompiler):
             start_reader("127.0.0.1:1", [], kind="compiled")
 
+    @pytest.mark.compiler
     def test_program_is_compiled_once(self, tmp_path):
         """
         The program is kept in the cache and found there the next time.
