@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 
 import pytest
 import structlog
@@ -19,6 +20,8 @@ settings.load_profile("any time")
 # Read by OpenMP when torch is first imported, here and in the processes that tests start. Tiny
 # tensors gain nothing from more threads, and cores are few.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+LoggerProxy = type(structlog.get_logger())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,4 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def default_logs():
     """Undo what a test, or an engine that it made, set up for the whole process's logs."""
     yield
+    if not structlog.is_configured():
+        return
     structlog.reset_defaults()
+    for module in list(sys.modules.values()):
+        log = vars(module).get("_log")
+        if isinstance(log, LoggerProxy):
+            vars(log).pop("bind", None)  # kept from its first use, with what was set up then
