@@ -35,7 +35,7 @@ def is_sticky(error: Exception) -> bool:
     )
 
 
-def choose_attention(device: torch.device, cpu_extension: str) -> None:
+def choose_kernels(device: torch.device, cpu_extension: str) -> None:
     """
     Let the CPU compute in C++ or in PyTorch; may compile, which takes seconds.
 

@@ -10,7 +10,7 @@ import structlog
 import torch
 
 from executor_svc.config import ExecutorSettings, LoadedSettings
-from executor_svc.device import choose_attention, is_sticky, resolve_device
+from executor_svc.device import choose_kernels, is_sticky, resolve_device
 from executor_svc.graphs.plan import plan_graphs
 from executor_svc.limits import fit_limits, num_slots_for
 from executor_svc.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
@@ -56,7 +56,7 @@ def load_engine(
     settings = loaded.settings
     use_threads(settings.num_threads)
     device = resolve_device(settings.device)
-    choose_attention(device, settings.cpu_extension)
+    choose_kernels(device, settings.cpu_extension)
     meter = meters(device)
     before = meter.read()
     model = load_model(settings.model, dtype=settings.dtype, device=str(device), packs=True)

@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from executor_svc.device import (
-    choose_attention,
+    choose_kernels,
     cpu_multiplies_bfloat16,
     dtype_name,
     resolve_device,
@@ -88,7 +88,7 @@ def place(given: argparse.Namespace, *, attends: bool = True) -> Where:
     dtype = resolve_dtype(given.dtype, "bfloat16", device)
     use_threads(given.num_threads)
     if attends:
-        choose_attention(device, given.cpu_extension)
+        choose_kernels(device, given.cpu_extension)
     if device.type == "cpu" and dtype == torch.bfloat16 and not cpu_multiplies_bfloat16():
         structlog.get_logger(__name__).warning("bfloat16_is_emulated", device="cpu")
     return Where(device=device, dtype=dtype, num_threads=torch.get_num_threads())

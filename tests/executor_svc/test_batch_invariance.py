@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from executor_svc.config import load_settings
+from executor_svc.device import choose_kernels
 from executor_svc.engine import load_engine
 from kernels.paged_attention import use_cpu_extension
 from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
@@ -44,10 +45,11 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def attention_as_before() -> Iterator[None]:
-    """Give the CPU the attention back that it had."""
+def in_pytorch() -> Iterator[None]:
+    """Compute in PyTorch unless a test says otherwise: engines made before may have left C++ on."""
+    choose_kernels(torch.device("cpu"), "off")
     yield
-    use_cpu_extension("off")
+    choose_kernels(torch.device("cpu"), "off")
 
 
 def logits(

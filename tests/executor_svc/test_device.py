@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from executor_svc import device
-from executor_svc.device import choose_attention, resolve_device
+from executor_svc.device import choose_kernels, resolve_device
 from kernels.cpu_extension import ExtensionUnavailable
 from tandem.errors import InvalidConfig
 
@@ -55,7 +55,7 @@ class TestChooseAttention:
         """
         for name in ("cpu", "cuda"):
             with pytest.raises(InvalidConfig, match="must be auto, on or off, got 'maybe'"):
-                choose_attention(torch.device(name), "maybe")
+                choose_kernels(torch.device(name), "maybe")
 
     def test_library_that_is_wanted_and_missing_is_refused(self, monkeypatch: pytest.MonkeyPatch):
         """
@@ -69,9 +69,9 @@ class TestChooseAttention:
         with pytest.raises(
             InvalidConfig, match=r"no C\+\+ compiler; set it to auto or off"
         ) as refused:
-            choose_attention(torch.device("cpu"), "on")
+            choose_kernels(torch.device("cpu"), "on")
         assert "cpu_extension" == refused.value.field
-        choose_attention(torch.device("cuda"), "on")
+        choose_kernels(torch.device("cuda"), "on")
 
 
 class TestBfloat16:

@@ -81,12 +81,12 @@ def load_backend(
     import torch  # noqa: PLC0415
 
     from executor_svc import memory  # noqa: PLC0415
-    from executor_svc.device import choose_attention, resolve_device  # noqa: PLC0415
+    from executor_svc.device import choose_kernels, resolve_device  # noqa: PLC0415
     from executor_svc.model import load_model  # noqa: PLC0415
 
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    choose_attention(resolve_device(device), cpu_extension)
+    choose_kernels(resolve_device(device), cpu_extension)
     model = load_model(model_dir, dtype=dtype, device=device, packs=True)
     config = _fit_length(config, model.config.max_position_embeddings)
     per_block = memory.kv_bytes_per_block(model.config, config.block_size, model.dtype)

@@ -20,7 +20,7 @@ import torch
 from executor_svc.bench.random_model import random_model
 from executor_svc.bench.shapes import SHAPES
 from executor_svc.bench.steady_decode import measure_steps
-from executor_svc.device import choose_attention
+from executor_svc.device import choose_kernels
 from executor_svc.memory import KvMemory
 from executor_svc.model import LoadedModel
 from executor_svc.runner import ModelRunner
@@ -82,7 +82,7 @@ def main() -> None:
 def measured() -> Iterator[tuple[str, str, float, float]]:
     """Library, step, and seconds of it as it is and with batch_invariant."""
     for library, extension in LIBRARIES.items():
-        choose_attention(torch.device("cpu"), extension)
+        choose_kernels(torch.device("cpu"), extension)
         model = random_model(SHAPES[MODEL], torch.float32, torch.device("cpu"), packs=True)
         for num_rows in BATCHES:
             yield library, f"{num_rows} decode", *in_turns(model, num_rows)
