@@ -136,9 +136,9 @@ class FreeBlocks:
             raise InternalError("the list of free blocks is not what is marked as listed")
         if not self._is_listed[free].all():
             raise InternalError("a free block is not listed")
-        self._settle()
+        pending = np.concatenate([_NONE, *self._pending])
         for extents in self._extents:
-            extents.check_integrity(self.is_free)
+            extents.check_integrity(self.is_free, pending)
 
     def _take_run(self, first: int, most: int, parts: list[BlockIds]) -> int:
         """Take the free blocks from `first` on, at most so many; returns how many."""
@@ -233,24 +233,35 @@ class _Extents:
 
     def list_completed(self, blocks: BlockIds, is_free: NDArray[np.bool_]) -> None:
         """List the extents of these blocks that are free, but for those listed already."""
-        extents = np.unique((blocks - 1) // self._size)
-        extents = extents[extents < self._num_extents]
+        extents = self._extents_of(blocks)
         extents = extents[~self._is_listed[extents]]
         extents = extents[self._by_extent(is_free)[extents].all(axis=1)]
         self._listed += extents[::-1].tolist()
         self._is_listed[extents] = True
 
-    def check_integrity(self, is_free: NDArray[np.bool_]) -> None:
+    def check_integrity(self, is_free: NDArray[np.bool_], pending: BlockIds) -> None:
         """
-        Compare the list with its marks and with what is free.
+        Compare the list with its marks and with what is free, and change nothing: which blocks come
+        next must not depend on when somebody looked.
+
+        Args:
+            is_free: As in `FreeBlocks`.
+            pending: Blocks whose extents are yet to be listed.
 
         Raises:
             InternalError: They differ, or a free extent is not listed.
         """
         if sorted(self._listed) != np.flatnonzero(self._is_listed).tolist():
             raise InternalError("the list of free extents is not what is marked as listed")
-        if (self._by_extent(is_free).all(axis=1) & ~self._is_listed).any():
+        is_missing = self._by_extent(is_free).all(axis=1) & ~self._is_listed
+        is_missing[self._extents_of(pending)] = False
+        if is_missing.any():
             raise InternalError(f"a free extent of {self._size} blocks is not listed")
+
+    def _extents_of(self, blocks: BlockIds) -> BlockIds:
+        """The extents that these blocks belong to, each once and in order."""
+        extents = np.unique((blocks - 1) // self._size)
+        return extents[extents < self._num_extents]
 
     def _by_extent(self, is_free: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """What of `is_free` lies in extents, ``[extents, size]``."""

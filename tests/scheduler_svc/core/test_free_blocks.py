@@ -167,7 +167,7 @@ class TestHistories:
 
     def test_histories_repeat(self):
         """
-        The same history gives the same blocks.
+        The same history gives the same blocks, whether somebody checks them in between or not.
         """
         first, second = ([], [])
         for taken in (first, second):
@@ -178,6 +178,8 @@ class TestHistories:
                     taken.append(held[-1].tolist())
                 elif held:
                     free.add(held.pop(chance.randrange(len(held))))
+                if taken is second:
+                    free.check_integrity(np.flatnonzero(free.is_free))
         assert first == second
 
     @settings(max_examples=60, deadline=None)
