@@ -14,6 +14,23 @@ import pytest
 SIMULATE = [sys.executable, "-m", "scheduler_svc.simulator", "--requests=3", "--json"]
 MEASURE = [sys.executable, "-m", "scheduler_svc.bench", "--turns=1000000", "--running=1"]
 
+TWO_AT_ONCE = """
+import os, signal
+from tandem.printing_commands import run_printing
+
+def command():
+    both = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, both)
+    for number in both:
+        os.kill(os.getpid(), number)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+    finally:
+        os.kill(os.getpid(), 0)  # what ends a process of its own does; Python looks for signals then
+
+run_printing("both", command)
+"""
+
 LINK = [sys.executable, "-m", "tandem_client", "bench", "link"]
 
 
@@ -66,6 +83,15 @@ class TestEndings:
             process.send_signal(signal.SIGTERM)
             said = process.stderr.read()
         assert (143, "") == (process.returncode, said)
+
+    def test_two_signals_at_once_end_it_quietly(self):
+        """
+        Of two signals that come before either is handled the first decides, and the other is not a word.
+        """
+        ran = subprocess.run(
+            [sys.executable, "-c", TWO_AT_ONCE], capture_output=True, text=True, check=False
+        )
+        assert (130, "") == (ran.returncode, ran.stderr)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

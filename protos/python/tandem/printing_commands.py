@@ -48,11 +48,19 @@ def end_by_signals() -> None:
 
     def end(number: int, _frame: FrameType | None) -> None:
         for either in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(either, signal.SIG_IGN)
+            signal.signal(either, _pass_over)
         sys.exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
+
+
+def _pass_over(_number: int, _frame: FrameType | None) -> None:
+    """
+    Ignore a signal, unlike SIG_IGN also one that has come but not been handled yet.
+
+    Of such a one Python would write "Signal 15 ignored due to race condition" with a traceback.
+    """
 
 
 def _forget_output() -> None:
