@@ -1,30 +1,36 @@
 """
 Measure how long a device waits for its scheduler, at every combination, and write README.md.
 
-    python -m tests.bench.link.report [RESULTS.json]
+    python -m tests.bench.link.report [RESULTS.json ...]
 
 Takes a quarter of an hour, with nothing else running if the figures are to mean anything. Given what
-`tandem bench link --full --json` printed, it writes the page from that.
+`tandem bench link --full --json` printed, it writes the page from that; given more, of some points
+measured again, from the median of each point.
 """
 
 import json
 import subprocess
 import sys
-from itertools import product
+from collections import Counter, defaultdict
+from itertools import chain, product
 from pathlib import Path
+from statistics import median
 
 from tests.bench.machine import machine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+PLACE = "step_ms", "rows", "window", "transport", "clients"
+FIGURES = "idle_percent", "scheduler_cpu_us"
 TEXT = """# How long a device waits for its scheduler
 
 Written by `python -m tests.bench.link.report`; change that, not this page. It runs `tandem bench link
 --full`: a scheduler, and an executor without a model whose steps take a fixed time, as separate
 processes joined by gRPC, on one machine: {machine}. Each cell is one second or more of
-decode-only steps; `u` is a unix socket, `t` TCP, and the number after it the window: how many steps are
-sent before a result is back (above 2: running ahead). With clients, every row is streamed to
-one of up to 256 gRPC clients, whose reader shares the machine too.
+decode-only steps; {repeated} of the {points} were measured up to {most} times and show the median. `u` is a unix
+socket, `t` TCP, and the number after it the window: how many steps are sent before a result is back (above
+2: running ahead). With clients, every row is streamed to one of up to 256 gRPC clients, whose reader
+shares the machine too.
 
 ## Percent of its time that the device is idle
 
@@ -72,6 +78,18 @@ def table(points: list[dict], figure: str, digits: int) -> str:
     return "\n".join(lines)
 
 
+def medians(points: list[dict]) -> tuple[list[dict], Counter]:
+    """One point for each place measured, and how often each was."""
+    by_place: dict[tuple, list[dict]] = defaultdict(list)
+    for point in points:
+        by_place[tuple(point[name] for name in PLACE)].append(point)
+    middle = [
+        same[0] | {name: median(point[name] for point in same) for name in FIGURES}
+        for same in by_place.values()
+    ]
+    return middle, Counter({place: len(same) for place, same in by_place.items()})
+
+
 def idle_at(points: list[dict], window: int) -> float:
     (point,) = (
         point
@@ -83,10 +101,14 @@ def idle_at(points: list[dict], window: int) -> float:
 
 
 def main(argv: list[str]) -> int:
-    points = json.loads(Path(argv[0]).read_text(encoding="utf-8")) if argv else measure()
+    read = [json.loads(Path(name).read_text(encoding="utf-8")) for name in argv]
+    points, times = medians([*chain(*read)] if argv else measure())
     page = TEXT.format(
         machine=machine(),
         cores=machine().split(" ", 1)[0],
+        points=len(points),
+        repeated=sum(count > 1 for count in times.values()),
+        most=max(times.values()),
         idle=table(points, "idle_percent", 1),
         cpu=table(points, "scheduler_cpu_us", 0),
         one=idle_at(points, 1),
