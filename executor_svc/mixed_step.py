@@ -12,7 +12,7 @@ from torch import Tensor
 from executor_svc.batch_inputs import SamplingRows, token_rows
 from executor_svc.graphs.shapes import GraphShape
 from executor_svc.model import Decoder, DecoderInputs
-from executor_svc.slot_sampling import SlotSampling
+from executor_svc.slot_sampling import SAMPLING_FIELDS, SlotSampling
 from executor_svc.slot_tokens import SlotTokens
 from kernels.paged_attention import AttentionShape, plan_resident_decodes
 from kernels.patch_rows import PackedRows, RowField, patch_rows
@@ -131,10 +131,8 @@ class MixedStep:
         hidden = self._decoder.forward(inputs, self._kv_layers)
         logits = self._decoder.project(hidden[column("hidden_row")[rows]])
         parameters = SamplingColumns(
-            **{name: column(name)[rows] for name in ("temperature", "top_k", "top_p", "seed")},
+            **{field.name: column(field.name)[rows] for field in SAMPLING_FIELDS},
             position=column("drawn_position")[rows],
-            choice=column("choice")[rows],
-            min_p=column("min_p")[rows],
         )
         token, valid = draw(logits, parameters, Needs())
         history[column("write_at")[rows]] = token.to(torch.int32)
@@ -189,10 +187,5 @@ def _fields(max_blocks: int) -> list[RowField]:
         RowField(name="hidden_row", dtype=torch.int64),
         RowField(name="write_at", dtype=torch.int64),
         RowField(name="drawn_position", dtype=torch.int64),
-        RowField(name="temperature", dtype=torch.float32),
-        RowField(name="top_k", dtype=torch.int32),
-        RowField(name="top_p", dtype=torch.float32),
-        RowField(name="seed", dtype=torch.int64),
-        RowField(name="choice", dtype=torch.int64),
-        RowField(name="min_p", dtype=torch.float32),
+        *SAMPLING_FIELDS,
     ]

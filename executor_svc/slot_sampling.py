@@ -9,8 +9,19 @@ import torch
 from numpy.typing import NDArray
 
 from executor_svc.slot_tokens import SlotTokens
+from kernels.patch_rows import RowField
 from kernels.sampling import Biases, LogitEdits, Penalties, SamplingColumns
 from tandem.link.batch import Admission, Float32Column, Int32Column
+
+SAMPLING_FIELDS = (
+    RowField(name="temperature", dtype=torch.float32),
+    RowField(name="top_k", dtype=torch.int32),
+    RowField(name="top_p", dtype=torch.float32),
+    RowField(name="seed", dtype=torch.int64),
+    RowField(name="choice", dtype=torch.int64),
+    RowField(name="min_p", dtype=torch.float32),
+)
+"""`SlotSampling.parameters` as columns on a device; zeros but for top_p are what padding has."""
 
 
 class _IdLists:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from executor_svc.model import Decoder, DecoderInputs
 from executor_svc.slot_mirror import SlotMirror
-from executor_svc.slot_sampling import SlotSampling
+from executor_svc.slot_sampling import SAMPLING_FIELDS, SlotSampling
 from executor_svc.slot_tokens import SlotTokens
 from kernels.decode_rows import (
     DecodeRowColumns,
@@ -207,12 +207,7 @@ def _slot_fields(max_blocks: int) -> list[RowField]:
         RowField(name="row_slot", dtype=torch.int32),  # by row, of which there are fewer than slots
         RowField(name="position", dtype=torch.int32),
         RowField(name="block_table", dtype=torch.int32, width=max_blocks),
-        RowField(name="temperature", dtype=torch.float32),
-        RowField(name="top_k", dtype=torch.int32),
-        RowField(name="top_p", dtype=torch.float32),
-        RowField(name="seed", dtype=torch.int64),
-        RowField(name="choice", dtype=torch.int64),
-        RowField(name="min_p", dtype=torch.float32),
+        *SAMPLING_FIELDS,
     ]
 
 
@@ -221,12 +216,7 @@ def _slot_columns(packed: PackedRows, tokens: SlotTokens) -> SlotColumns:
         position=packed.column("position"),
         block_table=packed.column("block_table"),
         history=tokens.history,
-        temperature=packed.column("temperature"),
-        top_k=packed.column("top_k"),
-        top_p=packed.column("top_p"),
-        seed=packed.column("seed"),
-        choice=packed.column("choice"),
-        min_p=packed.column("min_p"),
+        **{field.name: packed.column(field.name) for field in SAMPLING_FIELDS},
     )
 
 
