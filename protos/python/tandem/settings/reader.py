@@ -154,12 +154,18 @@ def _convert(field: FieldInfo, given: _Given, source: _Source) -> Any:
             return None
         return adapter.validate_strings(given.raw)
     except ValidationError as error:
-        why = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise InvalidConfig(
-            f"{given.place}: {why[0].lower()}{why[1:]}, got {given.raw!r}"
-        ) from error
+        raise InvalidConfig(f"{given.place}: {_why(error)}, got {given.raw!r}") from error
     except TypeError as error:
         raise InvalidConfig(f"{given.place}: {given.raw!r} cannot be a setting") from error
+
+
+def _why(error: ValidationError) -> str:
+    """In one clause; where several kinds of value are accepted, it names them all."""
+    first, *others = (each["msg"].removeprefix("Value error, ") for each in error.errors())
+    if others:
+        kinds = [msg.removeprefix("Input should be ").partition(", ")[0] for msg in others]
+        first = " or ".join([first.partition(", ")[0], *kinds])
+    return f"{first[0].lower()}{first[1:]}"
 
 
 def _check_complete(program: Program[S], values: Mapping[str, Any]) -> None:
