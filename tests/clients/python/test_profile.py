@@ -128,6 +128,6 @@ class TestCommand:
         """
         server.seen.profile = [ProfileRunning("a profile is being recorded already")]
         result = run()
-        assert ExitCode.USAGE == result.exit_code
+        assert ExitCode.REFUSED == result.exit_code
         assert "tandem: PROFILE_RUNNING: a profile is being recorded already\n" == result.stderr
         assert [] == list(tmp_path.iterdir())

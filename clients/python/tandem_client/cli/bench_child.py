@@ -9,7 +9,7 @@ from types import FrameType
 
 import typer
 
-from tandem_client.cli.failures import ExitCode, fail
+from tandem_client.cli.failures import fail, signal_name
 
 
 def run_bench(module: str, flags: list[str]) -> None:
@@ -19,18 +19,29 @@ def run_bench(module: str, flags: list[str]) -> None:
     # Whoever ends this command, and it alone, means the benchmark with all its processes.
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            typer.echo(line, nl=False)
-        process.wait()
+        try:
+            _pass_on(process)
+        except (KeyboardInterrupt, SystemExit):
+            process.terminate()
+            _pass_on(process)  # what it has measured until then
+            raise
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
         signal.signal(signal.SIGTERM, before)
-    if process.returncode:
-        code = ExitCode.USAGE if process.returncode == ExitCode.USAGE else ExitCode.FAILED
-        raise fail(f"{module} ended with {process.returncode}", code)
+    if process.returncode < 0:
+        raise fail(f"{module} was killed by {signal_name(-process.returncode)}")
+    if process.returncode:  # it has said why
+        raise typer.Exit(process.returncode)
+
+
+def _pass_on(process: subprocess.Popen[str]) -> None:
+    """Print what the process prints until it ends."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        typer.echo(line, nl=False)
+    process.wait()
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

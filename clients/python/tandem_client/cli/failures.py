@@ -6,13 +6,14 @@ import enum
 import errno
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import ParamSpec
 
 import typer
 
-from tandem.errors import ModelChanged, TandemError
+from tandem.errors import InvalidConfig, InvalidModel, ModelChanged, OutOfMemory, TandemError
 from tandem.status import CallCancelled, PeerUnavailable
 
 Arguments = ParamSpec("Arguments")
@@ -24,8 +25,9 @@ class ExitCode(enum.IntEnum):
 
     FAILED: Something else went wrong. USAGE: Flags, files, configuration or model.
     UNAVAILABLE: No server can be reached, or it cannot serve now. REFUSED: The server found the
-    request wrong. OVERLOADED: The server has no room now. CANCELLED: Deadline passed or the call
-    was cancelled. INTERRUPTED: Ctrl-C. TERMINATED: SIGTERM or SIGHUP.
+    request wrong, or cannot do it as it was started or while something else goes on. OVERLOADED:
+    The server has no room now. CANCELLED: Deadline passed or the call was cancelled. INTERRUPTED:
+    Ctrl-C. TERMINATED: SIGTERM or SIGHUP.
     """
 
     FAILED = 1
@@ -49,10 +51,17 @@ _BY_GRPC_CODE = {
     "ALREADY_EXISTS": ExitCode.REFUSED,
     "RESOURCE_EXHAUSTED": ExitCode.OVERLOADED,
     "UNAVAILABLE": ExitCode.UNAVAILABLE,
-    "FAILED_PRECONDITION": ExitCode.USAGE,
+    "FAILED_PRECONDITION": ExitCode.REFUSED,
     "CANCELLED": ExitCode.CANCELLED,
 }
-
+_BY_REASON = {
+    # Nothing to mend on this side: the same command works next time.
+    ModelChanged.reason: ExitCode.UNAVAILABLE,
+    InvalidConfig.reason: ExitCode.USAGE,
+    InvalidModel.reason: ExitCode.USAGE,
+    OutOfMemory.reason: ExitCode.USAGE,
+}
+"""Where the gRPC code alone would tell a script the wrong thing."""
 
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -66,11 +75,7 @@ class Terminated(SystemExit):
 
 def exit_code_of(error: TandemError) -> ExitCode:
     """The exit code that stands for an error."""
-    if isinstance(error, ModelChanged):
-        return (
-            ExitCode.UNAVAILABLE
-        )  # nothing to mend on this side: the same command works next time
-    return _BY_GRPC_CODE.get(error.code, ExitCode.FAILED)
+    return _BY_REASON.get(error.reason, _BY_GRPC_CODE.get(error.code, ExitCode.FAILED))
 
 
 def describe(error: TandemError, address: str | None = None) -> str:
@@ -92,6 +97,13 @@ def fail(line: str, code: ExitCode = ExitCode.FAILED) -> typer.Exit:
     sys.stdout.flush()
     typer.echo(f"tandem: {line}", err=True)
     return typer.Exit(int(code))
+
+
+def signal_name(number: int) -> str:
+    """What killed a process of ours, for people."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    # Nobody else sends it as a rule, and the kernel leaves no word in the process's own log.
+    return f"{name} (out of memory?)" if number == signal.SIGKILL else name
 
 
 def readable_errors(command: Callable[Arguments, None]) -> Callable[Arguments, None]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tandem.errors import TandemError
 from tandem_client.admin import is_serving
-from tandem_client.cli.failures import ExitCode, Terminated
+from tandem_client.cli.failures import ExitCode, Terminated, signal_name
 
 CHILD = Path(__file__).with_name("child.py")
 POLL_S = 0.05
@@ -94,7 +94,7 @@ class Service:
             return
         code = ExitCode.USAGE if status == ExitCode.USAGE else ExitCode.FAILED
         if status < 0:
-            raise ServiceFailed(f"the {self.name} was killed by {_signal_name(-status)}", code)
+            raise ServiceFailed(f"the {self.name} was killed by {signal_name(-status)}", code)
         raise ServiceFailed(f"the {self.name} ended (exit code {status}): {self.last_word()}", code)
 
     def stop(self, grace_s: float) -> None:
@@ -118,12 +118,6 @@ class Service:
         errors = [line for line in lines if _ERROR_LINE.search(line)]
         written = [line for line in lines if line]
         return (reasons or errors or written or [f"it wrote nothing to {self.log}"])[-1]
-
-
-def _signal_name(number: int) -> str:
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    # Nobody else sends it as a rule, and the kernel leaves no word in the process's own log.
-    return f"{name} (out of memory?)" if number == signal.SIGKILL else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
