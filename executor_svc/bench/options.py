@@ -18,7 +18,7 @@ from executor_svc.device import (
     resolve_dtype,
 )
 from executor_svc.threads import use_threads
-from tandem.command_line import at_least_one, print_line, time_above_zero
+from tandem.command_line import BenchParser, at_least_one, print_line, time_above_zero
 from tandem.errors import InvalidConfig
 from tandem.telemetry import configure_logging
 
@@ -51,9 +51,7 @@ class Where:
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """A parser with the flags that all have."""
-    made = argparse.ArgumentParser(
-        prog=f"python -m executor_svc.bench {name}", description=description
-    )
+    made = BenchParser(prog=f"python -m executor_svc.bench {name}", description=description)
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument(
         "--dtype",

@@ -13,7 +13,7 @@ import sys
 from scheduler_svc.bench import link, stream
 from scheduler_svc.bench.admission import AdmissionCosts, measure_admission
 from scheduler_svc.bench.decode_step import StepCosts, measure_decode_step
-from tandem.command_line import at_least_one, count, print_line, print_row
+from tandem.command_line import BenchParser, at_least_one, count, print_line, print_row
 from tandem.printing_commands import run_printing
 
 DEFAULT_RUNNING = (1, 32, 128, 256, 1024)
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.bench", description=__doc__)
+    parser = BenchParser(prog="python -m scheduler_svc.bench", description=__doc__)
     parser.add_argument(
         "--running", type=at_least_one, nargs="+", help="requests that decode, one measurement each"
     )

@@ -32,6 +32,7 @@ from scheduler_svc.bench.link_processes import (
 from scheduler_svc.bench.reader.readers import ReaderFailed
 from scheduler_svc.frontend.validation import MAX_CHOICES
 from tandem.command_line import (
+    BenchParser,
     at_least_one,
     count,
     print_line,
@@ -256,7 +257,7 @@ def _points(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.bench link", description=__doc__)
+    parser = BenchParser(prog="python -m scheduler_svc.bench link", description=__doc__)
     parser.add_argument("--step-ms", type=time_above_zero, nargs="+", help="what a step takes")
     parser.add_argument("--rows", type=at_least_one, nargs="+", help="requests that decode")
     parser.add_argument(

@@ -25,6 +25,7 @@ from scheduler_svc.bench.reader.build import NoCompiler
 from scheduler_svc.bench.reader.readers import ReaderFailed, ReaderKind
 from scheduler_svc.bench.stream_service import STALL_DEADLINE_S, StreamService, Usage
 from tandem.command_line import (
+    BenchParser,
     at_least_one,
     count,
     print_line,
@@ -80,6 +81,11 @@ class Point:
     streams: int
     frontends: int
     stalled: int = 0
+
+    @property
+    def in_words(self) -> str:
+        """For a message about it."""
+        return f"{self.streams} streams, {self.frontends} frontends, {self.stalled} stalled"
 
 
 MAIN_POINTS = (
@@ -269,7 +275,10 @@ def _wait(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; gives the exit code."""
+    """
+    Measure and print; gives the exit code. A point that cannot be measured is named and left out,
+    and makes it 1.
+    """
     given = _parser().parse_args(arguments)
     points, is_default = _chosen(given)
     if not given.json:
@@ -277,6 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_row(list(_HEADINGS.values()), _HEADINGS.values())
     deadline_s = time.monotonic() + TIME_LIMIT_S
     measured = []
+    exit_code = 0
     for number, point in enumerate(points):
         if is_default and time.monotonic() > deadline_s:
             left = len(points) - number
@@ -291,15 +301,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 kind=given.reader,
             )
         except (BenchFailed, NoCompiler, ReaderFailed) as error:
-            sys.stderr.write(f"bench stream: {error}\n")
-            return 1
+            sys.stderr.write(f"bench stream: {point.in_words}: {error}\n")
+            exit_code = 1
+            continue
         measured.append(asdict(delivery))
         if not given.json:
             cells = (measured[-1][name] for name in _HEADINGS)
             print_row(["-" if one is None else str(one) for one in cells], _HEADINGS.values())
     if given.json:
         print_line(json.dumps(measured))
-    return 0
+    return exit_code
 
 
 def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
@@ -320,9 +331,7 @@ def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scheduler_svc.bench stream", description=__doc__
-    )
+    parser = BenchParser(prog="python -m scheduler_svc.bench stream", description=__doc__)
     parser.add_argument("--streams", type=at_least_one, nargs="+", help="clients that are served")
     parser.add_argument("--frontends", type=at_least_one, nargs="+", help="processes that serve")
     parser.add_argument("--stalled", type=count, nargs="+", help="clients that do not read")

@@ -1,4 +1,4 @@
-"""What the command lines of benchmarks have in common: kinds of flags, and tables."""
+"""What the command lines of benchmarks have in common: a parser, kinds of flags, and tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,21 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 LONGEST_S = 3600.0
+LARGEST_COUNT = 1 << 20
+_EXIT_USAGE = 2
+
+
+class BenchParser(argparse.ArgumentParser):
+    """
+    Complains in one line, without usage: who typed the flags did so for `tandem bench`, as a rule.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with 2."""
+        self.exit(_EXIT_USAGE, f"bench: {message}; see --help\n")
 
 
 def count(text: str) -> int:
@@ -15,10 +28,12 @@ def count(text: str) -> int:
     Of a flag that counts.
 
     Raises:
-        argparse.ArgumentTypeError: It is not a whole number, or below 0.
+        argparse.ArgumentTypeError: It is not a whole number, below 0, or absurd.
     """
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {text!r}")
+    if len(text.lstrip("0")) > len(str(LARGEST_COUNT)) or int(text) > LARGEST_COUNT:
+        raise argparse.ArgumentTypeError(f"must be at most {LARGEST_COUNT}, not {text}")
     return int(text)
 
 
@@ -40,9 +55,9 @@ def time_above_zero(text: str) -> float:
     Of a flag that is a time.
 
     Raises:
-        argparse.ArgumentTypeError: It is not over 0, or absurd.
+        argparse.ArgumentTypeError: It is not a number over 0, or absurd.
     """
-    value = float(text)
+    value = _number(text)
     if not 0 < value < LONGEST_S:
         raise argparse.ArgumentTypeError(f"must be above 0 and below {LONGEST_S:g}")
     return value
@@ -55,10 +70,17 @@ def above_zero(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: It is not a number over 0.
     """
-    value = float(text)
+    value = _number(text)
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError("must be above 0")
     return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
 
 
 def print_row(cells: Sequence[str], headings: Iterable[str]) -> None:

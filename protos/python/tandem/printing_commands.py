@@ -11,6 +11,10 @@ from types import FrameType
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 130, 143
 
 
+class EndedBySignal(SystemExit):
+    """Ctrl-C or SIGTERM ends the process; on the way a command may still print what it has."""
+
+
 def run_printing(name: str, command: Callable[[], int]) -> int:
     """
     Run a command that prints to stdout, and give its exit code.
@@ -40,7 +44,7 @@ def run_printing(name: str, command: Callable[[], int]) -> int:
 
 def end_by_signals() -> None:
     """
-    Have SIGINT and SIGTERM end this process by SystemExit, so that what is open is closed.
+    Have SIGINT and SIGTERM end this process by EndedBySignal, so that what is open is closed.
 
     Only the first one: a terminal tells the whole group and a parent may pass it on, and the second
     must not break off what the first began. Takes over both signals for good.
@@ -49,7 +53,7 @@ def end_by_signals() -> None:
     def end(number: int, _frame: FrameType | None) -> None:
         for either in (signal.SIGINT, signal.SIGTERM):
             signal.signal(either, _pass_over)
-        sys.exit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED)
+        raise EndedBySignal(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
