@@ -70,9 +70,11 @@ class Grid:
 
 _BATCHES = (1, 8, 32, 64, 128, 256)
 GRIDS = {
-    ("cpu", False): Grid(models=("tiny", "135m"), batches=(1, 8, 32), contexts=(192,), budget_s=1),
+    ("cpu", False): Grid(
+        models=("tiny", "llama-135m"), batches=(1, 8, 32), contexts=(192,), budget_s=1
+    ),
     ("cpu", True): Grid(
-        models=("tiny", "135m", "qwen3-0.6b", "llama-1b"),
+        models=("tiny", "llama-135m", "qwen3-0.6b", "llama-1b"),
         batches=(1, 2, 4, 8, 16, 32),
         contexts=(192, 1024),
         budget_s=4,

@@ -82,7 +82,7 @@ class Grid:
 _BATCHES = (1, 8, 32, 64, 128, 256)
 GRIDS = {
     ("cpu", False): Grid(
-        models=("135m",),
+        models=("llama-135m",),
         decodes=((1, 256), (8, 256), (32, 256)),
         prompts=((1, 512, 0), (4, 128, 128)),
         tokens=(1, 32),
@@ -90,7 +90,7 @@ GRIDS = {
         budget_s=0.15,
     ),
     ("cpu", True): Grid(
-        models=("135m", "qwen3-0.6b", "llama-1b"),
+        models=("llama-135m", "qwen3-0.6b", "llama-1b"),
         decodes=tuple((rows, ctx) for ctx in (256, 1024, 4096) for rows in (1, 8, 32)),
         prompts=((1, 128, 0), (1, 512, 0), (1, 2048, 0), (4, 128, 128), (1, 256, 2048)),
         tokens=(1, 8, 32, 512),

@@ -2,76 +2,36 @@
 
 from __future__ import annotations
 
+from executor_svc.bench.sizes import MODEL_SIZES, NORM_EPS, ROPE_THETA, ModelSizes
 from executor_svc.model import GenerationDefaults, ModelConfig
 from executor_svc.model.rope import Rope
 
 
-def _decoder(
-    *,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    inner: int,
-    vocab: int,
-    tied: bool = True,
-    qk_norm: bool = False,
-) -> ModelConfig:
+def model_config(sizes: ModelSizes) -> ModelConfig:
+    """A model of these sizes as the executor describes it; its checkpoint would be bfloat16."""
     return ModelConfig(
-        architecture="Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM",
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        norm_eps=1e-5,
-        max_position_embeddings=131072,
-        rope=Rope(theta=500_000.0),
-        windows=(None,) * layers,
+        architecture=sizes.architecture,
+        vocab_size=sizes.vocab_size,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        norm_eps=NORM_EPS,
+        max_position_embeddings=sizes.max_positions,
+        rope=Rope(theta=ROPE_THETA),
+        windows=(None,) * sizes.num_layers,
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
-        qk_norm=qk_norm,
-        tied_embeddings=tied,
+        qk_norm=sizes.qk_norm,
+        tied_embeddings=sizes.tied_embeddings,
         checkpoint_dtype="bfloat16",
         eos_token_ids=(),
         generation_defaults=GenerationDefaults(),
     )
 
 
-SHAPES: dict[str, ModelConfig] = {
-    "tiny": _decoder(layers=2, hidden=128, heads=4, kv_heads=2, head_dim=32, inner=320, vocab=1024),
-    "135m": _decoder(
-        layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, inner=1536, vocab=49152
-    ),
-    "qwen3-0.6b": _decoder(
-        layers=28,
-        hidden=1024,
-        heads=16,
-        kv_heads=8,
-        head_dim=128,
-        inner=3072,
-        vocab=151936,
-        qk_norm=True,
-    ),
-    "llama-1b": _decoder(
-        layers=16, hidden=2048, heads=32, kv_heads=8, head_dim=64, inner=8192, vocab=128256
-    ),
-    "llama-8b": _decoder(
-        layers=32,
-        hidden=4096,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        inner=14336,
-        vocab=128256,
-        tied=False,
-    ),
-}
-"""
-By name: a model for tests, a SmolLM-135M, a Qwen3-0.6B, a Llama-3.2-1B and a Llama-3.1-8B, as their
-config.json files give them but for how positions are stretched, which costs nothing in a step.
-"""
+SHAPES = {name: model_config(sizes) for name, sizes in MODEL_SIZES.items()}
+"""By the same names."""

@@ -17,26 +17,18 @@ from typing import Any
 
 import torch
 
+from executor_svc.bench.sizes import MODEL_SIZES
 from tandem.engine_config import EngineConfig
 from tandem.printing_commands import end_by_signals
 from tandem_embedded import GenerationParams, InferenceEngine
-from tandem_embedded.bench.checkpoints import SHAPES, LlamaShape, random_model
+from tandem_embedded.bench.checkpoints import random_model
 from tests.gpu.workload import Requests
 
 ENGINES = ("tandem", "transformers")
 TEMPERATURE = 0.6
 _BLOCK_SIZE = 16
 _PAGE_SIZE = 256
-_LARGE = SHAPES["llama-1b"]
-_TINY = LlamaShape(
-    num_layers=2,
-    hidden_size=64,
-    intermediate_size=112,
-    num_heads=4,
-    num_kv_heads=2,
-    vocab_size=320,
-    is_tied=True,
-)
+_LARGE = "llama-1b"
 
 
 def main() -> int:
@@ -179,13 +171,13 @@ def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[i
 def _requests(*, tiny: bool) -> Requests:
     if tiny:
         return Requests.draw(4, 4, 12, 256)
-    return Requests.draw(256, 100, 1024, _LARGE.vocab_size)
+    return Requests.draw(256, 100, 1024, MODEL_SIZES[_LARGE].vocab_size)
 
 
 def write_model(folder: Path | None, *, tiny: bool) -> Path:
     """A model directory with random weights, kept in a folder or else in the user's cache."""
-    name, shape = ("llama-tiny", _TINY) if tiny else ("llama-1b", _LARGE)
-    return random_model(name, shape, folder)
+    name = "tiny" if tiny else _LARGE
+    return random_model(name, MODEL_SIZES[name], folder)
 
 
 def _parser() -> argparse.ArgumentParser:

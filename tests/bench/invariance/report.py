@@ -29,7 +29,7 @@ from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
 from tests.bench.machine import machine
 
 HERE = Path(__file__).resolve().parent
-MODEL = "135m"
+MODEL = "llama-135m"
 CONTEXT = 192
 BATCHES = (1, 8, 32)
 PROMPT_LEN = 256
@@ -40,7 +40,7 @@ BLOCK_SIZE = 64
 LIBRARIES = {"C++": "on", "PyTorch": "off"}
 TEXT = """# What batch_invariant costs on a CPU
 
-Written by `python -m tests.bench.invariance.report`; change that, not this page. A {model} Llama shape
+Written by `python -m tests.bench.invariance.report`; change that, not this page. A {model} shape
 with random weights in float32, {threads} of {machine}: steps in which all rows decode at about
 {context} positions, and one prompt of {prompt} tokens. "C++" is `cpu_extension = on`, "PyTorch" is `off`.
 Load average before the run, from other work: **{load:.1f}**; niceness {niceness}. Medians of {turns} turns.

@@ -16,9 +16,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.command_line import at_least_one, print_line, print_row
+from executor_svc.bench.sizes import MODEL_SIZES
+from tandem.command_line import BenchParser, at_least_one, print_line, print_row
 from tandem.errors import InvalidConfig, TandemError
-from tandem_embedded.bench.checkpoints import SHAPES, random_model
+from tandem.printing_commands import EndedBySignal
+from tandem_embedded.bench.checkpoints import random_model
 from tandem_embedded.bench.engines import ENGINES, FLOOR
 from tandem_embedded.bench.rounds import EngineFailed, Rounds, engines_in_turn, run_engine
 from tandem_embedded.bench.workload import Task
@@ -29,7 +31,7 @@ INPUT_LEN, OUTPUT_LEN, NUM_ROUNDS = 128, 64, 3
 LEAST_OUTPUT_LEN = 2
 """Tokens per answer: the first comes with the prompt, so a decode rate needs one more."""
 
-_EXIT_FAILED, _EXIT_USAGE, _EXIT_INTERRUPTED = 1, 2, 130
+_EXIT_FAILED, _EXIT_USAGE = 1, 2
 _ENGINE_WIDTH = max(map(len, ENGINES))
 _HEADINGS = (
     "engine".ljust(_ENGINE_WIDTH),
@@ -56,13 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_line(_title(task))
     try:
         exit_code = _run(task, engines, given.rounds, rounds)
-    except KeyboardInterrupt:  # minutes of measurements are worth having
+    except EndedBySignal:  # minutes of measurements are worth having
         _say("interrupted: this is what was measured until then")
-        exit_code = _EXIT_INTERRUPTED
-    if given.json:
-        print_line(json.dumps([rates.as_json() for rates in rounds.rates()]))
-    else:
-        _print_table(rounds)
+        _print_results(rounds, as_json=given.json)
+        raise
+    _print_results(rounds, as_json=given.json)
     return exit_code
 
 
@@ -72,10 +72,15 @@ def _run(task: Task, engines: Sequence[str], num_rounds: int, rounds: Rounds) ->
     for number, engine in engines_in_turn(engines, num_rounds):
         if engine in failed:
             continue
-        _say(f"round {number} of {num_rounds}: {engine}")
+        where = f"round {number} of {num_rounds}: {engine}"
+        _say(where)
         try:
             for line in run_engine(task.of(engine)):
-                rounds.add(engine, line)
+                rates = rounds.add(engine, line)
+                _say(
+                    f"{where}, {rates.concurrency} requests: {rates.output_tokens_per_s:.1f} "
+                    f"output tokens/s, {rates.decode_tokens_per_s:.1f} while all decode"
+                )
         except EngineFailed as error:
             _say(f"{error}; it is left out")
             failed.add(engine)
@@ -114,7 +119,7 @@ def _task(given: argparse.Namespace) -> Task:
     from executor_svc.model.config import read_model_config  # noqa: PLC0415
     from executor_svc.threads import default_num_threads  # noqa: PLC0415
 
-    model = given.model or random_model(given.shape, SHAPES[given.shape])
+    model = given.model or random_model(given.shape, MODEL_SIZES[given.shape])
     config = read_model_config(model)
     task = Task(
         engine="",
@@ -141,7 +146,10 @@ def _title(task: Task) -> str:
     )
 
 
-def _print_table(rounds: Rounds) -> None:
+def _print_results(rounds: Rounds, *, as_json: bool) -> None:
+    if as_json:
+        print_line(json.dumps([rates.as_json() for rates in rounds.rates()]))
+        return
     print_row(_HEADINGS, _HEADINGS)
     for rates in rounds.rates():
         share = rounds.decode_share(rates.engine, FLOOR, rates.concurrency)
@@ -171,9 +179,7 @@ def _output_len(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tandem_embedded.bench offline", description=__doc__
-    )
+    parser = BenchParser(prog="python -m tandem_embedded.bench offline", description=__doc__)
     parser.add_argument("--engine", nargs="+", choices=ENGINES, help="which; default: all")
     parser.add_argument(
         "--concurrency",
@@ -185,9 +191,9 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--shape",
-        choices=SHAPES,
+        choices=MODEL_SIZES,
         default="llama-135m",
-        help="random weights of this shape, written once to the cache; default: llama-135m",
+        help="random weights of these sizes, written once to the cache; default: llama-135m",
     )
     where.add_argument("--model", type=Path, metavar="DIR", help="instead: a model directory")
     parser.add_argument(

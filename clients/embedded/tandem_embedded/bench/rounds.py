@@ -21,7 +21,7 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of one engine and number of requests: medians over the rounds, tokens per second."""
+    """Of one engine and number of requests, of a round or medians over rounds: tokens/s."""
 
     engine: str
     concurrency: int
@@ -47,14 +47,16 @@ class Rounds:
     first_output: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     """Tokens of the first request in the latest round; none of engines that make none."""
 
-    def add(self, engine: str, line: str) -> None:
-        """Take one line of an engine's process."""
+    def add(self, engine: str, line: str) -> Rates:
+        """Take one line of an engine's process; gives what it says."""
         said = json.loads(line)
         key = (engine, int(said["concurrency"]))
-        self.output.setdefault(key, []).append(float(said["output_tokens_per_s"]))
-        self.decode.setdefault(key, []).append(float(said["decode_tokens_per_s"]))
+        rates = Rates(*key, float(said["output_tokens_per_s"]), float(said["decode_tokens_per_s"]))
+        self.output.setdefault(key, []).append(rates.output_tokens_per_s)
+        self.decode.setdefault(key, []).append(rates.decode_tokens_per_s)
         if said["tokens"]:
             self.first_output[key] = said["tokens"][0]
+        return rates
 
     def rates(self) -> list[Rates]:
         """Medians, in the order of the measurements."""

@@ -211,7 +211,9 @@ def offline(
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(help="Of random weights: llama-135m (default), llama-360m or llama-1b."),
+        typer.Option(
+            help="Of random weights: llama-135m (default), or another that bench model has."
+        ),
     ] = None,
     model: Annotated[Path | None, typer.Option(help="Instead: a model directory.")] = None,
     dtype: Annotated[

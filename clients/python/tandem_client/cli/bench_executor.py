@@ -12,7 +12,9 @@ from tandem_client.cli.failures import EXIT_CODES_HELP, readable_errors
 
 SizesOf = Annotated[
     list[str] | None,
-    typer.Option(help="tiny, 135m, qwen3-0.6b, llama-1b or llama-8b; repeatable."),
+    typer.Option(
+        help="tiny, llama-135m, llama-360m, qwen3-0.6b, llama-1b or llama-8b; repeatable."
+    ),
 ]
 Batch = Annotated[
     list[int] | None, typer.Option(min=1, help="Rows of a step that decodes; repeatable.")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from executor_svc.bench.shapes import model_config
+from executor_svc.bench.sizes import MODEL_SIZES, ModelSizes
 from executor_svc.model import load_model
 from executor_svc.model.config import read_model_config
 from tandem.engine_config import EngineConfig
+from tandem.printing_commands import run_printing
 from tandem_embedded import InferenceEngine
 from tandem_embedded.bench import offline
 from tandem_embedded.bench.__main__ import main
-from tandem_embedded.bench.checkpoints import SHAPES, LlamaShape, random_model
+from tandem_embedded.bench.checkpoints import random_model, stored_tensors
 from tandem_embedded.bench.engines import ENGINES, Entry, linear_floor
 from tandem_embedded.bench.engines.embedded import EmbeddedContestant
 from tandem_embedded.bench.rounds import EngineFailed, Rounds, engines_in_turn, run_engine
@@ -23,14 +28,14 @@ from tandem_embedded.bench.workload import Served, Task
 from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
 
 KEYS = ["engine", "concurrency", "output_tokens_per_s", "decode_tokens_per_s"]
-TINY = LlamaShape(
+TINY = ModelSizes(
     num_layers=2,
     hidden_size=32,
     intermediate_size=48,
     num_heads=4,
     num_kv_heads=2,
+    head_dim=8,
     vocab_size=96,
-    is_tied=True,
     max_positions=64,
 )
 
@@ -119,15 +124,21 @@ class TestInterruption:
         """
         Ctrl-C ends with 130, and what was measured until then is printed.
         """
+        before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
         def run(task: Task):
             yield line(1, 10.0, [1])
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
         monkeypatch.setattr(offline, "run_engine", run)
         monkeypatch.setattr(offline, "ENGINES", {"tandem": ENGINES["tandem"]})
         flags = ["--model", str(model_dir), "--input-len", "8", "--output-len", "8", "--json"]
-        assert 130 == main(["offline", *flags])
+        try:
+            with pytest.raises(SystemExit, match="130"):
+                run_printing("bench", lambda: main(["offline", *flags]))
+        finally:
+            signal.signal(signal.SIGINT, before[0])
+            signal.signal(signal.SIGTERM, before[1])
         printed = capsys.readouterr()
         assert [10.0] == [rates["output_tokens_per_s"] for rates in json.loads(printed.out)]
         assert "interrupted" in printed.err
@@ -308,8 +319,17 @@ class TestCheckpoint:
         """
         The default shape is that of a 135M Llama with tied embeddings.
         """
-        sizes = [torch.Size(shape).numel() for shape in SHAPES["llama-135m"].tensors().values()]
-        assert 134_515_008 == sum(sizes)
+        tensors = stored_tensors(MODEL_SIZES["llama-135m"])
+        assert 134_515_008 == sum(torch.Size(shape).numel() for shape in tensors.values())
+
+    def test_model_that_normalises_queries_and_keys_is_loaded(self, tmp_path):
+        """
+        What is written for any sizes is, once read, the model that the executor's benchmarks compute.
+        """
+        sizes = replace(TINY, qk_norm=True, tied_embeddings=False)
+        model = load_model(random_model("other", sizes, tmp_path), dtype="float32", device="cpu")
+        expected = replace(model_config(sizes), eos_token_ids=model.config.eos_token_ids)
+        assert expected == model.config
 
 
 class _Products(TorchDispatchMode):

@@ -1,0 +1,102 @@
+"""Sizes of models that benchmarks fill with random weights. Needs no PyTorch: flags name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROPE_THETA = 500_000.0
+NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """
+    Of a Llama, or with `qk_norm` of a Qwen3; no biases, no sliding window, positions not stretched.
+
+    Attributes:
+        head_dim: Features of a head.
+        tied_embeddings: The embedding is the output projection too.
+        qk_norm: Queries and keys are normalised per head.
+        max_positions: Most tokens of a sequence.
+    """
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied_embeddings: bool = True
+    qk_norm: bool = False
+    max_positions: int = 131072
+
+    @property
+    def architecture(self) -> str:
+        """As config.json names it."""
+        return "Qwen3ForCausalLM" if self.qk_norm else "LlamaForCausalLM"
+
+
+MODEL_SIZES = {
+    "tiny": ModelSizes(
+        num_layers=2,
+        hidden_size=128,
+        intermediate_size=320,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        vocab_size=1024,
+    ),
+    "llama-135m": ModelSizes(
+        num_layers=30,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        vocab_size=49152,
+    ),
+    "llama-360m": ModelSizes(
+        num_layers=32,
+        hidden_size=960,
+        intermediate_size=2560,
+        num_heads=15,
+        num_kv_heads=5,
+        head_dim=64,
+        vocab_size=49152,
+    ),
+    "qwen3-0.6b": ModelSizes(
+        num_layers=28,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        qk_norm=True,
+    ),
+    "llama-1b": ModelSizes(
+        num_layers=16,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=64,
+        vocab_size=128256,
+    ),
+    "llama-8b": ModelSizes(
+        num_layers=32,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=128256,
+        tied_embeddings=False,
+    ),
+}
+"""
+By name: a model for tests, SmolLM2-135M and -360M, Qwen3-0.6B, Llama-3.2-1B and Llama-3.1-8B, as
+their config.json files give them but for how positions are stretched, which costs nothing in a
+step.
+"""
