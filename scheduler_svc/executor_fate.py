@@ -78,7 +78,7 @@ class ExecutorFate:
             return
         if cause is LossCause.STATE_HASH:
             _log.error("state_hash_mismatch", **core.slot_columns())
-        core.executor_lost(now, died_in)
+        core.executor_lost(now, died_in, out_of_memory=cause is LossCause.OUT_OF_MEMORY)
 
     def advance(self, now: float) -> None:
         """Fail requests that waited too long, and say which model those need that wait still."""

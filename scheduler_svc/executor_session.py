@@ -32,7 +32,7 @@ from scheduler_svc.link_events import (
 )
 from scheduler_svc.refusals import Refusals
 from scheduler_svc.session_counts import SessionCounts
-from tandem.errors import Draining, SessionLost, StreamReplaced, TandemError
+from tandem.errors import Draining, OutOfMemory, SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import Command, StepFailed, StepResult
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.session import Attached, Heartbeat, LossCause
@@ -265,11 +265,7 @@ class ExecutorSession:
                 self._attached(message)
             case StepFailed():
                 if self._end.on_result(message):
-                    failed = SessionLost(
-                        f"step {message.step_id} failed: {message.reason}: {message.message}",
-                        metadata=LossCause.STEP_FAILED.as_metadata(),
-                    )
-                    raise failed
+                    raise _failed(message)
 
     def _result(self, result: StepResult, now: float) -> None:
         step_id, timings = result.step_id, result.timings
@@ -393,3 +389,10 @@ class ExecutorSession:
         taken = {"event", "retry_in_s", *ours}  # A peer chose the names of its metadata.
         theirs = {name: value for name, value in error.metadata.items() if name not in taken}
         log(event, retry_in_s=round(retry_in_s, 3), **ours, **theirs)
+
+
+def _failed(step: StepFailed) -> SessionLost:
+    is_memory = step.reason == OutOfMemory.reason and not step.sticky
+    cause = LossCause.OUT_OF_MEMORY if is_memory else LossCause.STEP_FAILED
+    text = f"step {step.step_id} failed: {step.reason}: {step.message}"
+    return SessionLost(text, metadata=cause.as_metadata())

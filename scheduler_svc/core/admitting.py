@@ -63,7 +63,8 @@ def admit(draft: Draft, now: float) -> None:
 def _has_room(draft: Draft) -> bool:
     """True while anyone at all may be admitted."""
     state, slots = draft.state, draft.state.slots
-    has_slot = slots.num_running < state.limits.max_running and slots.num_free > 0
+    max_running = state.room.rows(state.limits.max_running)
+    has_slot = slots.num_running < max_running and slots.num_free > 0
     return draft.budget > 0 and has_slot and not state.under_pressure()
 
 

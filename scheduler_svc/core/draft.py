@@ -37,7 +37,7 @@ class Draft:
     def __init__(self, state: CoreState) -> None:
         self.state = state
         self._headroom: Headroom | None = None
-        self.budget = state.limits.max_total_tokens
+        self.budget = state.room.tokens(state.limits.max_total_tokens)
         self.long_room = 0
         """Tokens that prompts over long_prefill_threshold may still take before all others."""
         self.released: list[int] = []

@@ -66,7 +66,8 @@ def _victim_for(state: CoreState, request: Request) -> Request | None:
 def _fits(state: CoreState, request: Request, promised_slots: int, promised_blocks: int) -> bool:
     """True when a request can be admitted beside those who were promised room already."""
     slots, limits = state.slots, state.limits
-    if slots.num_running + promised_slots >= limits.max_running or state.under_pressure():
+    max_running = state.room.rows(limits.max_running)
+    if slots.num_running + promised_slots >= max_running or state.under_pressure():
         return False
     if slots.num_free <= promised_slots:
         return False

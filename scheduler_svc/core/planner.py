@@ -12,6 +12,7 @@ the budget, longest unserved first; in the batch decodes stand first all the sam
 nothing free no slot, so at most `max_batch_size` prompts go ahead of them in a row;
 `max_prefill_share` leaves them a part of every step.
 
+After the executor ran out of memory in a step, steps are smaller than the limits (`step_room`).
 While requests are suspected of killing executors only those of the current trial run, one step at a
 time (`trials`).
 """
@@ -26,6 +27,7 @@ from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.giving_way import make_way
 from scheduler_svc.core.growth import grow
 from scheduler_svc.core.options import StepPriority
+from scheduler_svc.core.out_of_memory import let_steps_grow
 from scheduler_svc.core.pausing import resume, stay_paused
 from scheduler_svc.core.prefills import continue_prefills, use_leftover
 from scheduler_svc.core.state import CoreState
@@ -41,6 +43,7 @@ def plan(state: CoreState, now: float) -> Batch | None:
         if state.in_flight:
             return None
         hold_trial(state)
+    let_steps_grow(state)
     draft = Draft(state)
     draft.release_ended()
     if not is_trial:

@@ -12,6 +12,7 @@ from scheduler_svc.core.events import CoreEvents
 from scheduler_svc.core.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.listing import RequestRow, list_requests, slot_columns
 from scheduler_svc.core.options import CoreOptions
+from scheduler_svc.core.out_of_memory import note_out_of_memory, only_request_of
 from scheduler_svc.core.planner import plan
 from scheduler_svc.core.request import FinishReason, NewRequest, Request, RequestState
 from scheduler_svc.core.request_events import RequestEvent
@@ -293,7 +294,9 @@ class Scheduler:
         """
         return depth(self._state, usual_step_s)
 
-    def executor_lost(self, now: float, died_in: int | None = None) -> None:
+    def executor_lost(
+        self, now: float, died_in: int | None = None, *, out_of_memory: bool = False
+    ) -> None:
         """
         Start over with an executor that holds nothing.
 
@@ -306,14 +309,22 @@ class Scheduler:
                 oldest in flight, which is 0: its requests may be what killed it. None where no
                 step is to blame, as when only the connection or the session was lost; an index
                 past those in flight blames nobody either.
+            out_of_memory: That step failed for want of memory: nobody dies of it, but steps become
+                smaller, and a request fails whose steps alone have done so too often.
         """
         state = self._state
         self.expire(now)
         if died_in is None or died_in >= len(state.in_flight):
             state.forget_executor(state.limits)
             return
+        step = state.in_flight[died_in]
+        if out_of_memory and len(step.slot):
+            alone = only_request_of(state, step)
+            state.forget_executor(state.limits)
+            note_out_of_memory(state, step, alone)
+            return
         rows = rows_of_death(state, died_in)
-        num_ended = len(state.in_flight[died_in].slot) - len(rows)
+        num_ended = len(step.slot) - len(rows)
         state.forget_executor(state.limits)
         note_death(state, rows, num_ended, now)
 

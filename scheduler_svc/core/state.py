@@ -31,6 +31,7 @@ from scheduler_svc.core.stats import (
     Histogram,
 )
 from scheduler_svc.core.step_log import StepLog
+from scheduler_svc.core.step_room import StepRoom
 from scheduler_svc.core.suspects import Suspects
 from scheduler_svc.core.tenants import TenantCounts
 from tandem.errors import TandemError
@@ -66,6 +67,7 @@ class CoreState:
         now_s: The time of the call that is served, for moves that are not given it.
         recorder: Keeps what happened to each request; None where nobody asked.
         suspects: Who may be what executors died of.
+        room: What the executor turned out to have memory for.
         leaving: Whose a slot was that is yet to be released.
         prefix_cache: What was computed before and can be shared.
     """
@@ -97,6 +99,7 @@ class CoreState:
         self.now_s = 0.0
         self.recorder = EventRecorder.of(options)
         self.suspects = Suspects()
+        self.room = StepRoom()
         self.counters = Counters()
         self.ttft_s = Histogram(TTFT_BOUNDS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)

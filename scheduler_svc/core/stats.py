@@ -90,6 +90,7 @@ class Counters:
     decode_steps: int = 0
     executor_deaths: int = 0
     poison_requests: int = 0
+    out_of_memory_steps: int = 0
 
     def note_refused(self, limit: str | None) -> None:
         """A request was refused; None where no limit was the reason."""

@@ -277,7 +277,7 @@ class InvalidModel(TandemError):
 
 
 class OutOfMemory(TandemError):
-    """KV cache or weights do not fit in memory."""
+    """KV cache or weights do not fit in memory, or the steps of one request alone do not."""
 
     reason = "OUT_OF_MEMORY"
     code = "FAILED_PRECONDITION"

@@ -38,8 +38,10 @@ class BatchRules:
         is_prefill = batch.row_start < slots.admitted[slot]
         prefill_tokens = batch.row_num_tokens[is_prefill]
         num_decodes = int((~is_prefill).sum())
-        assert len(slot) <= self.limits.max_running, "more rows than max_batch_size"
-        assert batch.num_tokens <= self.limits.max_total_tokens, "over max_total_tokens"
+        max_rows = self.state.room.rows(self.limits.max_running)
+        max_tokens = self.state.room.tokens(self.limits.max_total_tokens)
+        assert len(slot) <= max_rows, "more rows than max_batch_size, or than there is memory for"
+        assert batch.num_tokens <= max_tokens, "over max_total_tokens, or what there is memory for"
         assert len(self.state.by_handle) <= self.limits.max_num_seqs, "over max_num_seqs"
         assert (batch.row_num_tokens[~is_prefill] == 1).all(), "a decode of several tokens"
         if self.options.chunked_prefill_size is not None:

@@ -26,10 +26,11 @@ from scheduler_svc.core.options import (
     StepPriority,
     VictimRule,
 )
+from scheduler_svc.core.out_of_memory import FAILS_AT
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.request_events import EventKind
 from scheduler_svc.core.suspects import BROKEN_AT
-from tandem.errors import ExecutorLost, InvalidLogits, PoisonRequest, TandemError
+from tandem.errors import ExecutorLost, InvalidLogits, OutOfMemory, PoisonRequest, TandemError
 from tandem.link.batch import KvMode
 from tests.scheduler_svc.core.fake_executor import expected_outputs
 from tests.scheduler_svc.core.harness import GREEDY, Rig, geometry_of, small_config
@@ -221,6 +222,10 @@ class CoreWorld:
         """The executor dies, perhaps in a step, or a step of it fails as a whole."""
         self.rig.lose_executor(choose([0, None, 0, 1, 3]))
 
+    def run_out_of_memory(self, choose: Choose) -> None:
+        """The executor has no memory for the oldest step, or for one behind it."""
+        self.rig.lose_executor(choose([0, 0, 1]), out_of_memory=True)
+
     def plant_killer(self, choose: Choose) -> None:
         """From now on executors die when they compute a certain token of somebody."""
         if live := self.live_handles():
@@ -264,7 +269,9 @@ class CoreWorld:
         for handle in self.rig.submitted:
             assert (handle in self.rig.ended) != (handle in self.rig.failed)
             failure = self.rig.failed.get(handle)
-            if failure is not None and isinstance(failure.error, PoisonRequest | ExecutorLost):
+            if failure is not None and isinstance(failure.error, OutOfMemory):
+                assert self.rig.num_alone[handle] >= FAILS_AT
+            elif failure is not None and isinstance(failure.error, PoisonRequest | ExecutorLost):
                 self._check_blamed(handle, failure.error)
             elif handle not in self.cut | self.may_fail | self.rig.poisoned:
                 self._check_end(handle)
@@ -344,7 +351,7 @@ class CoreWorld:
 
 EVERYTHING: dict[str, int] = {
     "submit": 8, "step": 16, "plan_ahead": 4, "end_request": 1, "end_handle": 1, "flush_prefix_cache": 1, "poison": 2,
-    "preempt": 1, "suspend": 1, "resume": 3, "lose_executor": 1, "change_executor": 1, "fail_all": 1,
+    "preempt": 1, "suspend": 1, "resume": 3, "lose_executor": 1, "run_out_of_memory": 1, "change_executor": 1, "fail_all": 1,
     "plant_killer": 2,
 }  # fmt: skip
 """What can happen, and how often in a random walk, relative to each other."""

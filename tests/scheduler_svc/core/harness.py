@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -76,6 +77,13 @@ class Rig:
         """Results under way; None for steps that a dead executor got."""
         self.deaths = Deaths()
         self.is_dead = False
+        self.fits: Callable[[Batch], bool] = lambda _: True
+        """Whether the executor has memory for a step."""
+        self.ran_out = False
+        """It died for want of memory."""
+        self.num_out_of_memory = 0
+        self.num_alone: dict[int, int] = defaultdict(int)
+        """By handle: steps of it alone that ran out of memory."""
         self.loses_results = False
         """Results that were under way when an executor dies are lost, and the oldest is blamed."""
         self.owners: dict[tuple[int, int], int] = {}
@@ -166,7 +174,8 @@ class Rig:
             if batch.admits and self.poisons_next:
                 self._poison(batch.admits[0])
             self._note_owners(batch)
-            self.is_dead = self.is_dead or self.deaths.is_deadly(self.core, batch)
+            self.ran_out = self.ran_out or not (self.is_dead or self.fits(batch))
+            self.is_dead = self.is_dead or self.ran_out or self.deaths.is_deadly(self.core, batch)
             if self.is_dead:
                 if self.loses_results:
                     self.pending = deque([None] * len(self.pending))
@@ -201,7 +210,7 @@ class Rig:
     def deliver(self) -> None:
         """Apply the oldest result; where the executor died instead, that is noticed."""
         if self.pending[0] is None:
-            self.lose_executor(died_in=0)
+            self.lose_executor(died_in=0, out_of_memory=self.ran_out)
             return
         result = self.pending.popleft()
         self.core.apply(result, self.now)
@@ -251,24 +260,37 @@ class Rig:
         assert pool.num_used == 0, "blocks are lost"
         assert pool.num_available == pool.num_blocks
 
-    def lose_executor(self, died_in: int | None = None) -> None:
-        """The executor dies, perhaps in a step in flight, and an empty one takes its place."""
-        self.deaths.note(self.core, died_in, self.owners)
+    def lose_executor(self, died_in: int | None = None, *, out_of_memory: bool = False) -> None:
+        """
+        The executor dies, perhaps in a step in flight, and an empty one takes its place; or it has
+        no memory for that step, which its session ends with.
+        """
+        if not out_of_memory:
+            self.deaths.note(self.core, died_in, self.owners)
+        else:
+            self._note_out_of_memory(died_in or 0)
         self.pending.clear()
         self.sampled.clear()
         self.owners.clear()
-        self.is_dead = False
-        self.core.executor_lost(self.now, died_in)
+        self.is_dead = self.ran_out = False
+        self.core.executor_lost(self.now, died_in, out_of_memory=out_of_memory)
         self.executor = FakeExecutor(self.geometry)
         self.collect()
         self.check()
+
+    def _note_out_of_memory(self, failed: int) -> None:
+        self.num_out_of_memory += 1
+        in_flight = self.core._state.in_flight
+        if failed < len(in_flight) and len(in_flight[failed].slot) == 1:
+            rows = in_flight[failed]
+            self.num_alone[self.owners[int(rows.slot[0]), int(rows.generation[0])]] += 1
 
     def use_geometry(self, geometry: ExecutorGeometry) -> None:
         """The executor dies and one of another size takes its place."""
         self.pending.clear()
         self.sampled.clear()
         self.owners.clear()
-        self.is_dead = False
+        self.is_dead = self.ran_out = False
         self.geometry = geometry
         self.core.use_geometry(self.config, geometry, self.now)
         self.executor = FakeExecutor(geometry)

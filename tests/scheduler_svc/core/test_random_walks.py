@@ -16,7 +16,7 @@ MET = {
     "INVALID_LOGITS", "NEVER_FITS", "max_model_len", "max_num_seqs", "max_queued_requests",
     "max_queued_tokens", "max_tenant_requests", "RETRACT out of memory", "RETRACT executor lost",
     "RETRACT shared KV was wrong", "RETRACT suspended", "EVICT out of memory", "copied_blocks",
-    "POISON_REQUEST", "executor_deaths", "RETRACT waits while others are tried",
+    "POISON_REQUEST", "executor_deaths", "OUT_OF_MEMORY", "out_of_memory_steps", "RETRACT waits while others are tried",
     "retractions", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks", "prefix_hit_tokens",
 }  # fmt: skip
 """What twenty long histories must come across, or they would prove little."""

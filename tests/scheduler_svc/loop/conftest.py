@@ -25,3 +25,17 @@ def bench(make_bench) -> ServiceBench:
     bench = make_bench()
     bench.link.boot("boot-1")
     return bench
+
+
+@pytest.fixture
+def deaths(monkeypatch, bench):
+    """Which steps the core was told to blame."""
+    told: list[int | None] = []
+    lose = type(bench.loop._fate).lost
+
+    def lost(fate, cause, died_in, now):
+        told.append(died_in)
+        lose(fate, cause, died_in, now)
+
+    monkeypatch.setattr(type(bench.loop._fate), "lost", lost)
+    return told

@@ -7,67 +7,22 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from scheduler_svc.executor_session import LOSSES_IN_VAIN, STREAMS_IN_VAIN
-from scheduler_svc.ipc import snapshot
-from scheduler_svc.link_events import ConnectFailed, StreamBroken, StreamMessage
-from tandem.errors import Draining, InternalError, ModelChanged, SessionHeld, SessionLost
-from tandem.link.batch import StepFailed
+from scheduler_svc.executor_session import STREAMS_IN_VAIN
+from scheduler_svc.link_events import ConnectFailed, StreamBroken
+from tandem.errors import ModelChanged, SessionHeld, SessionLost
 from tandem.link.session import LossCause
 from tandem.status import PeerUnavailable
-from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, expected_outputs
+from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY
 from tests.scheduler_svc.loop.fake_link import describe
+from tests.scheduler_svc.loop.three_requests import (
+    NUM_PROMPT_TOKENS,
+    assert_all_complete,
+    assert_nothing_recomputed,
+    start,
+    stats_of,
+)
 
-PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
-NUM_PROMPT_TOKENS = sum(len(prompt) for prompt in PROMPTS)
 WINDOWS = pytest.mark.parametrize("window", [1, 2, 4, 16])
-
-
-def start(bench, *, num_tokens: int = 40, until: int = 1):
-    """Three requests, the first of them with some output."""
-    if not bench.link.is_up:
-        bench.link.boot("boot-1")
-    frontend = bench.frontend()
-    bench.until(lambda: frontend.availabilities[-1].executor_attached)
-    for stream_id, prompt in enumerate(PROMPTS):
-        frontend.submit(stream_id, prompt, num_tokens)
-    bench.until(lambda: len(frontend.tokens.get(0, [])) >= until)
-    return frontend
-
-
-def assert_all_complete(bench, frontend, num_tokens: int = 40) -> None:
-    bench.until(lambda: len(frontend.ended) == len(PROMPTS))
-    for stream_id, prompt in enumerate(PROMPTS):
-        assert expected_outputs(prompt, num_tokens) == frontend.tokens[stream_id]
-    assert {} == frontend.failed
-
-
-def stats_of(bench, frontend):
-    return snapshot.decode_stats(bench.reply(frontend, "stats").result)
-
-
-def assert_nothing_recomputed(bench, frontend) -> None:
-    """Every prompt token was computed once, and each session's step once."""
-    stats = stats_of(bench, frontend)
-    assert (NUM_PROMPT_TOKENS, 0, 1) == (
-        stats.prefill_tokens,
-        stats.recomputed_tokens,
-        stats.executor_sessions,
-    )
-    assert bench.link.end.last_completed_step_id == bench.link.runner.num_steps
-
-
-@pytest.fixture
-def deaths(monkeypatch, bench):
-    """Which steps the core was told to blame."""
-    told: list[int | None] = []
-    lose = type(bench.loop._fate).lost
-
-    def lost(fate, cause, died_in, now):
-        told.append(died_in)
-        lose(fate, cause, died_in, now)
-
-    monkeypatch.setattr(type(bench.loop._fate), "lost", lost)
-    return told
 
 
 class TestStoppedExecutor:
@@ -256,98 +211,6 @@ class TestLostMessages:
         bench.link.compute()
         assert_all_complete(bench, frontend)
         assert [] == deaths
-
-
-class TestBlame:
-    @pytest.mark.parametrize(
-        ("cause", "blamed"),
-        [
-            (LossCause.NEW_BOOT, 0),
-            (LossCause.FENCED, None),
-            (LossCause.STATE_HASH, None),
-            (LossCause.PROTOCOL, None),
-        ],
-        ids=lambda value: getattr(value, "value", value),
-    )
-    def test_refused_stream(self, bench, deaths, cause, blamed):
-        """Only a new boot can mean that a step killed the executor."""
-        start(bench)
-        bench.link.is_holding = True
-        bench.until(lambda: bench.link._pending)
-        bench.link.cut(SessionLost("a test", metadata=cause.as_metadata()))
-        bench.until(lambda: deaths)
-        assert [blamed] == deaths
-
-    def test_new_boot_blames_the_step_that_ran_last(self, bench, deaths):
-        """What the last heartbeat said was running is to blame, not what waited for its result."""
-        start(bench)
-        bench.link.is_holding = True
-        bench.until(lambda: len(bench.link._pending) >= 2)
-        bench.link.beat(elapsed_ms=5, running_step_id=bench.link._pending[1].step_id)
-        bench.turn()
-        bench.link.cut(SessionLost("a test", metadata=LossCause.NEW_BOOT.as_metadata()))
-        bench.until(lambda: deaths)
-        assert [1] == deaths
-
-    def test_idle_executor_dies_of_nothing(self, bench, deaths):
-        """Without a step in flight nobody is to blame."""
-        frontend = start(bench)
-        assert_all_complete(bench, frontend)
-        bench.until(lambda: not bench.loop._session._in_flight)
-        bench.link.cut(SessionLost("a test", metadata=LossCause.NEW_BOOT.as_metadata()))
-        bench.until(lambda: deaths)
-        assert [None] == deaths
-
-    @pytest.mark.parametrize("cause", [LossCause.STATE_HASH, LossCause.PROTOCOL])
-    def test_steps_that_always_lose_their_session_are_blamed_in_the_end(self, bench, deaths, cause):
-        """What ends four sessions in a row before any step succeeds is a death of the fifth one's step."""
-        start(bench)
-        bench.link.is_holding = True
-        for num_lost in range(LOSSES_IN_VAIN + 1):
-            bench.until(lambda: bench.link._pending)
-            bench.link.cut(SessionLost("a test", metadata=cause.as_metadata()))
-            bench.until(lambda n=num_lost: len(deaths) > n)
-        assert [*[None] * LOSSES_IN_VAIN, 0] == deaths
-
-    def test_failed_step_is_to_blame_itself(self, bench, deaths):
-        """A failed step is the oldest without a result, whatever a heartbeat said before."""
-        start(bench)
-        bench.link.is_holding = True
-        bench.until(lambda: len(bench.link._pending) >= 2)
-        step = bench.link._pending[0]
-        bench.link.beat(running_step_id=step.step_id)
-        failed = StepFailed(
-            boot_id="boot-1", step_id=step.step_id, reason="INTERNAL", message="a test"
-        )
-        bench.link.post(StreamMessage(stream=bench.link._stream, message=failed))
-        bench.until(lambda: deaths)
-        assert [0] == deaths
-
-    def test_executor_that_ends_by_its_own_failure_is_blamed_on_its_step(self, bench, deaths):
-        """A process that has failed says so and comes back as another boot, as one that was killed does."""
-        frontend = start(bench)
-        bench.link.is_holding = True
-        bench.until(lambda: bench.link._pending)
-        bench.link.is_up = bench.link.is_holding = False
-        bench.link.cut(InternalError("the runner thread broke"))
-        bench.turn()
-        assert [] == deaths
-        bench.link.boot("boot-2")
-        bench.until(lambda: deaths)
-        assert [0] == deaths
-        assert_all_complete(bench, frontend)
-
-    def test_draining_executor_is_left_without_blame(self, bench, deaths):
-        """An executor that stops in good order is left for another at once."""
-        frontend = start(bench)
-        bench.link.is_holding = True
-        bench.until(lambda: bench.link._pending)
-        bench.link.is_holding = False
-        bench.link.cut(Draining("stopping"))
-        bench.until(lambda: deaths)
-        assert [None] == deaths
-        assert "connect elsewhere" in bench.link.commands
-        assert_all_complete(bench, frontend)
 
 
 class TestOtherAddresses:

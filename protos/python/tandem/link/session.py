@@ -43,6 +43,8 @@ class LossCause(enum.Enum):
     """After a step the two ends held different slots; a bug."""
     STEP_FAILED = "step_failed"
     """A whole step failed; the process may live on."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """A step failed because it was more than there is memory for."""
     STUCK = "stuck"
     """A step took too long for too long."""
     SILENT = "silent"
@@ -79,6 +81,7 @@ _BLAMES_STEP = frozenset(
     {
         LossCause.NEW_BOOT,
         LossCause.STEP_FAILED,
+        LossCause.OUT_OF_MEMORY,
         LossCause.STUCK,
         LossCause.SILENT,
         LossCause.MOVED,

@@ -1,0 +1,133 @@
+"""Which step, if any, is to blame for the loss of a session."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_svc.executor_session import LOSSES_IN_VAIN
+from scheduler_svc.link_events import StreamMessage
+from tandem.errors import Draining, InternalError, SessionLost
+from tandem.link.batch import StepFailed
+from tandem.link.session import LossCause
+from tests.scheduler_svc.loop.three_requests import (
+    assert_all_complete,
+    start,
+)
+
+
+class TestBlame:
+    @pytest.mark.parametrize(
+        ("cause", "blamed"),
+        [
+            (LossCause.NEW_BOOT, 0),
+            (LossCause.FENCED, None),
+            (LossCause.STATE_HASH, None),
+            (LossCause.PROTOCOL, None),
+        ],
+        ids=lambda value: getattr(value, "value", value),
+    )
+    def test_refused_stream(self, bench, deaths, cause, blamed):
+        """Only a new boot can mean that a step killed the executor."""
+        start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.cut(SessionLost("a test", metadata=cause.as_metadata()))
+        bench.until(lambda: deaths)
+        assert [blamed] == deaths
+
+    def test_new_boot_blames_the_step_that_ran_last(self, bench, deaths):
+        """What the last heartbeat said was running is to blame, not what waited for its result."""
+        start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: len(bench.link._pending) >= 2)
+        bench.link.beat(elapsed_ms=5, running_step_id=bench.link._pending[1].step_id)
+        bench.turn()
+        bench.link.cut(SessionLost("a test", metadata=LossCause.NEW_BOOT.as_metadata()))
+        bench.until(lambda: deaths)
+        assert [1] == deaths
+
+    def test_idle_executor_dies_of_nothing(self, bench, deaths):
+        """Without a step in flight nobody is to blame."""
+        frontend = start(bench)
+        assert_all_complete(bench, frontend)
+        bench.until(lambda: not bench.loop._session._in_flight)
+        bench.link.cut(SessionLost("a test", metadata=LossCause.NEW_BOOT.as_metadata()))
+        bench.until(lambda: deaths)
+        assert [None] == deaths
+
+    @pytest.mark.parametrize("cause", [LossCause.STATE_HASH, LossCause.PROTOCOL])
+    def test_steps_that_always_lose_their_session_are_blamed_in_the_end(self, bench, deaths, cause):
+        """What ends four sessions in a row before any step succeeds is a death of the fifth one's step."""
+        start(bench)
+        bench.link.is_holding = True
+        for num_lost in range(LOSSES_IN_VAIN + 1):
+            bench.until(lambda: bench.link._pending)
+            bench.link.cut(SessionLost("a test", metadata=cause.as_metadata()))
+            bench.until(lambda n=num_lost: len(deaths) > n)
+        assert [*[None] * LOSSES_IN_VAIN, 0] == deaths
+
+    def test_failed_step_is_to_blame_itself(self, bench, deaths):
+        """A failed step is the oldest without a result, whatever a heartbeat said before."""
+        start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: len(bench.link._pending) >= 2)
+        step = bench.link._pending[0]
+        bench.link.beat(running_step_id=step.step_id)
+        failed = StepFailed(
+            boot_id="boot-1", step_id=step.step_id, reason="INTERNAL", message="a test"
+        )
+        bench.link.post(StreamMessage(stream=bench.link._stream, message=failed))
+        bench.until(lambda: deaths)
+        assert [0] == deaths
+
+    def test_step_out_of_memory_is_told_as_that(self, bench, monkeypatch):
+        """A step that had too little memory is no death: the core learns which step it was, and makes steps smaller."""
+        causes = []
+        note_loss = type(bench.loop._session.counts).note_loss
+        monkeypatch.setattr(
+            type(bench.loop._session.counts),
+            "note_loss",
+            lambda counts, cause: (causes.append(cause), note_loss(counts, cause)),
+        )
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        failed = StepFailed(
+            boot_id="boot-1",
+            step_id=bench.link._pending[0].step_id,
+            reason="OUT_OF_MEMORY",
+            message="lower max_batch_size",
+        )
+        bench.link.is_holding = False
+        bench.link.post(StreamMessage(stream=bench.link._stream, message=failed))
+        assert_all_complete(bench, frontend)
+        assert [LossCause.OUT_OF_MEMORY] == causes
+        core = bench.loop._state.core._state
+        assert (1, 0) == (core.counters.out_of_memory_steps, core.counters.executor_deaths)
+        assert not core.suspects
+
+    def test_executor_that_ends_by_its_own_failure_is_blamed_on_its_step(self, bench, deaths):
+        """A process that has failed says so and comes back as another boot, as one that was killed does."""
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.is_up = bench.link.is_holding = False
+        bench.link.cut(InternalError("the runner thread broke"))
+        bench.turn()
+        assert [] == deaths
+        bench.link.boot("boot-2")
+        bench.until(lambda: deaths)
+        assert [0] == deaths
+        assert_all_complete(bench, frontend)
+
+    def test_draining_executor_is_left_without_blame(self, bench, deaths):
+        """An executor that stops in good order is left for another at once."""
+        frontend = start(bench)
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        bench.link.is_holding = False
+        bench.link.cut(Draining("stopping"))
+        bench.until(lambda: deaths)
+        assert [None] == deaths
+        assert "connect elsewhere" in bench.link.commands
+        assert_all_complete(bench, frontend)
