@@ -10,7 +10,7 @@ from typing import cast, get_args
 import torch
 
 from executor_svc.out_of_memory import is_out_of_memory
-from kernels import packed_linear, rms_norm, rope_kv_write, silu_mul
+from kernels import packed_linear, rms_norm, rope_kv_write, sampling, silu_mul
 from kernels.cpu_extension import ExtensionUnavailable
 from kernels.paged_attention import CpuExtension, use_cpu_extension
 from tandem.errors import InvalidConfig
@@ -61,7 +61,7 @@ def choose_kernels(device: torch.device, cpu_extension: str) -> None:
             field="cpu_extension",
         ) from error
     in_cpp = packed_linear.use_cpu_extension(wanted=cpu_extension != "off")
-    for operation in (rms_norm, rope_kv_write, silu_mul):
+    for operation in (rms_norm, rope_kv_write, sampling, silu_mul):
         operation.use_cpu_extension(wanted=in_cpp)
 
 

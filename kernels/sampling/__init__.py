@@ -1,8 +1,8 @@
 """
 Sampling as a pure function of logits, parameters, seed and position (architecture, section 5).
 
-`reference` is the definition, `sampler` the quick way to the same tokens on a CPU,
-`triton_sampler` that on a GPU, `noise` the numbers.
+`reference` is the definition, `cpu_extension` the quick way to the same tokens on a CPU, `sampler`
+that without C++, `triton_sampler` that on a GPU, `noise` the numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Deferred, Operation
-from kernels.sampling import reference, sampler
+from kernels.sampling import cpu_extension, reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits import Biases, LogitEdits, Penalties
 from kernels.sampling.logprobs import Logprobs
@@ -29,7 +29,10 @@ __all__ = [
     "SamplingColumns",
     "draw",
     "sample",
+    "use_cpu_extension",
 ]
+
+_CPU_EXTENSION = "cpu-extension"
 
 _operation: Operation[Callable[..., Sampled]] = Operation(
     "sampling",
@@ -56,6 +59,13 @@ _COLUMN_TYPES = {
     "position": torch.int64,
     "choice": torch.int64,
 }
+
+
+def use_cpu_extension(*, wanted: bool) -> None:
+    """Say whether a CPU samples in C++, for the whole process; the library must be there."""
+    _operation.withdraw("cpu", _CPU_EXTENSION)
+    if wanted:
+        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.sample)
 
 
 def sample(

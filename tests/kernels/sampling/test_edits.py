@@ -12,6 +12,8 @@ from kernels.sampling import LogitEdits, logprobs, reference, sample
 from tests.kernels.sampling.edit_oracle import RowEdits, edited_row, edits_of, row_edits
 from tests.kernels.sampling.rows import make_columns
 
+each_way = pytest.mark.usefixtures("each_way")
+
 VOCAB = 11
 FLOAT32_STEPS = {"rtol": 1e-5, "atol": 1e-5}
 """A few roundings of float32 against none of float64."""
@@ -53,6 +55,7 @@ class TestDefinition:
             np.testing.assert_allclose(defined[place].numpy(), expected, **FLOAT32_STEPS)
         assert torch.equal(defined, quick)
 
+    @each_way
     @settings(max_examples=60, deadline=None)
     @given(st.data())
     def test_quick_way_draws_the_tokens_of_the_definition(self, data):
@@ -83,6 +86,7 @@ class TestDefinition:
         assert torch.equal(logits, reference.edit(logits, edits_of({0: row})))
 
 
+@each_way
 class TestRepetition:
     def test_negative_logits_become_more_negative(self):
         """
@@ -111,6 +115,7 @@ class TestRepetition:
         assert [True] == sample(logits, columns, edits=edits_of({0: row})).valid.tolist()
 
 
+@each_way
 class TestFrequencyAndPresence:
     def test_frequency_counts_output_tokens_alone(self):
         """
@@ -138,6 +143,7 @@ class TestFrequencyAndPresence:
         assert 1 == greedy(logits, RowEdits(prompt=(0,), output=(1,), frequency=-0.2))
 
 
+@each_way
 class TestBans:
     def test_banned_ids_are_never_drawn(self):
         """
@@ -163,6 +169,7 @@ class TestBans:
         assert 0 == int(result.token[1])
 
 
+@each_way
 class TestNeighbours:
     def test_rows_without_edits_draw_what_they_draw_alone(self):
         """

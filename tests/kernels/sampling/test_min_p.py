@@ -8,6 +8,8 @@ import torch
 from kernels.sampling import filters, reference, sample
 from tests.kernels.sampling.rows import make_columns
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 
 def kept_ids(probabilities, *, min_p, top_k=0, top_p=1.0, temperature=1.0):
     """Ids that the definition and the quick way keep, which must agree."""

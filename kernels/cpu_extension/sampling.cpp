@@ -1,0 +1,138 @@
+// Draws a step's tokens on the CPU: kernels/sampling/reference.py is the definition.
+//
+// What float32 arithmetic could decide either way is not decided here: such rows are told, and are
+// left to the definition's own arithmetic. A row's token depends on the row alone.
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "logits.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kSerialElements = 1 << 16;  // fewer do not pay for waking other threads
+
+// As kernels/sampling/cpu_extension.py lays it out.
+struct Draws {
+  int64_t num_rows, vocab_size, row_stride, num_threads;
+  int64_t type;  // 0 float32, 1 bfloat16, 2 float16
+  double least_temperature, top_p_slack, least_mass;
+  const void* logits;          // [R, row_stride]
+  const float* temperature;    // [R]
+  const int32_t* top_k;        // [R]
+  const float* top_p;          // [R]
+  const float* least_scaled;   // [R], what min_p asks of scaled logits; may be null
+  const int64_t* seed;         // [R]
+  const int64_t* position;     // [R]
+  const int64_t* choice;       // [R]
+  int64_t* token;              // [R], written
+  int8_t* state;               // [R], written
+};
+
+enum State : int8_t { kInvalid = 0, kDrawn = 1, kUndecided = 2 };
+
+// Philox4x32-10 (Salmon et al., SC 2011).
+Noise noise_of(uint64_t seed, uint32_t position, uint32_t choice) {
+  Noise noise{{position, choice, 0, 0}};
+  uint32_t* c = noise.words;
+  uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t first = 0xd2511f53ull * c[0], second = 0xcd9e8d57ull * c[2];
+    const uint32_t odd = c[1], last = c[3];
+    c[0] = static_cast<uint32_t>(second >> 32) ^ odd ^ key[0];
+    c[1] = static_cast<uint32_t>(second);
+    c[2] = static_cast<uint32_t>(first >> 32) ^ last ^ key[1];
+    c[3] = static_cast<uint32_t>(first);
+    key[0] += 0x9e3779b9u;
+    key[1] += 0xbb67ae85u;
+  }
+  return noise;
+}
+
+enum class Place { kInside, kOutside, kUnsure };
+
+// Where an id is that has this much mass above it.
+Place place_in_nucleus(const Masses& masses, const Draws& draws, double share) {
+  constexpr double kError = 3e-5;  // relative; of exponentials, their arguments and their sums
+  const double missed = draws.vocab_size * draws.least_mass;  // at most, of what has no mass
+  const double total = masses.total * kError + missed, above = masses.above * kError + missed;
+  if (masses.above + above < share * (masses.total - total)) return Place::kInside;
+  if (masses.above - above >= share * (masses.total + total)) return Place::kOutside;
+  return Place::kUnsure;
+}
+
+// The least logit that min_p and top_k keep.
+template <class T>
+float least_kept(const Draws& draws, const T* logits, int64_t row, const Scale& scale,
+                 std::vector<Logit>* scratch) {
+  float bound = draws.least_scaled == nullptr ? kNever : draws.least_scaled[row];
+  const int64_t top_k = draws.top_k[row];
+  if (top_k > 0 && top_k < draws.vocab_size)
+    bound = std::max(bound, scale(best_but(logits, draws.vocab_size, top_k, scratch)));
+  return scale.least([bound](float scaled) { return scaled >= bound && scaled > kNever; });
+}
+
+// The winner among all is that of a nucleus if it is in it; else no id as unlikely is in it either.
+template <class T>
+State draw(const Draws& draws, int64_t row, std::vector<Logit>* scratch) {
+  const T* logits = static_cast<const T*>(draws.logits) + row * draws.row_stride;
+  const int64_t size = draws.vocab_size;
+  int64_t* token = draws.token + row;
+  *token = 0;
+  const Best best = best_of(logits, size);
+  if (!std::isfinite(best.logit)) return kInvalid;
+  const float temperature = draws.temperature[row];
+  if (temperature <= 0.0f || draws.top_k[row] == 1) {
+    *token = best.id;
+    return kDrawn;
+  }
+  const Scale scale{best.logit,
+                    std::max(temperature, static_cast<float>(draws.least_temperature))};
+  const Noise noise = noise_of(static_cast<uint64_t>(draws.seed[row]),
+                               static_cast<uint32_t>(draws.position[row]),
+                               static_cast<uint32_t>(draws.choice[row]));
+  const float least = least_kept(draws, logits, row, scale, scratch);
+  const bool has_nucleus = draws.top_p[row] < 1.0f;
+  const double share = static_cast<double>(draws.top_p[row]) - draws.top_p_slack;
+  for (float from = least;;) {
+    const Winner winner = winner_of(logits, size, scale, noise, best, from);
+    *token = winner.id;
+    if (!winner.is_sure) return kUndecided;
+    if (!has_nucleus || winner.scaled == 0.0f) return kDrawn;
+    from = scale.least([&](float scaled) { return scaled > winner.scaled; });
+    const Place place = place_in_nucleus(masses(logits, size, scale, least, from), draws, share);
+    if (place == Place::kInside) return kDrawn;
+    if (place == Place::kUnsure) return kUndecided;
+  }
+}
+
+template <class T>
+void draw_all(const Draws& draws) {
+  const bool is_large = draws.num_rows * draws.vocab_size > kSerialElements;
+#pragma omp parallel num_threads(static_cast<int>(draws.num_threads)) if (is_large)
+  {
+    std::vector<Logit> scratch;
+#pragma omp for schedule(dynamic)
+    for (int64_t row = 0; row < draws.num_rows; ++row)
+      draws.state[row] = draw<T>(draws, row, &scratch);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+#define TANDEM_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// Of the struct that both sides must agree on.
+TANDEM_EXPORT int64_t tandem_sampling_draws_bytes() { return sizeof(tandem::Draws); }
+
+TANDEM_EXPORT void tandem_sampling_draw(const tandem::Draws* draws) {
+  const auto draw = draws->type == 0   ? tandem::draw_all<float>
+                    : draws->type == 1 ? tandem::draw_all<tandem::BFloat16>
+                                       : tandem::draw_all<tandem::Float16>;
+  draw(*draws);
+}
+}
