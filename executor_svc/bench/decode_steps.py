@@ -8,7 +8,6 @@ The floor is that of `roofline`, with a bandwidth and a matrix rate measured in 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from executor_svc.bench.case import significant
 from executor_svc.bench.ceilings import measure_ceilings
 from executor_svc.bench.floors import step_floor
+from executor_svc.bench.json_rows import JsonRows
 from executor_svc.bench.options import (
     Table,
     Where,
@@ -117,19 +117,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_eager=given.eager,
         batch_invariant=given.batch_invariant,
     )
-    table = None
-    if not given.json:
-        print_line(where.text)
-        table = Table(_HEADINGS)
-    found = []
     limit_s = time_limit_s(given, TIME_LIMIT_S)
     deadline_s = None if limit_s is None else started_s + limit_s
-    for row in measured_rows(grid, where, block_size=given.block_size, deadline_s=deadline_s):
-        found.append(row)
-        if table is not None:
-            table.row(_cells(row))
+    found = measured_rows(grid, where, block_size=given.block_size, deadline_s=deadline_s)
     if given.json:
-        print_line(json.dumps(found))
+        with JsonRows() as rows:
+            for row in found:
+                rows.add(row)
+        return 0
+    print_line(where.text)
+    table = Table(_HEADINGS)
+    for row in found:
+        table.row(_cells(row))
     return 0
 
 

@@ -8,9 +8,9 @@ On a GPU work is replayed from a captured graph on buffers that no cache still h
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from executor_svc.bench import flashinfer_peer
@@ -23,6 +23,7 @@ from executor_svc.bench.attention_cases import (
 )
 from executor_svc.bench.case import Case, measure
 from executor_svc.bench.ceilings import ceiling_rows, measure_ceilings
+from executor_svc.bench.json_rows import JsonRows
 from executor_svc.bench.options import (
     Table,
     Where,
@@ -191,28 +192,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with_peers = not given.no_peers
     if where.device.type == "cuda" and with_peers and not flashinfer_peer.is_installed():
         complain("kernels", "FlashInfer is not installed: nothing is compared with it")
-    run = _Run(where, grid.budget_s, time_limit_s(given, TIME_LIMIT_S), as_json=given.json)
-    for case in cases(grid, operations, where, block_size=given.block_size, with_peers=with_peers):
-        run.add(case)
+    found = cases(grid, operations, where, block_size=given.block_size, with_peers=with_peers)
+    with JsonRows() if given.json else nullcontext() as rows:
+        run = _Run(where, grid.budget_s, time_limit_s(given, TIME_LIMIT_S), rows)
+        for case in found:
+            run.add(case)
     return run.finish()
 
 
 class _Run:
-    """Measures the ceilings and then cases, and prints each as it comes, or all as JSON."""
+    """Measures the ceilings and then cases, and prints each as it comes."""
 
     def __init__(
-        self, where: Where, budget_s: float, limit_s: float | None, *, as_json: bool
+        self, where: Where, budget_s: float, limit_s: float | None, rows: JsonRows | None
     ) -> None:
+        """`rows`: where they are printed as JSON; None prints a table."""
         started_s = time.monotonic()
         self._deadline_s = None if limit_s is None else started_s + limit_s
         self._budget_s = budget_s
         self._device = where.device
         self._timer = timer_of(where.device)
         self._ceilings = measure_ceilings(where.device, where.dtype, self._timer, budget_s)
-        self._found: list[dict[str, str | float]] = []
+        self._rows = rows
         self._num_failed = self._num_left = 0
-        self._table = None
-        if not as_json:
+        if rows is None:
             print_line(where.text)
             self._table = Table(_HEADINGS)
         for row in ceiling_rows(self._ceilings):
@@ -235,16 +238,15 @@ class _Run:
             self._add_row(measured.as_json())
 
     def finish(self) -> int:
-        """Print what is left to print; gives the exit code."""
+        """Say what was left out; gives the exit code."""
         if self._num_left:
             complain("kernels", f"{self._num_left} measurements left out, the machine is slow")
-        if self._table is None:
-            print_line(json.dumps(self._found))
         return 1 if self._num_failed else 0
 
     def _add_row(self, row: dict[str, str | float]) -> None:
-        self._found.append(row)
-        if self._table is not None:
+        if self._rows is not None:
+            self._rows.add(row)
+        else:
             rate = row["tflop_per_s"]
             self._table.row(
                 [

@@ -6,19 +6,18 @@ import argparse
 import contextlib
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tandem.printing_commands import end_by_signals
-from tests.gpu.parts import ROOT, Outcome, run_part
-from tests.gpu.plan import BUDGET_S, parts_on_cpu, parts_on_gpu
+from tests.gpu.parts import ROOT, Child, Outcome, Part, nothing_read, run_parts
+from tests.gpu.plan import BUDGET_S, Stage, stages_on_cpu, stages_on_gpu
 from tests.gpu.results import aims, write_results
 
 NEEDED = (
@@ -34,10 +33,10 @@ EXIT_NO_DEVICE = 3
 def main(argv: Sequence[str]) -> int:
     """Run what is asked for; 0 if all parts passed, 1 if not, 3 if there is no GPU."""
     given = _options(argv)
-    make_parts = parts_on_cpu if given.device == "cpu" else parts_on_gpu
-    names = [part.name for part in make_parts(Path())]
-    if unknown := set(given.part) - set(names):
-        _say(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
+    make_stages = stages_on_cpu if given.device == "cpu" else stages_on_gpu
+    names = [part.name for stage in make_stages(Path()) for part in stage.parts]
+    if unknown := [asked for asked in given.part if not _chosen(names, [asked])]:
+        _say(f"there is no part {', '.join(unknown)}; there are: {', '.join(names)}")
         return 2
     if given.device == "cuda" and not _has_gpu():
         _say(
@@ -50,38 +49,69 @@ def main(argv: Sequence[str]) -> int:
     ]
     if missing:
         _say(f"modules are missing, parts that need them will fail: {', '.join(missing)}")
-    started_s = time.monotonic()
-    outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="gpu-run-") as folder:
-        chosen = [
-            part for part in make_parts(Path(folder)) if not given.part or part.name in given.part
-        ]
-        environment = _environment(given.device)
-        warming = _warm_peers(given.device, environment)
-        try:
-            for part in chosen:
-                left_s = given.budget_s - (time.monotonic() - started_s)
-                outcomes.append(run_part(part, left_s, environment))
-                _tell(outcomes[-1])
-        finally:
-            if warming is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(warming.pid, signal.SIGKILL)  # its compilers too
-                warming.wait()
-    about = {**_about(given.device), "seconds": round(time.monotonic() - started_s, 1)}
     results = given.results or Path(tempfile.mkdtemp(prefix="gpu-run-results-"))
-    page = write_results(results, about, outcomes, judges=not given.tiny)
-    for aim in [] if given.tiny else aims({each.name: each.rows for each in outcomes}):
+    with tempfile.TemporaryDirectory(prefix="gpu-run-") as folder:
+        report = _Report(
+            results, {**_about(given.device), "missing": missing}, judges=not given.tiny
+        )
+        _run_stages(given, make_stages(Path(folder)), Path(folder), report)
+    for aim in [] if given.tiny else aims(report.outcomes):
         _say(f"{aim.verdict:>12}: {aim.text} ({'-' if aim.found is None else f'{aim.found:.4g}'})")
-    _say(f"written to {page}")
-    return 0 if all(outcome.status == "passed" for outcome in outcomes) else 1
+    _say(f"written to {results}")
+    return 0 if all(outcome.status == "passed" for outcome in report.outcomes) else 1
+
+
+def _run_stages(
+    given: argparse.Namespace, stages: Sequence[Stage], folder: Path, report: _Report
+) -> None:
+    ends_s = time.monotonic() + given.budget_s
+    environment = _environment(given.device)
+    with _preparations(given.device, folder, environment) as preparations:
+        for stage in stages:
+            chosen = _chosen([part.name for part in stage.parts], given.part)
+            run_parts(
+                [part for part in stage.parts if part.name in chosen],
+                left_s=min(stage.limit_s, ends_s - time.monotonic()),
+                environment=environment,
+                tell=report.add,
+                at_once=stage.at_once,
+            )
+    for outcome in preparations:
+        report.add(outcome)
+
+
+def _chosen(names: Sequence[str], asked: Sequence[str]) -> list[str]:
+    """Names that begin with one of those asked for; all where none is."""
+    return [name for name in names if not asked or name.startswith(tuple(asked))]
+
+
+class _Report:
+    """What there is so far, written whenever more comes: the run may be ended at any time."""
+
+    def __init__(self, folder: Path, about: dict[str, Any], *, judges: bool) -> None:
+        self.outcomes: list[Outcome] = []
+        self._folder = folder
+        self._about = about
+        self._judges = judges
+        self._started_s = time.monotonic()
+
+    def add(self, outcome: Outcome) -> None:
+        """Tell and write one more."""
+        self.outcomes.append(outcome)
+        _say(f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s")
+        if outcome.status != "passed":
+            _say("  " + outcome.detail.replace("\n", "\n  "))
+        about = {**self._about, "seconds": round(time.monotonic() - self._started_s, 1)}
+        write_results(self._folder, about, self.outcomes, judges=self._judges)
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/gpu/run", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="next to no work; always with cpu")
-    parser.add_argument("--part", action="append", default=[], help="only this one; repeatable")
+    parser.add_argument(
+        "--part", action="append", default=[], help="only those so called, or whose names begin so"
+    )
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of the whole run")
     parser.add_argument(
         "--results", type=Path, help="folder to write to; with cpu a temporary one by default"
@@ -108,7 +138,7 @@ def _has_gpu() -> bool:
 
 
 def _environment(device: str) -> dict[str, str]:
-    made = dict(os.environ)
+    made = os.environ | {"PYTHONUNBUFFERED": "1"}  # so that what is killed has said all it could
     if device == "cpu":
         return made | {"OMP_NUM_THREADS": "1"}
     toolkit = Path("/usr/local/cuda")
@@ -117,52 +147,62 @@ def _environment(device: str) -> dict[str, str]:
     return made | {"FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
 
 
-def _warm_peers(device: str, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
-    """FlashInfer compiles for minutes; meanwhile tests run."""
-    if device == "cpu" or find_spec("flashinfer") is None:
-        return None
-    command = [sys.executable, "-m", "tests.gpu.flashinfer_warm"]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+@contextlib.contextmanager
+def _preparations(
+    device: str, folder: Path, environment: dict[str, str]
+) -> Iterator[list[Outcome]]:
+    """
+    What benchmarks would else wait for while their time runs is made meanwhile: weights are drawn,
+    and FlashInfer compiles for minutes. Afterwards there are the outcomes.
+    """
+    outcomes: list[Outcome] = []
+    if device == "cpu":
+        yield outcomes
+        return
+    write = ("-m", "tests.gpu.offline", "--models", str(folder), "--only-write")
+    parts = [Part(name="weights", arguments=write, limit_s=BUDGET_S, read=nothing_read)]
+    if _is_there("flashinfer"):
+        warm = ("-m", "tests.gpu.flashinfer_warm")
+        parts.append(Part(name="flashinfer", arguments=warm, limit_s=BUDGET_S, read=nothing_read))
+    children = [Child(part, part.limit_s, environment) for part in parts]
+    try:
+        yield outcomes
+    finally:
+        for child in children:
+            if not child.is_over():
+                child.ask()
+            child.end()
+            outcomes.append(child.outcome())
 
 
 def _about(device: str) -> dict[str, Any]:
     import torch  # noqa: PLC0415 -- takes seconds
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    about: dict[str, Any] = {"commit": commit or "unknown", "torch": torch.__version__}
+    about: dict[str, Any] = {
+        "commit": _answer("git", "rev-parse", "--short", "HEAD"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
     if device == "cpu":
         return {"device": f"CPU {platform.machine()}, tiny sizes: no rate means anything", **about}
-    clocks = subprocess.run(
-        ["nvidia-smi", "--query-gpu=clocks.max.sm,clocks.sm,clocks.mem", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
+    clocks = "--query-gpu=clocks.max.sm,clocks.sm,clocks.mem,driver_version"
     return {
         "device": torch.cuda.get_device_name(0),
-        "clocks (most, now, memory)": clocks or "unknown",
+        "clocks (most, now, memory) and driver": _answer(
+            "nvidia-smi", clocks, "--format=csv,noheader"
+        ),
         "CUDA": torch.version.cuda,
         **about,
     }
 
 
-def _tell(outcome: Outcome) -> None:
-    _say(f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s")
-    if outcome.status != "passed":
-        _say("  " + outcome.detail.replace("\n", "\n  "))
+def _answer(*command: str) -> str:
+    """What a program prints, which need not be there."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
 
 
 def _say(line: str) -> None:

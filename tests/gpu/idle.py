@@ -27,6 +27,7 @@ _BUSY = ("tandem_executor_forward_time_seconds_sum", "tandem_executor_sample_tim
 _STEPS = "tandem_executor_forward_time_seconds_count"
 _TOKENS = 'tandem_tokens_total{kind="output"'
 _RUNNING = "tandem_requests_running"
+_LOGGED_CHARACTERS = 8000
 _ROUNDS = 6
 """Times as many requests as run at once."""
 
@@ -69,6 +70,10 @@ def _measure(given: argparse.Namespace, folder: Path, output_len: int) -> dict[s
         )
         found = scheduler.addresses()
         return _under_load(given, found["address"], found["metrics_address"], output_len)
+    except (AssertionError, OSError, SystemExit):
+        for log in sorted(folder.glob("*.log")):  # they go with the folder
+            sys.stderr.write(f"{log.name}:\n{log.read_text()[-_LOGGED_CHARACTERS:]}\n")
+        raise
     finally:
         if scheduler is not None:
             scheduler.end()

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from executor_svc.bench.json_rows import JsonRows
 from executor_svc.bench.sizes import MODEL_SIZES
 from tandem.engine_config import EngineConfig
 from tandem.printing_commands import end_by_signals
@@ -38,18 +39,26 @@ def main() -> int:
         sys.stdout.write(json.dumps(_serve(given)) + "\n")
         return 0
     model = write_model(given.models, tiny=given.tiny)
-    rows = [_in_own_process(engine, model, given) for engine in ENGINES]
-    sys.stdout.write(json.dumps(rows) + "\n")
-    return 0
+    if given.only_write:
+        return 0
+    found = 0
+    with JsonRows() as rows:
+        for engine in ENGINES:
+            row = _in_own_process(engine, model, given)
+            if row is not None:
+                rows.add(row)
+                found += 1
+    return 0 if found == len(ENGINES) else 1
 
 
-def _in_own_process(engine: str, model: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _in_own_process(engine: str, model: Path, given: argparse.Namespace) -> dict[str, Any] | None:
+    """What an engine did; None where it failed, which its own words on stderr tell."""
     flags = ["--engine", engine, "--model", str(model), "--device", given.device]
     command = [sys.executable, "-m", "tests.gpu.offline", *flags, *["--tiny"] * given.tiny]
     started_s = time.monotonic()
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, timeout=given.limit_s, check=True
+            command, stdout=subprocess.PIPE, text=True, timeout=given.limit_s, check=False
         )
     except subprocess.TimeoutExpired:
         num_tokens = _requests(tiny=given.tiny).num_output_tokens
@@ -58,6 +67,9 @@ def _in_own_process(engine: str, model: Path, given: argparse.Namespace) -> dict
             "finished": False,
             "output_tokens_per_s": num_tokens / (time.monotonic() - started_s),
         }
+    if done.returncode:
+        sys.stderr.write(f"{engine} ended with {done.returncode}\n")
+        return None
     row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return row
 
@@ -187,6 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit-s", type=float, default=60.0, help="for each engine")
     parser.add_argument("--engine", choices=ENGINES, help="only this one, in this process")
     parser.add_argument("--model", type=Path, help="its weights")
+    parser.add_argument("--only-write", action="store_true", help="write the weights and end")
     parser.add_argument("--models", type=Path, help="where random weights are kept")
     return parser
 

@@ -18,8 +18,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _KILL_AFTER_S = 5.0
+_POLL_S = 0.02
 _TOLD_LINES = 12
-_COUNTS = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected)")
+_LOGGED_CHARACTERS = 60_000
+_VERDICT = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", re.MULTILINE)
+_BEGUN = re.compile(r"^(\S+\.py::.*\S) *$")
+
+Tell = Callable[["Outcome"], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,7 @@ class Part:
         arguments: Of python.
         limit_s: It is killed after so long.
         least_s: With less time left it is not started.
-        read: Makes rows of what it printed to stdout.
+        read: Makes rows of what it printed to stdout, whole or broken off.
         allowed_codes: Exit codes with which its rows count.
     """
 
@@ -40,7 +45,7 @@ class Part:
     arguments: Sequence[str]
     limit_s: float
     least_s: float = 10.0
-    read: Callable[[str], list[dict[str, Any]]] = json.loads
+    read: Callable[[str], list[dict[str, Any]]] = field(default_factory=lambda: read_rows)
     allowed_codes: tuple[int, ...] = (0,)
 
 
@@ -55,6 +60,7 @@ class Outcome:
         seconds: It took.
         rows: What it found.
         detail: Why it did not pass: the end of what it said.
+        log: All that it said, or the end of that.
     """
 
     name: str
@@ -62,66 +68,142 @@ class Outcome:
     seconds: float
     rows: list[dict[str, Any]] = field(default_factory=list)
     detail: str = ""
+    log: str = ""
 
 
-def run_part(part: Part, left_s: float, environment: dict[str, str]) -> Outcome:
+def run_parts(
+    parts: Sequence[Part],
+    *,
+    left_s: float,
+    environment: dict[str, str],
+    tell: Tell,
+    at_once: int = 1,
+) -> None:
     """
-    Run a part, with everything it starts, within the time that is left.
+    Run parts, in order and some side by side, within the time that is left. What one does, or that
+    it hangs, costs no other more than that time; whatever ends the call, none of them is left.
 
     Args:
-        part: What to run.
-        left_s: Of the whole run's budget, seconds.
-        environment: Of the process.
+        parts: What to run.
+        left_s: For all of them, seconds.
+        environment: Of the processes.
+        tell: Gets each outcome as it is there.
+        at_once: Parts that run at a time.
     """
-    if left_s < part.least_s:
-        why = f"{left_s:.0f} s were left, it needs {part.least_s:.0f}"
-        return Outcome(name=part.name, status="skipped", seconds=0.0, detail=why)
-    started_s = time.monotonic()
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
+    ends_s = time.monotonic() + left_s
+    waiting = list(parts)
+    running: list[Child] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                part, now_left_s = waiting.pop(0), ends_s - time.monotonic()
+                if now_left_s < part.least_s:
+                    why = f"{now_left_s:.0f} s were left, it needs {part.least_s:.0f}"
+                    tell(Outcome(name=part.name, status="skipped", seconds=0.0, detail=why))
+                else:
+                    running.append(Child(part, min(part.limit_s, now_left_s), environment))
+            time.sleep(_POLL_S)
+            for child in [child for child in running if child.is_over()]:
+                child.end()
+                running.remove(child)
+                tell(child.outcome())
+    finally:
+        for child in running:
+            child.ask()
+        for child in running:
+            child.end(_KILL_AFTER_S)
+
+
+def read_rows(text: str) -> list[dict[str, Any]]:
+    """A JSON list; of one that broke off, its whole rows."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(text)
+    except ValueError:
+        broken_off = text.rstrip().removesuffix(",")
+        if not broken_off.startswith("["):
+            raise
+        rows = json.loads(broken_off + "]")
+    return rows
+
+
+def nothing_read(_text: str) -> list[dict[str, Any]]:
+    """Of a part that is not asked for rows."""
+    return []
+
+
+def count_tests(text: str) -> list[dict[str, Any]]:
+    """
+    What pytest's lines, one for each test, count, with the names of failures; and the test that
+    was running when they broke off, which is where it hung or what crashed it.
+    """
+    lines = text.strip().splitlines()
+    found = _VERDICT.findall(text)
+    if not found and not any("collected" in line or "no tests ran" in line for line in lines):
+        raise ValueError(f"no count of tests in {lines[-1] if lines else ''!r}")
+    counts = {
+        name.lower(): sum(verdict == name for _, verdict in found)
+        for name in ("PASSED", "FAILED", "ERROR", "SKIPPED")
+    }
+    failures = [test for test, verdict in found if verdict in {"FAILED", "ERROR"}]
+    begun = _BEGUN.match(lines[-1]) if lines else None
+    return [{**counts, "failures": failures, "broke off in": [begun[1]] if begun else []}]
+
+
+class Child:
+    """A part's process, which may have started others, with files for what they say."""
+
+    def __init__(self, part: Part, limit_s: float, environment: dict[str, str]) -> None:
+        """Starts it."""
+        self._part = part
+        self._output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- `outcome` closes
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- likewise
+        self._started_s = time.monotonic()
+        self._limit_s = limit_s
+        self._asked_s: float | None = None
+        self._process = subprocess.Popen(
             [sys.executable, *part.arguments],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
+            stdout=self._output,
+            stderr=self._errors,
             start_new_session=True,
         )
-        code = _wait(process, min(part.limit_s, left_s))
-        seconds = time.monotonic() - started_s
-        output.seek(0)
-        errors.seek(0)
-        printed, said = output.read(), errors.read()
-    return _outcome(part, code, seconds, printed, said)
 
+    def is_over(self) -> bool:
+        """Whether it has ended or is to be ended, for which it gets a little time first."""
+        if self._process.poll() is not None:
+            return True
+        now_s = time.monotonic()
+        if self._asked_s is not None:
+            return now_s - self._asked_s > _KILL_AFTER_S
+        if now_s - self._started_s > self._limit_s:
+            self.ask()
+        return False
 
-def count_tests(text: str) -> list[dict[str, Any]]:
-    """What pytest's closing line counts, and the failures it names."""
-    lines = text.strip().splitlines()
-    counts = {name.rstrip("s"): int(number) for number, name in _COUNTS.findall(lines[-1])}
-    if not counts:
-        raise ValueError(f"no count of tests in {lines[-1]!r}")
-    failures = [line.partition(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return [counts | {"failures": failures}]
-
-
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    """
-    The exit code; None if time was up. Whatever ends the wait, nothing of the process is left: it may end what it started, and
-    is killed if it does not.
-    """
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_KILL_AFTER_S)
+    def ask(self) -> None:
+        """Have it end by itself, and what it started."""
+        self._asked_s = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            os.killpg(self._process.pid, signal.SIGTERM)
+
+    def end(self, patience_s: float = 0.0) -> None:
+        """Kill what is left of it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def outcome(self) -> Outcome:
+        """What became of it, once it has ended."""
+        code = None if self._asked_s is not None else self._process.returncode
+        seconds = time.monotonic() - self._started_s
+        with self._output as output, self._errors as errors:
+            output.seek(0)
+            errors.seek(0)
+            printed, said = output.read(), errors.read()
+        return _outcome(self._part, code, seconds, printed, said)
 
 
 def _outcome(part: Part, code: int | None, seconds: float, printed: str, said: str) -> Outcome:
@@ -130,17 +212,17 @@ def _outcome(part: Part, code: int | None, seconds: float, printed: str, said: s
         rows = part.read(printed)
     except (ValueError, IndexError) as error:
         problem, unread = f"its output cannot be read: {error}", _end_of(printed)
-    if code is None:
-        status = "timed out"
-    elif code in part.allowed_codes and not problem:
-        return Outcome(
-            name=part.name, status="passed", seconds=seconds, rows=rows, detail=_end_of(said)
-        )
+    detail = _end_of(said)
+    if code is not None and code in part.allowed_codes and not problem:
+        status = "passed"
     else:
-        status = "failed"
-        problem = f"exit code {code}; {problem}".removesuffix("; ")
-    detail = "\n".join(filter(None, (problem, unread, _end_of(said))))
-    return Outcome(name=part.name, status=status, seconds=seconds, rows=rows, detail=detail)
+        status = "timed out" if code is None else "failed"
+        problem = problem if code is None else f"exit code {code}; {problem}".removesuffix("; ")
+        detail = "\n".join(filter(None, (problem, unread, detail)))
+    log = f"{printed}\n{said}".strip()[-_LOGGED_CHARACTERS:]
+    return Outcome(
+        name=part.name, status=status, seconds=seconds, rows=rows, detail=detail, log=log
+    )
 
 
 def _end_of(text: str) -> str:

@@ -2,61 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.gpu.parts import Part, count_tests
+from tests.gpu.parts import ROOT, Part, count_tests
 
 BUDGET_S = 525.0
 """Of the whole run: under nine minutes with what comes before and after."""
 
-_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", "--timeout=120")
+_PYTEST = (
+    *("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", "--color=no"),
+    # Nothing else ends a test that waits for a device which never answers, and says where it waits.
+    *("--timeout=80", "--timeout-method=thread"),
+)
 _BENCH = ("-m", "executor_svc.bench")
 _MODELS = ("llama-8b", "llama-1b", "qwen3-0.6b")
+_NOTHING_COLLECTED = 5
 
 
-def parts_on_gpu(folder: Path) -> list[Part]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """
+    Parts of one kind.
+
+    Attributes:
+        parts: In order.
+        limit_s: For all of them.
+        at_once: How many run side by side: more than one where nothing is timed.
+    """
+
+    parts: Sequence[Part]
+    limit_s: float
+    at_once: int = 1
+
+
+def stages_on_gpu(folder: Path) -> list[Stage]:
     """
     Correctness first: no rate is worth anything without it. Then what the aims are about, and the
     many small cases that the interpreter tries elsewhere last, for whatever time is left.
 
+    Parts are small, so that one which crashes or hangs leaves the others.
+
     Args:
         folder: Where parts keep models that more than one needs.
     """
-    models = ("--models", str(folder))
     return [
-        Part(
-            name="tests",
-            arguments=(*_PYTEST, "tests/gpu", "-m", "gpu"),
-            limit_s=130,
-            read=count_tests,
-        ),
-        Part(name="roofline", arguments=(*_BENCH, "roofline", "--json"), limit_s=25),
-        Part(
-            name="attention",
-            arguments=(
-                *(*_BENCH, "kernels", "--full", "--json", "--time-limit", "80"),
-                *("--model", "llama-8b", "--operation", "decode", "prefill"),
+        Stage(parts=_tests("tests/gpu", "gpu", limit_s=110), limit_s=120, at_once=6),
+        _benches(folder),
+        Stage(
+            parts=_tests(
+                "tests/kernels/triton",
+                "not slow",
+                limit_s=150,
+                allowed_codes=(0, _NOTHING_COLLECTED),
             ),
-            limit_s=95,
-            allowed_codes=(0, 1),
+            limit_s=170,
+            at_once=8,
         ),
-        Part(
-            name="decode steps",
-            arguments=(
-                *(*_BENCH, "model", "--full", "--json", "--time-limit", "80"),
-                *("--model", *_MODELS, "--batch", "1", "8", "32", "128", "256"),
-            ),
-            limit_s=95,
+    ]
+
+
+def _benches(folder: Path) -> Stage:
+    models = ("--models", str(folder))
+    parts = [
+        Part(name="roofline", arguments=(*_BENCH, "roofline", "--json"), limit_s=20),
+        *(
+            Part(
+                name=f"{operation} attention",
+                arguments=(
+                    *(*_BENCH, "kernels", "--full", "--json", "--time-limit", str(limit_s - 15)),
+                    *("--model", "llama-8b", "--operation", operation),
+                ),
+                limit_s=limit_s,
+                allowed_codes=(0, 1),
+            )
+            for operation, limit_s in (("decode", 52), ("prefill", 43))
+        ),
+        *(
+            Part(
+                name=f"decode steps of {model}",
+                arguments=(
+                    *(*_BENCH, "model", "--full", "--json", "--time-limit", "27"),
+                    *("--model", model, "--batch", "1", "8", "32", "128", "256"),
+                ),
+                limit_s=40,
+            )
+            for model in _MODELS
         ),
         Part(
             name="idle",
             arguments=("-m", "tests.gpu.idle", *models, "--device", "cuda", "--window", "2"),
-            limit_s=45,
+            limit_s=60,
         ),
         Part(
             name="offline",
-            arguments=("-m", "tests.gpu.offline", *models, "--device", "cuda", "--limit-s", "60"),
-            limit_s=130,
+            arguments=("-m", "tests.gpu.offline", *models, "--device", "cuda", "--limit-s", "53"),
+            limit_s=110,
             least_s=40,
         ),
         Part(
@@ -65,30 +107,20 @@ def parts_on_gpu(folder: Path) -> list[Part]:
                 *(*_BENCH, "kernels", "--json", "--no-peers", "--time-limit", "40"),
                 *("--model", *_MODELS, "--operation", "rows", "sampling", "patch"),
             ),
-            limit_s=60,
+            limit_s=55,
             allowed_codes=(0, 1),
         ),
-        Part(
-            name="kernel tests",
-            arguments=(*_PYTEST, "tests/kernels/triton", "-m", "not slow"),
-            limit_s=150,
-            read=count_tests,
-        ),
     ]
+    return Stage(parts=parts, limit_s=sum(part.limit_s for part in parts))
 
 
-def parts_on_cpu(folder: Path) -> list[Part]:
+def stages_on_cpu(folder: Path) -> list[Stage]:
     """The same script with next to no work: what a machine without a GPU can try of it."""
     on_cpu = ("--device", "cpu", "--num-threads", "1", "--cpu-extension", "off", "--json")
     models = ("--models", str(folder))
     quick = (*on_cpu, "--model", "tiny", "--seconds", "0.001")
-    return [
-        Part(
-            name="tests",
-            arguments=(*_PYTEST, "tests/gpu/test_error.py", "-m", "not gpu", "-k", "norm"),
-            limit_s=120,
-            read=count_tests,
-        ),
+    few_tests = ("tests/gpu/test_error.py", "-m", "not gpu", "-k", "norm")
+    benches = [
         Part(
             name="roofline",
             arguments=(
@@ -97,14 +129,17 @@ def parts_on_cpu(folder: Path) -> list[Part]:
             ),
             limit_s=60,
         ),
-        Part(
-            name="attention",
-            arguments=(*_BENCH, "kernels", *quick, "--operation", "decode", "prefill"),
-            limit_s=60,
-            allowed_codes=(0, 1),
+        *(
+            Part(
+                name=f"{operation} attention",
+                arguments=(*_BENCH, "kernels", *quick, "--operation", operation),
+                limit_s=60,
+                allowed_codes=(0, 1),
+            )
+            for operation in ("decode", "prefill")
         ),
         Part(
-            name="decode steps",
+            name="decode steps of tiny",
             arguments=(*_BENCH, "model", *quick, "--batch", "1", "2", "--context", "20"),
             limit_s=60,
         ),
@@ -124,4 +159,29 @@ def parts_on_cpu(folder: Path) -> list[Part]:
             ),
             limit_s=150,
         ),
+    ]
+    tests = Part(
+        name="tests", arguments=(*_PYTEST, *few_tests), limit_s=120, least_s=0, read=count_tests
+    )
+    return [
+        Stage(parts=[tests], limit_s=120),
+        Stage(parts=benches, limit_s=sum(part.limit_s for part in benches)),
+    ]
+
+
+def _tests(
+    folder: str, marked: str, *, limit_s: float, allowed_codes: tuple[int, ...] = (0,)
+) -> list[Part]:
+    """A part for each file of tests: what ends one process leaves the tests of other files."""
+    files = sorted(path.relative_to(ROOT) for path in (ROOT / folder).glob("test_*.py"))
+    return [
+        Part(
+            name=str(file),
+            arguments=(*_PYTEST, str(file), "-m", marked),
+            limit_s=limit_s,
+            read=count_tests,
+            allowed_codes=allowed_codes,
+        )
+        for file in files
+        if file.name != "test_run.py"  # which is about this script
     ]

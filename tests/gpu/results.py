@@ -11,8 +11,7 @@ from typing import Any
 
 from tests.gpu.parts import Outcome
 
-Rows = dict[str, list[dict[str, Any]]]
-"""What the parts found, by name."""
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +39,11 @@ class Aim:
         return "reached" if reached else "missed"
 
 
-def aims(rows: Rows) -> list[Aim]:
+def aims(outcomes: Sequence[Outcome]) -> list[Aim]:
     """Each aim with the median of what belongs to it."""
-    decodes = [row for row in rows.get("attention", []) if row["operation"] == "decode"]
-    prompts = [row for row in rows.get("attention", []) if row["operation"] == "prefill"]
+    decodes = [row for row in _of("decode attention", outcomes) if row["operation"] == "decode"]
+    prompts = [row for row in _of("prefill attention", outcomes) if row["operation"] == "prefill"]
+    steps = _of("decode steps", outcomes)
     wide = [row for row in _ours(decodes) if _batch(row) >= 32]
     return [
         Aim(
@@ -59,12 +59,12 @@ def aims(rows: Rows) -> list[Aim]:
         Aim(
             text="8B decode step of 32 rows at 1,024 positions, % of the roofline",
             least=75,
-            found=_step_percent(rows, "llama-8b"),
+            found=_step_percent(steps, "llama-8b"),
         ),
         Aim(
             text="1B decode step of 32 rows at 1,024 positions, % of the roofline",
             least=60,
-            found=_step_percent(rows, "llama-1b"),
+            found=_step_percent(steps, "llama-1b"),
         ),
         Aim(
             text="prefill attention of long prompts, TFLOP/s",
@@ -74,13 +74,13 @@ def aims(rows: Rows) -> list[Aim]:
         Aim(
             text="device idle between steps of 64 rows through gRPC, %",
             least=3,
-            found=next((row["idle_percent"] for row in rows.get("idle", [])), None),
+            found=next((row["idle_percent"] for row in _of("idle", outcomes)), None),
             is_most=True,
         ),
         Aim(
             text="256 requests offline, times the rate of transformers' continuous batching",
             least=1.0,
-            found=_over_transformers(rows.get("offline", [])),
+            found=_over_transformers(_of("offline", outcomes)),
         ),
     ]
 
@@ -88,10 +88,20 @@ def aims(rows: Rows) -> list[Aim]:
 def write_results(
     folder: Path, about: dict[str, Any], outcomes: Sequence[Outcome], *, judges: bool
 ) -> Path:
-    """Write `results.json` and `results.md`; gives the page. `judges`: aims are looked at."""
+    """
+    Write `results.json`, `results.md` and, of what parts said, `log.txt`; gives the page. `judges`:
+    aims are looked at.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    found = {"about": about, "parts": [asdict(outcome) for outcome in outcomes]}
-    (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    parts = [
+        {name: value for name, value in asdict(outcome).items() if name != "log"}
+        for outcome in outcomes
+    ]
+    (folder / "results.json").write_text(
+        json.dumps({"about": about, "parts": parts}, indent=1) + "\n"
+    )
+    logs = [f"===== {outcome.name}: {outcome.status}\n{outcome.log}\n" for outcome in outcomes]
+    (folder / "log.txt").write_text("\n".join(logs))
     page = folder / "results.md"
     page.write_text("\n".join(_page(about, outcomes, judges=judges)) + "\n")
     return page
@@ -99,22 +109,43 @@ def write_results(
 
 def _page(about: dict[str, Any], outcomes: Sequence[Outcome], *, judges: bool) -> list[str]:
     lines = ["# On a GPU", "", "Made by `tests/gpu/run`.", ""]
-    lines += [f"- {name}: {text}" for name, text in about.items()]
+    lines += [f"- {name}: {_cell(text)}" for name, text in about.items()]
     if judges:
         lines += ["", "## Aims", "", *_aims_table(outcomes)]
     lines += ["", "## Parts", ""]
     lines += _table(
         [
-            {"part": each.name, "": each.status, "seconds": f"{each.seconds:.1f}"}
+            {
+                "part": each.name,
+                "": each.status,
+                "seconds": f"{each.seconds:.1f}",
+                "found": _found(each.rows),
+            }
             for each in outcomes
         ]
     )
     for outcome in outcomes:
-        lines += ["", f"## {outcome.name.capitalize()}", ""]
+        told = [] if _counts_tests(outcome.rows) else _tables(outcome.rows)
+        if outcome.status == "passed" and not told:
+            continue
+        lines += ["", f"## {outcome.name}", ""]
         if outcome.status != "passed":
             lines += [f"{outcome.status}:", "", "```", outcome.detail, "```", ""]
-        lines += _tables(outcome.rows)
+            told = _tables(outcome.rows)
+        lines += told
     return lines
+
+
+def _counts_tests(rows: Rows) -> bool:
+    return bool(rows) and "failures" in rows[0]
+
+
+def _found(rows: Rows) -> str:
+    if not _counts_tests(rows):
+        return f"{len(rows)} rows" if rows else "-"
+    (counts,) = rows
+    numbers = {name: count for name, count in counts.items() if isinstance(count, int) and count}
+    return ", ".join(f"{count} {name}" for name, count in numbers.items()) or "no tests"
 
 
 def _aims_table(outcomes: Sequence[Outcome]) -> list[str]:
@@ -126,15 +157,15 @@ def _aims_table(outcomes: Sequence[Outcome]) -> list[str]:
                 "found": "-" if aim.found is None else f"{aim.found:.4g}",
                 "": aim.verdict,
             }
-            for aim in aims({outcome.name: outcome.rows for outcome in outcomes})
+            for aim in aims(outcomes)
         ]
     )
 
 
-def _tables(rows: list[dict[str, Any]]) -> list[str]:
+def _tables(rows: Rows) -> list[str]:
     """A table for each run of rows with the same columns."""
     lines: list[str] = []
-    alike: list[dict[str, Any]] = []
+    alike: Rows = []
     for row in [*rows, {}]:
         if alike and row.keys() != alike[0].keys():
             lines += ["", *_table(alike)] if lines else _table(alike)
@@ -143,7 +174,7 @@ def _tables(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _table(rows: list[dict[str, Any]]) -> list[str]:
+def _table(rows: Rows) -> list[str]:
     columns = list(rows[0])
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     return [*lines, *(f"| {' | '.join(_cell(row[name]) for name in columns)} |" for row in rows)]
@@ -157,7 +188,12 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _ours(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _of(name: str, outcomes: Sequence[Outcome]) -> Rows:
+    """All rows of parts whose names begin so."""
+    return [row for each in outcomes if each.name.startswith(name) for row in each.rows]
+
+
+def _ours(rows: Rows) -> Rows:
     return [row for row in rows if row["implementation"] == "tandem"]
 
 
@@ -166,7 +202,7 @@ def _batch(row: dict[str, Any]) -> int:
     return int(row["shape"].split()[0].removeprefix("B="))
 
 
-def _speeds_over_flashinfer(decodes: list[dict[str, Any]]) -> list[float]:
+def _speeds_over_flashinfer(decodes: Rows) -> list[float]:
     """For each shape, its fastest time over ours."""
     best: dict[str, float] = {}
     for row in decodes:
@@ -176,16 +212,16 @@ def _speeds_over_flashinfer(decodes: list[dict[str, Any]]) -> list[float]:
     return [best[row["shape"]] / row["time_us"] for row in _ours(decodes) if row["shape"] in best]
 
 
-def _step_percent(rows: Rows, model: str) -> float | None:
+def _step_percent(steps: Rows, model: str) -> float | None:
     found = [
         row["percent_of_floor"]
-        for row in rows.get("decode steps", [])
+        for row in steps
         if (row["model"], row["rows"], row["context"]) == (model, 32, 1024)
     ]
     return _median(found)
 
 
-def _over_transformers(rows: list[dict[str, Any]]) -> float | None:
+def _over_transformers(rows: Rows) -> float | None:
     """If transformers did not finish, its rate was lower still."""
     rates: dict[str, float] = {row["engine"]: row["output_tokens_per_s"] for row in rows}
     finished = any(row["engine"] == "tandem" and row["finished"] for row in rows)

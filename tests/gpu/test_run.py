@@ -15,17 +15,24 @@ import torch
 from executor_svc.bench import decode_steps, kernels, roofline
 from tests.gpu import idle, offline
 from tests.gpu.__main__ import main
-from tests.gpu.parts import ROOT, Outcome, Part, count_tests, run_part
-from tests.gpu.plan import BUDGET_S, parts_on_cpu, parts_on_gpu
+from tests.gpu.parts import ROOT, Outcome, Part, count_tests, read_rows, run_parts
+from tests.gpu.plan import BUDGET_S, stages_on_cpu, stages_on_gpu
 from tests.gpu.results import aims, write_results
 from tests.gpu.workload import Requests
 
 PARSERS = {"kernels": kernels._parser, "model": decode_steps._parser, "roofline": roofline._parser}
 
 
-def run(*arguments: str, **limits: float) -> Outcome:
+def run(*arguments: str, left_s: float = 100.0, **limits: float) -> Outcome:
     part = Part(name="part", arguments=arguments, **{"limit_s": 30.0, **limits})
-    return run_part(part, limits.get("left_s", 100.0), dict(os.environ))
+    outcomes: list[Outcome] = []
+    run_parts([part], left_s=left_s, environment=dict(os.environ), tell=outcomes.append)
+    (outcome,) = outcomes
+    return outcome
+
+
+def parts_of(stages) -> list[Part]:
+    return [part for stage in stages for part in stage.parts]
 
 
 class TestPart:
@@ -77,48 +84,87 @@ class TestPart:
         """
         With less of the budget left than a part needs, it is not started, and the numbers are told.
         """
-        part = Part(name="part", arguments=("-c", "1/0"), limit_s=30.0, least_s=10.0)
-        outcome = run_part(part, 9.0, {})
+        outcome = run("-c", "1/0", left_s=9.0)
         assert ("skipped", "9 s were left, it needs 10") == (outcome.status, outcome.detail)
+
+    def test_parts_run_side_by_side_and_a_crash_costs_one_alone(self, tmp_path):
+        """
+        Two at a time can wait for each other; the one that is killed fails, and the other passes.
+        """
+        os.mkfifo(pipe := tmp_path / "pipe")
+        reads = f"open({str(pipe)!r}).read(); print('[]')"
+        crashes = f"import os; open({str(pipe)!r}, 'w').close(); os.kill(os.getpid(), 9)"
+        parts = [
+            Part(name=name, arguments=("-c", code), limit_s=30.0, least_s=0.0)
+            for name, code in (("reads", reads), ("crashes", crashes))
+        ]
+        found: list[Outcome] = []
+        run_parts(parts, left_s=60, environment=dict(os.environ), tell=found.append, at_once=2)
+        assert {"reads": "passed", "crashes": "failed"} == {
+            each.name: each.status for each in found
+        }
+
+    def test_rows_of_a_list_that_broke_off_are_read(self):
+        """
+        Of what a killed benchmark printed every whole row counts.
+        """
+        assert [{"x": 1}, {"x": 2}] == read_rows('[{"x": 1},\n{"x": 2}]\n')
+        assert [{"x": 1}] == read_rows('[{"x": 1},\n')
+        assert [] == read_rows("[")
+        with pytest.raises(ValueError, match="Expecting value"):
+            read_rows("")
 
     def test_counts_of_tests_are_read(self):
         """
-        Of pytest's output its closing counts and the names of failures are kept.
+        Of pytest's lines verdicts are counted and the names of failures kept.
         """
-        text = "..F\nFAILED tests/a.py::b - no\n1 failed, 2 passed, 3 deselected in 0.1s\n"
+        text = (
+            "collected 4 items\n\ntests/a.py::one PASSED [ 25%]\ntests/a.py::two[a b] FAILED [ 50%]\n"
+            "tests/a.py::three ERROR [ 75%]\ntests/a.py::four PASSED [100%]\n1 failed in 0.1s\n"
+        )
         (found,) = count_tests(text)
-        assert {"failed": 1, "passed": 2, "deselected": 3} == {
-            name: found[name] for name in ("failed", "passed", "deselected")
+        assert {"passed": 2, "failed": 1, "error": 1, "skipped": 0} == {
+            name: found[name] for name in ("passed", "failed", "error", "skipped")
         }
-        assert ["FAILED tests/a.py::b"] == found["failures"]
+        assert ["tests/a.py::two[a b]", "tests/a.py::three"] == found["failures"]
+        assert [] == found["broke off in"]
+
+    def test_test_that_never_ended_is_named(self):
+        """
+        Where pytest's lines break off, the test that was running is told beside those that had ended.
+        """
+        (found,) = count_tests("collected 4 items\ntests/a.py::one PASSED\ntests/a.py::two[x] ")
+        assert (1, ["tests/a.py::two[x]"]) == (found["passed"], found["broke off in"])
 
     def test_output_without_counts_is_no_result(self):
         """
-        Where pytest collected nothing there are no rows, and the part fails.
+        Where pytest did not get as far as its tests there are no rows, and the part fails.
         """
         with pytest.raises(ValueError, match="no count of tests"):
-            count_tests("no tests ran in 0.1s")
+            count_tests("ImportError: no module")
+        with pytest.raises(ValueError, match="no count of tests"):
+            count_tests("")
 
 
 class TestPlan:
-    @pytest.mark.parametrize("make", [parts_on_gpu, parts_on_cpu])
+    @pytest.mark.parametrize("make", [stages_on_gpu, stages_on_cpu])
     def test_benchmarks_take_the_flags_they_are_given(self, make):
         """
         Every flag of every benchmark among the parts exists.
         """
-        parts = [part for part in make(Path()) if "executor_svc.bench" in part.arguments]
+        parts = [part for part in parts_of(make(Path())) if "executor_svc.bench" in part.arguments]
         names = {part.arguments[2] for part in parts}
         assert set(PARSERS) == names
         for part in parts:
             PARSERS[part.arguments[2]]().parse_args(part.arguments[3:])
 
-    @pytest.mark.parametrize("make", [parts_on_gpu, parts_on_cpu])
+    @pytest.mark.parametrize("make", [stages_on_gpu, stages_on_cpu])
     def test_scripts_take_the_flags_they_are_given(self, make):
         """
         Every flag of every script of this folder among the parts exists.
         """
         parsers = {"tests.gpu.idle": idle._parser, "tests.gpu.offline": offline._parser}
-        parts = [part for part in make(Path()) if part.arguments[1] in parsers]
+        parts = [part for part in parts_of(make(Path())) if part.arguments[1] in parsers]
         assert set(parsers) == {part.arguments[1] for part in parts}
         for part in parts:
             parsers[part.arguments[1]]().parse_args(part.arguments[2:])
@@ -127,10 +173,23 @@ class TestPlan:
         """
         Correctness comes first, and what the aims need has time even where each part takes all of its own.
         """
-        parts = {part.name: part.limit_s for part in parts_on_gpu(Path())}
-        assert "tests" == next(iter(parts))
-        assert ["operations", "kernel tests"] == list(parts)[-2:]
-        assert sum(list(parts.values())[:-2]) <= BUDGET_S <= 9 * 60 - 10
+        first, benches, last = stages_on_gpu(Path())
+        names = [part.name for part in benches.parts]
+        needed = [part.limit_s for part in benches.parts[: names.index("offline") + 1]]
+        assert first.limit_s + sum(needed) <= BUDGET_S <= 9 * 60 - 10
+        assert {"tests/gpu"} == {str(Path(part.name).parent) for part in first.parts}
+        assert {"tests/kernels/triton"} == {str(Path(part.name).parent) for part in last.parts}
+
+    def test_every_file_of_tests_is_a_part(self):
+        """
+        Of both folders with tests for a GPU each file runs, in a process of its own.
+        """
+        parts = [part.name for part in parts_of(stages_on_gpu(Path()))]
+        for folder in ("tests/gpu", "tests/kernels/triton"):
+            files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("test_*.py")}
+            assert files - {"tests/gpu/test_run.py"} == {
+                name for name in parts if str(Path(name).parent) == folder
+            }
 
 
 class TestAims:
@@ -144,20 +203,22 @@ class TestAims:
             return {**of, "time_us": time_us, "percent_of_ceiling": percent, "tflop_per_s": 0.0}
 
         rows = {
-            "attention": [
+            "decode attention": [
                 decode("B=1 ctx=1024", "tandem", 10.0, 10.0),
                 decode("B=1 ctx=1024", "flashinfer", 12.0, 9.0),
                 decode("B=1 ctx=1024", "flashinfer-tensor-cores", 9.0, 12.0),
                 decode("B=32 ctx=1024", "tandem", 10.0, 84.0),
                 decode("B=64 ctx=1024", "tandem", 10.0, 88.0),
                 decode("B=64 ctx=1024", "flashinfer", 13.0, 80.0),
+            ],
+            "prefill attention": [
                 {
                     **decode("N=1 len=4096", "tandem", 1.0, 1.0),
                     "operation": "prefill",
                     "tflop_per_s": 399.0,
                 },
             ],
-            "decode steps": [
+            "decode steps of llama-8b": [
                 {"model": "llama-8b", "rows": 32, "context": 1024, "percent_of_floor": 80.0},
                 {"model": "llama-8b", "rows": 64, "context": 1024, "percent_of_floor": 90.0},
             ],
@@ -175,7 +236,15 @@ class TestAims:
             (399.0, "missed"),
             (2.0, "reached"),
             (3.0, "reached"),
-        ] == [(pytest.approx(aim.found) if aim.found else None, aim.verdict) for aim in aims(rows)]
+        ] == [
+            (pytest.approx(aim.found) if aim.found else None, aim.verdict)
+            for aim in aims(
+                [
+                    Outcome(name=name, status="passed", seconds=1.0, rows=found)
+                    for name, found in rows.items()
+                ]
+            )
+        ]
 
     def test_page_says_what_was_not_run(self, tmp_path):
         """
@@ -186,9 +255,10 @@ class TestAims:
             Outcome(name="offline", status="skipped", seconds=0.0, detail="3 s were left"),
         ]
         page = write_results(tmp_path, {"device": "none"}, outcomes, judges=True).read_text()
-        assert "| idle | passed | 1.0 |" in page
+        assert "| idle | passed | 1.0 | 1 rows |" in page
         assert "through gRPC, % | at most 3 | 4 | missed |" in page
         assert "skipped:\n\n```\n3 s were left\n```" in page
+        assert "===== offline: skipped" in (tmp_path / "log.txt").read_text()
         found = json.loads((tmp_path / "results.json").read_text())
         assert ["idle", "offline"] == [part["name"] for part in found["parts"]]
 
@@ -241,7 +311,7 @@ class TestScript:
         """
         With a small model on the CPU the idle share of a run through scheduler and executor is a percentage.
         """
-        part = next(part for part in parts_on_cpu(tmp_path) if part.name == "idle")
+        part = next(part for part in parts_of(stages_on_cpu(tmp_path)) if part.name == "idle")
         monkeypatch.setattr(sys, "argv", ["idle", *part.arguments[2:]])
         assert 0 == idle.main()
         (row,) = json.loads(capsys.readouterr().out)
