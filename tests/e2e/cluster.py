@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import psutil
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, Client, is_serving
+from tests.ports import free_port
 
 Found = TypeVar("Found")
 
@@ -169,13 +169,6 @@ class Cluster:
     def _name(self, service: str) -> str:
         self._num_started += 1
         return f"{self._num_started}-{service}"
-
-
-def free_port() -> int:
-    """A port that nothing listened on a moment ago; the executor comes back on it later."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def interrupt(process: subprocess.Popen[str]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, Client, Delta, is_serving
-from tests.e2e.cluster import Process, free_port, wait_until
+from tests.e2e.cluster import Process, wait_until
+from tests.ports import free_port
 
 PROMPT = "def fibonacci(n):"
 NO_LEASE_MS = 600_000

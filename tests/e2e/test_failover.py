@@ -8,8 +8,9 @@ import time
 import pytest
 
 from tandem.errors import ExecutorLost, ModelChanged
-from tests.e2e.cluster import free_port, wait_until
+from tests.e2e.cluster import wait_until
 from tests.e2e.failover import Fleet, Reader
+from tests.ports import free_port
 
 NUM_STREAMS = 8
 NUM_TOKENS = 500

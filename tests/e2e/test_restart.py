@@ -17,7 +17,8 @@ from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error
 from tandem_client import Client, Delta, FinishReason, RetryPolicy, is_serving
-from tests.e2e.cluster import Cluster, free_port, wait_until
+from tests.e2e.cluster import Cluster, wait_until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.cluster import ROOT, environment, free_port, wait_until
+from tests.e2e.cluster import ROOT, environment, wait_until
 from tests.faults.step_count import StepCount
+from tests.ports import free_port
 
 _CLOCK_FOLDER = ROOT / "tests/faults/clock"
 

@@ -13,9 +13,10 @@ import psutil
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, is_serving
-from tests.e2e.cluster import BUNDLED_MODEL, START_S, Process, free_port, wait_until
+from tests.e2e.cluster import BUNDLED_MODEL, START_S, Process, wait_until
 from tests.faults.controlled import Controlled
 from tests.faults.executors import Executor, Zygote, clock_environment, working
+from tests.ports import free_port
 
 PROXIES = {"bytes": "tests.faults.tcp_proxy", "messages": "tests.faults.message_proxy"}
 EXECUTOR_LIMITS = (

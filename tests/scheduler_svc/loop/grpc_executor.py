@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import queue
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -27,13 +26,6 @@ from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, ArithmeticRunne
 
 HEARTBEAT_S = 0.02
 _PREFIX = "/tandem.executor.v1.ExecutorService/"
-
-
-def free_address() -> str:
-    """An address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @dataclass(frozen=True)

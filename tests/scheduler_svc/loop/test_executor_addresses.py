@@ -9,8 +9,9 @@ import structlog
 
 from tandem.errors import Draining, SessionHeld
 from tandem.link.session import SchedulerId
+from tests.ports import free_port
 from tests.scheduler_svc.loop.arithmetic_runner import expected_outputs
-from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor, free_address
+from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor
 
 PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
 US = SchedulerId(name="scheduler-1", incarnation="1")
@@ -18,7 +19,7 @@ US = SchedulerId(name="scheduler-1", incarnation="1")
 
 @pytest.fixture
 def addresses() -> list[str]:
-    return [free_address(), free_address()]
+    return [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from scheduler_svc.ipc import snapshot
 from tandem.errors import SessionHeld
 from tandem.link.checksum import seal
 from tandem.link.session import SchedulerId
+from tests.ports import free_port
 from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, expected_outputs
-from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor, free_address
+from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.loop.service_bench import DEADLINE_S
 
 NEXT = SchedulerId(name="next", incarnation="1")
@@ -20,7 +21,7 @@ PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
 
 @pytest.fixture
 def address() -> str:
-    return free_address()
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scheduler_svc.config import SchedulerSettings
 from scheduler_svc.service import SAME_SIGNAL_S, scheduler_id
+from tests.ports import free_port
 from tests.scheduler_svc.loop.arithmetic_runner import ArithmeticRunner
-from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor, free_address
+from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.loop.service_bench import FakeFrontend
 
 DEADLINE_S = 60.0
@@ -106,7 +107,7 @@ def busy_executor(monkeypatch) -> Iterator[GrpcExecutor]:
     monkeypatch.setattr(
         ArithmeticRunner, "execute", lambda self, step: (is_over.wait(), execute(self, step))[1]
     )
-    executor = GrpcExecutor(free_address()).start()
+    executor = GrpcExecutor(f"127.0.0.1:{free_port()}").start()
     yield executor
     is_over.set()
     executor.kill()
