@@ -3,7 +3,8 @@ Opening a session: which executor, in which order, and what may be accepted.
 
     Describe ──▶ may it be used? ──▶ GetTokenizer, once per model ──▶ OpenSession ──▶ SessionOpened
 
-Addresses are tried in turn, each once per round, and rounds are spaced by a growing wait.
+Addresses are tried in turn, each once per round, none waiting for one that is silent
+(`executor_probe`), and rounds are spaced by a growing wait.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from dataclasses import dataclass
 
 import grpc
 
+from scheduler_svc.executor_channel import open_channel, stub_on
 from scheduler_svc.executor_description import ExecutorDescription, read_description
+from scheduler_svc.executor_probe import Answer, ExecutorProbe
 from scheduler_svc.link_events import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
     ConnectFailed,
     LinkEvent,
+    PathFound,
     SessionOpened,
     backoff_s,
 )
@@ -36,33 +40,15 @@ from tandem.executor.v1 import session_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.link import PROTOCOL_VERSION
 from tandem.link.session import SchedulerId
-from tandem.link.wire import MAX_MESSAGE_BYTES
 from tandem.status import from_rpc_error
 
 DESCRIBE_DEADLINE_S = 5.0
+SEEK_DEADLINE_S = 2.0
+"""Shorter, as the session may come back meanwhile where it was."""
 OPEN_DEADLINE_S = 15.0
 """Opening waits for the executor's running step; a call given up is repeated without harm."""
 TOKENIZER_DEADLINE_S = 120.0
 SHORTEST_LEASE_MS = 1000
-
-CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # How long one attempt to connect may take, however early in the back-off: a busy peer needs it.
-    ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", int(LONGEST_BACKOFF_S * 1000)),
-    # A node that vanished closes nothing: only an unanswered ping ends its connection. What bounds
-    # the wait for the answer is the ping's own timeout, a minute unless set.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.enable_retries", 0),
-    # The link is private: a proxy that the environment names for the outside cannot carry it.
-    ("grpc.enable_http_proxy", 0),
-    # Another channel to the same address is another connection: the old one may be dead unnoticed.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +64,8 @@ class ExecutorConnector:
     Opens sessions. `require` may be called from any thread; all else belongs to the link's thread.
 
     Attributes:
-        address: Of the newest session; the first one before there was any.
+        address: Where the newest session's executor was reached last; the first one before there
+            was any session.
     """
 
     def __init__(
@@ -108,7 +95,8 @@ class ExecutorConnector:
         self._cache = cache
         self._accept = accept
         self._in_use: ModelInUse | None = None
-        self._has_opened = False
+        self._boot_id = ""
+        """Of the last session's executor; empty before the first."""
         self.address = addresses[0]
 
     def require(self, model: ModelInUse | None) -> None:
@@ -130,31 +118,47 @@ class ExecutorConnector:
         while not stopping.is_set():
             order = self._in_turn(elsewhere=elsewhere)
             waits: list[float] = []
-            for address in order:
-                failed = self._try(address, post)
-                if failed is None or stopping.is_set():
-                    return
-                waits.append(self._wait_after(failed.error, num_rounds + 1))
-                retry_in_s = min(waits) if address == order[-1] else 0.0
-                post(_retrying(failed, retry_in_s))
+            with ExecutorProbe(order, deadline_s=DESCRIBE_DEADLINE_S) as probe:
+                for answer in probe.answers():
+                    failed = self._try(answer, post)
+                    if failed is None or stopping.is_set():
+                        return
+                    waits.append(self._wait_after(failed.error, num_rounds + 1))
+                    retry_in_s = min(waits) if len(waits) == len(order) else 0.0
+                    post(_retrying(failed, retry_in_s))
             num_rounds += 1
             stopping.wait(min(waits))
 
-    def seek(self, post: Callable[[LinkEvent], None]) -> None:
-        """Try every address but that of the last session, once."""
-        for address in self._in_turn(elsewhere=True)[:-1]:
-            failed = self._try(address, post)
-            if failed is None:
-                return
-            post(failed)
+    def seek(self, post: Callable[[LinkEvent], None], *, may_move: bool) -> None:
+        """
+        Ask at every address but that of the last session, at once and once.
+
+        Args:
+            post: Takes a PathFound if the last session's executor answers there too; else, with
+                `may_move`, each failure to open a session with another one, and the session.
+            may_move: Open a session with another executor that can be used.
+        """
+        others = self._in_turn(elsewhere=True)[:-1]
+        with ExecutorProbe(others, deadline_s=SEEK_DEADLINE_S) as probe:
+            answers = probe.first_answers()
+            for answer in answers:
+                if answer.boot_id == self._boot_id:
+                    self.address = answer.address
+                    post(PathFound(boot_id=answer.boot_id, address=answer.address))
+                    return
+            for answer in answers if may_move else ():
+                failed = self._try(answer, post)
+                if failed is None:
+                    return
+                post(failed)
 
     def shorten_lease(self) -> None:
         """Open our own session again with the shortest lease, so that it ends a second later."""
-        if not self._has_opened:
+        if not self._boot_id:
             return
-        with _channel(self.address) as channel:
+        with open_channel(self.address) as channel:
             try:
-                _stub(channel).OpenSession(
+                stub_on(channel).OpenSession(
                     self._open_request(SHORTEST_LEASE_MS, take_over=False),
                     timeout=DESCRIBE_DEADLINE_S,
                 )
@@ -165,34 +169,31 @@ class ExecutorConnector:
         first = self._addresses.index(self.address) + elsewhere
         return [*self._addresses[first:], *self._addresses[:first]]
 
-    def _try(self, address: str, post: Callable[[LinkEvent], None]) -> ConnectFailed | None:
+    def _try(self, answer: Answer, post: Callable[[LinkEvent], None]) -> ConnectFailed | None:
         """Open a session and post it; gives what went wrong instead."""
-        described: list[ExecutorDescription] = []
+        description: ExecutorDescription | None = None
         try:
-            with _channel(address) as channel:
-                opened = self._open(address, _stub(channel), described.append)
+            if isinstance(answer.described, grpc.RpcError):
+                raise answer.described
+            description = read_description(answer.described)
+            opened = self._open(answer.address, answer.stub, description)
         except grpc.RpcError as broken:
             error = from_rpc_error(broken)
         except TandemError as refused:
             error = refused
         else:
-            self.address = address
+            self.address = answer.address
+            self._boot_id = opened.description.boot_id
             self._may_take_over = False
-            self._has_opened = True
             post(opened)
             return None
-        description = described[0] if described else None
-        return ConnectFailed(error=error, retry_in_s=0.0, address=address, description=description)
+        return ConnectFailed(
+            error=error, retry_in_s=0.0, address=answer.address, description=description
+        )
 
     def _open(
-        self,
-        address: str,
-        stub: ExecutorServiceStub,
-        described: Callable[[ExecutorDescription], None],
+        self, address: str, stub: ExecutorServiceStub, description: ExecutorDescription
     ) -> SessionOpened:
-        answer = stub.Describe(executor_pb2.DescribeRequest(), timeout=DESCRIBE_DEADLINE_S)
-        description = read_description(answer)
-        described(description)
         self._accept(description)
         self._check_model(description)
         tokenizer_dir = self._cache.find(description.fingerprint)
@@ -248,11 +249,3 @@ def _retrying(failed: ConnectFailed, retry_in_s: float) -> ConnectFailed:
         address=failed.address,
         description=failed.description,
     )
-
-
-def _channel(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-
-def _stub(channel: grpc.Channel) -> ExecutorServiceStub:
-    return ExecutorServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from scheduler_svc.executor_connection import CHANNEL_OPTIONS, ExecutorConnector, ModelInUse
+from scheduler_svc.executor_channel import open_channel
+from scheduler_svc.executor_connection import ExecutorConnector, ModelInUse
 from scheduler_svc.link_events import LinkEvent, StreamBroken, StreamMessage
 from scheduler_svc.step_call import CallEnded, StepCall
 from tandem.errors import CorruptMessage, SessionLost, TandemError
@@ -38,6 +39,7 @@ class _Connect:
 
 @dataclass(frozen=True, slots=True)
 class _Seek:
+    may_move: bool
     delay_s: float = 0.0
 
 
@@ -91,9 +93,13 @@ class ExecutorLink:
         """
         self._commands.put(_Connect(delay_s, elsewhere))
 
-    def seek(self) -> None:
-        """Try once to open a session at each address but the newest session's."""
-        self._commands.put(_Seek())
+    def seek(self, *, may_move: bool) -> None:
+        """
+        Ask once at all addresses but the newest session's. Where its executor answers too streams
+        are opened from now on, which a PathFound tells; if nowhere and `may_move`, a session is
+        opened with another executor that can be used.
+        """
+        self._commands.put(_Seek(may_move))
 
     def require(self, model: ModelInUse | None) -> None:
         """Open sessions only with executors of this model from now on; None for any."""
@@ -167,12 +173,10 @@ class ExecutorLink:
             match command:
                 case _Connect(elsewhere=elsewhere):
                     self._connector.connect(self._post, self._stopping, elsewhere=elsewhere)
-                case _Seek():
-                    self._connector.seek(self._post)
+                case _Seek(may_move=may_move):
+                    self._connector.seek(self._post, may_move=may_move)
                 case _Stream():
-                    with grpc.insecure_channel(
-                        self._connector.address, options=CHANNEL_OPTIONS
-                    ) as channel:
+                    with open_channel(self._connector.address) as channel:
                         self._carry(channel, command)
 
     def _carry(self, channel: grpc.Channel, stream: _Stream) -> None:

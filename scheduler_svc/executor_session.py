@@ -6,9 +6,9 @@ The core's side of the executor: one session at a time, and what to do when it b
         │                             └───┴─ broken, or silent ──┤
         └── SESSION_LOST, StepFailed, too long silent or stuck ──┘
 
-A broken stream keeps the session: it is attached again and both ends send again what the other
-missed. A lost session takes all slots and blocks with it; the loop is told, and a new one is
-opened, with this executor or another.
+A broken stream keeps the session: it is attached again, at another address of the same executor if
+need be, and both ends send again what the other missed. A lost session takes all slots and blocks
+with it; the loop is told, and a new one is opened, with this executor or another.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from scheduler_svc.executor_watch import ExecutorWatch
 from scheduler_svc.link_events import (
     ConnectFailed,
     LinkEvent,
+    PathFound,
     SessionOpened,
     StreamBroken,
     StreamMessage,
     backoff_s,
 )
+from scheduler_svc.link_problems import LinkProblems
 from scheduler_svc.refusals import Refusals
 from scheduler_svc.session_counts import SessionCounts
 from tandem.errors import Draining, OutOfMemory, SessionLost, StreamReplaced, TandemError
@@ -59,8 +61,11 @@ class Link(Protocol):
     def connect(self, delay_s: float = 0.0, *, elsewhere: bool = False) -> None:
         """Open a session, however many attempts it takes; with `elsewhere` first at another's."""
 
-    def seek(self) -> None:
-        """Try once to open a session with another executor than the newest session's."""
+    def seek(self, *, may_move: bool) -> None:
+        """
+        Look once for the newest session's executor at its other addresses, and if `may_move` open
+        a session with another one where it is not found.
+        """
 
     def require(self, model: ModelInUse | None) -> None:
         """Open sessions only with executors of this model from now on."""
@@ -111,7 +116,7 @@ class ExecutorSession:
     Attributes:
         counts: What happened since the start.
         refusals: Executors that answer and are not used.
-        address: Of the newest session; empty before the first.
+        address: Where the newest session's executor was reached last; empty before the first.
         detached_since_s: Since when no stream is attached; None while one is.
     """
 
@@ -137,8 +142,7 @@ class ExecutorSession:
         """Streams in a row on which the oldest step, or its result, did not get through."""
         self._sent_s: dict[int, float] = {}
         self._in_flight: dict[int, Command] = {}
-        self._problems: dict[tuple[str, str], str] = {}
-        """The latest of each kind and address since a stream was attached."""
+        self._problems = LinkProblems()
         self._was_attached = False
         """Whether this session had a stream before."""
         self._was_lost_stuck = False
@@ -205,7 +209,9 @@ class ExecutorSession:
                 self._opened(event, now)
             case ConnectFailed(error=error, retry_in_s=retry_in_s):
                 self.refusals.note(event)
-                self._note_problem("executor_connect_failed", error, retry_in_s, event.address)
+                self._problems.note("executor_connect_failed", error, retry_in_s, event.address)
+            case PathFound():
+                self._path_found(event)
             case StreamMessage(stream=stream, message=message) if stream == self._stream:
                 self._watch.heard()
                 self._message(message, now)
@@ -228,6 +234,7 @@ class ExecutorSession:
             stuck = SessionLost(f"step {step_id} has been late for {watch.stuck_s:.1f} s")
             self._lose(stuck, LossCause.STUCK, now)
         elif state is not LinkState.DETACHED and watch.stream_silent_s > self._stream_silence_s:
+            self._link.seek(may_move=False)
             self._open_anew(f"nothing came for {watch.stream_silent_s:.1f} s", now)
         elif self.is_attached and watch.is_stalled(
             self._in_flight, self._end.num_inflight_bytes, self._end.last_applied_step_id, now
@@ -248,6 +255,12 @@ class ExecutorSession:
         self.address = event.address
         self._owner.session_opened(description, event.tokenizer_dir, now)
         self._attach()
+
+    def _path_found(self, event: PathFound) -> None:
+        """Streams go another way from now on, the one asked for last among them."""
+        if event.boot_id == self._end.boot_id:
+            _log.warning("executor_path_changed", address=event.address, previous=self.address)
+            self.address = event.address
 
     def _attach(self, delay_s: float = 0.0) -> None:
         self._watch.begin_stream()
@@ -329,9 +342,9 @@ class ExecutorSession:
         self._end.detach()
         self._num_broken = num_broken
         delay_s = backoff_s(max(num_broken, self._num_in_vain - 1))
-        self._note_problem("executor_stream_broken", error, delay_s)
+        self._problems.note("executor_stream_broken", error, delay_s)
         if num_broken >= SEEK_AFTER_BROKEN:
-            self._link.seek()
+            self._link.seek(may_move=True)
         self._attach(delay_s)
 
     def _lose(self, error: TandemError, cause: LossCause, now: float) -> None:
@@ -375,20 +388,6 @@ class ExecutorSession:
             return None
         oldest, newest = next(iter(self._in_flight)), next(reversed(self._in_flight))
         return min(max(self._watch.running_step_id, oldest), newest) - oldest
-
-    def _note_problem(
-        self, event: str, error: TandemError, retry_in_s: float, address: str = ""
-    ) -> None:
-        """Log a problem once, not at every attempt; later ones only for debugging."""
-        problem = f"{error.reason} {error.field}"
-        is_known = self._problems.get((event, address)) == problem
-        self._problems[event, address] = problem
-        log = _log.debug if is_known else _log.warning
-        ours = {"reason": error.reason, "message": error.message, "address": address}
-        ours = {name: value for name, value in ours.items() if value}
-        taken = {"event", "retry_in_s", *ours}  # A peer chose the names of its metadata.
-        theirs = {name: value for name, value in error.metadata.items() if name not in taken}
-        log(event, retry_in_s=round(retry_in_s, 3), **ours, **theirs)
 
 
 def _failed(step: StepFailed) -> SessionLost:

@@ -25,6 +25,17 @@ class SessionOpened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PathFound:
+    """
+    The executor of this boot, with which the newest session is, answers at another address, where
+    streams are opened from now on.
+    """
+
+    boot_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectFailed:
     """
     An attempt to open a session at one address failed; the link goes on trying.
@@ -55,7 +66,7 @@ class StreamBroken:
     error: TandemError
 
 
-LinkEvent = SessionOpened | ConnectFailed | StreamMessage | StreamBroken
+LinkEvent = SessionOpened | PathFound | ConnectFailed | StreamMessage | StreamBroken
 
 
 def backoff_s(num_failures: int) -> float:

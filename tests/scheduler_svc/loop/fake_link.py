@@ -86,8 +86,8 @@ class FakeLink:
     def require(self, model: ModelInUse | None) -> None:
         self.required = model
 
-    def seek(self) -> None:
-        self.commands.append("seek")
+    def seek(self, *, may_move: bool) -> None:
+        self.commands.append("seek" if may_move else "seek path")
 
     def turn_with(self, turn: Callable[[], None]) -> None:
         self.turn = turn

@@ -1,0 +1,175 @@
+"""Addresses that are silent, and several addresses of one executor."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from scheduler_svc import executor_connection
+from scheduler_svc.ipc import snapshot
+from tests.faults.tcp_proxy import TcpProxy
+from tests.ports import free_port
+from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor
+from tests.scheduler_svc.loop.three_requests import NUM_PROMPT_TOKENS, assert_all_complete, start
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def make_executor() -> Iterator[Callable[..., GrpcExecutor]]:
+    executors: list[GrpcExecutor] = []
+
+    def make(**changes) -> GrpcExecutor:
+        executors.append(GrpcExecutor(f"127.0.0.1:{free_port()}", **changes).start())
+        return executors[-1]
+
+    yield make
+    for executor in executors:
+        executor.kill()
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """Whoever waits for a silent address waits for an hour."""
+    for name in ("DESCRIBE_DEADLINE_S", "SEEK_DEADLINE_S"):
+        monkeypatch.setattr(executor_connection, name, 3600.0)
+
+
+class Path:
+    """A way to an executor that can go away while others stay."""
+
+    def __init__(self, target: str) -> None:
+        self._proxy = TcpProxy(target)
+        self.address = f"127.0.0.1:{self._proxy.start()}"
+
+    def refuse(self) -> None:
+        """End all connections, and each new one at once."""
+        self._proxy._target = "127.0.0.1", free_port()
+        self._proxy.reset()
+
+    def swallow(self) -> None:
+        """Drop all packets."""
+        self._proxy.flow(on=False)
+
+
+@pytest.fixture
+def serve(make_bench):
+    """Serve with executors at these addresses."""
+
+    def make(*addresses: str, **settings):
+        known = {"executor": ",".join(addresses), "lease_ms": 1000}
+        return make_bench(has_real_link=True, **(known | settings))
+
+    return make
+
+
+def assert_same_session(bench, frontend, executor: GrpcExecutor) -> None:
+    """All is done in the one session, and every step and prompt token was computed once."""
+    assert_all_complete(bench, frontend)
+    assert 1 == executor.num_sessions
+    assert executor.end.last_completed_step_id == executor.runner.num_steps
+    stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
+    assert (NUM_PROMPT_TOKENS, 0) == (stats.prefill_tokens, stats.recomputed_tokens)
+
+
+@pytest.mark.usefixtures("patience")
+class TestSilentAddress:
+    def test_first_session_does_not_wait_for_it(self, serve, silent, make_executor):
+        """A living executor is found beside an address that never answers, however long that takes."""
+        executor = make_executor()
+        bench = serve(silent, executor.address)
+        assert_all_complete(bench, start(bench))
+        assert executor.address == bench.loop._session.address
+
+    @pytest.mark.slow
+    def test_work_moves_past_it(self, serve, silent, make_executor):
+        """Work of a dead executor moves to a living one though an address between them is silent."""
+        dead, living = make_executor(boot_id="a"), make_executor(boot_id="b")
+        bench = serve(dead.address, silent, living.address)
+        frontend = start(bench)
+        dead.kill()
+        assert_all_complete(bench, frontend)
+        assert living.address == bench.loop._session.address
+
+    def test_executor_that_comes_back_where_it_was_is_found(self, serve, silent, make_executor):
+        """A new session with the preferred address does not wait for a silent one behind it."""
+        executor = make_executor()
+        bench = serve(executor.address, silent)
+        frontend = start(bench)
+        executor.end.lose("a test")
+        executor.cut()
+        assert_all_complete(bench, frontend)
+        assert 2 == executor.num_sessions
+
+
+class TestOtherPath:
+    def test_broken_path_keeps_the_session(self, serve, make_executor):
+        """When an address refuses and another one is of the same executor, the session goes on there."""
+        executor = make_executor()
+        path = Path(executor.address)
+        bench = serve(path.address, executor.address)
+        frontend = start(bench)
+        path.refuse()
+        assert_same_session(bench, frontend, executor)
+        assert executor.address == bench.loop._session.address
+
+    def test_silent_path_is_left_before_the_executor_is_given_up(self, serve, make_executor):
+        """When a path swallows everything the other path is found at the first new stream."""
+        executor = make_executor()
+        path = Path(executor.address)
+        bench = serve(path.address, executor.address)
+        frontend = start(bench)
+        path.swallow()
+        bench.let_pass(6.0)
+        assert_same_session(bench, frontend, executor)
+        assert executor.address == bench.loop._session.address
+
+    def test_same_executor_goes_before_another(self, serve, make_executor):
+        """Work does not move to another executor while its own answers at some address."""
+        executor, other = make_executor(boot_id="a"), make_executor(boot_id="b")
+        path = Path(executor.address)
+        bench = serve(path.address, other.address, executor.address)
+        frontend = start(bench)
+        path.refuse()
+        assert_same_session(bench, frontend, executor)
+        assert 0 == other.num_sessions
+
+    @pytest.mark.slow
+    def test_path_is_found_back(self, serve, make_executor):
+        """Of two paths each is used again when the other one breaks."""
+        executor = make_executor()
+        first, second = Path(executor.address), Path(executor.address)
+        bench = serve(first.address, second.address)
+        frontend = start(bench)
+        first.refuse()
+        bench.until(lambda: bench.loop._session.counts.reattachments == 1)
+        first._proxy._target = tuple(_split(executor.address))
+        second.refuse()
+        bench.until(lambda: bench.loop._session.counts.reattachments == 2)
+        assert first.address == bench.loop._session.address
+        assert 1 == executor.num_sessions
+        assert {} == frontend.failed
+
+    def test_silence_does_not_move_work_to_another_executor(self, serve, make_executor):
+        """An executor that is silent for less than lost_after_s keeps its work, though another is free."""
+        executor, other = make_executor(boot_id="a"), make_executor(boot_id="b")
+        path = Path(executor.address)
+        bench = serve(path.address, other.address)
+        frontend = start(bench)
+        path.swallow()
+        bench.let_pass(6.0)
+        path._proxy.flow(on=True)
+        assert_same_session(bench, frontend, executor)
+        assert 0 == other.num_sessions
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
