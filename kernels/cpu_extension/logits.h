@@ -127,8 +127,15 @@ struct Scale {
 
   float operator()(float logit) const { return (logit - best) / temperature; }
 
+  // Within two units in the last place, without dividing.
   Floats near(Floats logits) const {
     return (logits - splat(best)) * splat(1.0f / temperature);
+  }
+
+  // Within one.
+  Floats nearer(Floats logits) const {
+    const Floats distance = logits - splat(best), guess = near(logits);
+    return guess + (distance - guess * splat(temperature)) * splat(1.0f / temperature);
   }
 
   // The least logit whose scaled value `is_kept`: true of 0, and of all above one it is true of.
@@ -158,14 +165,14 @@ struct Masses {
 // Sums of e ** scaled over logits from `least` and from `above` on.
 template <class T>
 inline Masses masses(const T* logits, int64_t size, const Scale& scale, float least, float above) {
-  constexpr int64_t kRun = 64 * kLanes;  // ids summed in float32
+  constexpr int64_t kRun = 16 * kLanes;  // ids summed in float32
   Masses sums{0.0, 0.0};
   for (int64_t from = 0; from < size; from += kRun) {
     Floats total = {}, over = {};
     sweep(logits, from, std::min(size, from + kRun), [&](int64_t, Floats x) {
       const Ints kept = x >= splat(least);
       if (!any(kept)) return;
-      const Floats mass = exp_of(scale.near(x));
+      const Floats mass = exp_of(x > splat(kNever) ? scale.nearer(x) : x);
       total += kept ? mass : splat(0.0f);
       over += x >= splat(above) ? mass : splat(0.0f);
     });
@@ -198,13 +205,20 @@ struct Noise {
     return -std::log(-std::log1p(-(rank + 0.5) * 0x1p-23));
   }
 
+  // Bits that an id must have at least if its noise is to be so much.
+  static uint32_t least_bits(double noise) {
+    const double most_rank = std::exp(-noise) * 0x1p23;
+    return most_rank < 0x1p23 - 1.0 ? ~(static_cast<uint32_t>(most_rank) << 9 | 511u) : 0u;
+  }
+
   // At least the noise, by less than 0.06 where the noise is large.
   //
-  // The noise -log(-log(u)) is at most -log(1 - u), and the bits of a float are, but for a factor,
-  // at least its logarithm where its mantissa is taken for the fraction of it.
-  Floats bound(Words id) const {
+  // Noise is -log(-log(1 - v)), at most -log(v), of the float v = (rank + 0.5) / 2 ** 23. The bits of
+  // a float, taken for an integer, are its logarithm but for a factor, a term, and what the logarithm
+  // bends away from the mantissa.
+  static Floats bound(Words bits) {
     constexpr float kLog2 = 0.693147181f;
-    const Floats rest = __builtin_convertvector(as<Ints>(rank(id)), Floats) + splat(0.5f);
+    const Floats rest = __builtin_convertvector(as<Ints>(~bits >> 9), Floats) + splat(0.5f);
     const Floats exponent = __builtin_convertvector(as<Ints>(rest), Floats);
     return splat(150.0f * kLog2) - exponent * splat(kLog2 * 0x1p-23f);
   }
@@ -230,8 +244,10 @@ inline Winner winner_of(const T* logits, int64_t size, const Scale& scale, const
   float scaled = 0.0f;
   double score = Noise::of_rank(rank), rival = kNever;
   Floats goal, open;
+  Words least_bits;
   const auto aim = [&] {
     goal = splat(static_cast<float>(score) - kBoundError);
+    least_bits = Words{} + Noise::least_bits(score - kBoundError);
     // below this not even the most noise is enough
     const double edge = scale.best + (score - kMostNoise) * scale.temperature;
     open = splat(std::max(least, std::nextafter(static_cast<float>(edge), kNever)));
@@ -254,9 +270,9 @@ inline Winner winner_of(const T* logits, int64_t size, const Scale& scale, const
   sweep(logits, 0, size, [&](int64_t at, Floats x) {
     const Ints is_open = x >= open;
     if (!any(is_open)) return;
-    const Words ids = lanes + static_cast<uint32_t>(at);
-    const Ints may_win = is_open & (scale.near(x) + noise.bound(ids) >= goal);
-    if (!any(may_win)) return;
+    const Words bits = noise.bits(lanes + static_cast<uint32_t>(at));
+    if (!any(is_open & (bits >= least_bits))) return;
+    const Ints may_win = is_open & (scale.near(x) + Noise::bound(bits) >= goal);
     for (int lane = 0; lane < kLanes; ++lane)
       if (may_win[lane]) consider(at + lane, x[lane]);
   });

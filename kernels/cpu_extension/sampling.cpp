@@ -26,11 +26,84 @@ struct Draws {
   const int64_t* seed;         // [R]
   const int64_t* position;     // [R]
   const int64_t* choice;       // [R]
-  int64_t* token;              // [R], written
-  int8_t* state;               // [R], written
+  const int64_t* first_bias;   // [R + 1], each row's first bias; null without any
+  const int64_t* bias_token;   // by row
+  const float* bias_value;
+  const int64_t* penalty;      // [R], each row's place among P, or -1; null without any
+  const float* repetition;     // [P]
+  const float* frequency;      // [P]
+  const float* presence;       // [P]
+  const int64_t* prompt_len;   // [P]
+  const int64_t* history_len;  // [P]
+  const int32_t* history;      // [P, history_stride]
+  int64_t history_stride;
+  int64_t* token;  // [R], written
+  int8_t* state;   // [R], written
+
+  bool has_edits(int64_t row) const {
+    return (first_bias != nullptr && first_bias[row] < first_bias[row + 1]) ||
+           (penalty != nullptr && penalty[row] >= 0);
+  }
 };
 
-enum State : int8_t { kInvalid = 0, kDrawn = 1, kUndecided = 2 };
+enum State : int8_t { kInvalid = 0, kDrawn = 1, kUndecided = 2, kNoSuchToken = 3 };
+
+struct Scratch {
+  std::vector<Logit> best;
+  std::vector<float> edited;
+  std::vector<int32_t> counts;  // [V] zeros, or empty
+};
+
+// As PyTorch computes it: each product is rounded before it is subtracted.
+float penalised(float logit, int32_t count, const Draws& draws, int64_t place) {
+  if (!std::isfinite(logit)) return logit;
+  const float repetition = draws.repetition[place];
+  const volatile float frequent = draws.frequency[place] * static_cast<float>(count);
+  const volatile float present = draws.presence[place] * static_cast<float>(std::min(count, 1));
+  float after = logit > 0.0f ? logit / repetition : logit * repetition;
+  after = after - frequent;
+  after = after - present;
+  constexpr float kMost = std::numeric_limits<float>::max();
+  return std::min(std::max(after, -kMost), kMost);
+}
+
+void penalise(const Draws& draws, int64_t place, Scratch* scratch) {
+  const int32_t* history = draws.history + place * draws.history_stride;
+  const int64_t end = draws.history_len[place];
+  std::vector<int32_t>& counts = scratch->counts;
+  counts.resize(draws.vocab_size);
+  for (int64_t at = draws.prompt_len[place]; at < end; ++at) ++counts[history[at]];
+  for (int64_t at = 0; at < end; ++at) {
+    int32_t& count = counts[history[at]];
+    float& logit = scratch->edited[history[at]];
+    if (count >= 0) logit = penalised(logit, count, draws, place);
+    count = -1;
+  }
+  for (int64_t at = 0; at < end; ++at) counts[history[at]] = 0;
+}
+
+// A row's logits after its edits; false where they name an id that there is not.
+template <class T>
+bool edit(const Draws& draws, int64_t row, const T* logits, Scratch* scratch) {
+  const int64_t size = draws.vocab_size;
+  const auto is_known = [size](int64_t id) { return 0 <= id && id < size; };
+  std::vector<float>& edited = scratch->edited;
+  edited.resize(size + kLanes);
+  sweep(logits, 0, size, [&](int64_t at, Floats x) { store(edited.data() + at, x); });
+  if (draws.first_bias != nullptr) {
+    for (int64_t at = draws.first_bias[row]; at < draws.first_bias[row + 1]; ++at) {
+      if (!is_known(draws.bias_token[at])) return false;
+      edited[draws.bias_token[at]] += draws.bias_value[at];
+    }
+  }
+  if (draws.penalty != nullptr && draws.penalty[row] >= 0) {
+    const int64_t place = draws.penalty[row];
+    const int32_t* history = draws.history + place * draws.history_stride;
+    if (!std::all_of(history, history + draws.history_len[place], is_known)) return false;
+    penalise(draws, place, scratch);
+  }
+  return true;
+}
 
 // Philox4x32-10 (Salmon et al., SC 2011).
 Noise noise_of(uint64_t seed, uint32_t position, uint32_t choice) {
@@ -54,7 +127,7 @@ enum class Place { kInside, kOutside, kUnsure };
 
 // Where an id is that has this much mass above it.
 Place place_in_nucleus(const Masses& masses, const Draws& draws, double share) {
-  constexpr double kError = 3e-5;  // relative; of exponentials, their arguments and their sums
+  constexpr double kError = 5e-6;  // relative; of exponentials, their arguments and their sums
   const double missed = draws.vocab_size * draws.least_mass;  // at most, of what has no mass
   const double total = masses.total * kError + missed, above = masses.above * kError + missed;
   if (masses.above + above < share * (masses.total - total)) return Place::kInside;
@@ -75,8 +148,7 @@ float least_kept(const Draws& draws, const T* logits, int64_t row, const Scale& 
 
 // The winner among all is that of a nucleus if it is in it; else no id as unlikely is in it either.
 template <class T>
-State draw(const Draws& draws, int64_t row, std::vector<Logit>* scratch) {
-  const T* logits = static_cast<const T*>(draws.logits) + row * draws.row_stride;
+State draw(const Draws& draws, int64_t row, const T* logits, std::vector<Logit>* scratch) {
   const int64_t size = draws.vocab_size;
   int64_t* token = draws.token + row;
   *token = 0;
@@ -108,14 +180,22 @@ State draw(const Draws& draws, int64_t row, std::vector<Logit>* scratch) {
 }
 
 template <class T>
+State draw_row(const Draws& draws, int64_t row, Scratch* scratch) {
+  const T* logits = static_cast<const T*>(draws.logits) + row * draws.row_stride;
+  if (!draws.has_edits(row)) return draw(draws, row, logits, &scratch->best);
+  if (!edit(draws, row, logits, scratch)) return kNoSuchToken;
+  return draw<float>(draws, row, scratch->edited.data(), &scratch->best);
+}
+
+template <class T>
 void draw_all(const Draws& draws) {
   const bool is_large = draws.num_rows * draws.vocab_size > kSerialElements;
 #pragma omp parallel num_threads(static_cast<int>(draws.num_threads)) if (is_large)
   {
-    std::vector<Logit> scratch;
+    Scratch scratch;
 #pragma omp for schedule(dynamic)
     for (int64_t row = 0; row < draws.num_rows; ++row)
-      draws.state[row] = draw<T>(draws, row, &scratch);
+      draws.state[row] = draw_row<T>(draws, row, &scratch);
   }
 }
 

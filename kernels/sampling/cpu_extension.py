@@ -23,11 +23,16 @@ from kernels.cpu_extension.library import NUMBER_TYPES
 from kernels.sampling import reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.edits import LogitEdits
-from kernels.sampling.logprobs import logprobs, rows_per_copy
+from kernels.sampling.logprobs import logprobs
 
-_UNDECIDED = 2
+_UNDECIDED, _NO_SUCH_TOKEN = 2, 3
 
 _COLUMNS = ("temperature", "top_k", "top_p", "least_scaled", "seed", "position", "choice")
+_BIASES = ("first_bias", "bias_token", "bias_value")
+_PENALTIES = (
+    *("penalty", "repetition", "frequency", "presence"),
+    *("prompt_len", "history_len", "history"),
+)
 
 
 class _Draws(ctypes.Structure):
@@ -37,7 +42,9 @@ class _Draws(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab_size", "row_stride")),
         *((name, ctypes.c_int64) for name in ("num_threads", "type")),
         *((name, ctypes.c_double) for name in ("least_temperature", "top_p_slack", "least_mass")),
-        *((name, ctypes.c_void_p) for name in ("logits", *_COLUMNS, "token", "state")),
+        *((name, ctypes.c_void_p) for name in ("logits", *_COLUMNS, *_BIASES, *_PENALTIES)),
+        ("history_stride", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("token", "state")),
     )
 
 
@@ -49,34 +56,40 @@ def sample(
     num_logprobs: Tensor | None = None,
     margin_eps: float | None = None,
 ) -> Sampled:
-    """Draw one token per row; arguments as in the package's `sample`, unchecked."""
+    """
+    Draw one token per row; arguments as in the package's `sample`, unchecked.
+
+    Raises:
+        IndexError: An edit names a token that has no logit.
+    """
     if margin_eps is not None:
         return reference.sample(
             logits, columns, edits=edits, num_logprobs=num_logprobs, margin_eps=margin_eps
         )
-    token, valid = _drawn(logits, columns)
-    if edits is not None:
-        for rows in torch.split(edits.rows, rows_per_copy(logits)):
-            changed = logits[rows].float()
-            edits.apply(changed, rows)
-            token[rows], valid[rows] = _drawn(changed, columns.select(rows))
-    told = None if num_logprobs is None else logprobs(logits, token, num_logprobs)
-    return Sampled(token=token, valid=valid, logprobs=told)
-
-
-def _drawn(logits: Tensor, columns: SamplingColumns) -> tuple[Tensor, Tensor]:
-    """Tokens and validity of rows without edits."""
     if logits.stride(1) != 1 or logits.dtype not in NUMBER_TYPES:
         logits = logits.float().contiguous()
+    token, state = _drawn(logits, columns, edits)
+    undecided = (state == _UNDECIDED).nonzero()[:, 0]
+    if len(undecided):
+        again = logits[undecided].float()
+        if edits is not None:
+            edits.apply(again, undecided)
+        token[undecided] = sampler.sample(again, columns.select(undecided)).token
+    told = None if num_logprobs is None else logprobs(logits, token, num_logprobs)
+    return Sampled(token=token, valid=state > 0, logprobs=told)
+
+
+def _drawn(
+    logits: Tensor, columns: SamplingColumns, edits: LogitEdits | None
+) -> tuple[Tensor, Tensor]:
+    """Tokens, int64 ``[R]``, and what became of the rows, int8 ``[R]``."""
     num_rows, vocab_size = logits.shape
-    least = None if columns.min_p is None else reference.min_p_threshold(columns.min_p)
-    given = {
-        name: None if column is None else column.contiguous()
-        for name, column in (
-            *((name, getattr(columns, name)) for name in _COLUMNS if name != "least_scaled"),
-            ("least_scaled", least),
-        )
-    }
+    given = {name: getattr(columns, name) for name in _COLUMNS if name != "least_scaled"}
+    if columns.min_p is not None:
+        given["least_scaled"] = reference.min_p_threshold(columns.min_p)
+    if edits is not None:
+        given |= _edits_by_row(edits, num_rows)
+    held = {name: column.contiguous() for name, column in given.items()}
     token = torch.empty(num_rows, dtype=torch.int64)
     state = torch.empty(num_rows, dtype=torch.int8)
     draws = _Draws(
@@ -89,15 +102,31 @@ def _drawn(logits: Tensor, columns: SamplingColumns) -> tuple[Tensor, Tensor]:
         top_p_slack=reference.TOP_P_SLACK,
         least_mass=1 / reference.MASS_SCALE,
         logits=logits.data_ptr(),
+        history_stride=held["history"].shape[1] if "history" in held else 0,
         token=token.data_ptr(),
         state=state.data_ptr(),
-        **{name: None if column is None else column.data_ptr() for name, column in given.items()},
+        **{name: column.data_ptr() for name, column in held.items()},
     )
     _library().tandem_sampling_draw(ctypes.byref(draws))
-    undecided = (state == _UNDECIDED).nonzero()[:, 0]
-    if len(undecided):
-        token[undecided] = sampler.sample(logits[undecided], columns.select(undecided)).token
-    return token, state > 0
+    if (state == _NO_SUCH_TOKEN).any():
+        row = int((state == _NO_SUCH_TOKEN).nonzero()[0])
+        raise IndexError(f"an edit of row {row} names a token outside the {vocab_size} there are")
+    return token, state
+
+
+def _edits_by_row(edits: LogitEdits, num_rows: int) -> dict[str, Tensor]:
+    """What the fields of `_Draws` after the columns point to."""
+    found = {}
+    if edits.biases is not None:
+        row, order = edits.biases.row.sort(stable=True)
+        found["first_bias"] = torch.searchsorted(row, torch.arange(num_rows + 1))
+        found["bias_token"] = edits.biases.token[order]
+        found["bias_value"] = edits.biases.value[order]
+    if edits.penalties is not None:
+        found["penalty"] = torch.full((num_rows,), -1)
+        found["penalty"][edits.penalties.row] = torch.arange(len(edits.penalties.row))
+        found |= {name: getattr(edits.penalties, name) for name in _PENALTIES if name != "penalty"}
+    return found
 
 
 @functools.cache
