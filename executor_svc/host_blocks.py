@@ -11,6 +11,7 @@ from torch import Tensor
 
 from executor_svc.device import available_bytes
 from executor_svc.out_of_memory import in_one_line, is_out_of_memory
+from executor_svc.upload import upload
 from tandem.errors import OutOfMemory
 from tandem.link.batch import Int32Column
 
@@ -76,7 +77,7 @@ class HostBlocks:
     def write(self, block: Int32Column, host: Int32Column) -> None:
         """Copy device blocks to host blocks, ``[N]`` each; host blocks are distinct."""
         for part in self._parts(len(block)):
-            source = self._on_device(block[part])
+            source = upload(block[part], self._layers[0].device)
             staging = torch.stack([layer.index_select(0, source) for layer in self._layers], 1)
             for here, there in _runs(host[part]):
                 self._host[there].copy_(staging[here], non_blocking=True)
@@ -89,16 +90,13 @@ class HostBlocks:
             staging = torch.empty(shape, dtype=first.dtype, device=first.device)
             for here, there in _runs(host[part]):
                 staging[here].copy_(self._host[there], non_blocking=True)
-            destination = self._on_device(block[part])
+            destination = upload(block[part], first.device)
             for index, layer in enumerate(self._layers):
                 layer.index_copy_(0, destination, staging[:, index])
 
     def _parts(self, num_blocks: int) -> Iterator[slice]:
         step = max(1, _STAGING_BYTES // self._block_bytes)
         return (slice(start, start + step) for start in range(0, num_blocks, step))
-
-    def _on_device(self, column: Int32Column) -> Tensor:
-        return torch.from_numpy(column.astype(np.int64)).to(self._layers[0].device)
 
 
 def _runs(host: Int32Column) -> Iterator[tuple[slice, slice]]:

@@ -255,7 +255,8 @@ class ModelRunner:
         """
         block_size = self._kv.block_size
         kv_len = min(self._max_model_len, self._kv.num_blocks * block_size)
-        for batch in warm_up_batches(kv_len, block_size):
+        compiles = self._model.device.type != "cpu"
+        for batch in warm_up_batches(kv_len, block_size, compiles=compiles):
             self.execute(batch, 0)
         self._forget()
         for graphs in self._captured():

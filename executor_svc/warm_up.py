@@ -9,26 +9,53 @@ import numpy as np
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
 
 _PROMPT_LEN = 32
+_SHORT_LEN = 2
+"""Kernels that are compiled have other tiles for so few queries."""
+
+_FILTERED = RowSampling(temperature=1.0, top_k=2, top_p=0.9, seed=0)
+_EDITED = RowSampling(
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    seed=0,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    logit_bias=((0, 1.0),),
+    logprobs=1,
+)
 
 
-def warm_up_batches(max_tokens: int, block_size: int) -> list[Batch]:
+def warm_up_batches(max_tokens: int, block_size: int, *, compiles: bool) -> list[Batch]:
     """
     A prompt in slot 0 that samples, then a decode, if there is room for one.
 
     Args:
         max_tokens: Most tokens of one sequence that there are blocks for, at least 1.
         block_size: Tokens per block; blocks from 1 on are used.
+        compiles: Kernels are compiled at their first use: a short prompt and its decode follow,
+            with edits of logits and log probabilities, so that no request waits for those.
     """
-    prompt_len = max(1, min(_PROMPT_LEN, max_tokens - 1))
+    batches = _sequence(1, _PROMPT_LEN, max_tokens, block_size, _FILTERED)
+    if compiles:
+        batches.append(Batch(release_slot=np.zeros(1, np.int32)))
+        batches += _sequence(2, _SHORT_LEN, max_tokens, block_size, _EDITED)
+    return batches
+
+
+def _sequence(
+    generation: int, longest: int, max_tokens: int, block_size: int, sampling: RowSampling
+) -> list[Batch]:
+    """A prompt of up to `longest` tokens in slot 0 and, where there is room, a decode."""
+    prompt_len = max(1, min(longest, max_tokens - 1))
     num_blocks = math.ceil(min(prompt_len + 1, max_tokens) / block_size)
     admission = Admission(
         slot=0,
-        generation=1,
+        generation=generation,
         token_ids=np.zeros(prompt_len, np.int32),
         num_prompt_tokens=prompt_len,
         num_cached_tokens=0,
         block_ids=np.arange(1, num_blocks + 1, dtype=np.int32),
-        sampling=RowSampling(temperature=1.0, top_k=2, top_p=0.9, seed=0),
+        sampling=sampling,
     )
     batches = [_one_row(0, prompt_len, admits=(admission,))]
     if prompt_len < max_tokens:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.transfer import to_device
+
 _MAX = torch.finfo(torch.float32).max
 
 
@@ -66,7 +68,7 @@ class Penalties:
             presence=self.presence[index],
             prompt_len=self.prompt_len[index],
             history_len=self.history_len[index],
-            history=self.history.index_select(0, index.to(self.history.device)),
+            history=self.history.index_select(0, to_device(index, self.history.device)),
         )
 
 

@@ -21,6 +21,18 @@ BLOCK_SIZE = 16
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 NOISY = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=5)
 FILTERED = RowSampling(temperature=0.9, top_k=30, top_p=0.9, seed=2**64 - 1, min_p=0.02)
+EDITED = RowSampling(
+    temperature=0.8,
+    top_k=0,
+    top_p=0.95,
+    seed=11,
+    repetition_penalty=1.3,
+    frequency_penalty=0.2,
+    presence_penalty=-0.1,
+    logit_bias=((3, 2.0), (5, -1.0)),
+    min_tokens=4,
+    end_ids=(7,),
+)
 TOLD = RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=7, logprobs=3)
 
 
@@ -40,12 +52,13 @@ def make_runner(
     max_model_len: int,
     graphs: GraphDevice | None = None,
     sizes: Sequence[int] = (),
+    num_host_blocks: int = 0,
     **options: object,
 ) -> ModelRunner:
     """A warm runner over a cache of NaN; with `graphs` it captures steps of these many rows."""
     blocks = num_slots * -(-max_model_len // BLOCK_SIZE)
     model = random_model(config, dtype, device)
-    kv = KvMemory(config, blocks, BLOCK_SIZE, dtype, device)
+    kv = KvMemory(config, blocks, BLOCK_SIZE, dtype, device, num_host_blocks=num_host_blocks)
     for layer in kv.layers:
         layer[1:].fill_(float("nan"))
     runner = ModelRunner(
