@@ -1,0 +1,190 @@
+"""A CUDA device's virtual memory: addresses that stay while memory comes and goes."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tandem.errors import InternalError, OutOfMemory
+
+_LIBRARY = "libcuda.so.1"
+_OUT_OF_MEMORY = 2
+_PINNED, _ON_DEVICE, _READ_WRITE, _MINIMUM = 1, 1, 3, 0
+_FUNCTIONS = (
+    "cuMemGetAllocationGranularity",
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+)
+
+
+class DriverMissing(RuntimeError):
+    """There is no driver, or it is older than virtual memory (CUDA 10.2)."""
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Flags(ctypes.Structure):
+    _fields_ = (
+        ("compression_type", ctypes.c_ubyte),
+        ("gpu_direct_rdma_capable", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    )
+
+
+class _Properties(ctypes.Structure):
+    """`CUmemAllocationProp`."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("requested_handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("win32_handle_metadata", ctypes.c_void_p),
+        ("flags", _Flags),
+    )
+
+
+class _Access(ctypes.Structure):
+    """`CUmemAccessDesc`."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+class DriverLibrary:
+    """The driver's functions, each called by name with numbers of the right width."""
+
+    def __init__(self, library: Any) -> None:
+        """`library`: has the functions as attributes, as `ctypes.CDLL` does."""
+        missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
+        if missing:
+            raise DriverMissing(f"the driver has no {', '.join(missing)}")
+        self._library = library
+
+    @classmethod
+    def load(cls) -> DriverLibrary:
+        """
+        The driver of this machine.
+
+        Raises:
+            DriverMissing: There is none, or an old one.
+        """
+        try:
+            return cls(ctypes.CDLL(_LIBRARY))
+        except OSError as error:
+            raise DriverMissing(f"{_LIBRARY} cannot be loaded ({error})") from error
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """
+        Call a function.
+
+        Raises:
+            OutOfMemory: The device has no more.
+            InternalError: The driver refuses otherwise.
+        """
+        function: Callable[..., int] = getattr(self._library, name)
+        code = function(*arguments)
+        if code == _OUT_OF_MEMORY:
+            raise OutOfMemory(f"the device has no memory left for the KV ({name})")
+        if code:
+            raise InternalError(f"the CUDA driver refused {name}: error {code}")
+
+
+class CudaVirtualMemory:
+    """
+    Memory of a device at an address of its own, mapped when made; goes with the object.
+
+    Source: suspension with kept addresses as in vLLM's sleep mode and torch_memory_saver.
+    """
+
+    def __init__(self, num_bytes: int, device_index: int, library: DriverLibrary) -> None:
+        """
+        Args:
+            num_bytes: Rounded up to the driver's granularity, 2 MiB as a rule.
+            device_index: Whose memory; its context is current.
+            library: The driver.
+
+        Raises:
+            OutOfMemory: The device has not so much.
+        """
+        self._library = library
+        self._location = _Location(_ON_DEVICE, device_index)
+        self._properties = _Properties(type=_PINNED, location=self._location)
+        self._num_bytes = self._rounded(max(1, num_bytes))
+        self._handle: list[int] = []
+        """One while mapped."""
+        address = ctypes.c_uint64()
+        library.call(
+            "cuMemAddressReserve",
+            ctypes.byref(address),
+            ctypes.c_size_t(self._num_bytes),
+            ctypes.c_size_t(0),
+            ctypes.c_uint64(0),
+            ctypes.c_uint64(0),
+        )
+        self.address = int(address.value)
+        arguments = (library, self.address, self._num_bytes, self._handle)
+        end = weakref.finalize(self, _free, *arguments)
+        end.atexit = False  # by then CUDA may be gone; the end of the process frees
+        self.map()
+
+    def map(self) -> None:
+        """
+        Have memory at the address.
+
+        Raises:
+            OutOfMemory: The device has not so much; nothing has changed.
+        """
+        handle = ctypes.c_uint64()
+        size, address = ctypes.c_size_t(self._num_bytes), ctypes.c_uint64(self.address)
+        self._library.call(
+            "cuMemCreate",
+            ctypes.byref(handle),
+            size,
+            ctypes.byref(self._properties),
+            ctypes.c_uint64(0),
+        )
+        try:
+            zero = ctypes.c_size_t(0)
+            self._library.call("cuMemMap", address, size, zero, handle, ctypes.c_uint64(0))
+        except InternalError:
+            self._library.call("cuMemRelease", handle)
+            raise
+        self._handle.append(int(handle.value))
+        access = _Access(location=self._location, flags=_READ_WRITE)
+        self._library.call(
+            "cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1)
+        )
+
+    def unmap(self) -> None:
+        """Give the memory back; the address stays ours."""
+        _unmap(self._library, self.address, self._num_bytes, self._handle)
+
+    def _rounded(self, num_bytes: int) -> int:
+        unit = ctypes.c_size_t()
+        self._library.call(
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(unit),
+            ctypes.byref(self._properties),
+            ctypes.c_int(_MINIMUM),
+        )
+        return -(-num_bytes // unit.value) * unit.value
+
+
+def _unmap(library: DriverLibrary, address: int, num_bytes: int, handle: list[int]) -> None:
+    if handle:
+        library.call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
+        library.call("cuMemRelease", ctypes.c_uint64(handle.pop()))
+
+
+def _free(library: DriverLibrary, address: int, num_bytes: int, handle: list[int]) -> None:
+    _unmap(library, address, num_bytes, handle)
+    library.call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
