@@ -223,7 +223,7 @@ class TestDrain:
                 break
         with cluster.admin() as admin:
             assert 1 == admin.drain(grace_s=0.0)
-        assert not cluster.is_ready()
+        wait_until(lambda: not cluster.is_ready(), "both frontends to know of it")
         error = None
         try:
             for message in call:
