@@ -20,6 +20,7 @@ from scheduler_svc.bench.link_requests import (
     generate_requests,
 )
 from scheduler_svc.bench.reader import start_reader
+from tandem.printing_commands import started_process
 
 START_DEADLINE_S = 60.0
 _POLL_S = 0.02
@@ -35,13 +36,15 @@ class Process:
     """A program of ours that is told to end by a signal; leaves nothing behind."""
 
     def __init__(self, arguments: Sequence[str], *, reads_input: bool = False) -> None:
-        self.process = subprocess.Popen(  # noqa: S603 -- our own interpreter
-            [sys.executable, "-m", *arguments],
-            stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
         self._name = arguments[0]
+        self.process = started_process(
+            lambda: subprocess.Popen(  # noqa: S603 -- our own interpreter
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
 
     @property
     def pid(self) -> int:

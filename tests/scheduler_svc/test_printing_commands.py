@@ -31,6 +31,27 @@ def command():
 run_printing("both", command)
 """
 
+STARTING = """
+import os, signal, subprocess, sys
+from tandem.printing_commands import run_printing, started_process
+
+ASK = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+
+def start():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(process.pid, flush=True)
+    return process
+
+def command():
+    started_process(lambda: subprocess.Popen([sys.executable, "-c", ASK])).wait()
+    started_process(start)
+    print("went on")
+
+run_printing("starting", command)
+"""
+
 LINK = [sys.executable, "-m", "tandem_client", "bench", "link"]
 
 
@@ -92,6 +113,17 @@ class TestEndings:
             [sys.executable, "-c", TWO_AT_ONCE], capture_output=True, text=True, check=False
         )
         assert (130, "") == (ran.returncode, ran.stderr)
+
+    def test_process_that_is_being_started_is_not_left_behind(self):
+        """
+        SIGTERM ends a command and the process it is just starting, which is deaf to Ctrl-C until it says otherwise.
+        """
+        ran = subprocess.run(
+            [sys.executable, "-c", STARTING], capture_output=True, text=True, check=False
+        )
+        deaf, pid = ran.stdout.split()
+        assert (143, "True", "") == (ran.returncode, deaf, ran.stderr)
+        assert not Path(f"/proc/{pid}").exists()
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def above_zero(text: str) -> float:
     """
     value = _number(text)
     if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError("must be above 0")
+        raise argparse.ArgumentTypeError("must be above 0 and finite")
     return value
 
 

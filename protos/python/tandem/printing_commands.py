@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import TypeVar
 
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 130, 143
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+Started = TypeVar("Started", subprocess.Popen[str], subprocess.Popen[bytes])
 
 
 class EndedBySignal(SystemExit):
@@ -31,6 +37,7 @@ def run_printing(name: str, command: Callable[[], int]) -> int:
     try:
         code = command()
         sys.stdout.flush()
+        _pass_signals_over()  # its work is done; Python would tell of one that interrupts the exit
     except BrokenPipeError:
         _forget_output()
         return EXIT_FAILED
@@ -51,12 +58,45 @@ def end_by_signals() -> None:
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
-        for either in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(either, _pass_over)
+        _pass_signals_over()
         raise EndedBySignal(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDING:
         signal.signal(number, end)
+
+
+def started_process(start: Callable[[], Started]) -> Started:
+    """
+    Start a process, and leave none behind if SIGTERM comes in the middle: then nobody has it yet.
+
+    SIGINT is ignored meanwhile, and by the process until it sets a handler: a terminal sends it to
+    both, and whoever started the process ends it, without a traceback of its imports.
+
+    Args:
+        start: Makes a `subprocess.Popen`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return start()  # signals end the main thread alone
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = start()
+        if came:
+            process.kill()
+            process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
+    return process
+
+
+def _pass_signals_over() -> None:
+    for number in _ENDING:
+        signal.signal(number, _pass_over)
 
 
 def _pass_over(_number: int, _frame: FrameType | None) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from scheduler_svc.bench.reader.build import NoCompiler, compiled_reader
 from scheduler_svc.bench.reader.counts import ReadCounts, added_up
+from tandem.printing_commands import started_process
 
 ReaderKind = Literal["auto", "compiled", "python"]
 
@@ -52,8 +53,10 @@ class Reader:
         self.kind = kind
         self._shares = [requests[first::num_processes] for first in range(num_processes)]
         self._processes = [
-            subprocess.Popen(  # noqa: S603 - our own program
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            started_process(
+                lambda: subprocess.Popen(  # noqa: S603 - our own program
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
             )
             for _ in range(num_processes)
         ]

@@ -78,7 +78,7 @@ def _run(task: Task, engines: Sequence[str], num_rounds: int, rounds: Rounds) ->
             for line in run_engine(task.of(engine)):
                 rates = rounds.add(engine, line)
                 _say(
-                    f"{where}, {rates.concurrency} requests: {rates.output_tokens_per_s:.1f} "
+                    f"{where}, {rates.concurrency} at once: {rates.output_tokens_per_s:.1f} "
                     f"output tokens/s, {rates.decode_tokens_per_s:.1f} while all decode"
                 )
         except EngineFailed as error:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tandem.printing_commands import started_process
 from tandem_embedded.bench.engines import OURS
 from tandem_embedded.bench.workload import Task
 
@@ -100,8 +101,10 @@ def run_engine(task: Task) -> Iterator[str]:
     threads = str(task.num_threads)
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(  # noqa: S603 -- our own interpreter and module
-            command, env=environment, stdout=subprocess.PIPE, stderr=said, text=True
+        process = started_process(
+            lambda: subprocess.Popen(  # noqa: S603 -- our own interpreter and module
+                command, env=environment, stdout=subprocess.PIPE, stderr=said, text=True
+            )
         )
         try:
             assert process.stdout is not None

@@ -67,6 +67,7 @@ def _root(
 
 def main() -> None:
     """Run the command that the arguments name."""
+    command = typer.main.get_command(app)  # takes a moment too, in which Ctrl-C just ends us
     # A shell starts background jobs with SIGINT ignored; whoever sends it to us still means it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    app(prog_name="tandem")
+    command(prog_name="tandem")

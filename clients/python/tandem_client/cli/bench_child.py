@@ -9,16 +9,20 @@ from types import FrameType
 
 import typer
 
+from tandem.printing_commands import started_process
 from tandem_client.cli.failures import fail, signal_name
 
 
 def run_bench(module: str, flags: list[str]) -> None:
     """Have a service measure itself, in its own process: clients never import services."""
     command = [sys.executable, "-m", module, *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- our own interpreter
     # Whoever ends this command, and it alone, means the benchmark with all its processes.
     before = signal.signal(signal.SIGTERM, _end)
+    process = None
     try:
+        process = started_process(
+            lambda: subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- our own interpreter
+        )
         try:
             _pass_on(process)
         except (KeyboardInterrupt, SystemExit):
@@ -26,7 +30,7 @@ def run_bench(module: str, flags: list[str]) -> None:
             _pass_on(process)  # what it has measured until then
             raise
     finally:
-        if process.poll() is None:
+        if process is not None and process.poll() is None:
             process.terminate()
             process.wait()
         signal.signal(signal.SIGTERM, before)
