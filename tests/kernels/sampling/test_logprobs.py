@@ -12,6 +12,8 @@ from kernels.sampling import logprobs, reference, sample
 from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
 from tests.kernels.sampling.rows import make_columns
 
+each_way = pytest.mark.usefixtures("each_way")
+
 FLOAT32_STEPS = {"rtol": 1e-5, "atol": 1e-5}
 """Rounding of sums in float32."""
 
@@ -22,6 +24,7 @@ def by_numpy(logits: np.ndarray) -> np.ndarray:
     return wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
 
 
+@each_way
 @settings(max_examples=80, deadline=None)
 @given(
     values=st.lists(st.sampled_from([-3.0, -1.0, -0.0, 0.0, 0.5, 2.0, 4.0]), min_size=3, max_size=9),
@@ -47,6 +50,7 @@ def test_row_tells_its_token_and_the_likeliest(values, num_top, temperature):
         np.testing.assert_allclose(told.chosen.numpy(), [chosen], **FLOAT32_STEPS)
 
 
+@each_way
 def test_only_rows_that_ask_are_told():
     """
     Rows are named in order; the widest asks for as many columns as there are.
@@ -58,6 +62,7 @@ def test_only_rows_that_ask_are_told():
     assert (2, 2) == result.logprobs.top.shape
 
 
+@each_way
 def test_nothing_is_told_where_nobody_asks():
     """
     Without a row that asks there are no columns.
@@ -67,6 +72,7 @@ def test_nothing_is_told_where_nobody_asks():
     assert sample(logits, make_columns(2), num_logprobs=torch.tensor([-1, -1])).logprobs is None
 
 
+@each_way
 @pytest.mark.parametrize("margin_eps", [None, 0.01])
 def test_edits_and_temperature_do_not_change_them(margin_eps):
     """
@@ -88,6 +94,7 @@ def test_edits_and_temperature_do_not_change_them(margin_eps):
     assert [[0], [0]] == result.logprobs.top_token.tolist()
 
 
+@each_way
 def test_masked_ids_have_no_probability():
     """
     An id that the model rules out has a log probability of -infinity and comes last.
@@ -98,6 +105,7 @@ def test_masked_ids_have_no_probability():
     assert [True, True, False, False] == told.top[0].isfinite().tolist()
 
 
+@each_way
 def test_half_precision_is_widened_first():
     """
     bfloat16 logits, which often tie, are told as their exact float32 values are.

@@ -1,0 +1,94 @@
+// Log probabilities of drawn tokens and of the likeliest ids on the CPU, a row at a time:
+// kernels/sampling/logprobs.py says what they are. A row's bits depend on the row alone.
+#include "logits.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kSerialElements = 1 << 16;  // fewer do not pay for waking other threads
+
+// As kernels/sampling/cpu_extension.py lays it out.
+struct Telling {
+  int64_t num_rows, vocab_size, row_stride, num_threads;
+  int64_t type;            // 0 float32, 1 bfloat16, 2 float16
+  int64_t num_top;         // K
+  const void* logits;      // [R, row_stride]
+  const int64_t* row;      // [Q], of the logits
+  const int64_t* token;    // [R], drawn
+  float* chosen;           // [Q], written
+  int64_t* top_token;      // [Q, K], written
+  float* top;              // [Q, K], written
+};
+
+// The best first, the lower id first on ties; what is -infinity comes last.
+template <class T>
+void rank_best(const T* logits, int64_t size, int64_t count, std::vector<Logit>* best) {
+  collect_best(logits, size, count, best);
+  if (static_cast<int64_t>(best->size()) < count) {
+    sweep(logits, 0, size, [&](int64_t at, Floats x) {
+      for (int lane = 0; lane < kLanes && at + lane < size; ++lane)
+        if (!(x[lane] > kNever)) best->push_back({x[lane], static_cast<int32_t>(at + lane)});
+    });
+  }
+  std::partial_sort(best->begin(), best->begin() + count, best->end(), [](Logit a, Logit b) {
+    return a.value > b.value || (a.value == b.value && a.id < b.id);
+  });
+}
+
+template <class T>
+void tell(const Telling& telling, int64_t place, std::vector<Logit>* scratch) {
+  const int64_t row = telling.row[place], size = telling.vocab_size, count = telling.num_top;
+  const T* logits = static_cast<const T*>(telling.logits) + row * telling.row_stride;
+  int64_t* top_token = telling.top_token + place * count;
+  float* top = telling.top + place * count;
+  const Best best = best_of(logits, size);
+  if (!std::isfinite(best.logit)) {  // the row has no probabilities
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    telling.chosen[place] = nan;
+    std::fill_n(top, count, nan);
+    for (int64_t at = 0; at < count; ++at) top_token[at] = at;
+    return;
+  }
+  const Scale scale{best.logit, 1.0f};
+  constexpr float kAll = std::numeric_limits<float>::lowest();
+  const double sum = masses(logits, size, scale, kAll, kAll).total;
+  // relative to the best first: what is left is near 0, where float32 is finest
+  const float log_sum = static_cast<float>(std::log(sum));
+  const auto of = [&](float logit) { return scale(logit) - log_sum; };
+  telling.chosen[place] = of(load_some(logits + telling.token[row], 1)[0]);
+  if (count == 0) return;
+  rank_best(logits, size, count, scratch);
+  for (int64_t at = 0; at < count; ++at) {
+    top_token[at] = (*scratch)[at].id;
+    top[at] = of((*scratch)[at].value);
+  }
+}
+
+template <class T>
+void tell_all(const Telling& telling) {
+  const bool is_large = telling.num_rows * telling.vocab_size > kSerialElements;
+#pragma omp parallel num_threads(static_cast<int>(telling.num_threads)) if (is_large)
+  {
+    std::vector<Logit> scratch;
+#pragma omp for schedule(dynamic)
+    for (int64_t place = 0; place < telling.num_rows; ++place) tell<T>(telling, place, &scratch);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+#define TANDEM_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// Of the struct that both sides must agree on.
+TANDEM_EXPORT int64_t tandem_sampling_telling_bytes() { return sizeof(tandem::Telling); }
+
+TANDEM_EXPORT void tandem_sampling_tell(const tandem::Telling* telling) {
+  const auto tell = telling->type == 0   ? tandem::tell_all<float>
+                    : telling->type == 1 ? tandem::tell_all<tandem::BFloat16>
+                                         : tandem::tell_all<tandem::Float16>;
+  tell(*telling);
+}
+}
