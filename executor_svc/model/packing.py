@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
+from executor_svc.huge_pages import ask_for_huge_pages
 from executor_svc.model.weights import DecoderWeights, LayerWeights
-from kernels.packed_linear import PackedWeight
+from kernels.packed_linear import PackedWeight, packed_elements
 
 _MATRICES = ("qkv", "output", "gate_up", "down")
 
@@ -27,9 +30,11 @@ def pack_weights(held: list[DecoderWeights]) -> DecoderWeights:
     weights = held.pop()
     layers, others = list(weights.layers), replace(weights, layers=())
     del weights
+    memory = _Memory([*(matrix for layer in layers for matrix in _matrices(layer)), others.lm_head])
     for index in range(len(layers)):
-        layers[index] = _pack_layer(layers[index])
-    head = PackedWeight.of(others.lm_head)
+        packed = map(memory.pack, _matrices(layers[index]))
+        layers[index] = replace(layers[index], **dict(zip(_MATRICES, packed, strict=True)))
+    head = memory.pack(others.lm_head)
     is_tied = others.lm_head is others.embedding
     return replace(
         others,
@@ -39,6 +44,23 @@ def pack_weights(held: list[DecoderWeights]) -> DecoderWeights:
     )
 
 
-def _pack_layer(layer: LayerWeights) -> LayerWeights:
-    packed: dict[str, Tensor] = {name: PackedWeight.of(getattr(layer, name)) for name in _MATRICES}
-    return replace(layer, **packed)
+class _Memory:
+    """
+    Room for all packed matrices, one after another: most are too small for huge pages of their own.
+    A page of it costs nothing before a matrix lies there.
+    """
+
+    def __init__(self, matrices: Iterable[Tensor]) -> None:
+        sizes = (packed_elements(*matrix.shape) for matrix in matrices)
+        self._left = torch.empty(sum(sizes))
+        ask_for_huge_pages(self._left)
+
+    def pack(self, matrix: Tensor) -> PackedWeight:
+        """Pack one of them into what is left."""
+        size = packed_elements(*matrix.shape)
+        taken, self._left = self._left[:size], self._left[size:]
+        return PackedWeight.of(matrix, taken)
+
+
+def _matrices(layer: LayerWeights) -> list[Tensor]:
+    return [getattr(layer, name) for name in _MATRICES]

@@ -21,6 +21,8 @@ namespace {
 
 constexpr int kVectors = 2;
 constexpr int kPanel = kVectors * kLanes;
+constexpr int kLineBytes = 64;
+constexpr int kLinesOfRow = kPanel * 4 > kLineBytes ? kPanel * 4 / kLineBytes : 1;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRows = 12;  // of a tile: its sums, and what they are made of, fill 32 registers
 #else
@@ -28,6 +30,7 @@ constexpr int kRows = 6;
 #endif
 constexpr int64_t kBlockBytes = 512 << 10;  // of rows that are multiplied with a panel in a go
 constexpr int64_t kFewTiles = 4;
+constexpr int64_t kAhead = 4096;  // bytes that a lone tile asks for before it needs them
 constexpr int64_t kPiece = 128;  // of a panel's width, which stays in the nearest cache
 constexpr int64_t kSerialProducts = 1 << 17;  // fewer do not pay for waking other threads
 
@@ -59,8 +62,9 @@ struct Product {
 };
 
 // Adds to sums [R, kPanel] the products of R rows, which `x` holds as [width, R], with a panel, and
-// meanwhile asks for `ahead`, `step` bytes per k, which will be needed next.
-template <int R>
+// meanwhile asks for Lines cache lines per k from `ahead` on, `step` bytes per k: what will be
+// needed next. The processor itself looks ahead to the end of a page at most.
+template <int R, int Lines>
 void add_tile(const float* x, const float* weight, int64_t width, float* held, const char* ahead,
               int64_t step) {
   // Every loop over the sums is unrolled, or they would live in memory.
@@ -71,7 +75,10 @@ void add_tile(const float* x, const float* weight, int64_t width, float* held, c
     for (int v = 0; v < kVectors; ++v) sums[r][v] = load(held + r * kPanel + v * kLanes);
   }
   for (int64_t k = 0; k < width; ++k, weight += kPanel, x += R, ahead += step) {
-    __builtin_prefetch(ahead, 0, 2);
+    // What is needed this soon goes to the nearest cache, what is needed later to the next.
+#pragma GCC unroll 2
+    for (int line = 0; line < Lines; ++line)
+      __builtin_prefetch(ahead + line * kLineBytes, 0, Lines > 1 ? 3 : 2);
     Floats columns[kVectors];
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) columns[v] = load(weight + v * kLanes);
@@ -87,12 +94,12 @@ void add_tile(const float* x, const float* weight, int64_t width, float* held, c
 
 using AddTile = void (*)(const float*, const float*, int64_t, float*, const char*, int64_t);
 
-template <int R>
+template <int R, int Lines>
 AddTile tile_of(int64_t rows) {
   if constexpr (R == 1) {
-    return add_tile<1>;
+    return add_tile<1, Lines>;
   } else {
-    return rows == R ? add_tile<R> : tile_of<R - 1>(rows);
+    return rows == R ? add_tile<R, Lines> : tile_of<R - 1, Lines>(rows);
   }
 }
 
@@ -131,18 +138,22 @@ void put(const Product& product, int64_t begin, int64_t end, int64_t panel, cons
 
 // Rows from `begin` to `end`, arranged in `x`, with some panels; `sums` takes their results with
 // one panel.
+//
+// A lone tile waits for memory, so it asks for what it reads itself a little later. Few tiles take
+// a panel whole and share the asking for the next one. Many take it piece by piece, so that all but
+// one find it in the nearest cache; they wait for little.
 void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, int64_t end,
                     int64_t first_panel, int64_t last_panel, const float* x, float* sums) {
-  const AddTile low = tile_of<kRows>(tiles.least), high = tile_of<kRows>(tiles.least + 1);
+  const bool is_alone = tiles.count == 1, is_few = tiles.count <= kFewTiles;
+  const auto tile_of_rows = is_alone ? tile_of<kRows, kLinesOfRow> : tile_of<kRows, 1>;
+  const AddTile low = tile_of_rows(tiles.least), high = tile_of_rows(tiles.least + 1);
   const int64_t width = product.width;
-  // Many tiles take a panel piece by piece, so that all but one find it in the nearest cache. Few
-  // take it whole, and all but the first, which waits for memory, ask for the next one.
-  const bool is_few = tiles.count <= kFewTiles;
   const int64_t piece = is_few ? width : kPiece;
-  const int64_t step = is_few && tiles.count > 1 ? kPanel * 4 / (tiles.count - 1) : 0;
+  const int64_t step = is_few ? (kPanel * 4 + tiles.count - 1) / tiles.count : 0;
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const float* weight = product.packed + panel * width * kPanel;
-    const char* next = reinterpret_cast<const char*>(weight + width * kPanel);
+    const char* here = reinterpret_cast<const char*>(weight);
+    const char* next = panel + 1 < last_panel ? here + width * kPanel * 4 : here;
     std::fill_n(sums, (end - begin) * kPanel, 0.0f);
     for (int64_t k = 0; k < width; k += piece) {
       const int64_t length = std::min(piece, width - k);
@@ -150,16 +161,20 @@ void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, i
       float* to = sums;
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         const int64_t height = tiles.height(tile);
-        const bool asks = step > 0 && tile > 0 && panel + 1 < last_panel;
-        const char* ahead = asks ? next + (tile - 1) * step * width : next;
+        const char* ahead = is_alone ? here + kAhead : next + tile * step * width;
         const AddTile add = tile < tiles.num_higher ? high : low;
-        add(from + k * height, weight + k * kPanel, length, to, ahead, asks ? step : 0);
+        add(from + k * height, weight + k * kPanel, length, to, ahead, step);
         from += height * width;
         to += height * kPanel;
       }
     }
     put(product, begin, end, panel, sums);
   }
+}
+
+// Never smaller again: what a vector grows by is set to zero each time.
+void grow(std::vector<float>& room, int64_t floats) {
+  if (static_cast<int64_t>(room.size()) < floats) room.resize(floats);
 }
 
 }  // namespace
@@ -183,9 +198,11 @@ TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* 
   const bool is_small = num_rows * width * num_columns < kSerialProducts;
   const int threads = static_cast<int>(is_small ? 1 : std::min(num_threads, num_panels));
   const int64_t most_rows = std::min(rows_per_block, num_rows);
+  const bool is_arranged = num_rows == 1;
   static thread_local std::vector<float> arranged;  // of the calling thread, for all
-  arranged.resize(most_rows * width);
-  float* const x_arranged = arranged.data();
+  if (!is_arranged) grow(arranged, most_rows * width);
+  float* const to = arranged.data();
+  const float* const from = is_arranged ? x : to;
 #pragma omp parallel num_threads(threads)
   {
 #if defined(_OPENMP)
@@ -196,14 +213,17 @@ TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* 
     const int64_t first_panel = num_panels * thread / count;
     const int64_t last_panel = num_panels * (thread + 1) / count;
     static thread_local std::vector<float> sums;
-    sums.resize(most_rows * kPanel);
+    grow(sums, most_rows * kPanel);
     for (int64_t begin = 0; begin < num_rows; begin += rows_per_block) {
       const int64_t end = std::min(begin + rows_per_block, num_rows);
       const Tiles tiles(end - begin);
+      if (!is_arranged) {
 #pragma omp for schedule(static)
-      for (int64_t tile = 0; tile < tiles.count; ++tile)
-        arrange(product, tiles, begin, tile, x_arranged);
-      multiply_block(product, tiles, begin, end, first_panel, last_panel, x_arranged, sums.data());
+        for (int64_t tile = 0; tile < tiles.count; ++tile)
+          arrange(product, tiles, begin, tile, to);
+      }
+      multiply_block(product, tiles, begin, end, first_panel, last_panel, from, sums.data());
+      if (end == num_rows) break;
 #pragma omp barrier  // before the next block takes the place of this one
     }
   }

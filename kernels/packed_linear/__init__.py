@@ -17,7 +17,7 @@ from kernels.cpu_extension import ExtensionUnavailable, load_library
 from kernels.dispatch import Operation
 from kernels.packed_linear import cpu_extension, reference
 
-__all__ = ["PackedWeight", "can_pack", "packed_linear", "use_cpu_extension"]
+__all__ = ["PackedWeight", "can_pack", "packed_elements", "packed_linear", "use_cpu_extension"]
 
 _CPU_EXTENSION = "cpu-extension"
 _DEFINITION_PANEL = 16
@@ -40,19 +40,33 @@ class PackedWeight(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
     @classmethod
-    def of(cls, weight: Tensor) -> PackedWeight:
+    def of(cls, weight: Tensor, memory: Tensor | None = None) -> PackedWeight:
         """
         Pack float32 ``[N, K]``.
 
+        Args:
+            weight: Not changed.
+            memory: float32, contiguous, of as many elements as `packed_elements` says: where to put
+                it. None allocates.
+
         Raises:
-            ValueError: Another type or number of dimensions.
+            ValueError: Another type, number of dimensions or elements.
         """
         if weight.dtype != torch.float32 or weight.ndim != 2:
             raise ValueError(
                 f"a weight to be packed must be float32 of shape [N, K], got {weight.dtype} "
                 f"{list(weight.shape)}"
             )
-        packed = reference.pack(weight, _panel()).as_subclass(cls)
+        num_elements = packed_elements(*weight.shape)
+        if memory is None:
+            memory = torch.empty(num_elements)
+        elif memory.shape != (num_elements,) or memory.dtype != torch.float32:
+            raise ValueError(
+                f"memory of a packed weight must be float32 of shape [{num_elements}], got "
+                f"{memory.dtype} {list(memory.shape)}"
+            )
+        packed = reference.pack(weight, _panel())
+        packed = memory.view(packed.shape).copy_(packed).as_subclass(cls)
         packed.num_columns = weight.shape[0]
         return packed
 
@@ -88,6 +102,11 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
         and device.type == "cpu"
         and _operation.on(device) is cpu_extension.packed_linear
     )
+
+
+def packed_elements(num_columns: int, width: int) -> int:
+    """Elements that a weight ``[num_columns, width]`` takes packed."""
+    return -(-num_columns // _panel()) * _panel() * width
 
 
 def packed_linear(

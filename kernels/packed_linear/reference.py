@@ -11,7 +11,7 @@ def pack(weight: Tensor, panel: int) -> Tensor:
     """``[N, K]`` as ``[ceil(N / panel), K, panel]``: rows side by side, zeros after the last."""
     num_columns, width = weight.shape
     padded = functional.pad(weight, (0, 0, 0, -num_columns % panel))
-    return padded.view(-1, panel, width).transpose(1, 2).contiguous()
+    return padded.view(-1, panel, width).transpose(1, 2)
 
 
 def unpack(packed: Tensor, num_columns: int) -> Tensor:

@@ -7,7 +7,13 @@ import torch
 
 from kernels import packed_linear as package
 from kernels.dispatch import configure
-from kernels.packed_linear import PackedWeight, can_pack, packed_linear, reference
+from kernels.packed_linear import (
+    PackedWeight,
+    can_pack,
+    packed_elements,
+    packed_linear,
+    reference,
+)
 
 pytestmark = pytest.mark.compiler
 
@@ -122,6 +128,21 @@ class TestPacking:
         weight = numbers(70, 24)
         index = torch.tensor([0, 69, 31, 32, 31], dtype=torch.int32)
         assert torch.equal(weight[index], PackedWeight.of(weight).rows(index))
+
+    def test_weight_is_packed_where_it_is_told(self):
+        """
+        A weight packed into given memory lies there and nowhere else; memory of another size is
+        refused.
+        """
+        weight = numbers(50, 33)
+        memory = torch.empty(packed_elements(50, 33))
+        packed = PackedWeight.of(weight, memory)
+        assert memory.data_ptr() == packed.data_ptr()
+        assert torch.equal(
+            packed_linear(weight, PackedWeight.of(weight)), packed_linear(weight, packed)
+        )
+        with pytest.raises(ValueError, match="memory of a packed weight"):
+            PackedWeight.of(weight, memory[1:])
 
     def test_packed_weight_is_no_matrix_to_the_framework(self):
         """
