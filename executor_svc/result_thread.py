@@ -51,9 +51,18 @@ class ResultThread(threading.Thread):
         for _ in range(DEPTH):
             self._room.put(None)
 
-    def make_room(self) -> None:
-        """Wait until another step may be launched; `put`, `drain` or `end` follows."""
+    def make_room(self, session_epoch: int) -> bool:
+        """
+        Wait until another step of the session may be launched; `put`, `drain` or `end` follows.
+
+        Returns:
+            False, and nothing follows, where an earlier step of the session has failed meanwhile.
+        """
         self._room.get()
+        if session_epoch == self._failed_epoch:
+            self._room.put(None)
+            return False
+        return True
 
     def put(self, job: QueuedStep, collect: _Collect) -> None:
         """Take a launched step over."""

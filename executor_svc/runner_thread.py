@@ -94,8 +94,9 @@ class RunnerThread(threading.Thread):
     def _run_step(
         self, runner: StepRunner, launch: _Launch, job: QueuedStep, results: ResultThread
     ) -> None:
-        results.make_room()
         step = job.step
+        if not results.make_room(step.session_epoch):
+            return
         try:
             if self._profiles.active is None:
                 collect = self._launch(runner, launch, step)
