@@ -13,11 +13,12 @@ from scheduler_svc.config import LoadedSettings
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_connection import ModelInUse
 from scheduler_svc.executor_description import ExecutorDescription
-from scheduler_svc.executor_session import ExecutorSession, Link
+from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.ipc.messages import Availability
 from scheduler_svc.publisher import Publisher
 from scheduler_svc.scheduling_settings import without_effect
 from scheduler_svc.service_state import ServiceState
+from scheduler_svc.session_neighbours import Link
 from tandem.errors import ExecutorLost, ModelChanged, TandemError
 from tandem.link.session import LossCause
 
@@ -70,7 +71,7 @@ class ExecutorFate:
             **limits.as_dict(),
         )
 
-    def lost(self, cause: LossCause, died_in: int | None, now: float) -> None:
+    def lost(self, cause: LossCause, died_in: int | None, may_live: str, now: float) -> None:
         """Who ran waits again; a suspension is asked for again."""
         self._state.command_step = None
         core = self._state.core
@@ -78,7 +79,13 @@ class ExecutorFate:
             return
         if cause is LossCause.STATE_HASH:
             _log.error("state_hash_mismatch", **core.slot_columns())
-        core.executor_lost(now, died_in, out_of_memory=cause is LossCause.OUT_OF_MEMORY)
+        is_memory = cause is LossCause.OUT_OF_MEMORY
+        core.executor_lost(now, died_in, out_of_memory=is_memory, may_live=may_live)
+
+    def seen(self, boot_id: str, *, died: bool, now: float) -> None:
+        """Whether an executor died that fell silent: what it computed then is blamed, or not."""
+        if self._state.core is not None:
+            self._state.core.executor_seen(boot_id, now, died=died)
 
     def advance(self, now: float) -> None:
         """Fail requests that waited too long, and say which model those need that wait still."""

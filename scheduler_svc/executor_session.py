@@ -13,14 +13,8 @@ with it; the loop is told, and a new one is opened, with this executor or anothe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Protocol
-
 import structlog
 
-from scheduler_svc.executor_connection import ModelInUse
-from scheduler_svc.executor_description import ExecutorDescription
 from scheduler_svc.executor_watch import ExecutorWatch
 from scheduler_svc.link_events import (
     ConnectFailed,
@@ -34,6 +28,7 @@ from scheduler_svc.link_events import (
 from scheduler_svc.link_problems import LinkProblems
 from scheduler_svc.refusals import Refusals
 from scheduler_svc.session_counts import SessionCounts
+from scheduler_svc.session_neighbours import Link, SessionOwner
 from tandem.errors import Draining, OutOfMemory, SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import Command, StepFailed, StepResult
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
@@ -53,60 +48,6 @@ LOSSES_IN_VAIN = 4
 """Sessions in a row lost before any step succeeded, whose steps are blamed from then on."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-
-class Link(Protocol):
-    """What a session needs of `executor_link.ExecutorLink`."""
-
-    def connect(self, delay_s: float = 0.0, *, elsewhere: bool = False) -> None:
-        """Open a session, however many attempts it takes; with `elsewhere` first at another's."""
-
-    def seek(self, *, may_move: bool) -> None:
-        """
-        Look once for the newest session's executor at its other addresses, and if `may_move` open
-        a session with another one where it is not found.
-        """
-
-    def require(self, model: ModelInUse | None) -> None:
-        """Open sessions only with executors of this model from now on."""
-
-    def attach(self, raw_attach: bytes, delay_s: float = 0.0) -> int:
-        """Open a step stream; gives its number."""
-
-    def send(self, raw_step: bytes) -> None:
-        """Queue a message on the newest stream."""
-
-    def break_stream(self) -> None:
-        """End the newest stream."""
-
-    def release(self) -> None:
-        """End all, and let another scheduler have the executor."""
-
-    def take_events(self) -> Iterator[LinkEvent]:
-        """What happened since the last call."""
-
-
-class SessionOwner(Protocol):
-    """Who is told what happens to slots and requests: the loop."""
-
-    def session_opened(
-        self, description: ExecutorDescription, tokenizer_dir: Path, now: float
-    ) -> None:
-        """A new session begins with empty slots."""
-
-    def step_done(self, command: Command, result: StepResult, step_s: float, now: float) -> None:
-        """
-        The next result in order, of this command; `step_s` is the time since its step was sent.
-
-        Raises:
-            SessionLost: The result is not that of the batch.
-        """
-
-    def session_lost(self, cause: LossCause, died_in: int | None, now: float) -> None:
-        """
-        All slots, blocks and steps in flight are gone; `died_in` counts from the oldest of these to
-        the one that may be to blame, None where none is.
-        """
 
 
 class ExecutorSession:
@@ -143,6 +84,8 @@ class ExecutorSession:
         self._sent_s: dict[int, float] = {}
         self._in_flight: dict[int, Command] = {}
         self._problems = LinkProblems()
+        self._may_live: dict[str, str] = {}
+        """Boot ids of executors that fell silent, by the address where they were."""
         self._was_attached = False
         """Whether this session had a stream before."""
         self._was_lost_stuck = False
@@ -245,6 +188,7 @@ class ExecutorSession:
         if self._end.state not in (LinkState.CLOSED, LinkState.LOST):
             moved = SessionLost(f"the work moves to the executor at {event.address}")
             self._give_up(moved, LossCause.MOVED, now)
+        self._learn_fate(event, now)
         description = event.description
         self._end = SchedulerEnd(description.max_inflight_steps)
         self._end.open(description.boot_id, event.session_epoch)
@@ -255,6 +199,14 @@ class ExecutorSession:
         self.address = event.address
         self._owner.session_opened(description, event.tokenizer_dir, now)
         self._attach()
+
+    def _learn_fate(self, event: SessionOpened, now: float) -> None:
+        """Who answers where an executor fell silent: is it that one, it lived; else it has died."""
+        boot_id = event.description.boot_id
+        for address, silent in list(self._may_live.items()):
+            if silent == boot_id or address == event.address:
+                del self._may_live[address]
+                self._owner.executor_seen(silent, died=silent != boot_id, now=now)
 
     def _path_found(self, event: PathFound) -> None:
         """Streams go another way from now on, the one asked for last among them."""
@@ -377,7 +329,10 @@ class ExecutorSession:
             message=error.message,
             died_in=died_in,
         )
-        self._owner.session_lost(cause, died_in, now)
+        may_live = self._end.boot_id if cause.may_live else ""
+        if may_live:
+            self._may_live[self.address] = may_live
+        self._owner.session_lost(cause, died_in, may_live, now)
 
     def _running(self) -> int | None:
         """

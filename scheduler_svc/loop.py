@@ -24,7 +24,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.drain import Drain
 from scheduler_svc.executor_description import ExecutorDescription
 from scheduler_svc.executor_fate import ExecutorFate
-from scheduler_svc.executor_session import ExecutorSession, Link
+from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.intake import Intake
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import CoreSocket
@@ -33,6 +33,7 @@ from scheduler_svc.publisher import RETRY_S, Publisher
 from scheduler_svc.queries import Queries
 from scheduler_svc.queue_positions import QueuePositions
 from scheduler_svc.service_state import ServiceState
+from scheduler_svc.session_neighbours import Link
 from scheduler_svc.step_lines import StepLines
 from scheduler_svc.turns import Turns
 from scheduler_svc.wakeup import Wakeup
@@ -192,9 +193,15 @@ class CoreLoop:
         if line is not None:
             _log.info(line)
 
-    def session_lost(self, cause: LossCause, died_in: int | None, now: float) -> None:
+    def session_lost(
+        self, cause: LossCause, died_in: int | None, may_live: str, now: float
+    ) -> None:
         """Who ran waits again."""
-        self._fate.lost(cause, died_in, now)
+        self._fate.lost(cause, died_in, may_live, now)
+
+    def executor_seen(self, boot_id: str, *, died: bool, now: float) -> None:
+        """An executor that fell silent lives, or has died."""
+        self._fate.seen(boot_id, died=died, now=now)
 
     # Parts of a turn
 

@@ -9,17 +9,16 @@ from scheduler_svc.core.admission import Acceptance, check, check_still_fits
 from scheduler_svc.core.applier import apply_result, finish_if_over
 from scheduler_svc.core.depth import depth
 from scheduler_svc.core.events import CoreEvents
+from scheduler_svc.core.executor_loss import lose_executor, prove
 from scheduler_svc.core.geometry import ExecutorGeometry, Limits
 from scheduler_svc.core.listing import RequestRow, list_requests, slot_columns
 from scheduler_svc.core.options import CoreOptions
-from scheduler_svc.core.out_of_memory import note_out_of_memory, only_request_of
 from scheduler_svc.core.planner import plan
 from scheduler_svc.core.request import FinishReason, NewRequest, Request, RequestState
 from scheduler_svc.core.request_events import RequestEvent
 from scheduler_svc.core.snapshot import core_stats
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stats import CoreStats
-from scheduler_svc.core.trials import note_death, rows_of_death
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, InvalidConfig, RequestNotFound, TandemError
 from tandem.link.batch import Batch, KvMode, Resume, StepResult, Suspend
@@ -295,7 +294,12 @@ class Scheduler:
         return depth(self._state, usual_step_s)
 
     def executor_lost(
-        self, now: float, died_in: int | None = None, *, out_of_memory: bool = False
+        self,
+        now: float,
+        died_in: int | None = None,
+        *,
+        out_of_memory: bool = False,
+        may_live: str = "",
     ) -> None:
         """
         Start over with an executor that holds nothing.
@@ -311,22 +315,19 @@ class Scheduler:
                 past those in flight blames nobody either.
             out_of_memory: That step failed for want of memory: nobody dies of it, but steps become
                 smaller, and a request fails whose steps alone have done so too often.
+            may_live: The executor's boot id, where it is not known whether it died: nobody is
+                blamed before `executor_seen` says so.
         """
-        state = self._state
         self.expire(now)
-        if died_in is None or died_in >= len(state.in_flight):
-            state.forget_executor(state.limits)
-            return
-        step = state.in_flight[died_in]
-        if out_of_memory and len(step.slot):
-            alone = only_request_of(state, step)
-            state.forget_executor(state.limits)
-            note_out_of_memory(state, step, alone)
-            return
-        rows = rows_of_death(state, died_in)
-        num_ended = len(step.slot) - len(rows)
-        state.forget_executor(state.limits)
-        note_death(state, rows, num_ended, now)
+        lose_executor(self._state, died_in, now, out_of_memory=out_of_memory, may_live=may_live)
+
+    def executor_seen(self, boot_id: str, now: float, *, died: bool) -> None:
+        """
+        Tell what became of an executor that was lost and might have lived, while nothing is in
+        flight: its process was seen alive, or another one in its place.
+        """
+        self.expire(now)
+        prove(self._state, boot_id, now, died=died)
 
     def use_geometry(self, config: EngineConfig, geometry: ExecutorGeometry, now: float) -> None:
         """

@@ -32,7 +32,7 @@ from scheduler_svc.core.stats import (
 )
 from scheduler_svc.core.step_log import StepLog
 from scheduler_svc.core.step_room import StepRoom
-from scheduler_svc.core.suspects import Suspects
+from scheduler_svc.core.suspects import Suspects, UnprovenDeath
 from scheduler_svc.core.tenants import TenantCounts
 from tandem.errors import TandemError
 from tandem.link.batch import KvMode
@@ -67,6 +67,7 @@ class CoreState:
         now_s: The time of the call that is served, for moves that are not given it.
         recorder: Keeps what happened to each request; None where nobody asked.
         suspects: Who may be what executors died of.
+        unproven_deaths: Steps during which executors fell silent that may live, by boot id.
         room: What the executor turned out to have memory for.
         leaving: Whose a slot was that is yet to be released.
         prefix_cache: What was computed before and can be shared.
@@ -99,6 +100,7 @@ class CoreState:
         self.now_s = 0.0
         self.recorder = EventRecorder.of(options)
         self.suspects = Suspects()
+        self.unproven_deaths: dict[str, UnprovenDeath] = {}
         self.room = StepRoom()
         self.counters = Counters()
         self.ttft_s = Histogram(TTFT_BOUNDS_S)

@@ -82,6 +82,20 @@ class Verdict:
     victims: tuple[Request, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnprovenDeath:
+    """
+    A step that was running when an executor was last heard.
+
+    Attributes:
+        rows: Its live requests, and the tokens computed of each at which it is trusted again.
+        num_ended: Requests of it that had ended.
+    """
+
+    rows: list[tuple[Request, int]]
+    num_ended: int
+
+
 class Suspects:
     """
     The marks of live requests, and who is tried.

@@ -33,7 +33,7 @@ from scheduler_svc.core.suspects import BROKEN_AT
 from tandem.errors import ExecutorLost, InvalidLogits, OutOfMemory, PoisonRequest, TandemError
 from tandem.link.batch import KvMode
 from tests.scheduler_svc.core.fake_executor import expected_outputs
-from tests.scheduler_svc.core.harness import GREEDY, Rig, geometry_of, small_config
+from tests.scheduler_svc.core.harness import GREEDY, Rig, context_of, geometry_of, small_config
 
 Choose = Callable[[list], Any]
 
@@ -222,9 +222,21 @@ class CoreWorld:
         """The executor dies, perhaps in a step, or a step of it fails as a whole."""
         self.rig.lose_executor(choose([0, None, 0, 1, 3]))
 
+    def lose_sight(self, choose: Choose) -> None:
+        """An executor is not heard any more, and is perhaps seen alive later."""
+        boot_id = choose(["boot-1", "boot-2"])
+        self.rig.lose_executor(choose([0, 0, 1]), may_live=boot_id)
+        self.rig.core.executor_seen(choose(["boot-1", "boot-2"]), self.rig.now, died=False)
+
     def run_out_of_memory(self, choose: Choose) -> None:
-        """The executor has no memory for the oldest step, or for one behind it."""
-        self.rig.lose_executor(choose([0, 0, 1]), out_of_memory=True)
+        """
+        The executor has no memory for a step in flight, or from now on for rows with so much
+        context, or again for all there are.
+        """
+        most = choose([None, None, 24, 40])
+        self.rig.fits = lambda batch: most is None or context_of(batch) <= most
+        if choose([True, False]):
+            self.rig.lose_executor(choose([0, 1]), out_of_memory=True)
 
     def plant_killer(self, choose: Choose) -> None:
         """From now on executors die when they compute a certain token of somebody."""
@@ -351,7 +363,7 @@ class CoreWorld:
 
 EVERYTHING: dict[str, int] = {
     "submit": 8, "step": 16, "plan_ahead": 4, "end_request": 1, "end_handle": 1, "flush_prefix_cache": 1, "poison": 2,
-    "preempt": 1, "suspend": 1, "resume": 3, "lose_executor": 1, "run_out_of_memory": 1, "change_executor": 1, "fail_all": 1,
+    "preempt": 1, "suspend": 1, "resume": 3, "lose_executor": 1, "lose_sight": 1, "run_out_of_memory": 1, "change_executor": 1, "fail_all": 1,
     "plant_killer": 2,
 }  # fmt: skip
 """What can happen, and how often in a random walk, relative to each other."""

@@ -52,6 +52,11 @@ def small_config(**changes) -> EngineConfig:
     return EngineConfig(**(values | changes))
 
 
+def context_of(batch: Batch) -> int:
+    """Tokens that the rows of a step attend to."""
+    return int((batch.row_start + batch.row_num_tokens).sum())
+
+
 class Rig:
     """Drives a core step by step; results come back `delay` steps after their batch was sent."""
 
@@ -260,20 +265,22 @@ class Rig:
         assert pool.num_used == 0, "blocks are lost"
         assert pool.num_available == pool.num_blocks
 
-    def lose_executor(self, died_in: int | None = None, *, out_of_memory: bool = False) -> None:
+    def lose_executor(
+        self, died_in: int | None = None, *, out_of_memory: bool = False, may_live: str = ""
+    ) -> None:
         """
         The executor dies, perhaps in a step in flight, and an empty one takes its place; or it has
-        no memory for that step, which its session ends with.
+        no memory for that step, which its session ends with; or it may live, unheard.
         """
-        if not out_of_memory:
-            self.deaths.note(self.core, died_in, self.owners)
-        else:
+        if out_of_memory:
             self._note_out_of_memory(died_in or 0)
+        elif not may_live:
+            self.deaths.note(self.core, died_in, self.owners)
         self.pending.clear()
         self.sampled.clear()
         self.owners.clear()
         self.is_dead = self.ran_out = False
-        self.core.executor_lost(self.now, died_in, out_of_memory=out_of_memory)
+        self.core.executor_lost(self.now, died_in, out_of_memory=out_of_memory, may_live=may_live)
         self.executor = FakeExecutor(self.geometry)
         self.collect()
         self.check()

@@ -12,7 +12,7 @@ from scheduler_svc.core.out_of_memory import FAILS_AT
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.step_room import FIRST_PATIENCE_STEPS, SOON_STEPS, StepRoom
 from tandem.errors import OutOfMemory
-from tests.scheduler_svc.core.harness import Rig, small_config
+from tests.scheduler_svc.core.harness import Rig, context_of, small_config
 
 BOLD = CoreOptions(schedule_conservativeness=0.0, track_request_events=True)
 WIDE = small_config(
@@ -26,11 +26,6 @@ def rig_with(count: int, *, max_tokens: int = 30, delay: int = 1) -> Rig:
     for _ in range(count):
         rig.submit(prompt_len=6, max_tokens=max_tokens)
     return rig
-
-
-def context_of(batch) -> int:
-    """Tokens that the rows of a step attend to."""
-    return int((batch.row_start + batch.row_num_tokens).sum())
 
 
 def handles_in(rig: Rig, batch) -> set[int]:

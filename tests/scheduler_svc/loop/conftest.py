@@ -33,9 +33,9 @@ def deaths(monkeypatch, bench):
     told: list[int | None] = []
     lose = type(bench.loop._fate).lost
 
-    def lost(fate, cause, died_in, now):
+    def lost(fate, cause, died_in, may_live, now):
         told.append(died_in)
-        lose(fate, cause, died_in, now)
+        lose(fate, cause, died_in, may_live, now)
 
     monkeypatch.setattr(type(bench.loop._fate), "lost", lost)
     return told

@@ -154,11 +154,13 @@ class FakeLink:
         *,
         fingerprint: str = "f" * 64,
         geometry: ExecutorGeometry = GEOMETRY,
+        address: str = "fake:1",
     ) -> None:
         """Start an executor; who waits for a session or a stream gets an answer."""
         self.runner = ArithmeticRunner(boot_id, geometry)
         self.end = ExecutorEnd(boot_id, 16)
         self.description = describe(boot_id, fingerprint, geometry)
+        self.address = address
         self._pending.clear()
         self.is_up = True
         if self._wants_session:
@@ -228,6 +230,6 @@ class FakeLink:
                 description=self.description,
                 tokenizer_dir=Path("/none"),
                 session_epoch=epoch,
-                address="fake:1",
+                address=self.address,
             )
         )

@@ -131,3 +131,62 @@ class TestBlame:
         assert [None] == deaths
         assert "connect elsewhere" in bench.link.commands
         assert_all_complete(bench, frontend)
+
+
+def deaths_counted(bench) -> int:
+    return bench.loop._state.core.stats().executor_deaths
+
+
+class TestUnheard:
+    """Nobody knows of an executor that is not heard whether it died of its step."""
+
+    def lose(self, bench, how: str) -> None:
+        """A session is lost with a step in flight, and another one is asked for."""
+        bench.link.is_holding = True
+        bench.until(lambda: bench.link._pending)
+        if how == "silent":
+            bench.link.is_up = False
+            bench.let_pass(31.0)
+        else:
+            bench.link.kill()
+            bench.turn()
+            bench.link._wants_session = True
+        bench.link.is_holding = bench.link.is_up = False
+
+    def test_silence_of_an_executor_that_lives_fails_nobody(self, bench):
+        """However often an executor falls silent for too long, who ran alone is no poison if it lives."""
+        frontend = bench.frontend()
+        bench.until(lambda: frontend.availabilities[-1].executor_attached)
+        frontend.submit(0, [5, 6, 7], 40)
+        bench.until(lambda: frontend.tokens.get(0))
+        for _ in range(5):
+            self.lose(bench, "silent")
+            bench.link.boot("boot-1")
+        bench.until(lambda: frontend.ended)
+        assert ({}, 0) == (frontend.failed, deaths_counted(bench))
+
+    def test_silence_before_a_new_boot_is_a_death(self, bench):
+        """An executor that fell silent and comes back as another boot has died, in the step that ran."""
+        frontend = start(bench)
+        self.lose(bench, "silent")
+        assert 0 == deaths_counted(bench)
+        bench.link.boot("boot-2")
+        assert_all_complete(bench, frontend)
+        assert 1 == deaths_counted(bench)
+
+    @pytest.mark.parametrize(("returns_as", "num_deaths"), [("boot-1", 0), ("boot-3", 1)])
+    def test_fate_is_learned_when_the_work_moves_back(self, bench, returns_as, num_deaths):
+        """Work that moved counts as a death once another boot is seen where it was, and not if the same is."""
+        frontend = start(bench)
+        self.lose(bench, "moved")
+        bench.link.boot("boot-2", address="fake:2")
+        session = bench.loop._session
+        bench.until(lambda: session.counts.sessions == 2 and session.is_attached)
+        assert 0 == deaths_counted(bench)
+        bench.link.cut(Draining("stopping"))
+        bench.link.is_up = False
+        bench.turn()
+        bench.link.boot(returns_as, address="fake:1")
+        bench.until(lambda: session.counts.sessions == 3)
+        assert num_deaths == deaths_counted(bench)
+        assert_all_complete(bench, frontend)

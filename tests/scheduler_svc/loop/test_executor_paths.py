@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from scheduler_svc import executor_connection
@@ -15,11 +17,25 @@ from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.loop.three_requests import NUM_PROMPT_TOKENS, assert_all_complete, start
 
 
+class _Silence(grpc.GenericRpcHandler):
+    def __init__(self, is_over: threading.Event) -> None:
+        self._is_over = is_over
+
+    def service(self, _details):
+        return grpc.unary_unary_rpc_method_handler(lambda *_: self._is_over.wait())
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An address that accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+    """An address that takes every call and answers none."""
+    is_over = threading.Event()
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((_Silence(is_over),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    is_over.set()
+    server.stop(grace=None).wait()
 
 
 @pytest.fixture

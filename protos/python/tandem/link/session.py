@@ -56,8 +56,13 @@ class LossCause(enum.Enum):
 
     @property
     def blames_step(self) -> bool:
-        """Whether the step that was running may be what ended it."""
+        """Whether the step that was running may be what ended it; where `may_live`, if it died."""
         return self in _BLAMES_STEP
+
+    @property
+    def may_live(self) -> bool:
+        """Whether the executor may be alive and at work: it was only not heard."""
+        return self in {LossCause.SILENT, LossCause.MOVED}
 
     @property
     def may_repeat(self) -> bool:
