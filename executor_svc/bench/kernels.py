@@ -27,6 +27,7 @@ from executor_svc.bench.json_rows import JsonRows
 from executor_svc.bench.options import (
     Table,
     Where,
+    add_block_size,
     chosen,
     complain,
     parser,
@@ -41,14 +42,14 @@ from executor_svc.bench.timing import timer_of
 from executor_svc.model import ModelConfig
 from executor_svc.out_of_memory import is_out_of_memory
 from kernels.paged_attention import AttentionShape
-from tandem.command_line import at_least_one, print_line, time_above_zero
+from tandem.command_line import print_line, time_above_zero
 
 OPERATIONS = ("decode", "prefill", "rows", "sampling", "patch")
 TIME_LIMIT_S = 36.0
 """Without --full no measurement begins after this."""
 
 _HEADINGS = (
-    ("operation", -16),
+    ("operation", -18),
     ("shape", -36),
     ("implementation", -23),
     ("us", 10),
@@ -265,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     made = parser("kernels", __doc__)
     made.add_argument("--operation", nargs="+", help=f"only these of {', '.join(OPERATIONS)}")
     made.add_argument("--model", nargs="+", help=f"sizes to take: {', '.join(SHAPES)}")
-    made.add_argument("--block-size", type=at_least_one, default=16, help="tokens per KV block")
+    add_block_size(made)
     made.add_argument("--no-peers", action="store_true", help="only ours")
     made.add_argument("--seconds", type=time_above_zero, help="for each measurement, about")
     return made
