@@ -19,6 +19,7 @@ from executor_svc.bench.json_rows import JsonRows
 from executor_svc.bench.options import (
     Table,
     Where,
+    add_block_size,
     chosen,
     complain,
     parser,
@@ -27,7 +28,7 @@ from executor_svc.bench.options import (
 )
 from executor_svc.bench.random_model import forget_memory, random_model
 from executor_svc.bench.shapes import SHAPES
-from executor_svc.bench.steady_decode import measure_steps
+from executor_svc.bench.steady_decode import StepTimes, measure_steps
 from executor_svc.bench.timing import timer_of
 from executor_svc.graphs.cuda import CudaGraphs
 from executor_svc.out_of_memory import is_out_of_memory
@@ -99,7 +100,7 @@ Row = dict[str, str | int | float]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
-    Measure and print; gives the exit code.
+    Measure and print; gives the exit code, 1 if there was nothing that could be measured.
 
     Raises:
         InvalidConfig: A device, type or model that there is not.
@@ -120,16 +121,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limit_s = time_limit_s(given, TIME_LIMIT_S)
     deadline_s = None if limit_s is None else started_s + limit_s
     found = measured_rows(grid, where, block_size=given.block_size, deadline_s=deadline_s)
+    num_found = 0
     if given.json:
         with JsonRows() as rows:
             for row in found:
                 rows.add(row)
-        return 0
+                num_found += 1
+        return 0 if num_found else 1
     print_line(where.text)
     table = Table(_HEADINGS)
     for row in found:
         table.row(_cells(row))
-    return 0
+        num_found += 1
+    return 0 if num_found else 1
 
 
 def measured_rows(
@@ -153,7 +157,11 @@ def measured_rows(
     points = [(rows, context) for context in grid.contexts for rows in grid.batches]
     for name in grid.models:
         forget_memory(where.device)
-        model = random_model(SHAPES[name], where.dtype, where.device, packs=True)
+        try:
+            model = random_model(SHAPES[name], where.dtype, where.device, packs=True)
+        except OutOfMemory as error:
+            complain("model", f"{name} left out: {error}")
+            continue
         for num_rows, context in points:
             point = f"{name} with {num_rows} rows of {context}"
             if deadline_s is not None and time.monotonic() > deadline_s:
@@ -176,19 +184,22 @@ def measured_rows(
                 complain("model", f"{point} does not fit")
                 continue
             floor = step_floor(model.config, where.dtype.itemsize, ceilings, [context] * num_rows)
-            yield {
-                "model": name,
-                "rows": num_rows,
-                "context": context,
-                "step_ms": significant(1e3 * times.step_s),
-                "forward_ms": significant(1e3 * times.forward_s),
-                "sample_ms": significant(1e3 * times.sample_s),
-                "graph": times.graph,
-                "tokens_per_s": significant(num_rows / times.step_s),
-                "floor_ms": significant(1e3 * floor.total_s),
-                "percent_of_floor": significant(100 * floor.total_s / times.step_s),
-            }
+            yield {"model": name, "rows": num_rows, "context": context} | _rates(
+                times, num_rows, floor.total_s
+            )
         del model
+
+
+def _rates(times: StepTimes, num_rows: int, floor_s: float) -> Row:
+    return {
+        "step_ms": significant(1e3 * times.step_s),
+        "forward_ms": significant(1e3 * times.forward_s),
+        "sample_ms": significant(1e3 * times.sample_s),
+        "graph": times.graph,
+        "tokens_per_s": significant(num_rows / times.step_s),
+        "floor_ms": significant(1e3 * floor_s),
+        "percent_of_floor": significant(100 * floor_s / times.step_s),
+    }
 
 
 def _cells(row: Row) -> list[str]:
@@ -209,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--model", nargs="+", help=f"only these of {', '.join(SHAPES)}")
     made.add_argument("--batch", type=at_least_one, nargs="+", help="rows of a step")
     made.add_argument("--context", type=at_least_one, nargs="+", help="positions of each row")
-    made.add_argument("--block-size", type=at_least_one, default=16, help="tokens per KV block")
+    add_block_size(made)
     made.add_argument(
         "--batch-invariant", action="store_true", help="rows keep their bits in any batch; slower"
     )

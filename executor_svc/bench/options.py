@@ -18,9 +18,12 @@ from executor_svc.device import (
     resolve_dtype,
 )
 from executor_svc.threads import use_threads
-from tandem.command_line import BenchParser, at_least_one, print_line, time_above_zero
+from tandem.command_line import BenchParser, at_least_one, at_most, print_line, time_above_zero
 from tandem.errors import InvalidConfig
 from tandem.telemetry import configure_logging
+
+_LARGEST_BLOCK = 1024
+"""Tokens: rows hold whole blocks, so that larger ones fill memory with what nobody reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,13 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     )
     made.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return made
+
+
+def add_block_size(parser: argparse.ArgumentParser) -> None:
+    """The flag of those that have a KV cache."""
+    parser.add_argument(
+        "--block-size", type=at_most(_LARGEST_BLOCK), default=16, help="tokens per KV block"
+    )
 
 
 def place(given: argparse.Namespace, *, attends: bool = True) -> Where:

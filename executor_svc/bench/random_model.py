@@ -7,11 +7,13 @@ import gc
 import torch
 
 from executor_svc.bench.operands import fill_randomly
+from executor_svc.device import available_bytes
 from executor_svc.memory import KvMemory
 from executor_svc.model import LoadedModel, ModelConfig
 from executor_svc.model.packing import pack_weights
 from executor_svc.model.weights import allocate_weights, distinct_tensors, weight_bytes
 from kernels.packed_linear import can_pack
+from tandem.errors import OutOfMemory
 
 _DEVIATION = 0.02
 """As models are initialised: activations neither vanish nor overflow."""
@@ -30,8 +32,14 @@ def random_model(
         packs: As in `load_model`.
 
     Raises:
-        RuntimeError: It does not fit the device.
+        OutOfMemory: It does not fit the device.
     """
+    needed, free = weight_bytes(config, dtype), available_bytes(device)
+    if free is not None and needed > free:  # a host would promise it, and end us when it is filled
+        raise OutOfMemory(
+            f"weights of {needed / 2**30:.1f} GiB do not fit into the {free / 2**30:.1f} GiB that "
+            f"are free on {device}"
+        )
     weights = allocate_weights(config, dtype, device)
     for seed, tensor in enumerate(distinct_tensors(weights)):
         fill_randomly(tensor, seed=seed, scale=_DEVIATION)
@@ -48,7 +56,7 @@ def random_model(
         dtype=dtype,
         device=device,
         fingerprint="random",
-        weight_bytes=weight_bytes(config, dtype),
+        weight_bytes=needed,
     )
 
 

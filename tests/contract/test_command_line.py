@@ -8,6 +8,7 @@ from tandem.command_line import (
     BenchParser,
     above_zero,
     at_least_one,
+    at_most,
     count,
     time_above_zero,
 )
@@ -22,6 +23,8 @@ class TestValues:
             (count, "1048577", "must be at most 1048576, not 1048577"),
             (count, "9" * 5000, "must be at most 1048576"),
             (at_least_one, "0", "must be at least 1"),
+            (at_most(8), "9", "must be at most 8, not 9"),
+            (at_most(8), "0", "must be at least 1"),
             (time_above_zero, "soon", "must be a number, not 'soon'"),
             (time_above_zero, "nan", "must be above 0 and below 3600"),
             (time_above_zero, "3600", "must be above 0 and below 3600"),

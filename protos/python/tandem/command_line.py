@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 LONGEST_S = 3600.0
@@ -48,6 +48,18 @@ def at_least_one(text: str) -> int:
     if not value:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def at_most(largest: int) -> Callable[[str], int]:
+    """A kind of flag that counts what there must be, up to so many."""
+
+    def kind(text: str) -> int:
+        value = at_least_one(text)
+        if value > largest:
+            raise argparse.ArgumentTypeError(f"must be at most {largest}, not {text}")
+        return value
+
+    return kind
 
 
 def time_above_zero(text: str) -> float:

@@ -15,6 +15,8 @@ from tandem.errors import InvalidConfig
 
 MAX_GIB = 1 << 20
 """Most GiB that a setting may ask for: more, a PiB, is a slip of the keyboard."""
+MAX_THREADS = 1024
+"""Most CPU threads of one operation, likewise: OpenMP ends the process that cannot start them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

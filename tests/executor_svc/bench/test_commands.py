@@ -186,6 +186,17 @@ class TestModel:
         assert "tiny with 64 rows of 20 does not fit" in printed.err
         assert [1] == [row["rows"] for row in json.loads(printed.out)]
 
+    def test_model_that_does_not_fit_is_told(self, capsys, monkeypatch):
+        """
+        Weights larger than the memory are named on stderr, and with nothing measured the exit code is 1.
+        """
+        monkeypatch.setattr("executor_svc.bench.random_model.available_bytes", lambda _: 1 << 20)
+        given = ["--model", "llama-8b", "--batch", "1", "--context", "20", "--json"]
+        assert 1 == decode_steps.main([*QUICK, *given])
+        printed = capsys.readouterr()
+        assert "llama-8b left out: weights of 29.9 GiB do not fit into the 0.0 GiB" in printed.err
+        assert [] == json.loads(printed.out)
+
 
 class TestCommandLine:
     def test_benchmark_that_there_is_not_is_a_usage_error(self, monkeypatch, capsys):

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor_svc.bench.sizes import MODEL_SIZES
-from tandem.command_line import BenchParser, at_least_one, print_line, print_row
+from tandem.command_line import BenchParser, at_least_one, at_most, print_line, print_row
+from tandem.engine_config import MAX_THREADS
 from tandem.errors import InvalidConfig, TandemError
 from tandem.printing_commands import EndedBySignal
 from tandem_embedded.bench.checkpoints import random_model
@@ -201,7 +202,9 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="float32 or bfloat16, of all engines; auto: bfloat16 where the CPU multiplies it",
     )
-    parser.add_argument("--threads", type=at_least_one, help="of one operation; default: all cores")
+    parser.add_argument(
+        "--threads", type=at_most(MAX_THREADS), help="of one operation; default: all cores"
+    )
     parser.add_argument("--input-len", type=at_least_one, default=INPUT_LEN)
     parser.add_argument("--output-len", type=_output_len, default=OUTPUT_LEN)
     parser.add_argument(
