@@ -184,9 +184,8 @@ def measured_rows(
                 complain("model", f"{point} does not fit")
                 continue
             floor = step_floor(model.config, where.dtype.itemsize, ceilings, [context] * num_rows)
-            yield {"model": name, "rows": num_rows, "context": context} | _rates(
-                times, num_rows, floor.total_s
-            )
+            place: Row = {"model": name, "rows": num_rows, "context": context}
+            yield place | _rates(times, num_rows, floor.total_s)
         del model
 
 
