@@ -117,6 +117,11 @@ class ExecutorSettings(ServiceSettings):
         description="capture steps with prompts as well, of as few tokens as decode steps have "
         "rows; rows that ask for penalties or log probabilities keep their step eager",
     )
+    static_kv_memory_pointers: bool = Field(
+        False,
+        description="keep the KV memory's addresses while it is given back (suspend), so that "
+        "captured steps stay and need not be captured again; needs Linux or a CUDA driver",
+    )
     collect_margins: bool = Field(
         False, description="report by how much each token won, for equality tests; slower"
     )

@@ -49,7 +49,7 @@ def load_engine(
         meters: Measures a device's memory.
 
     Raises:
-        InvalidConfig: A limit or device that this model or machine does not allow.
+        InvalidConfig: A limit, device or setting that this model or machine does not allow.
         InvalidModel: The model directory cannot be used.
         OutOfMemory: Weights or KV blocks do not fit.
     """
@@ -135,6 +135,7 @@ def _allocate(
         model.dtype,
         model.device,
         num_host_blocks=host_blocks_within(swap_space_gb, plan.rank.block_bytes),
+        keeps_addresses=loaded.settings.static_kv_memory_pointers,
         kv_knob=plan.size.knob,
     )
     _log.info(

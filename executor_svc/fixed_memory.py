@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.virtual_memory import CudaVirtualMemory, DriverLibrary, DriverMissing
-from tandem.errors import InvalidConfig
+from tandem.errors import InvalidConfig, OutOfMemory
 
 
 class FixedMemory(Protocol):
@@ -66,6 +66,7 @@ class HostPages:
 
         Raises:
             InvalidConfig: The system is not Linux: others keep the pages.
+            OutOfMemory: The system has not so much.
         """
         if sys.platform != "linux":
             raise InvalidConfig(
@@ -74,7 +75,10 @@ class HostPages:
                 field="static_kv_memory_pointers",
             )
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # of shared pages the kernel would keep some
-        self._pages = mmap.mmap(-1, max(1, num_bytes), flags=flags)
+        try:
+            self._pages = mmap.mmap(-1, max(1, num_bytes), flags=flags)
+        except OSError as error:
+            raise OutOfMemory(f"the host has no {num_bytes} bytes left for the KV") from error
         self.tensor = torch.frombuffer(self._pages, dtype=torch.uint8, count=num_bytes)
 
     def give_back(self) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from executor_svc.device import available_bytes
+from executor_svc.fixed_memory import FixedMemory, fixed_memory
 from executor_svc.host_blocks import HostBlocks
+from executor_svc.huge_pages import ask_for_huge_pages
 from executor_svc.memory_budget import block_bytes
 from executor_svc.model.config import ModelConfig
 from executor_svc.out_of_memory import in_one_line, is_out_of_memory
 from tandem.engine_config import MAX_GIB
 from tandem.errors import InvalidConfig, OutOfMemory
 from tandem.link.batch import Int32Column, KvMode
+
+_HERE = {None, KvMode.PERSIST}
+"""Suspensions in which the device has the memory."""
 
 
 def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -62,6 +70,7 @@ class KvMemory:
         *,
         num_host_blocks: int = 0,
         shares_layers: bool = False,
+        keeps_addresses: bool = False,
         kv_knob: str = "max_num_blocks",
     ) -> None:
         """
@@ -76,10 +85,12 @@ class KvMemory:
             num_host_blocks: Blocks that can be swapped out.
             shares_layers: All layers are one tensor: enough to measure what steps need, for as
                 little memory.
+            keeps_addresses: Layers are where they were after any suspension.
             kv_knob: The setting that sizes it, for advice.
 
         Raises:
             OutOfMemory: The blocks do not fit; says how many would.
+            InvalidConfig: The device cannot keep addresses.
         """
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -88,19 +99,26 @@ class KvMemory:
         per_block = self.bytes_per_block * num_tensors // config.num_layers
         _check_fits(num_blocks, per_block, device, kv_knob)
         shape = (num_blocks + 1, block_size, 2, config.num_kv_heads, config.head_dim)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        zeros = partial(_zeros, num_bytes, device, keeps=keeps_addresses)
         try:
-            tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_tensors)]
-        except RuntimeError as error:
+            memories = [zeros() for _ in range(num_tensors)]
+        except (RuntimeError, OutOfMemory) as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
                 f"{num_blocks} KV blocks of {per_block} bytes do not fit on {device} "
                 f"({in_one_line(error)}): lower {kv_knob}"
             ) from error
-        self.layers: tuple[Tensor, ...] = tuple(tensors * (config.num_layers // num_tensors))
+        tensors = [memory.tensor.view(dtype).view(shape) for memory in memories]
+        times = config.num_layers // num_tensors
+        self.layers: tuple[Tensor, ...] = tuple(tensors * times)
+        self._memories = tuple(memories * times)
+        self.keeps_addresses = keeps_addresses
         self._host = HostBlocks(num_host_blocks, self.layers) if num_host_blocks else None
         self._suspended: KvMode | None = None
-        self._host_copies: tuple[Tensor, ...] = ()
+        self._host_copies: dict[int, Tensor] = {}
+        """Of the layers that are offloaded, by index."""
 
     @property
     def usable_bytes(self) -> int:
@@ -110,7 +128,7 @@ class KvMemory:
     @property
     def device_bytes(self) -> int:
         """Bytes the tensors take now, dummy block included; 0 while offloaded or dropped."""
-        return sum(layer.untyped_storage().nbytes() for layer in self.layers)
+        return sum(layer.nbytes for layer in self.layers) if self._suspended in _HERE else 0
 
     @property
     def num_host_blocks(self) -> int:
@@ -154,12 +172,10 @@ class KvMemory:
         self._suspended = mode
         if mode is KvMode.PERSIST:
             return
-        copies = []
-        for layer in self.layers:
+        for index, (layer, memory) in enumerate(zip(self.layers, self._memories, strict=True)):
             if mode is KvMode.OFFLOAD:
-                copies.append(layer.to("cpu", copy=True))
-            layer.untyped_storage().resize_(0)
-        self._host_copies = tuple(copies)
+                self._host_copies[index] = layer.to("cpu", copy=True)
+            memory.give_back()
         if self.layers[0].device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -167,16 +183,52 @@ class KvMemory:
         """
         Undo `suspend`: bit for bit after PERSIST and OFFLOAD, with undefined contents after
         RECOMPUTE.
+
+        Raises:
+            OutOfMemory: Others have the memory. The suspension goes on, and may be ended later.
         """
-        mode, self._suspended = self._suspended, None
-        if mode is None or mode is KvMode.PERSIST:
-            return
-        copies, self._host_copies = list(self._host_copies), ()
-        for index, layer in enumerate(self.layers):
-            layer.untyped_storage().resize_(layer.numel() * layer.element_size())
-            if mode is KvMode.OFFLOAD:
-                layer.copy_(copies[index])
-                copies[index] = layer
+        offloaded = self._suspended is KvMode.OFFLOAD
+        gone = self._host_copies if offloaded else range(len(self.layers))
+        for index in [] if self._suspended in _HERE else list(gone):
+            _take_back(self._memories[index], self.layers[index])
+            if offloaded:
+                self.layers[index].copy_(self._host_copies.pop(index))
+        self._suspended = None
+
+
+def _zeros(num_bytes: int, device: torch.device, *, keeps: bool) -> FixedMemory:
+    """Memory with an address that it `keeps`, or not."""
+    memory = fixed_memory(num_bytes, device) if keeps else _MovingMemory(num_bytes, device)
+    ask_for_huge_pages(memory.tensor)
+    memory.tensor.zero_()
+    return memory
+
+
+class _MovingMemory:
+    """As `FixedMemory`, but it comes back wherever there is room."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._num_bytes = num_bytes
+        self.tensor = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+    def give_back(self) -> None:
+        self.tensor.untyped_storage().resize_(0)
+
+    def take_back(self) -> None:
+        self.tensor.untyped_storage().resize_(self._num_bytes)
+
+
+def _take_back(memory: FixedMemory, layer: Tensor) -> None:
+    try:
+        memory.take_back()
+    except (RuntimeError, OutOfMemory) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"no memory is left on {layer.device} for the KV that was given back "
+            f"({in_one_line(error)}): free what was taken meanwhile, then resume again"
+        ) from error
+    ask_for_huge_pages(layer)
 
 
 def _check_fits(num_blocks: int, bytes_per_block: int, device: torch.device, kv_knob: str) -> None:

@@ -13,7 +13,7 @@ _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 def is_out_of_memory(error: BaseException) -> bool:
     """The device, or the host, had no memory left for a tensor."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
     return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
 

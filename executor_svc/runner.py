@@ -131,7 +131,7 @@ class ModelRunner:
     def suspend(self, mode: KvMode) -> None:
         """
         Give KV memory back as `mode` says, until `resume`. Where it may come to lie elsewhere,
-        graphs are dropped, and captured anew then.
+        graphs are dropped, and captured anew then; see `KvMemory.keeps_addresses`.
 
         Raises:
             SessionLost: RECOMPUTE while slots are live: their KV would be gone.
@@ -141,13 +141,14 @@ class ModelRunner:
             raise SessionLost(
                 f"suspend with RECOMPUTE while {num_live} slots are live: release them first"
             )
-        for graphs in self._captured() if mode is not KvMode.PERSIST else ():
+        moves = mode is not KvMode.PERSIST and not self._kv.keeps_addresses
+        for graphs in self._captured() if moves else ():
             graphs.drop()
         self._kv.suspend(mode)
         _log.info("kv_suspended", mode=mode.name, kv_bytes=self._kv.device_bytes)
 
     def resume(self) -> None:
-        """End a suspension; without one, do nothing."""
+        """End a suspension; without one, do nothing. Raises as `KvMemory.resume` does."""
         self._resume_kv()
         _log.info("kv_resumed", kv_bytes=self._kv.device_bytes)
 
@@ -255,8 +256,8 @@ class ModelRunner:
         """
         block_size = self._kv.block_size
         kv_len = min(self._max_model_len, self._kv.num_blocks * block_size)
-        compiles = self._model.device.type != "cpu"
-        for batch in warm_up_batches(kv_len, block_size, compiles=compiles):
+        is_cpu = self._model.device.type == "cpu"
+        for batch in warm_up_batches(kv_len, block_size, compiles=not is_cpu):
             self.execute(batch, 0)
         self._forget()
         for graphs in self._captured():

@@ -138,11 +138,13 @@ class CudaVirtualMemory:
 
     def map(self) -> None:
         """
-        Have memory at the address.
+        Have memory at the address; nothing where it is there.
 
         Raises:
             OutOfMemory: The device has not so much; nothing has changed.
         """
+        if self._handle:
+            return
         handle = ctypes.c_uint64()
         size, address = ctypes.c_size_t(self._num_bytes), ctypes.c_uint64(self.address)
         self._library.call(

@@ -101,6 +101,7 @@ class Bench:
         num_slots: int = 8,
         max_model_len: int = 256,
         num_host_blocks: int = 0,
+        keeps_addresses: bool = False,
         shuffle_seed: int | None = None,
         **options: object,
     ) -> Bench:
@@ -112,6 +113,7 @@ class Bench:
             model.dtype,
             model.device,
             num_host_blocks=num_host_blocks,
+            keeps_addresses=keeps_addresses,
         )
         for layer in kv.layers:
             layer.fill_(float("nan"))

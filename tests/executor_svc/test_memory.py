@@ -42,10 +42,10 @@ LLAMA_7B = ModelConfig(
 SMALL = dataclasses.replace(LLAMA_7B, num_layers=3, num_kv_heads=2, head_dim=8, windows=(None,) * 3)
 
 
-@pytest.fixture
-def kv() -> KvMemory:
-    """Six blocks of distinct numbers."""
-    kv = KvMemory(SMALL, 6, 4, torch.bfloat16, CPU)
+@pytest.fixture(params=[False, True], ids=["moving", "static"])
+def kv(request: pytest.FixtureRequest) -> KvMemory:
+    """Six blocks of distinct numbers, in memory that may move and in memory that may not."""
+    kv = KvMemory(SMALL, 6, 4, torch.bfloat16, CPU, keeps_addresses=request.param)
     for index, layer in enumerate(kv.layers):
         layer.copy_(torch.arange(layer.numel()).view(layer.shape) + index)
     return kv
@@ -128,6 +128,52 @@ class TestSuspension:
         assert full == kv.device_bytes
         for layer, old in zip(kv.layers, before, strict=True):
             assert torch.equal(old, layer)
+
+    @pytest.mark.parametrize("mode", [KvMode.OFFLOAD, KvMode.RECOMPUTE], ids=lambda mode: mode.name)
+    def test_static_memory_is_where_it_was(self, mode: KvMode):
+        """
+        Layers that keep their addresses have them after every suspension, and were really given back in between.
+        """
+        kv = KvMemory(SMALL, 6, 4, torch.bfloat16, CPU, keeps_addresses=True)
+        before = [layer.data_ptr() for layer in kv.layers]
+        for layer in kv.layers:
+            layer.fill_(5.0)
+        kv.suspend(mode)
+        assert kv.device_bytes == 0
+        kv.resume()
+        assert before == [layer.data_ptr() for layer in kv.layers]
+        left = {float(layer.max()) for layer in kv.layers}
+        assert ({5.0} if mode is KvMode.OFFLOAD else {0.0}) == left
+
+    @pytest.mark.parametrize("mode", [KvMode.OFFLOAD, KvMode.RECOMPUTE], ids=lambda mode: mode.name)
+    def test_memory_that_others_took_can_be_had_later(
+        self, monkeypatch: pytest.MonkeyPatch, mode: KvMode
+    ):
+        """
+        Where there is no memory to resume with, the error says so, the suspension goes on, and a later resume finds all.
+        """
+        kv = KvMemory(SMALL, 6, 4, torch.bfloat16, CPU)
+        for index, layer in enumerate(kv.layers):
+            layer.fill_(index)
+        kv.suspend(mode)
+        take_back, calls = memory._MovingMemory.take_back, iter(range(3))
+
+        def taken(self: memory._MovingMemory) -> None:
+            if next(calls) == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            take_back(self)
+
+        monkeypatch.setattr(memory._MovingMemory, "take_back", taken)
+        with pytest.raises(OutOfMemory, match="free what was taken meanwhile, then resume again"):
+            kv.resume()
+        assert kv.is_suspended
+        monkeypatch.undo()
+        kv.resume()
+        assert not kv.is_suspended
+        if mode is KvMode.OFFLOAD:
+            assert [0.0, 1.0, 2.0] == [float(layer.max()) for layer in kv.layers]
+        for layer in kv.layers:
+            layer.fill_(3.0)
 
     def test_recompute_frees_and_gives_back_storage(self, kv: KvMemory):
         """

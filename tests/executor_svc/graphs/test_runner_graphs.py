@@ -29,7 +29,7 @@ Zoo = Callable[[str], Path]
 class Twins:
     """The same model and memory twice: every step eager, and decodes in graphs of 5 and 2 rows."""
 
-    def __init__(self, directory, *, sizes=(5, 2), warm=True):
+    def __init__(self, directory, *, sizes=(5, 2), warm=True, keeps_addresses=False):
         self.eager, self.graphed = (
             Bench.build(
                 directory,
@@ -38,6 +38,7 @@ class Twins:
                 num_slots=NUM_SLOTS,
                 shuffle_seed=3,
                 max_model_len=64,
+                keeps_addresses=keeps_addresses,
                 static_rows=static_rows,
                 graph_plan=plan,
             )
@@ -63,6 +64,12 @@ class Twins:
         assert is_same(eager, graphed)
         assert 0 == eager.graph
         return graphed.graph
+
+    def start_anew(self):
+        """Both forget their sequences, as for a new session."""
+        for bench in (self.eager, self.graphed):
+            bench.runner.reset()
+        self.traffic = Traffic(self.eager.block_ids)
 
     def join(self, *samplings: RowSampling):
         """One sequence after another, each with its own length; which graphs ran: none."""
@@ -113,9 +120,7 @@ class TestSteps:
         twins = Twins(directory)
         twins.join(GREEDY, NOISY)
         twins.run(twins.traffic.decode())
-        for bench in (twins.eager, twins.graphed):
-            bench.runner.reset()
-        twins.traffic = Traffic(twins.eager.block_ids)
+        twins.start_anew()
         twins.join(NOISY, FILTERED, GREEDY)
         assert [5, 5] == [twins.run(twins.traffic.decode()) for _ in range(2)]
         assert 1 == twins.num_captures
@@ -138,6 +143,28 @@ class TestSuspension:
             bench.runner.resume()
         assert num_captures == twins.num_captures
         assert [2, 2] == [twins.run(twins.traffic.decode()) for _ in range(2)]
+
+    @pytest.mark.parametrize("mode", [KvMode.OFFLOAD, KvMode.RECOMPUTE], ids=lambda mode: mode.name)
+    def test_graphs_are_kept_where_memory_comes_back_at_its_address(self, directory, mode):
+        """
+        With static memory pointers nothing is captured anew, whatever becomes of the contents: each layer is where it was,
+        and the same graphs serve what goes on, or begins, after the suspension.
+        """
+        twins = Twins(directory, keeps_addresses=True)
+        twins.join(NOISY, GREEDY)
+        twins.run(twins.traffic.decode())
+        if mode is KvMode.RECOMPUTE:  # which takes nothing from live sequences
+            twins.start_anew()
+        before = [layer.data_ptr() for layer in twins.graphed.kv.layers]
+        for bench in (twins.eager, twins.graphed):
+            bench.runner.suspend(mode)
+            assert 0 == bench.kv.device_bytes
+            bench.runner.resume()
+        assert before == [layer.data_ptr() for layer in twins.graphed.kv.layers]
+        if mode is KvMode.RECOMPUTE:
+            twins.join(NOISY, GREEDY)
+        assert [2, 2] == [twins.run(twins.traffic.decode()) for _ in range(2)]
+        assert 1 == twins.num_captures
 
     def test_memory_that_moves_unannounced_is_noticed(self, directory):
         """
