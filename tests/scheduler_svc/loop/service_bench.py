@@ -195,10 +195,15 @@ class ServiceBench:
                 pass
 
     def let_pass(self, seconds: float) -> None:
-        """Let time pass as it does for a loop that turns every half second."""
+        """
+        Let time pass as it does for a loop that turns every half second, until frontends have heard
+        all that was said meanwhile: an answer comes after it.
+        """
         for _ in range(round(seconds / 0.5)):
             self.lead_s += 0.5
             self.turn()
+        for frontend in self.frontends:
+            self.reply(frontend, "stats")
 
     def until(self, condition: Callable[[], object]) -> None:
         """Turn until a condition holds."""
