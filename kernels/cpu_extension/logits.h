@@ -87,16 +87,16 @@ struct Logit {
 template <class T>
 inline void collect_best(const T* logits, int64_t size, int64_t count, std::vector<Logit>* found) {
   // The count-th largest of the maxima of disjoint columns is at most the count-th largest logit,
-  // and little less than it where there are four times as many columns.
+  // and little less than it where there are twice as many columns.
   const int64_t vectors = (size + kLanes - 1) / kLanes;
-  const int64_t height = std::max<int64_t>(1, vectors * kLanes / (4 * count));
-  std::vector<float> maxima;
-  maxima.reserve((vectors / height + 1) * kLanes);
-  for (int64_t from = 0; from < size; from += height * kLanes) {
+  const int64_t height = std::max<int64_t>(1, vectors * kLanes / (2 * count));
+  std::vector<float> maxima((vectors + height - 1) / height * kLanes);
+  float* column = maxima.data();
+  for (int64_t from = 0; from < size; from += height * kLanes, column += kLanes) {
     Floats most = splat(kNever);
     sweep(logits, from, std::min(size, from + height * kLanes),
           [&](int64_t, Floats x) { most = x > most ? x : most; });
-    for (int lane = 0; lane < kLanes; ++lane) maxima.push_back(most[lane]);
+    store(column, most);
   }
   const auto place = maxima.begin() + count - 1;
   std::nth_element(maxima.begin(), place, maxima.end(), std::greater<float>());

@@ -209,10 +209,13 @@ extern "C" {
 // Of the struct that both sides must agree on.
 TANDEM_EXPORT int64_t tandem_sampling_draws_bytes() { return sizeof(tandem::Draws); }
 
-TANDEM_EXPORT void tandem_sampling_draw(const tandem::Draws* draws) {
+// Returns how many rows are neither drawn nor invalid.
+TANDEM_EXPORT int64_t tandem_sampling_draw(const tandem::Draws* draws) {
   const auto draw = draws->type == 0   ? tandem::draw_all<float>
                     : draws->type == 1 ? tandem::draw_all<tandem::BFloat16>
                                        : tandem::draw_all<tandem::Float16>;
   draw(*draws);
+  return std::count_if(draws->state, draws->state + draws->num_rows,
+                       [](int8_t state) { return state > tandem::kDrawn; });
 }
 }

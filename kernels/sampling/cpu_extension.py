@@ -68,21 +68,20 @@ def sample(
         )
     if logits.stride(1) != 1 or logits.dtype not in NUMBER_TYPES:
         logits = logits.float().contiguous()
-    token, state = _drawn(logits, columns, edits)
-    undecided = (state == _UNDECIDED).nonzero()[:, 0]
-    if len(undecided):
-        again = logits[undecided].float()
-        if edits is not None:
-            edits.apply(again, undecided)
-        token[undecided] = sampler.sample(again, columns.select(undecided)).token
+    token, state, num_open = _drawn(logits, columns, edits)
+    if num_open:
+        _settle(token, state, logits, columns, edits)
     told = None if num_logprobs is None else logprobs(logits, token, num_logprobs)
-    return Sampled(token=token, valid=state > 0, logprobs=told)
+    return Sampled(token=token, valid=state.view(torch.bool), logprobs=told)
 
 
 def _drawn(
     logits: Tensor, columns: SamplingColumns, edits: LogitEdits | None
-) -> tuple[Tensor, Tensor]:
-    """Tokens, int64 ``[R]``, and what became of the rows, int8 ``[R]``."""
+) -> tuple[Tensor, Tensor, int]:
+    """
+    Tokens, int64 ``[R]``, what became of the rows, int8 ``[R]``: 0 and 1 are not valid and valid,
+    and how many rows are neither.
+    """
     num_rows, vocab_size = logits.shape
     given = {name: getattr(columns, name) for name in _COLUMNS if name != "least_scaled"}
     if columns.min_p is not None:
@@ -107,11 +106,26 @@ def _drawn(
         state=state.data_ptr(),
         **{name: column.data_ptr() for name, column in held.items()},
     )
-    _library().tandem_sampling_draw(ctypes.byref(draws))
-    if (state == _NO_SUCH_TOKEN).any():
-        row = int((state == _NO_SUCH_TOKEN).nonzero()[0])
+    return token, state, _library().tandem_sampling_draw(ctypes.byref(draws))
+
+
+def _settle(
+    token: Tensor,
+    state: Tensor,
+    logits: Tensor,
+    columns: SamplingColumns,
+    edits: LogitEdits | None,
+) -> None:
+    """Draw the rows that C++ left open, in place."""
+    vocab_size = logits.shape[1]
+    for row in (state == _NO_SUCH_TOKEN).nonzero()[:1, 0].tolist():
         raise IndexError(f"an edit of row {row} names a token outside the {vocab_size} there are")
-    return token, state
+    rows = (state == _UNDECIDED).nonzero()[:, 0]
+    again = logits[rows].float()
+    if edits is not None:
+        edits.apply(again, rows)
+    token[rows] = sampler.sample(again, columns.select(rows)).token
+    state[rows] = 1
 
 
 def _edits_by_row(edits: LogitEdits, num_rows: int) -> dict[str, Tensor]:
@@ -136,5 +150,5 @@ def _library() -> ctypes.CDLL:
     library.tandem_sampling_draws_bytes.restype = ctypes.c_int64
     assert library.tandem_sampling_draws_bytes() == ctypes.sizeof(_Draws)
     library.tandem_sampling_draw.argtypes = (ctypes.POINTER(_Draws),)
-    library.tandem_sampling_draw.restype = None
+    library.tandem_sampling_draw.restype = ctypes.c_int64
     return library
