@@ -21,6 +21,9 @@ DTYPES = {
     "float16": torch.float16,
 }
 
+_CUDA_FAILED = ("CUDA error", "Triton Error [CUDA]")
+"""As PyTorch and as Triton, whichever is the next to ask, tell what the device met before."""
+
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -31,7 +34,7 @@ def is_sticky(error: Exception) -> bool:
     if is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or (
-        isinstance(error, RuntimeError) and "CUDA error" in str(error)
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _CUDA_FAILED)
     )
 
 

@@ -7,15 +7,15 @@ import torch
 from tandem.errors import OutOfMemory
 from tandem.link.batch import Batch
 
-_CPU_ALLOCATOR = "DefaultCPUAllocator"
-"""PyTorch has no type of its own for the host running out."""
+_UNTYPED = ("DefaultCPUAllocator", "Triton Error [CUDA]: out of memory")
+"""PyTorch has no type of its own for the host running out, nor Triton for the device."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """The device, or the host, had no memory left for a tensor."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
-    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _UNTYPED)
 
 
 def in_one_line(error: BaseException) -> str:

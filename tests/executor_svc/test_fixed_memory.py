@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from executor_svc import fixed_memory as module
+from executor_svc.config import load_settings
+from executor_svc.engine import load_engine
 from executor_svc.fixed_memory import fixed_memory
 from executor_svc.virtual_memory import CudaVirtualMemory, DriverLibrary, DriverMissing
 from tandem.errors import InternalError, InvalidConfig, OutOfMemory
@@ -197,3 +199,15 @@ class TestOnADevice:
             fixed_memory(100, torch.device("cuda", 0))
         assert "libcuda.so.1 cannot be loaded" in error.value.message
         assert "graphs are then captured again after a suspension" in error.value.message
+
+
+class TestSetting:
+    def test_kv_memory_keeps_its_addresses_where_that_is_asked_for(self, zoo):
+        """
+        `--static-kv-memory-pointers` has the executor's KV memory keep its addresses, and by default it does not.
+        """
+        flags = ["--model", str(zoo("llama_mha")), "--device=cpu", "--dtype=float32"]
+        flags += ["--max-num-blocks=4", "--max-model-len=32", "--cpu-extension=off"]
+        for asked in ([], ["--static-kv-memory-pointers"]):
+            engine = load_engine(load_settings([*flags, *asked], {}), "boot")
+            assert bool(asked) == engine.runner._kv.keeps_addresses

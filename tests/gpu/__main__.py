@@ -138,7 +138,8 @@ def _has_gpu() -> bool:
 
 
 def _environment(device: str) -> dict[str, str]:
-    made = os.environ | {"PYTHONUNBUFFERED": "1"}  # so that what is killed has said all it could
+    # So that what is killed has said all it could, and what crashes says where.
+    made = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if device == "cpu":
         return made | {"OMP_NUM_THREADS": "1"}
     toolkit = Path("/usr/local/cuda")
@@ -199,8 +200,10 @@ def _about(device: str) -> dict[str, Any]:
 def _answer(*command: str) -> str:
     """What a program prints, which need not be there."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    except OSError:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() or "unknown"
 

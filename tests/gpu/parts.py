@@ -193,7 +193,8 @@ class Child:
             self._process.wait(patience_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that a driver holds never ends
+            self._process.wait(_KILL_AFTER_S)
 
     def outcome(self) -> Outcome:
         """What became of it, once it has ended."""

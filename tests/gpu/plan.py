@@ -20,6 +20,13 @@ _BENCH = ("-m", "executor_svc.bench")
 _MODELS = ("llama-8b", "llama-1b", "qwen3-0.6b")
 _NOTHING_COLLECTED = 5
 
+WITHOUT_A_DEVICE = (
+    "tests/gpu/test_run.py",  # is about this script
+    "tests/kernels/triton/test_*compiled.py",  # compile for a device that need not be there
+    "tests/kernels/triton/test_whole_model*.py",  # have the interpreter compute on the CPU
+)
+"""Tests to which a GPU is nothing, or is in the way."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -174,6 +181,7 @@ def _tests(
 ) -> list[Part]:
     """A part for each file of tests: what ends one process leaves the tests of other files."""
     files = sorted(path.relative_to(ROOT) for path in (ROOT / folder).glob("test_*.py"))
+    files = [file for file in files if not any(map(file.match, WITHOUT_A_DEVICE))]
     return [
         Part(
             name=str(file),
@@ -183,5 +191,4 @@ def _tests(
             allowed_codes=allowed_codes,
         )
         for file in files
-        if file.name != "test_run.py"  # which is about this script
     ]

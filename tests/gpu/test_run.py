@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from executor_svc.bench import decode_steps, kernels, roofline
 from tests.gpu import idle, offline
 from tests.gpu.__main__ import main
 from tests.gpu.parts import ROOT, Outcome, Part, count_tests, read_rows, run_parts
-from tests.gpu.plan import BUDGET_S, stages_on_cpu, stages_on_gpu
+from tests.gpu.plan import BUDGET_S, WITHOUT_A_DEVICE, stages_on_cpu, stages_on_gpu
 from tests.gpu.results import aims, write_results
 from tests.gpu.workload import Requests
 
@@ -180,16 +181,20 @@ class TestPlan:
         assert {"tests/gpu"} == {str(Path(part.name).parent) for part in first.parts}
         assert {"tests/kernels/triton"} == {str(Path(part.name).parent) for part in last.parts}
 
-    def test_every_file_of_tests_is_a_part(self):
+    def test_every_file_of_tests_for_a_device_is_a_part(self):
         """
-        Of both folders with tests for a GPU each file runs, in a process of its own.
+        Of both folders each file whose tests take a device runs, in a process of its own.
         """
+        takes_device = re.compile(r"def test_\w+\([^)]*\bdevice\b")
         parts = [part.name for part in parts_of(stages_on_gpu(Path()))]
         for folder in ("tests/gpu", "tests/kernels/triton"):
-            files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("test_*.py")}
-            assert files - {"tests/gpu/test_run.py"} == {
+            files = {path.relative_to(ROOT) for path in (ROOT / folder).glob("test_*.py")}
+            left_out = {file for file in files if any(map(file.match, WITHOUT_A_DEVICE))}
+            assert {str(file) for file in files - left_out} == {
                 name for name in parts if str(Path(name).parent) == folder
             }
+            for file in left_out:
+                assert not takes_device.search((ROOT / file).read_text()), file
 
 
 class TestAims:

@@ -365,3 +365,6 @@ class TestFailures:
         assert not is_sticky(torch.OutOfMemoryError("CUDA out of memory"))
         assert not is_sticky(ValueError("CUDA error"))
         assert is_sticky(RuntimeError("CUDA error: device-side assert triggered"))
+        triton = "Triton Error [CUDA]: "
+        assert is_sticky(RuntimeError(f"{triton}an illegal memory access was encountered"))
+        assert not is_sticky(RuntimeError(f"{triton}out of memory"))
