@@ -11,7 +11,14 @@ from executor_svc.config import ExecutorSettings
 from scheduler_svc.config import SchedulerSettings
 from tandem.settings.scheduling import SCHEDULING as SETTINGS
 from tandem_client.cli.app import app
-from tandem_client.cli.service_flags import EXECUTOR, LIMITS, SCHEDULER, SCHEDULING, flags_for
+from tandem_client.cli.service_flags import (
+    COMPUTING,
+    EXECUTOR,
+    LIMITS,
+    SCHEDULER,
+    SCHEDULING,
+    flags_for,
+)
 
 TAKEN = {SCHEDULER: SchedulerSettings, EXECUTOR: ExecutorSettings}
 
@@ -23,7 +30,7 @@ class TestTable:
         """
         assert list(SETTINGS) == [flag.name.removeprefix("no_") for flag in SCHEDULING]
 
-    @pytest.mark.parametrize("flag", [*LIMITS, *SCHEDULING], ids=lambda flag: flag.name)
+    @pytest.mark.parametrize("flag", [*LIMITS, *SCHEDULING, *COMPUTING], ids=lambda flag: flag.name)
     def test_each_flag_is_a_setting_of_who_gets_it(self, flag):
         """
         A flag goes to the services that have it as a setting, to all of them, and switches only to
@@ -63,6 +70,8 @@ class TestUp:
             (["--schedule-policy=x"], "Unknown schedule_policy: policy='x'"),
             (["--schedule-conservativeness=-1"], "Invalid schedule_conservativeness"),
             (["--swap-space-gb=-1"], "--swap-space-gb: input should be greater than or equal to 0"),
+            (["--num-cuda-graphs=x"], "--num-cuda-graphs: input should be a valid integer or "),
+            (["--batch-invariant", "--cpu-extension=x"], "--cpu-extension: input should be 'auto'"),
         ],
     )
     def test_services_judge_before_anything_starts(self, arguments, sentence, tmp_path):

@@ -69,9 +69,22 @@ SCHEDULING = (
     ServiceFlag("track_generated_token_events", "Also each token.", is_switch=True),
     ServiceFlag("track_paused_request_events", "Also each pause.", is_switch=True),
 )
+COMPUTING = (
+    ServiceFlag(
+        "batch_invariant", "Same tokens whatever runs beside them; slower.", (EXECUTOR,), True
+    ),
+    ServiceFlag("num_threads", "CPU threads of one operation.", (EXECUTOR,)),
+    ServiceFlag("cpu_extension", "auto, on or off: C++ kernels on the CPU.", (EXECUTOR,)),
+    ServiceFlag("num_cuda_graphs", "default, none, -1 or how many decode steps.", (EXECUTOR,)),
+    ServiceFlag("cuda_graph_mixed_prefill_count", "Prompts in a captured step.", (EXECUTOR,)),
+    ServiceFlag(
+        "no_use_cuda_graphs_for_non_decode_steps", "Capture decodes alone.", (EXECUTOR,), True
+    ),
+)
 _FLAGS = {
     **{flag.name: (flag, "Engine limits") for flag in LIMITS},
     **{flag.name: (flag, "Scheduling") for flag in SCHEDULING},
+    **{flag.name: (flag, "Computing") for flag in COMPUTING},
 }
 
 
