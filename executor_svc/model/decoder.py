@@ -13,7 +13,7 @@ from executor_svc.model.loader import LoadedModel
 from executor_svc.model.rope import rotation_table
 from executor_svc.model.row_operations import FastOperations, InvariantOperations, RowOperations
 from executor_svc.model.row_padding import padded_rows, pads_rows
-from executor_svc.model.weights import LayerWeights
+from kernels.layer_stack import LayerStack, LayerWeights
 from kernels.packed_linear import PackedWeight
 from kernels.paged_attention import AttentionPlan, paged_attention
 from kernels.rms_norm import rms_norm
@@ -67,9 +67,11 @@ class Decoder:
         self._operations: RowOperations = (
             InvariantOperations() if batch_invariant else FastOperations()
         )
+        self._model = model
         self._config = config
         self._weights = model.weights
         self._scale = config.head_dim**-0.5
+        self._stack = _stack_of(model, self._scale)
         self._pads_rows = not batch_invariant and pads_rows(model.dtype, model.device)
         table = rotation_table(config.rope, config.head_dim, max_model_len)
         self._rotations = table.to(model.device)
@@ -92,9 +94,13 @@ class Decoder:
         """
         hidden = self._padded(self._embedded(inputs.token_id))
         rotation = self._rotations.index_select(0, inputs.position)
-        layers = zip(self._weights.layers, self._config.windows, kv_layers, strict=True)
-        for layer, window, kv_cache in layers:
-            plan = inputs.attention[window]
+        plans = [inputs.attention[window] for window in self._config.windows]
+        stack = self._stack
+        if stack is not None and hidden.shape[0] <= MLP_TOKENS and stack.takes(plans):
+            kv_position = inputs.kv_position
+            stack.run(hidden, kv_layers, plans, rotation=rotation, kv_position=kv_position)
+            return hidden
+        for layer, plan, kv_cache in zip(self._weights.layers, plans, kv_layers, strict=True):
             self._attention(
                 layer,
                 hidden,
@@ -121,11 +127,13 @@ class Decoder:
 
     def mark_parts(self, mark: Mark) -> None:
         """Put something around "attention" and "mlp" of each layer, and "project"."""
+        self._stack = None  # its layers have no parts
         mark_parts(self, _PARTS, mark)
 
     def unmark_parts(self) -> None:
         """Call them as they are."""
         unmark_parts(self, _PARTS)
+        self._stack = _stack_of(self._model, self._scale)
 
     def _attention(
         self,
@@ -163,3 +171,10 @@ class Decoder:
         """`rows` followed by as many rows of zeros as matrix products should see."""
         num_added = padded_rows(rows.shape[0]) - rows.shape[0] if self._pads_rows else 0
         return functional.pad(rows, (0, 0, 0, num_added)) if num_added else rows
+
+
+def _stack_of(model: LoadedModel, scale: float) -> LayerStack | None:
+    """All layers as one call, where it has products for their matrices."""
+    if not isinstance(model.weights.lm_head, PackedWeight):
+        return None
+    return LayerStack(model.weights.layers, norm_eps=model.config.norm_eps, scale=scale)

@@ -13,31 +13,8 @@ from torch import Tensor
 
 from executor_svc.model.checkpoint import Checkpoint, StoredTensor, read_pieces
 from executor_svc.model.config import ModelConfig
+from kernels.layer_stack import LayerWeights
 from tandem.errors import InvalidModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWeights:
-    """
-    One decoder layer; matrices are ``[out, in]``, or a `PackedWeight` each.
-
-    `qkv` stacks all query heads, then key heads, then value heads. Inside each query and key head
-    the features of a rotary pair, stored `head_dim / 2` apart in the file, are neighbours here:
-    attention scores do not depend on the order, and a rotation becomes one complex product.
-    `qk_norm` is ``[num_heads + num_kv_heads, head_dim]`` in the same order.
-    """
-
-    input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    qk_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,20 @@ class ExtensionPlan:
     rest: AttentionPlan | None
     rest_query: Tensor | None
 
+    def check_blocks(self, num_blocks: int) -> None:
+        """
+        Refuse a cache of too few blocks.
+
+        Raises:
+            IndexError: A block table names a block that the cache does not have.
+        """
+        native = self.native
+        if native.least_block < 0 or native.most_block >= num_blocks:
+            raise IndexError(
+                f"block tables name blocks {native.least_block} to {native.most_block}, the cache "
+                f"has {num_blocks}"
+            )
+
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
         """
         Arguments and result as in `paged_attention`, unchecked.
@@ -77,17 +91,12 @@ class ExtensionPlan:
         Raises:
             IndexError: A block table names a block that the cache does not have.
         """
-        native = self.native
-        if native.least_block < 0 or native.most_block >= kv_cache.shape[0]:
-            raise IndexError(
-                f"block tables name blocks {native.least_block} to {native.most_block}, the cache "
-                f"has {kv_cache.shape[0]}"
-            )
+        self.check_blocks(kv_cache.shape[0])
         out = torch.empty(
             (self.num_queries, self.shape.num_heads, self.shape.head_dim), dtype=query.dtype
         )
         self.library.tandem_attention_attend(
-            ctypes.byref(native),
+            ctypes.byref(self.native),
             query.data_ptr(),
             query.stride(0),
             query.stride(1),

@@ -7,7 +7,7 @@ import torch
 
 from executor_svc.model import load_model
 from executor_svc.model.decoder import Decoder
-from kernels import packed_linear
+from kernels import packed_linear, paged_attention, rms_norm, rope_kv_write, silu_mul
 from kernels.packed_linear import PackedWeight
 from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
 
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.compiler
 def in_cpp():
     assert packed_linear.use_cpu_extension(wanted=True)
     yield
-    packed_linear.use_cpu_extension(wanted=False)
+    paged_attention.use_cpu_extension("auto")
+    for operation in (packed_linear, rms_norm, rope_kv_write, silu_mul):
+        operation.use_cpu_extension(wanted=False)
 
 
 def logits_of(bench: Bench) -> torch.Tensor:
@@ -41,6 +43,27 @@ class TestPacking:
         )
         assert isinstance(packed.runner._decoder._weights.lm_head, PackedWeight)
         torch.testing.assert_close(logits_of(plain), logits_of(packed), rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("family", ["llama_tied_biased", "qwen3"])
+    def test_watched_layers_give_the_bits_of_one_call(self, zoo, family):
+        """
+        While parts of layers are marked they run one by one, with the bits of all in one call.
+        """
+        paged_attention.use_cpu_extension("on")
+        for operation in (rms_norm, rope_kv_write, silu_mul):
+            operation.use_cpu_extension(wanted=True)
+        found, names = [], set()
+        for is_marked in (False, True):
+            bench = Bench.build(zoo(family), dtype="float32", max_model_len=64)
+            decoder = Decoder(
+                load_model(zoo(family), dtype="float32", device="cpu", packs=True), 64
+            )
+            bench.runner._decoder = decoder
+            if is_marked:
+                decoder.mark_parts(lambda name, part: names.add(name) or part)
+            found.append(logits_of(bench))
+        assert torch.equal(*found)
+        assert {"attention", "mlp", "project"} == names
 
     def test_every_product_of_a_packed_model_is_of_a_packed_weight(self, zoo):
         """

@@ -1,0 +1,130 @@
+"""A stack of layers in C++ on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.cpu_extension import load_library
+from kernels.layer_stack.weights import LayerWeights
+from kernels.packed_linear import PackedWeight
+from kernels.paged_attention import AttentionPlan
+from kernels.paged_attention.cpu_extension import ExtensionPlan
+
+_WEIGHTS = (
+    *("input_norm", "qkv", "qkv_bias", "qk_norm", "output", "output_bias"),
+    *("mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias"),
+)
+_SIZES = (
+    *("num_layers", "hidden_size", "inner_size", "num_heads", "num_kv_heads", "head_dim"),
+    *("num_rows", "num_positions", "num_threads"),
+)
+_POINTERS = ("layers", "hidden", "rotation", "kv_position", "narrow", "wide", "inner")
+
+
+class _Layer(ctypes.Structure):
+    """The struct `Layer` of layer_stack.cpp."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in (*_WEIGHTS, "kv_cache", "plan"))
+
+
+class _Stack(ctypes.Structure):
+    """The struct `Stack` of layer_stack.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_float) for name in ("norm_eps", "scale")),
+    )
+
+
+class Layers:
+    """
+    Where the weights of layers lie, written down once; caches and plans are added at each call, one
+    at a time.
+    """
+
+    def __init__(self, layers: Sequence[LayerWeights]) -> None:
+        first = layers[0]
+        assert isinstance(first.qkv, PackedWeight)
+        assert isinstance(first.gate_up, PackedWeight)
+        self.qkv_size = first.qkv.num_columns
+        self.inner_size = first.gate_up.num_columns // 2
+        self.native = (_Layer * len(layers))()
+        self._held = tuple(layers)
+        for own, layer in zip(self.native, layers, strict=True):
+            for name in _WEIGHTS:
+                weight = getattr(layer, name)
+                setattr(own, name, None if weight is None else weight.data_ptr())
+
+
+def run(
+    layers: Layers,
+    hidden: Tensor,
+    kv_layers: Sequence[Tensor],
+    plans: Sequence[AttentionPlan],
+    *,
+    rotation: Tensor,
+    kv_position: Tensor,
+    norm_eps: float,
+    scale: float,
+) -> None:
+    """
+    Arguments as in `LayerStack`, unchecked.
+
+    Raises:
+        IndexError: As there.
+    """
+    num_rows, hidden_size = hidden.shape
+    num_blocks, block_size, _, num_kv_heads, head_dim = kv_layers[0].shape
+    inner_size, qkv_size = layers.inner_size, layers.qkv_size
+    query_size = qkv_size - 2 * num_kv_heads * head_dim
+    narrow = torch.empty((num_rows, max(hidden_size, query_size)))
+    wide = torch.empty((num_rows, max(2 * inner_size, qkv_size)))
+    inner = torch.empty((num_rows, inner_size))
+    for own, kv_cache, plan in zip(layers.native, kv_layers, plans, strict=True):
+        assert isinstance(plan, ExtensionPlan)
+        plan.check_blocks(num_blocks)
+        own.kv_cache = kv_cache.data_ptr()
+        own.plan = ctypes.addressof(plan.native)
+    stack = _Stack(
+        num_layers=len(layers.native),
+        hidden_size=hidden_size,
+        inner_size=inner_size,
+        num_heads=query_size // head_dim,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        num_rows=num_rows,
+        num_positions=num_blocks * block_size,
+        num_threads=torch.get_num_threads(),
+        layers=ctypes.addressof(layers.native),
+        hidden=hidden.data_ptr(),
+        rotation=rotation.data_ptr(),
+        kv_position=kv_position.data_ptr(),
+        narrow=narrow.data_ptr(),
+        wide=wide.data_ptr(),
+        inner=inner.data_ptr(),
+        norm_eps=norm_eps,
+        scale=scale,
+    )
+    outside = _library().tandem_layer_stack(ctypes.byref(stack))
+    if outside >= 0:
+        raise IndexError(
+            f"position {outside} is outside a cache of {num_blocks * block_size} positions"
+        )
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The library with the types of what is called here."""
+    library = load_library()
+    for name in ("tandem_layer_bytes", "tandem_stack_bytes", "tandem_layer_stack"):
+        getattr(library, name).restype = ctypes.c_int64
+    assert library.tandem_layer_bytes() == ctypes.sizeof(_Layer)
+    assert library.tandem_stack_bytes() == ctypes.sizeof(_Stack)
+    library.tandem_layer_stack.argtypes = (ctypes.POINTER(_Stack),)
+    return library

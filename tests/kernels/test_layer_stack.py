@@ -1,0 +1,182 @@
+"""All layers in one call give what their operations give one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.device import choose_kernels
+from kernels import packed_linear, paged_attention, rms_norm, rope_kv_write, sampling, silu_mul
+from kernels.layer_stack import LayerStack, LayerWeights, reference
+from kernels.packed_linear import PackedWeight
+from kernels.paged_attention import AttentionPlan, AttentionShape, PagedSequences
+
+pytestmark = pytest.mark.compiler
+
+CPU = torch.device("cpu")
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 40, 56, 4, 2, 24, 4
+EPS, SCALE = 1e-5, DIM**-0.5
+SHAPE = AttentionShape(
+    num_heads=HEADS,
+    num_kv_heads=KV_HEADS,
+    head_dim=DIM,
+    block_size=BLOCK,
+    dtype=torch.float32,
+    device=CPU,
+)
+SEQUENCES = PagedSequences(
+    query_len=np.array([1, 5, 1], np.int32),
+    seq_len=np.array([7, 5, 12], np.int32),
+    block_table=np.array([[3, 1, 0], [2, 6, 0], [5, 4, 7]], np.int32),
+)
+POSITION = torch.tensor([6, 0, 1, 2, 3, 4, 11])
+KV_POSITION = torch.tensor([6, 8, 9, 10, 11, 24, 31])
+"""Block times block size plus offset, of each row's own block table."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_cpp() -> Iterator[None]:
+    choose_kernels(CPU, "on")
+    yield
+    paged_attention.use_cpu_extension("auto")
+    for operation in (packed_linear, rms_norm, rope_kv_write, sampling, silu_mul):
+        operation.use_cpu_extension(wanted=False)
+
+
+def layer(*, seed: int, with_options: bool) -> LayerWeights:
+    """Random weights, with biases and norms of heads where a family has them."""
+    source = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=source) * 0.2
+
+    def optional(*shape: int) -> torch.Tensor | None:
+        return numbers(*shape) if with_options else None
+
+    qkv_size = (HEADS + 2 * KV_HEADS) * DIM
+    return LayerWeights(
+        input_norm=1 + numbers(HIDDEN),
+        qkv=PackedWeight.of(numbers(qkv_size, HIDDEN)),
+        qkv_bias=optional(qkv_size),
+        qk_norm=optional(HEADS + KV_HEADS, DIM),
+        output=PackedWeight.of(numbers(HIDDEN, HEADS * DIM)),
+        output_bias=optional(HIDDEN),
+        mlp_norm=1 + numbers(HIDDEN),
+        gate_up=PackedWeight.of(numbers(2 * INNER, HIDDEN)),
+        gate_up_bias=optional(2 * INNER),
+        down=PackedWeight.of(numbers(HIDDEN, INNER)),
+        down_bias=optional(HIDDEN),
+    )
+
+
+def step() -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Hidden states, caches of two layers, and the rest of a step's inputs."""
+    source = torch.Generator().manual_seed(9)
+    hidden = torch.randn((7, HIDDEN), generator=source)
+    caches = [torch.randn((8, BLOCK, 2, KV_HEADS, DIM), generator=source) for _ in range(2)]
+    angle = POSITION[:, None] * torch.rand((1, DIM // 2), generator=source)
+    rotation = torch.stack([angle.cos(), angle.sin()], dim=-1)
+    return hidden, caches, {"rotation": rotation, "kv_position": KV_POSITION}
+
+
+def plans(window: int | None = None) -> list[AttentionPlan]:
+    """Full attention, then attention with a window."""
+    return [
+        paged_attention.plan_paged_attention(SEQUENCES, SHAPE, window=own) for own in (None, window)
+    ]
+
+
+def stack_of(layers: list[LayerWeights]) -> LayerStack:
+    return LayerStack(layers, norm_eps=EPS, scale=SCALE)
+
+
+class TestRun:
+    @pytest.mark.parametrize("with_options", [False, True], ids=["plain", "biases-and-head-norms"])
+    @pytest.mark.parametrize("window", [None, 3], ids=str)
+    def test_bits_are_those_of_the_operations(self, with_options: bool, window: int | None):
+        """
+        Decodes and a prompt together leave the same hidden states and caches as the operations one
+        after another, call after call.
+        """
+        layers = [layer(seed=seed, with_options=with_options) for seed in (0, 1)]
+        stack = stack_of(layers)
+        assert stack.takes(plans(window))
+        for _ in range(2):
+            hidden, caches, inputs = step()
+            expected, expected_caches, _ = step()
+            stack.run(hidden, caches, plans(window), **inputs)
+            reference.run(
+                layers,
+                expected,
+                expected_caches,
+                plans(window),
+                norm_eps=EPS,
+                scale=SCALE,
+                **inputs,
+            )
+            assert torch.equal(expected, hidden)
+            assert all(map(torch.equal, expected_caches, caches))
+
+    def test_position_past_the_caches_is_refused_before_anything_changes(self):
+        """
+        A token whose place no cache has is an IndexError, and hidden states and caches stay.
+        """
+        hidden, caches, inputs = step()
+        before, caches_before, _ = step()
+        inputs["kv_position"] = KV_POSITION + 8
+        stack = stack_of([layer(seed=seed, with_options=False) for seed in (0, 1)])
+        with pytest.raises(IndexError, match="position 32 is outside a cache of 32"):
+            stack.run(hidden, caches, plans(), **inputs)
+        assert torch.equal(before, hidden)
+        assert all(map(torch.equal, caches_before, caches))
+
+    def test_block_that_the_caches_lack_is_refused(self):
+        """
+        A block table that names a block past the caches' last is an IndexError.
+        """
+        hidden, caches, inputs = step()
+        stack = stack_of([layer(seed=seed, with_options=False) for seed in (0, 1)])
+        with pytest.raises(IndexError, match="block tables name blocks"):
+            stack.run(hidden, [cache[:7].contiguous() for cache in caches], plans(), **inputs)
+
+    def test_what_does_not_fit_is_said(self):
+        """
+        Other numbers of layers or tokens, and other types, are ValueErrors.
+        """
+        hidden, caches, inputs = step()
+        stack = stack_of([layer(seed=seed, with_options=False) for seed in (0, 1)])
+        with pytest.raises(ValueError, match="2 layers need"):
+            stack.run(hidden, caches[:1], plans(), **inputs)
+        with pytest.raises(ValueError, match="of as many tokens"):
+            stack.run(hidden[:6], caches, plans(), **inputs)
+        with pytest.raises(ValueError, match="contiguous float32"):
+            stack.run(hidden.double(), caches, plans(), **inputs)
+
+
+class TestTakes:
+    def test_only_plans_in_cpp_are_taken(self):
+        """
+        Plans of another implementation are left to it, and so is everything without packed
+        products.
+        """
+        stack = stack_of([layer(seed=0, with_options=False)])
+        paged_attention.use_cpu_extension("off")
+        others = plans()
+        paged_attention.use_cpu_extension("on")
+        assert not stack.takes(others)
+        assert stack.takes(plans())
+        packed_linear.use_cpu_extension(wanted=False)
+        assert not stack.takes(plans())
+        packed_linear.use_cpu_extension(wanted=True)
+
+    def test_matrix_that_is_not_packed_is_refused(self):
+        """
+        A stack of a layer with a plain matrix cannot be made.
+        """
+        plain = replace(layer(seed=0, with_options=False), down=torch.zeros(HIDDEN, INNER))
+        with pytest.raises(TypeError, match="is not packed"):
+            stack_of([plain])
