@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import platform
 import subprocess
@@ -23,10 +24,13 @@ from tests.gpu.results import aims, write_results
 NEEDED = (
     *("torch", "numpy", "structlog", "pydantic", "safetensors"),
     *("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"),
-    *("google.protobuf", "grpc", "grpc_health", "grpc_status", "zmq", "msgspec", "tokenizers"),
+    *("google.protobuf", "grpc", "grpc_health", "grpc_reflection", "grpc_status", "zmq"),
+    *("msgspec", "tokenizers", "annotated_types"),
     *("jinja2", "prometheus_client", "uvloop", "typer", "rich", "psutil", "transformers"),
 )
 """Modules without which a part or another cannot run."""
+_GENERATED = "tandem.executor.v1.executor_service_pb2_grpc"
+"""Code that refuses to be imported where protobuf or gRPC is older than what made it."""
 EXIT_NO_DEVICE = 3
 
 
@@ -44,11 +48,9 @@ def main(argv: Sequence[str]) -> int:
             "itself on the CPU"
         )
         return EXIT_NO_DEVICE
-    missing = [
-        name for name in (*NEEDED, *["triton"] * (given.device == "cuda")) if not _is_there(name)
-    ]
+    missing = _missing(with_triton=given.device == "cuda")
     if missing:
-        _say(f"modules are missing, parts that need them will fail: {', '.join(missing)}")
+        _say(f"parts that need them will fail, modules are missing: {', '.join(missing)}")
     results = given.results or Path(tempfile.mkdtemp(prefix="gpu-run-results-"))
     with tempfile.TemporaryDirectory(prefix="gpu-run-") as folder:
         report = _Report(
@@ -122,6 +124,16 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     if given.tiny != (given.device == "cpu"):
         parser.error("--tiny and --device cpu go together: a GPU's sizes take a CPU hours")
     return given
+
+
+def _missing(*, with_triton: bool) -> list[str]:
+    """Modules that are not there, and what is there but too old."""
+    missing = [name for name in (*NEEDED, *["triton"] * with_triton) if not _is_there(name)]
+    try:
+        importlib.import_module(_GENERATED)
+    except (ImportError, RuntimeError) as error:
+        missing.append(f"{_GENERATED} ({str(error).partition(chr(10))[0]})")
+    return missing
 
 
 def _is_there(module: str) -> bool:

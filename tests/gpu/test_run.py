@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from executor_svc.bench import decode_steps, kernels, roofline
+from tests.gpu import __main__ as script
 from tests.gpu import idle, offline
 from tests.gpu.__main__ import main
 from tests.gpu.parts import ROOT, Outcome, Part, count_tests, read_rows, run_parts
@@ -287,6 +288,24 @@ class TestScript:
         assert 3 == main(["--results", str(tmp_path / "results")])
         assert "no CUDA device was found" in capsys.readouterr().out
         assert not (tmp_path / "results").exists()
+
+    def test_what_is_missing_or_too_old_is_named(self, monkeypatch):
+        """
+        Modules that are not there are named, and generated code that refuses the protobuf or gRPC it finds, with its reason.
+        """
+
+        def too_old(name):
+            raise RuntimeError(f"{name} needs grpcio>=9\nand more")
+
+        assert [] == script._missing(with_triton=False)
+        monkeypatch.setattr(script, "NEEDED", ("json", "no_such_module", "no.such.package"))
+        monkeypatch.setattr(script.importlib, "import_module", too_old)
+        generated = script._GENERATED
+        assert [
+            "no_such_module",
+            "no.such.package",
+            f"{generated} ({generated} needs grpcio>=9)",
+        ] == script._missing(with_triton=False)
 
     def test_unknown_part_is_refused(self, capsys):
         """
