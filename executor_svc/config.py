@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from executor_svc.graphs.sizes import GraphCount, check_graph_count
-from tandem.engine_config import MAX_GIB, EngineConfig
+from tandem.engine_config import MAX_GIB, MAX_THREADS, EngineConfig
 from tandem.settings.reader import read_settings
 from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
 from tandem.settings.schema import (
@@ -54,6 +54,7 @@ class ExecutorSettings(ServiceSettings):
     num_threads: int | None = Field(
         None,
         ge=1,
+        le=MAX_THREADS,
         description="CPU threads of one operation; default: one per physical core this process may "
         "run on (taskset, cpuset), within the CPU quota and OMP_NUM_THREADS",
     )

@@ -10,9 +10,6 @@ from pathlib import Path, PurePosixPath
 import structlog
 import torch
 
-from tandem.engine_config import MAX_THREADS
-from tandem.errors import InvalidConfig
-
 _ROOT = Path("/")
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Variables by which OpenMP is told to bind threads to cores."""
@@ -28,12 +25,7 @@ def use_threads(num_threads: int | None) -> None:
     Says so where OpenMP was told to bind threads to cores: it binds the process's first thread when
     PyTorch is imported, all others are born with that mask, and so those of the runner and of gRPC
     share one core. `taskset` and cpusets keep a process on its cores without that.
-
-    Raises:
-        InvalidConfig: More than MAX_THREADS.
     """
-    if num_threads is not None and num_threads > MAX_THREADS:
-        raise InvalidConfig(f"num_threads must be at most {MAX_THREADS}, got {num_threads}")
     if bound := binding(os.environ):
         _log.warning("openmp_binds_threads", by=bound, instead="taskset, or a container's cpuset")
     torch.set_num_threads(num_threads or default_num_threads())

@@ -18,7 +18,8 @@ from executor_svc.device import (
     resolve_dtype,
 )
 from executor_svc.threads import use_threads
-from tandem.command_line import BenchParser, at_least_one, at_most, print_line, time_above_zero
+from tandem.command_line import BenchParser, at_most, print_line, time_above_zero
+from tandem.engine_config import MAX_THREADS
 from tandem.errors import InvalidConfig
 from tandem.telemetry import configure_logging
 
@@ -67,7 +68,9 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
         default="auto",
         help="attention on a CPU in C++; auto: where that works",
     )
-    made.add_argument("--num-threads", type=at_least_one, help="CPU threads of one operation")
+    made.add_argument(
+        "--num-threads", type=at_most(MAX_THREADS), help="CPU threads of one operation"
+    )
     made.add_argument("--full", action="store_true", help="many more of them; minutes")
     made.add_argument(
         "--time-limit", type=time_above_zero, help="seconds after which no measurement begins"

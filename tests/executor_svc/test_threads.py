@@ -12,7 +12,6 @@ import torch
 
 from executor_svc import threads
 from executor_svc.threads import default_num_threads, num_physical_cores
-from tandem.errors import InvalidConfig
 
 EIGHT_CORES = {cpu: f"{cpu},{cpu + 8}" for cpu in range(8)}
 TWICE = EIGHT_CORES | {cpu + 8: siblings for cpu, siblings in EIGHT_CORES.items()}
@@ -137,13 +136,6 @@ for given, expected in ((None, default), (default + 1, default + 1)):
 """
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
         assert 0 == run.returncode, run.stderr
-
-    def test_more_threads_than_any_machine_has_are_refused(self):
-        """
-        A slip of the keyboard is a typed error: OpenMP would end the process.
-        """
-        with pytest.raises(InvalidConfig, match=r"^num_threads must be at most 1024, got 4000$"):
-            threads.use_threads(4000)
 
     def test_bound_threads_are_told(self, monkeypatch):
         """

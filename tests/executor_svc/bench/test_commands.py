@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from executor_svc.bench import decode_steps, kernels, roofline
 from executor_svc.bench.__main__ import main as bench_main
+from executor_svc.bench.sampling_cases import KINDS
 from tandem.errors import InvalidConfig
 from tandem_client.cli import bench_executor
 from tandem_client.cli.app import app
@@ -107,7 +108,7 @@ class TestKernels:
         rows = json.loads(capsys.readouterr().out)
         assert ["copy", "matmul"] == [row["operation"] for row in rows[:2]]
         found = {row["operation"] for row in rows[2:]}
-        sampling = {f"sampling_{kind}" for kind in ("greedy", "noise", "filtered")}
+        sampling = {f"sampling_{kind.operation}" for kind in KINDS}
         by_row = {"rms_norm", "add_rms_norm", "silu_mul", "rope_kv_write", "patch_rows"}
         assert {"decode", "prefill"} | sampling | by_row == found
         peers = {row["operation"] for row in rows if row["implementation"] == "torch-sdpa-dense"}

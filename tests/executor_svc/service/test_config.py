@@ -194,8 +194,22 @@ class TestMistakes:
             (["--block-size=many"], {}, "--block-size: "),
             (["--listen=nowhere"], {}, "--listen: must be HOST:PORT or unix:PATH, got 'nowhere'"),
             (["--listen=host:99999"], {}, "--listen: must be HOST:PORT"),
+            (
+                ["--batch-invariant=yes"],
+                {},
+                "argument --batch-invariant: takes no value, got 'yes'; see --help",
+            ),
+            (
+                ["--num-threads=4000"],
+                {},
+                "--num-threads: input should be less than or equal to 1024",
+            ),
             (["--dtype=int8"], {}, "--dtype: input should be 'auto', 'float32', 'bfloat16'"),
-            (["--blok-size=3"], {}, "unrecognized arguments: --blok-size=3; see --help"),
+            (
+                ["--blok-size=3"],
+                {},
+                "unrecognized arguments: --blok-size=3; did you mean --block-size?",
+            ),
             (
                 [],
                 {"TANDEM_EXECUTOR_NUM_THREADS": "0"},

@@ -124,7 +124,7 @@ class TestMistakes:
         [
             ([], {}, {"block_sizes": 1}, "unknown key 'block_sizes'; did you mean 'block_size'?"),
             ([], {"TANDEM_WINDOWS": "1"}, {}, "TANDEM_WINDOWS: unknown key 'windows'"),
-            (["--windw", "1"], {}, {}, "unrecognized arguments: --windw 1; see --help"),
+            (["--windw", "1"], {}, {}, "unrecognized arguments: --windw 1; did you mean --window?"),
             (["--windo", "1"], {}, {}, "unrecognized arguments: --windo 1"),
             (["--window", "two"], {}, {}, "--window: input should be a valid integer"),
             (["--window", "0"], {}, {}, "--window: input should be greater than or equal to 1"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -12,6 +14,9 @@ from pydantic.fields import FieldInfo
 
 from tandem.errors import InvalidConfig
 from tandem.settings.schema import Metavar, Program, S
+
+_ALIKE = 0.85
+"""From which likeness on a flag is taken for a slip: many that mean other things are alike too."""
 
 
 def flag_of(name: str) -> str:
@@ -39,7 +44,12 @@ class _Parser(argparse.ArgumentParser):
     """Reports mistakes like every other source does."""
 
     def error(self, message: str) -> NoReturn:
-        raise InvalidConfig(f"{message}; see --help")
+        message = message.replace("ignored explicit argument", "takes no value, got")
+        unknown = re.search(r"^unrecognized arguments: ([^= ]+)", message)
+        known = difflib.get_close_matches(
+            unknown[1] if unknown else "", self._option_string_actions, n=1, cutoff=_ALIKE
+        )
+        raise InvalidConfig(f"{message}; {f'did you mean {known[0]}?' if known else 'see --help'}")
 
 
 def _parser(program: Program[S]) -> argparse.ArgumentParser:
