@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.free_blocks import FreeBlocks
+from scheduler_svc.core.free_blocks import BlockIds, FreeBlocks
 from scheduler_svc.core.prefix_index import NO_BLOCK, PrefixIndex
 from tandem.errors import InternalError
 from tandem.link.batch import Int32Column
@@ -78,16 +78,16 @@ class BlockPool:
         self._num_holders[taken] = 1
         return taken.astype(np.int32)
 
-    def try_take_next(self, last: Int32Column) -> Int32Column | None:
+    def try_take_next(self, wanted: BlockIds) -> BlockIds | None:
         """
-        `try_take` of one block for each of the sequences that end with these, none twice, shape
-        ``[N]``: the adjacent one where it is free.
+        `try_take` of one block for each of the sequences that would like these, which lie behind
+        their last ones, none twice, shape ``[N]``: these where they are free.
         """
-        if not self._try_free(len(last)):
+        if len(wanted) > self._free.num_free and not self._try_free(len(wanted)):
             return None
-        taken = self._free.take_next(last)
+        taken = self._free.take_next(wanted)
         self._num_holders[taken] = 1
-        return taken.astype(np.int32)
+        return taken
 
     def num_unheld(self, blocks: Int32Column) -> int:
         """How many of these blocks, none twice, nobody holds."""

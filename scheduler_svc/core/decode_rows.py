@@ -42,10 +42,10 @@ class GrowingRows:
         ones: 1 for each.
         index: Where the next block of each goes in its table; None until the first.
         keys: Their keys in the state hash, once `index` is there.
-        last: The block each got last; None until the first.
+        next: The id behind the block each got last; None until the first.
     """
 
-    __slots__ = ("index", "keys", "last", "ones", "row_slot", "slot")
+    __slots__ = ("index", "keys", "next", "ones", "row_slot", "slot")
 
     def __init__(self, slot: NDArray[np.intp]) -> None:
         self.slot = slot
@@ -53,7 +53,7 @@ class GrowingRows:
         self.ones: NDArray[np.intp] = np.ones(len(slot), np.intp)
         self.index: NDArray[np.intp] | None = None
         self.keys: NDArray[np.uint64] = _NO_KEY
-        self.last: Int32Column | None = None
+        self.next: NDArray[np.intp] | None = None
 
 
 class DecodeRows:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.decode_rows import DecodeRows
+from scheduler_svc.core.free_blocks import BlockIds
 from scheduler_svc.core.headroom import Headroom
 from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.state import CoreState
@@ -74,13 +75,14 @@ class Draft:
             self._headroom = Headroom(self.state)
         return self._headroom
 
-    def append_blocks(self, slots: NDArray[np.intp], blocks: Int32Column) -> None:
+    def append_blocks(self, slots: NDArray[np.intp], blocks: BlockIds) -> None:
         """Give each of these slots, none twice in one batch, one more block."""
         row_slot = self.state.slots.append_blocks(slots, blocks)
+        row_block = blocks.astype(np.int32)
         if len(self.append_slot):
             row_slot = np.concatenate([self.append_slot, row_slot])
-            blocks = np.concatenate([self.append_block, blocks])
-        self.append_slot, self.append_block = row_slot, blocks
+            row_block = np.concatenate([self.append_block, row_block])
+        self.append_slot, self.append_block = row_slot, row_block
 
     def copy(self, source: int, destination: int) -> None:
         """

@@ -32,7 +32,7 @@ def grow(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
     full = slots.full_slots(ready)
     if not len(full):
         return ready
-    blocks = state.pool.try_take_next(slots.last_blocks(full))
+    blocks = state.pool.try_take_next(slots.next_blocks(full))
     if blocks is not None:
         draft.append_blocks(full, blocks)
         return ready
@@ -63,7 +63,7 @@ def _retract(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> N
         state.ratio.note_retraction(slots, state.counters.decode_steps + 1)
         after = state.ratio.at(state.counters.decode_steps + 1)
         state.events.add_log(retraction_line(num_retracted, before, after))
-    blocks = state.pool.try_take_next(slots.last_blocks(full))
+    blocks = state.pool.try_take_next(slots.next_blocks(full))
     if blocks is None:
         fail_alone(draft, int(candidates[0]))
     elif len(full):
@@ -89,7 +89,7 @@ def _grow_oldest(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) 
     oldest = full[np.argsort(slots.number[full])]
     count = draft.state.pool.num_available
     served, left_out = oldest[:count], oldest[count:]
-    blocks = draft.state.pool.try_take_next(slots.last_blocks(served))
+    blocks = draft.state.pool.try_take_next(slots.next_blocks(served))
     assert blocks is not None
     if count:
         draft.append_blocks(served, blocks)

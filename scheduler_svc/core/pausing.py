@@ -47,7 +47,7 @@ def _resume_by_free_blocks(draft: Draft) -> list[int]:
     resumed = list(state.paused)[: state.pool.num_available]
     if resumed:
         slots = np.array(resumed, np.intp)
-        blocks = state.pool.try_take_next(state.slots.last_blocks(slots))
+        blocks = state.pool.try_take_next(state.slots.next_blocks(slots))
         assert blocks is not None
         for slot in resumed:
             state.unpause(slot)

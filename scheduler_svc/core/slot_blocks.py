@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.decode_rows import GrowingRows
+from scheduler_svc.core.free_blocks import BlockIds
 from scheduler_svc.core.geometry import Limits
 from tandem.link.batch import Int32Column
 from tandem.link.state_hash import BlockKeys
@@ -21,7 +22,7 @@ from tandem.link.state_hash import BlockKeys
 MAX_LATE = 64
 """Most steps whose blocks are kept unwritten."""
 
-_Blocks: TypeAlias = tuple[NDArray[np.intp], NDArray[np.intp], Int32Column]
+_Blocks: TypeAlias = tuple[NDArray[np.intp], NDArray[np.intp], BlockIds]
 
 
 class SlotBlocks:
@@ -69,20 +70,20 @@ class SlotBlocks:
         last: Int32Column = self._flat[self._base[slots] + self.num_blocks[slots] - 1]
         return last
 
-    def append(self, slots: NDArray[np.intp], blocks: Int32Column) -> int:
+    def append(self, slots: NDArray[np.intp], blocks: BlockIds) -> int:
         """Give each of these slots, no one twice, one more block; returns the sum of the terms."""
         index = self.num_blocks[slots]
         self._write_blocks(slots, index, blocks)
         return self._keys.sum_of_entries(slots, index, blocks)
 
-    def append_due(self, growing: GrowingRows, blocks: Int32Column) -> int:
+    def append_due(self, growing: GrowingRows, blocks: BlockIds) -> int:
         """`append` for rows whose turn it was."""
         index = growing.index
         if index is None:
             index = self.num_blocks[growing.slot]
             growing.keys = self._keys.of_slots(growing.slot)
         growing.index = index + growing.ones
-        growing.last = blocks
+        growing.next = blocks + growing.ones
         self._late.append((growing.slot, index, blocks))
         if len(self._late) == MAX_LATE:
             self._write()
@@ -98,7 +99,7 @@ class SlotBlocks:
         self._write_blocks(np.concatenate(slots), np.concatenate(index), np.concatenate(blocks))
 
     def _write_blocks(
-        self, slots: NDArray[np.intp], index: NDArray[np.intp], blocks: Int32Column
+        self, slots: NDArray[np.intp], index: NDArray[np.intp], blocks: BlockIds
     ) -> None:
         self._flat[self._base[slots] + index] = blocks
         self._num_blocks[slots] = index + 1

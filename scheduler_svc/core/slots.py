@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.decode_rows import DecodeRows, RowConstants
 from scheduler_svc.core.end_ids import EndIds
+from scheduler_svc.core.free_blocks import BlockIds
 from scheduler_svc.core.geometry import Limits
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.slot_blocks import SlotBlocks
@@ -185,18 +186,19 @@ class SlotTable:
         self._free.append(slot)
         return blocks
 
-    def last_blocks(self, slots: NDArray[np.intp]) -> Int32Column:
+    def next_blocks(self, slots: NDArray[np.intp]) -> BlockIds:
         """
-        The last block of each of these slots, none of which is without, shape ``[N]``.
+        The ids behind the last block of each of these slots, none of which is without one, shape
+        ``[N]``; to be read only.
 
         No two that decode share it: whoever decodes has computed its last position itself.
         """
         growing = None if self._decode_rows is None else self._decode_rows.growing
-        if growing is not None and growing.slot is slots and growing.last is not None:
-            return growing.last
-        return self._blocks.last_of(slots)
+        if growing is not None and growing.slot is slots and growing.next is not None:
+            return growing.next
+        return self._blocks.last_of(slots).astype(np.intp) + 1
 
-    def append_blocks(self, slots: NDArray[np.intp], blocks: Int32Column) -> Int32Column:
+    def append_blocks(self, slots: NDArray[np.intp], blocks: BlockIds) -> Int32Column:
         """
         Give each of these slots, no one twice, one more block; both shape ``[N]``. Returns the
         slots as they travel.

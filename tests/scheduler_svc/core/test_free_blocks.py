@@ -15,7 +15,7 @@ from tests.scheduler_svc.core.harness import Rig, small_config
 
 
 def blocks(*ids: int):
-    return np.array(ids, np.int32)
+    return np.array(ids, np.intp)
 
 
 def num_runs(table) -> int:
@@ -84,7 +84,7 @@ class TestGrowing:
         free = FreeBlocks(1024)
         tables = [free.take(3) for _ in range(16)]
         for _ in range(EXTENT_SIZES[0] - 3):
-            grown = free.take_next(np.array([table[-1] for table in tables], np.int32))
+            grown = free.take_next(np.array([table[-1] for table in tables]) + 1)
             tables = [np.append(table, block) for table, block in zip(tables, grown, strict=True)]
         assert [1] * 16 == [num_runs(table) for table in tables]
 
@@ -94,9 +94,9 @@ class TestGrowing:
         """
         free = FreeBlocks(1024)
         table = free.take(10)
-        (block,) = free.take_next(table[4:5])
+        (block,) = free.take_next(table[4:5] + 1)
         assert block % EXTENT_SIZES[-1] == 1
-        assert [block + 1] == free.take_next(blocks(block)).tolist()
+        assert [block + 1] == free.take_next(blocks(block) + 1).tolist()
 
     def test_the_last_block_of_all_has_none_behind_it(self):
         """
@@ -105,7 +105,7 @@ class TestGrowing:
         free = FreeBlocks(10)
         table = free.take(10)
         free.add(table[:1])
-        assert [1] == free.take_next(blocks(10)).tolist()
+        assert [1] == free.take_next(blocks(11)).tolist()
 
 
 class _Shuffled:
@@ -145,7 +145,7 @@ def mean_runs(free, seed: int, *, most_live: int = 24, num_turns: int = 1500) ->
             live.append((free.take(begins).tolist(), stops, chance.randrange(16)))
         due = [table for table, stops, phase in live if turn % 16 == phase and len(table) < stops]
         due = due[: free.num_free]
-        grown = free.take_next(blocks(*[table[-1] for table in due])) if due else []
+        grown = free.take_next(blocks(*[table[-1] + 1 for table in due])) if due else []
         for table, block in zip(due, grown, strict=True):
             table.append(int(block))
         for ended in [entry for entry in live if len(entry[0]) == entry[1]]:
@@ -202,7 +202,7 @@ class TestHistories:
                 taken = free.take(min(count, free.num_free), after=held[-1] if held else 0)
                 held += taken.tolist()
             else:
-                held += free.take_next(blocks(*held[: min(count, free.num_free)])).tolist()
+                held += free.take_next(blocks(*held[: min(count, free.num_free)]) + 1).tolist()
             assert len(set(held)) == len(held) == num_blocks - free.num_free
             expected = np.setdiff1d(np.arange(1, num_blocks + 1), held)
             free.check_integrity(expected)

@@ -97,7 +97,7 @@ class BlockKeys:
         self._block = _odd_keys(np.arange(num_blocks + 1), _BLOCK_TAG)
 
     def sum_of_entries(
-        self, slot: NDArray[np.intp], index: NDArray[np.intp], block: Int32Column
+        self, slot: NDArray[np.intp], index: NDArray[np.intp], block: NDArray[np.intp] | Int32Column
     ) -> int:
         """Sum of the terms of table entries, three columns of one length; not reduced."""
         return self.sum_with_keys(self._slot[slot], index, block)
@@ -106,9 +106,12 @@ class BlockKeys:
         """The keys of some slots, for `sum_with_keys`."""
         return self._slot[slot]
 
-    def sum_with_keys(self, keys: UInt64Column, index: NDArray[np.intp], block: Int32Column) -> int:
+    def sum_with_keys(
+        self, keys: UInt64Column, index: NDArray[np.intp], block: NDArray[np.intp] | Int32Column
+    ) -> int:
         """`sum_of_entries` of slots with these keys."""
-        return int((keys * self._index[index]).dot(self._block[block.astype(np.intp)]))
+        block = block.astype(np.intp, copy=False)
+        return int((keys * self._index[index]).dot(self._block[block]))
 
     def sum_of_table(self, slot: int, blocks: Int32Column) -> int:
         """Sum of the terms of a slot's whole table, shape ``[num_blocks_held]``; not reduced."""
