@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from executor_svc.graphs.sizes import GraphCount, check_graph_count
 from tandem.engine_config import MAX_GIB, MAX_THREADS, EngineConfig
+from tandem.settings.computing import COMPUTING
 from tandem.settings.reader import read_settings
 from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
 from tandem.settings.schema import (
@@ -159,6 +160,7 @@ _PROGRAM = Program(
     groups={
         "engine limits": LIMITS,
         "KV memory instead of max_num_blocks": (*KV_SIZE_KNOBS[1:], "swap_space_gb"),
+        "computing": COMPUTING,
     },
 )
 

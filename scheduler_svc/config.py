@@ -20,6 +20,7 @@ from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
 from scheduler_svc.scheduling_settings import SchedulingSettings
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor, InvalidConfig
+from tandem.settings.computing import COMPUTING
 from tandem.settings.reader import read_settings
 from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
 from tandem.settings.schema import (
@@ -154,6 +155,7 @@ _PROGRAM = Program(
         "engine limits (unset ones follow the executor)": LIMITS,
         "scheduling": SCHEDULING,
     },
+    foreign_keys=COMPUTING,
 )
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from executor_svc.config import ExecutorSettings
 from scheduler_svc.config import SchedulerSettings
+from tandem.settings.computing import COMPUTING as COMPUTED
 from tandem.settings.scheduling import SCHEDULING as SETTINGS
 from tandem_client.cli.app import app
 from tandem_client.cli.service_flags import (
@@ -29,6 +30,12 @@ class TestTable:
         Each setting that says how to schedule is a flag of `tandem up`, in the same order.
         """
         assert list(SETTINGS) == [flag.name.removeprefix("no_") for flag in SCHEDULING]
+
+    def test_every_setting_of_computing_can_be_given_to_up(self):
+        """
+        What one file may say of how to compute is a flag of `tandem up`, in the same order.
+        """
+        assert list(COMPUTED) == [flag.name.removeprefix("no_") for flag in COMPUTING]
 
     @pytest.mark.parametrize("flag", [*LIMITS, *SCHEDULING, *COMPUTING], ids=lambda flag: flag.name)
     def test_each_flag_is_a_setting_of_who_gets_it(self, flag):

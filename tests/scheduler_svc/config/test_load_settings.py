@@ -7,6 +7,7 @@ import pytest
 from scheduler_svc.config import load_settings
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
+from tandem.settings.computing import COMPUTING
 from tandem.settings.schema import LIMITS
 
 RULES = (
@@ -123,6 +124,7 @@ class TestMistakes:
         ("argv", "environ", "content", "text"),
         [
             ([], {}, {"block_sizes": 1}, "unknown key 'block_sizes'; did you mean 'block_size'?"),
+            ([], {}, {"batch_invarient": True}, "did you mean 'batch_invariant'?"),
             ([], {"TANDEM_WINDOWS": "1"}, {}, "TANDEM_WINDOWS: unknown key 'windows'"),
             (["--windw", "1"], {}, {}, "unrecognized arguments: --windw 1; did you mean --window?"),
             (["--windo", "1"], {}, {}, "unrecognized arguments: --windo 1"),
@@ -174,6 +176,14 @@ class TestMistakes:
     def test_variables_of_others_are_left_alone(self, variable):
         """What belongs to the executor, the client, the cache or Kubernetes is no setting of the scheduler."""
         assert load_settings([], {variable: "tcp://10.0.0.1:50051"}).sources == {}
+
+    @pytest.mark.parametrize("name", COMPUTING)
+    def test_how_to_compute_is_left_to_the_executor(self, name, tmp_path):
+        """
+        A file may also say how the executor computes; the scheduler passes that over, whatever it says.
+        """
+        file = _write(tmp_path, {name: "of the executor's own kind", "window": 3})
+        assert {"window": "file"} == load_settings(["--config", file], {}).sources
 
 
 class TestHelp:

@@ -133,7 +133,9 @@ def _by_name(program: Program[S], source: _Source, layer: Iterable[_Given]) -> d
         if source == "file" and name in program.foreign_keys:
             continue
         if name not in keys:
-            close = difflib.get_close_matches(given.key, [*sorted(keys), *program.aliases], n=1)
+            foreign = program.foreign_keys if source == "file" else ()
+            known = [*sorted(keys), *program.aliases, *foreign]
+            close = difflib.get_close_matches(given.key, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "see --help for all keys"
             raise InvalidConfig(f"{given.place}: unknown key {given.key!r}; {hint}")
         if name in found:

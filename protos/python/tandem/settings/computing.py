@@ -1,0 +1,16 @@
+"""
+Names of the settings that say how the executor computes, for files that serve both services: the
+scheduler passes them over. What they mean is in `executor_svc.config`.
+"""
+
+from __future__ import annotations
+
+COMPUTING = (
+    "batch_invariant",
+    "num_threads",
+    "cpu_extension",
+    "num_cuda_graphs",
+    "cuda_graph_mixed_prefill_count",
+    "use_cuda_graphs_for_non_decode_steps",
+)
+"""In the order of `tandem up --help`."""
