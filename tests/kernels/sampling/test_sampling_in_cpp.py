@@ -88,7 +88,7 @@ def batches(draw):
 
 
 class TestTokens:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(batches())
     def test_any_batch_draws_what_is_defined(self, batch):
         """
@@ -248,24 +248,24 @@ class TestUndecided:
         """
         Ids that tie in logit and noise tie in any arithmetic: the lowest is drawn, nothing is drawn again.
         """
-        columns, vocab_size = make_columns(20), 30_000
+        columns, vocab_size = make_columns(10), 30_000
         words = row_words(columns.seed, columns.position, columns.choice)
         u = uniform(words[:, :, None], torch.arange(vocab_size, dtype=torch.int32))
         ordered, order = u.sort(dim=1, stable=True)
         first = (ordered[:, 1:] == ordered[:, :-1]).int().argmax(dim=1, keepdim=True)
         tied = order.gather(1, torch.cat((first, first + 1), dim=1))
         assert torch.equal(*u.gather(1, tied).unbind(1))
-        logits = torch.full((20, vocab_size), NEVER).scatter(1, tied, 3.0)
+        logits = torch.full((10, vocab_size), NEVER).scatter(1, tied, 3.0)
         assert torch.equal(tied[:, 0], same(logits, columns))
         assert [] == redrawn
 
     def test_few_rows_are_drawn_twice(self, redrawn):
         """
-        Of a thousand rows that ask for all cuts, next to none is left to PyTorch.
+        Of hundreds of rows that ask for all cuts, next to none is left to PyTorch.
         """
-        logits = torch.randn(1000, 1000, generator=torch.Generator().manual_seed(6))
-        same(logits, make_columns(1000, temperature=0.8, top_p=0.9, top_k=500, min_p=0.01))
-        assert 10 > sum(redrawn)
+        logits = torch.randn(400, 1000, generator=torch.Generator().manual_seed(6))
+        same(logits, make_columns(400, temperature=0.8, top_p=0.9, top_k=500, min_p=0.01))
+        assert 5 > sum(redrawn)
 
 
 class TestArithmetic:
