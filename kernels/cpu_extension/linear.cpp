@@ -116,10 +116,26 @@ struct Tiles {
 // Puts a tile's rows, of those from `begin`, into the order in which it reads them: [width, height].
 void arrange(const Product& product, const Tiles& tiles, int64_t begin, int64_t tile, float* x) {
   const int64_t height = tiles.height(tile), first = tiles.first_row(tile);
-  const float* from = product.x + (begin + first) * product.x_stride;
-  float* to = x + first * product.width;
-  for (int64_t k = 0; k < product.width; ++k) {
-    for (int64_t r = 0; r < height; ++r) *to++ = from[r * product.x_stride + k];
+  const int64_t stride = product.x_stride, width = product.width;
+  const float* from = product.x + (begin + first) * stride;
+  float* const to = x + first * width;
+  for (int64_t k = 0; k < width; k += kLanes) {
+    const int columns = static_cast<int>(std::min<int64_t>(kLanes, width - k));
+    for (int64_t r = 0; r < height; r += kLanes) {
+      const int rows = static_cast<int>(std::min<int64_t>(kLanes, height - r));
+      Floats turned[kLanes] = {};
+      for (int i = 0; i < rows; ++i) turned[i] = load_some(from + (r + i) * stride + k, columns);
+      transpose(turned);
+      for (int i = 0; i < columns; ++i) {
+        float* const at = to + (k + i) * height + r;
+        // Lanes past the last row come to lie where the next column will, within this tile.
+        if (rows == kLanes || (height < kLanes && at + kLanes <= to + width * height)) {
+          store(at, turned[i]);
+        } else {
+          std::memcpy(at, &turned[i], rows * sizeof(float));
+        }
+      }
+    }
   }
 }
 
@@ -190,6 +206,7 @@ TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* 
                                  int64_t num_rows, int64_t width, int64_t num_columns, int adds,
                                  int64_t num_threads) {
   using namespace tandem;
+  if (num_rows == 0) return;
   const Product product{x,        x_stride, packed,      bias,     out, out_stride,
                         num_rows, width,    num_columns, adds != 0};
   const int64_t num_panels = (num_columns + kPanel - 1) / kPanel;
@@ -198,11 +215,17 @@ TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* 
   const bool is_small = num_rows * width * num_columns < kSerialProducts;
   const int threads = static_cast<int>(is_small ? 1 : std::min(num_threads, num_panels));
   const int64_t most_rows = std::min(rows_per_block, num_rows);
-  const bool is_arranged = num_rows == 1;
   static thread_local std::vector<float> arranged;  // of the calling thread, for all
-  if (!is_arranged) grow(arranged, most_rows * width);
+  const bool lies_so = num_rows == 1;
+  if (!lies_so) grow(arranged, most_rows * width);
   float* const to = arranged.data();
-  const float* const from = is_arranged ? x : to;
+  const float* const from = lies_so ? x : to;
+  // Few rows are arranged sooner than threads have waited for each other.
+  const bool is_arranged = num_rows <= std::min(rows_per_block, kFewTiles * kRows);
+  if (is_arranged && !lies_so) {
+    const Tiles tiles(num_rows);
+    for (int64_t tile = 0; tile < tiles.count; ++tile) arrange(product, tiles, 0, tile, to);
+  }
 #pragma omp parallel num_threads(threads)
   {
 #if defined(_OPENMP)
