@@ -74,13 +74,12 @@ def serve(
     is_clean = server.stop(FAILED_GRACE_S if has_failed else stop_grace_s)
     if report is not None:
         report()
-    if isinstance(end, TandemError) and is_clean:
-        raise end
-    exit_code = EXIT_FAILED if server.has_abandoned_step else EXIT_STOPPED
     if isinstance(end, TandemError):
-        _log.error("failed", reason=end.reason, message=end.message)
-        exit_code = EXIT_FAILED
+        if is_clean:
+            raise end
+        exit_code = refuse(end)
     else:
+        exit_code = EXIT_FAILED if server.has_abandoned_step else EXIT_STOPPED
         _log.info("stopped", signal=end.name)
     if not is_clean:
         sys.stderr.flush()

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tests.executor_svc.service.harness import DEADLINE_S, wait_until
+from tests.ports import free_port
 
 PROCESS_DEADLINE_S = 90.0
 
@@ -129,6 +130,23 @@ class TestRefusals:
         assert (2, expected) == refused(f"{log}CODE {process.returncode}")
         assert not output
 
+    def test_reason_is_said_by_a_process_that_leaves_a_thread_behind(self):
+        """
+        A refused model is a line and exit code 2 also where the thread that loaded it is not waited for.
+        """
+        flags = ["--model=/nowhere/model", "--listen=127.0.0.1:0", "--log-level=error"]
+        done = subprocess.run(
+            [sys.executable, "-c", ABANDONED_STEP, *flags],
+            env=clean_environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PROCESS_DEADLINE_S,
+            check=False,
+        )
+        grace, refusal = done.stderr.splitlines()
+        assert (2, "GRACE 1.0") == (done.returncode, grace)
+        assert refusal.startswith("INVALID_MODEL: model directory /nowhere/model does not exist")
+
     @pytest.mark.parametrize(
         ("name", "code", "reason", "words"),
         [
@@ -199,8 +217,9 @@ class TestSignals:
         After kill -9 the same port serves a new boot_id at once; SIGTERM ends it with code 0 and a log line.
         """
         ready = tmp_path / "ready.json"
-        first = start("--model", model_dir, "--listen=127.0.0.1:0", "--ready-file", ready)
-        address = address_of(ready, first)
+        address = f"127.0.0.1:{free_port()}"
+        first = start("--model", model_dir, "--listen", address, "--ready-file", ready)
+        assert address == address_of(ready, first)
         with grpc.insecure_channel(address) as channel:
             wait_ready(channel)
             old_boot = boot_of(channel)
