@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -53,6 +54,13 @@ run_printing("starting", command)
 """
 
 LINK = [sys.executable, "-m", "tandem_client", "bench", "link"]
+
+
+@pytest.fixture
+def short_path():
+    """A folder whose name leaves room for those of sockets, which end at 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
+        yield Path(folder)
 
 
 class TestEndings:
@@ -135,7 +143,7 @@ class TestEndings:
             (signal.SIGTERM, os.kill, 143),
         ],
     )
-    def test_interrupted_benchmark_leaves_nothing(self, tmp_path, number, whom, code):
+    def test_interrupted_benchmark_leaves_nothing(self, short_path, number, whom, code):
         """
         A signal to `tandem bench link`, or to it and all its processes, ends them and removes their files, without a
         traceback.
@@ -145,12 +153,14 @@ class TestEndings:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"TMPDIR": str(tmp_path)},
+            env=os.environ | {"TMPDIR": str(short_path)},
             start_new_session=True,
         ) as process:
-            while not list(tmp_path.glob("*/executor.json")) or len(list(tmp_path.iterdir())) < 2:
+            while len(list(short_path.iterdir())) < 2 or not list(
+                short_path.glob("*/executor.json")
+            ):
                 assert process.poll() is None
                 time.sleep(0.05)
             whom(process.pid, number)
             said = process.stderr.read()  # ends when all of them have
-        assert (code, "", []) == (process.returncode, said.strip(), list(tmp_path.iterdir()))
+        assert (code, "", []) == (process.returncode, said.strip(), list(short_path.iterdir()))
