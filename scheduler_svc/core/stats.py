@@ -112,8 +112,8 @@ class CoreStats:
     outputs, whose KV was lost with the executor while their requests ran. `num_swapped` requests
     have a copy of their KV in host memory; `queued_tokens` are the uncached prompt tokens of those
     that wait for the first time. `executor_deaths` are executors known to have died or failed in a
-    step, but for want of memory, `num_suspects` the requests suspected of them now, `poison_requests` those that failed
-    for it. Counters count since the core was made.
+    step, but for want of memory, `num_suspects` the requests suspected of them now,
+    `poison_requests` those that failed for it. Counters count since the core was made.
     Histograms are in seconds: time from arrival to the first token, and between successive tokens
     of a request.
     """
