@@ -9,6 +9,7 @@ import json
 import os
 import sys
 
+from tandem.errors import TandemError
 from tandem_embedded.bench.engines import ENGINES
 from tandem_embedded.bench.workload import Contestant, Served, Task
 
@@ -52,4 +53,7 @@ def _described(concurrency: int, served: Served) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except TandemError as refused:
+        sys.exit(refused.message)

@@ -271,7 +271,9 @@ class TestTask:
             engine="linear-floor", model=model_dir / "none", dtype="float32", num_threads=1,
             concurrency=(1,), input_len=4, output_len=4,
         )  # fmt: skip
-        with pytest.raises(EngineFailed, match=r"linear-floor failed: .*none does not exist"):
+        with pytest.raises(
+            EngineFailed, match=r"^linear-floor failed: model directory .*none does not exist"
+        ):
             list(run_engine(task))
 
 
