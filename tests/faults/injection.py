@@ -169,21 +169,27 @@ def _pause(process: Callable[[Rig], psutil.Process]) -> Callable[[Fault, Target]
 
 
 def _kill_scheduler(_: Fault, target: Target) -> None:
-    target.rig.scheduler.process.kill()
+    killed = target.rig.scheduler
+    killed.process.kill()
+    target.rig.wait_successor(killed)
 
 
 def _stop_scheduler(_: Fault, target: Target) -> None:
-    stopped = target.rig.scheduler.process
+    scheduler = target.rig.scheduler
+    stopped = scheduler.process
     stopped.terminate()
     wait_until(lambda: stopped.poll() is not None, "an orderly end of the scheduler", 30)
     assert stopped.returncode == 0, f"a scheduler told to stop gave {stopped.returncode}"
+    target.rig.wait_successor(scheduler)
 
 
 def _kill_frontend(_: Fault, target: Target) -> None:
-    scheduler = target.rig.scheduler.process
+    scheduler = target.rig.scheduler
+    ended = scheduler.process
     target.rig.frontend().kill()
-    wait_until(lambda: scheduler.poll() is not None, "the end of a scheduler without frontend", 30)
-    assert scheduler.returncode != 0, "a scheduler whose frontend was killed must not exit with 0"
+    wait_until(lambda: ended.poll() is not None, "the end of a scheduler without frontend", 30)
+    assert ended.returncode != 0, "a scheduler whose frontend was killed must not exit with 0"
+    target.rig.wait_successor(scheduler)
 
 
 def _raise_in_step(_: Fault, target: Target) -> None:

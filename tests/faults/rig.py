@@ -106,6 +106,11 @@ class Rig:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.log_ends()}") from error
 
+    def wait_successor(self, ended: Process) -> None:
+        """Wait until another scheduler serves; clients may still read what this one sent."""
+        wait_until(lambda: self.scheduler is not ended, "another scheduler", START_S)
+        self.wait_ready()
+
     def is_ready(self) -> bool:
         """Whether it says so now."""
         try:
