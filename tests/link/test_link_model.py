@@ -22,7 +22,7 @@ EVERYDAY = settings(
 )
 THOROUGH = settings(EVERYDAY, max_examples=120, stateful_step_count=80, derandomize=False)
 NUM_WALKS = 15
-NUM_THOROUGH_WALKS = 150
+NUM_THOROUGH_WALKS = 60
 NUM_HUNTS = 60
 """Walks within which a planted bug must be found; the slowest is found in the 18th."""
 
