@@ -123,6 +123,8 @@ class ExecutorProbe:
         self._num_due += 1
 
         def note(done: Any) -> None:
+            if done.cancelled():
+                return  # nobody waits any more, and to ask such a call how it ended raises
             error = done.exception()
             self._done.put(Answer(address, stub, done.result() if error is None else error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ import grpc
 import pytest
 
 from scheduler_svc import executor_connection
+from scheduler_svc.executor_probe import ExecutorProbe
 from scheduler_svc.ipc import snapshot
 from tests.faults.tcp_proxy import TcpProxy
 from tests.ports import free_port
@@ -93,6 +95,21 @@ def assert_same_session(bench, frontend, executor: GrpcExecutor) -> None:
     assert executor.end.last_completed_step_id == executor.runner.num_steps
     stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
     assert (NUM_PROMPT_TOKENS, 0) == (stats.prefill_tokens, stats.recomputed_tokens)
+
+
+class TestProbe:
+    def test_leaving_it_ends_its_calls_without_a_word(self, caplog):
+        """Calls that nobody waits for any more are ended when a probe is left, and nothing is logged."""
+        before = set(threading.enumerate())
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            with ExecutorProbe([address], deadline_s=3600.0) as probe:
+                probe._ask_next()
+                readers = set(threading.enumerate()) - before
+            assert readers
+            for reader in readers:  # of its connection, on which calls end
+                reader.join()
+        assert [] == caplog.records
 
 
 @pytest.mark.usefixtures("patience")
