@@ -45,7 +45,10 @@ SEEK_AFTER_BROKEN = 3
 STREAMS_IN_VAIN = 10
 """Streams in a row on which a step, or its result, did not get through: the session is given up."""
 LOSSES_IN_VAIN = 4
-"""Sessions in a row lost before any step succeeded, whose steps are blamed from then on."""
+"""
+Sessions in a row lost before any step succeeded, after which steps are blamed also where nothing
+shows that a process died of them: else one could end every session for ever.
+"""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -188,7 +191,7 @@ class ExecutorSession:
         if self._end.state not in (LinkState.CLOSED, LinkState.LOST):
             moved = SessionLost(f"the work moves to the executor at {event.address}")
             self._give_up(moved, LossCause.MOVED, now)
-        self._learn_fate(event, now)
+        self._learn_fate(event.description.boot_id, event.address, now)
         description = event.description
         self._end = SchedulerEnd(description.max_inflight_steps)
         self._end.open(description.boot_id, event.session_epoch)
@@ -200,12 +203,11 @@ class ExecutorSession:
         self._owner.session_opened(description, event.tokenizer_dir, now)
         self._attach()
 
-    def _learn_fate(self, event: SessionOpened, now: float) -> None:
+    def _learn_fate(self, boot_id: str, address: str, now: float) -> None:
         """Who answers where an executor fell silent: is it that one, it lived; else it has died."""
-        boot_id = event.description.boot_id
-        for address, silent in list(self._may_live.items()):
-            if silent == boot_id or address == event.address:
-                del self._may_live[address]
+        for where, silent in list(self._may_live.items()):
+            if silent == boot_id or where == address:
+                del self._may_live[where]
                 self._owner.executor_seen(silent, died=silent != boot_id, now=now)
 
     def _path_found(self, event: PathFound) -> None:
@@ -311,8 +313,9 @@ class ExecutorSession:
 
     def _give_up(self, error: TandemError, cause: LossCause, now: float) -> None:
         """End the session: what it held is gone, and the step that may be to blame is named."""
-        is_in_vain = cause.may_repeat and self._num_lost >= LOSSES_IN_VAIN
-        died_in = self._running() if cause.blames_step or is_in_vain else None
+        is_in_vain = self._num_lost >= LOSSES_IN_VAIN
+        is_blaming = cause.blames_step or (cause.may_repeat and is_in_vain)
+        died_in = self._running() if is_blaming else None
         self._was_lost_stuck = self._was_lost_stuck or self._watch.stuck_s > 0
         if self.detached_since_s is None:
             self.detached_since_s = now
@@ -329,10 +332,12 @@ class ExecutorSession:
             message=error.message,
             died_in=died_in,
         )
-        may_live = self._end.boot_id if cause.may_live else ""
+        may_live = self._end.boot_id if cause.may_live and not is_in_vain else ""
+        self._owner.session_lost(cause, died_in, may_live, now)
+        # Streams may have moved to where another boot had fallen silent.
+        self._learn_fate(self._end.boot_id, self.address, now)
         if may_live:
             self._may_live[self.address] = may_live
-        self._owner.session_lost(cause, died_in, may_live, now)
 
     def _running(self) -> int | None:
         """

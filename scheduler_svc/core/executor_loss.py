@@ -7,6 +7,8 @@ What the loss of an executor means for those whose steps it had.
                                                seen that it did, forgotten once it is seen alive
     only its session was lost                  nobody is to blame
 
+Who calls names a step, and no `may_live`, also after many such losses without any step between.
+
 A network that swallows everything looks like a process that is gone. Would that count, two faults
 of a path could make poison of a request that never harmed anybody.
 """
@@ -36,7 +38,10 @@ def lose_executor(
     num_ended = len(step.slot) - len(rows)
     state.forget_executor(state.limits)
     if may_live:
-        state.unproven_deaths[may_live] = UnprovenDeath(rows=rows, num_ended=num_ended)
+        num_known = [request.num_known for request, _ in rows]
+        state.unproven_deaths[may_live] = UnprovenDeath(
+            rows=rows, num_known=num_known, num_ended=num_ended
+        )
     else:
         note_death(state, rows, num_ended, now)
 
@@ -48,10 +53,12 @@ def prove(state: CoreState, boot_id: str, now: float, *, died: bool) -> None:
     death = state.unproven_deaths.pop(boot_id, None)
     if death is None or not died:
         return
-    # Who got on since then, elsewhere, is not what it died of; nor need anybody else be.
+    # Who got on since then, elsewhere, is not what it died of; nor need anybody else be. It takes a
+    # new token to show that: all before it were computed once more.
     rows = [
         (request, cleared_at)
-        for request, cleared_at in death.rows
-        if state.by_handle.get(request.new.handle) is request and request.num_known <= cleared_at
+        for (request, cleared_at), num_known in zip(death.rows, death.num_known, strict=True)
+        if state.by_handle.get(request.new.handle) is request
+        and request.num_known <= max(cleared_at, num_known)
     ]
     note_death(state, rows, death.num_ended + len(death.rows) - len(rows), now)

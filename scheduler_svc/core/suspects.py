@@ -89,10 +89,12 @@ class UnprovenDeath:
 
     Attributes:
         rows: Its live requests, and the tokens computed of each at which it is trusted again.
+        num_known: Tokens of prompt and outputs that each of them had.
         num_ended: Requests of it that had ended.
     """
 
     rows: list[tuple[Request, int]]
+    num_known: list[int]
     num_ended: int
 
 
@@ -141,7 +143,8 @@ class Suspects:
         """
         was_bisecting = any(not mark.deaths_alone for mark in self.trial.values())
         blamed = [self._blame(request, cleared_at) for request, cleared_at in rows]
-        if was_bisecting and blamed:
+        # A death that is proven late may have been before this trial, under others.
+        if was_bisecting and blamed and all(mark.request.number in self.trial for mark in blamed):
             self._narrow_to(blamed)
         self.trial.clear()
         verdict = Verdict(blamed=blamed)

@@ -100,6 +100,8 @@ class CoreWorld:
         """Handles that somebody ended, or whose rows went bad."""
         self.may_fail: set[int] = set()
         """Handles that a smaller executor may not hold."""
+        self.has_died: dict[str, bool] = {}
+        """By boot id, whether an executor that was not heard any more had died."""
 
     def submit(self, choose: Choose) -> None:
         """Requests arrive together; a refused one is typed and leaves no trace."""
@@ -223,10 +225,15 @@ class CoreWorld:
         self.rig.lose_executor(choose([0, None, 0, 1, 3]))
 
     def lose_sight(self, choose: Choose) -> None:
-        """An executor is not heard any more, and is perhaps seen alive later."""
-        boot_id = choose(["boot-1", "boot-2"])
-        self.rig.lose_executor(choose([0, 0, 1]), may_live=boot_id)
-        self.rig.core.executor_seen(choose(["boot-1", "boot-2"]), self.rig.now, died=False)
+        """An executor is not heard any more, and it or another is perhaps seen, alive or dead."""
+        boot_id, died_in = choose(["boot-1", "boot-2"]), choose([0, 0, 1])
+        self.has_died[boot_id] = choose([False, True])
+        if self.has_died[boot_id]:
+            self.rig.deaths.note(self.rig.core, died_in, self.rig.owners)
+        self.rig.lose_executor(died_in, may_live=boot_id)
+        seen = choose(["boot-1", "boot-2"])
+        self.rig.core.executor_seen(seen, self.rig.now, died=self.has_died.get(seen, False))
+        self.rig.collect()
 
     def run_out_of_memory(self, choose: Choose) -> None:
         """

@@ -56,6 +56,20 @@ class Court:
         return {mark.request.number: (mark.deaths, mark.deaths_alone) for mark in marks}
 
 
+class TestLateProof:
+    def test_death_under_others_does_not_clear_who_is_not_tried(self):
+        """
+        A death that is proven during a trial it did not happen in leaves the other suspects alone.
+        """
+        court = Court(4)
+        for _ in range(2):
+            court.die(0, 1, 2, 3)
+        assert [0, 1] == court.try_next()
+        court.die(2)
+        assert {0: (2, 0), 1: (2, 0), 2: (3, 1), 3: (2, 0)} == court.marked()
+        assert [0, 1] == court.try_next()
+
+
 class TestBlame:
     def test_one_death_makes_nobody_a_suspect(self):
         """

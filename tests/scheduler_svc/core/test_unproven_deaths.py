@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from tandem.errors import PoisonRequest
 from tests.scheduler_svc.core.harness import Rig, small_config
 
 WIDE = small_config(max_num_blocks=128, max_batch_size=16, max_total_tokens=64)
+LONG = small_config(max_num_blocks=128, max_total_tokens=64, max_model_len=256)
 FAULTS = st.lists(
     st.tuples(
         st.integers(0, 9),  # steps before the fault
@@ -73,6 +75,37 @@ class TestProof:
         rig.core.executor_seen("b", rig.now, died=True)
         rig.collect()
         assert isinstance(rig.failed[0].error, PoisonRequest)
+
+    @pytest.mark.parametrize("num_outputs", [0, 30])
+    def test_tokens_known_before_are_no_sign_of_getting_on(self, num_outputs):
+        """
+        A request of which the first of several chunks kills is blamed, though it has more tokens
+        than those it was to get past.
+        """
+        rig = Rig(LONG, checked=False)
+        rig.submit(prompt_len=100, max_tokens=60)
+        while len(rig.outputs[0]) < num_outputs:
+            rig.step()
+        rig.lose_executor()
+        for boot_id in ("a", "b"):
+            lose_sight(rig, boot_id)
+            rig.core.executor_seen(boot_id, rig.now, died=True)
+        rig.collect()
+        assert isinstance(rig.failed[0].error, PoisonRequest)
+
+    def test_first_new_token_is_a_sign_where_all_tokens_are_computed_again(self):
+        """
+        A request whose first chunk did not kill elsewhere is not blamed for a death in it.
+        """
+        rig = Rig(LONG, checked=False)
+        rig.submit(prompt_len=100, max_tokens=60)
+        lose_sight(rig)
+        while not rig.outputs[0]:
+            rig.step()
+        rig.lose_executor()
+        rig.core.executor_seen("a", rig.now, died=True)
+        assert not rig.core._state.suspects
+        rig.run()
 
     def test_one_death_counts_once(self):
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_svc.executor_session import LOSSES_IN_VAIN
-from scheduler_svc.link_events import StreamMessage
+from scheduler_svc.link_events import PathFound, StreamMessage
 from tandem.errors import Draining, InternalError, SessionLost
 from tandem.link.batch import StepFailed
 from tandem.link.session import LossCause
@@ -154,7 +154,7 @@ class TestUnheard:
         bench.link.is_holding = bench.link.is_up = False
 
     def test_silence_of_an_executor_that_lives_fails_nobody(self, bench):
-        """However often an executor falls silent for too long, who ran alone is no poison if it lives."""
+        """However often an executor falls silent between steps, who ran alone is no poison if it lives."""
         frontend = bench.frontend()
         bench.until(lambda: frontend.availabilities[-1].executor_attached)
         frontend.submit(0, [5, 6, 7], 40)
@@ -162,8 +162,40 @@ class TestUnheard:
         for _ in range(5):
             self.lose(bench, "silent")
             bench.link.boot("boot-1")
+            num_tokens = len(frontend.tokens[0])
+            bench.until(lambda n=num_tokens: len(frontend.tokens[0]) > n)
         bench.until(lambda: frontend.ended)
         assert ({}, 0) == (frontend.failed, deaths_counted(bench))
+
+    def test_silence_without_any_step_between_is_blamed_in_the_end(self, bench):
+        """A step that silences its living executor in every session does not do so for ever."""
+        frontend = bench.frontend()
+        bench.until(lambda: frontend.availabilities[-1].executor_attached)
+        frontend.submit(0, [5, 6, 7], 40)
+        bench.until(lambda: frontend.tokens.get(0))
+        for _ in range(LOSSES_IN_VAIN + 2):
+            assert not frontend.failed
+            self.lose(bench, "silent")
+            bench.link.is_holding = True
+            bench.link.boot("boot-1")
+        bench.until(lambda: frontend.failed)
+        assert "POISON_REQUEST" == frontend.failed[0].reason
+        assert 2 == deaths_counted(bench)
+
+    def test_executor_found_where_another_fell_silent_proves_its_death(self, bench):
+        """Of each address at most one death is unproven, also where streams find their way there."""
+        frontend = start(bench)
+        self.lose(bench, "moved")
+        bench.link.boot("boot-2", address="fake:2")
+        session = bench.loop._session
+        bench.until(lambda: session.counts.sessions == 2 and session.is_attached)
+        bench.link.post(PathFound(boot_id="boot-2", address="fake:1"))
+        self.lose(bench, "silent")
+        assert 1 == deaths_counted(bench)
+        assert ["boot-2"] == list(bench.loop._state.core._state.unproven_deaths)
+        bench.link.boot("boot-2", address="fake:2")
+        assert_all_complete(bench, frontend)
+        assert (1, {}) == (deaths_counted(bench), bench.loop._state.core._state.unproven_deaths)
 
     def test_silence_before_a_new_boot_is_a_death(self, bench):
         """An executor that fell silent and comes back as another boot has died, in the step that ran."""
