@@ -29,7 +29,7 @@ def lose_executor(
         state.forget_executor(state.limits)
         return
     step = state.in_flight[died_in]
-    if out_of_memory and len(step.slot):
+    if out_of_memory:
         alone = only_request_of(state, step)
         state.forget_executor(state.limits)
         note_out_of_memory(state, step, alone)

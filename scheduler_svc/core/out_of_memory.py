@@ -2,9 +2,9 @@
 What follows when an executor runs out of memory in a step: smaller steps, or the end of a request.
 
 Unlike a death this blames nobody of several: most often it is all of them together that do not fit.
-See `step_room` for how steps become smaller, down to one request alone. That one is tried a few
-times, since what lay in memory beside it is gone each time, and fails then: what it has computed
-does not count for it, or a request that grows past what there is would be tried for ever.
+See `step_room` for how steps become smaller, down to few tokens of one request alone. That one is
+tried a few times, since what lay in memory beside it is gone each time, and fails then: what it has
+computed does not count for it, or a request that grows past what there is would be tried for ever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from scheduler_svc.core.step_log import LogLine
 from tandem.errors import OutOfMemory
 
 FAILS_AT = 3
-"""Steps of a request alone that ran out of memory, however far apart, at which it fails."""
+"""Small steps of a request alone that ran out of memory, however far apart, at which it fails."""
+SMALL_STEP_TOKENS = 64
+"""Tokens of a small step: a larger one says of a request only that its prompt needs more steps."""
 
 
 def only_request_of(state: CoreState, rows: PlannedRows) -> Request | None:
@@ -37,11 +39,13 @@ def note_out_of_memory(state: CoreState, rows: PlannedRows, alone: Request | Non
 
     Args:
         state: The core.
-        rows: The step, of at least one row.
+        rows: The step; one without rows, as a command is, leaves steps as they are.
         alone: Whose step it was, if it was only one's.
     """
     state.counters.out_of_memory_steps += 1
     num_rows, num_tokens = len(rows.slot), int(rows.num_tokens.sum())
+    if not num_rows:
+        return
     room, limits = state.room, state.limits
     room.note_failure(num_rows, num_tokens, state.counters.steps)
     _log(
@@ -50,7 +54,7 @@ def note_out_of_memory(state: CoreState, rows: PlannedRows, alone: Request | Non
         f"{room.patience_steps} steps have at most {room.rows(limits.max_running)} rows and "
         f"{room.tokens(limits.max_total_tokens)} tokens.",
     )
-    if alone is None:
+    if alone is None or num_tokens > SMALL_STEP_TOKENS:
         return
     alone.num_out_of_memory += 1
     if alone.num_out_of_memory >= FAILS_AT:
@@ -73,11 +77,11 @@ def let_steps_grow(state: CoreState) -> None:
 
 def _fail(state: CoreState, request: Request) -> None:
     name = request.new.request_id
-    _log(state, f"Request {name} fails as OUT_OF_MEMORY: so did {FAILS_AT} steps with it alone.")
+    _log(state, f"Request {name} fails as OUT_OF_MEMORY: so did {FAILS_AT} small steps of it.")
     message = (
-        f"the executor ran out of memory {FAILS_AT} times in steps of request {name} alone, at "
-        f"last with {request.num_known} tokens: make it shorter, or have the operator give the KV "
-        "cache less memory, so that steps have more"
+        f"the executor ran out of memory {FAILS_AT} times in small steps of request {name} "
+        f"alone, at last with {request.num_known} tokens: make it shorter, or have the operator "
+        "give the KV cache less memory, so that steps have more"
     )
     state.fail(request, OutOfMemory(message))
 

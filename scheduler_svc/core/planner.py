@@ -66,7 +66,8 @@ def _plan_prompts(draft: Draft, now: float, *, others_decode: bool) -> None:
     if not state.queue and state.slots.num_running == state.slots.num_decoding:
         return
     if others_decode and state.options.max_prefill_share < 1.0:
-        share = int(state.options.max_prefill_share * state.limits.max_total_tokens)
+        num_tokens = state.room.tokens(state.limits.max_total_tokens)
+        share = int(state.options.max_prefill_share * num_tokens)
         kept_back = max(draft.budget - max(share, 1), 0)
     draft.budget -= kept_back
     if draft.budget > 0:

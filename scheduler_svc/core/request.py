@@ -144,7 +144,7 @@ class Request:
         digests: Of its leading full blocks, as far as they were needed.
         kv_writers: Who computed KV that it found cached, as `prefix_cache.writer_key`.
         num_cached_tokens: Prompt tokens found cached when it was first admitted.
-        num_out_of_memory: Steps of it alone that the executor had no memory for.
+        num_out_of_memory: Small steps of it alone that the executor had no memory for.
         is_alone: It computes everything itself, as what it shared may have been wrong.
         siblings: The live choices of this request, in order; one list for all of them.
         queued_tokens: Uncached tokens of its prompt when it was submitted, for max_queued_tokens.

@@ -5,6 +5,7 @@ How large steps may be after the executor ran out of memory in one.
     out of memory in a step with prompts        likewise, and steps compute half as many tokens
     so many steps without it                    twice as many again, up to the limits
     out of memory once more                     it takes twice as many steps until then
+    so many steps within the limits without it  all that is forgotten
     it was one request alone that did not fit   it fails (`out_of_memory`), and steps grow soon
 
 So what does not fit is cut down until it does, by as many failures as there are halvings, and what
@@ -58,6 +59,8 @@ class StepRoom:
             num_tokens: Its tokens; as many as rows where it decoded only.
             num_steps: Results applied in all.
         """
+        if self.max_rows is None and num_steps >= self._grows_at:
+            self.patience_steps = 0
         self.max_rows = max(self.rows(num_rows) // 2, 1)
         if num_tokens > num_rows:
             self.max_tokens = max(self.tokens(num_tokens) // 2, self.max_rows)

@@ -48,7 +48,7 @@ class BatchRules:
             longest = max(prefill_tokens, default=0)
             assert longest <= self.options.chunked_prefill_size, "a chunk is too long"
         if num_decodes:
-            share = max(1, int(self.options.max_prefill_share * self.limits.max_total_tokens))
+            share = max(1, int(self.options.max_prefill_share * max_tokens))
             assert prefill_tokens.sum() <= share, "prompts got more than their share"
         if self.options.step_priority is StepPriority.DECODE_FIRST and len(prefill_tokens):
             assert not self.left_out(batch), "a prefill ran before a decode"

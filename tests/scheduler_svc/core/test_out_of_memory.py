@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from scheduler_svc.core.options import CoreOptions
-from scheduler_svc.core.out_of_memory import FAILS_AT
+from scheduler_svc.core.options import CoreOptions, StepPriority
+from scheduler_svc.core.out_of_memory import FAILS_AT, SMALL_STEP_TOKENS
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.step_room import FIRST_PATIENCE_STEPS, SOON_STEPS, StepRoom
 from tandem.errors import OutOfMemory
+from tandem.link.batch import KvMode
 from tests.scheduler_svc.core.harness import Rig, context_of, small_config
 
 BOLD = CoreOptions(schedule_conservativeness=0.0, track_request_events=True)
@@ -122,7 +124,7 @@ class TestTooMuchAlone:
         rig.fits = lambda batch: context_of(batch) <= 100
         rig.run()
         message = rig.failed[0].error.message
-        assert "3 times in steps of request r0 alone, at last with 101 tokens" in message
+        assert "3 times in small steps of request r0 alone, at last with 101 tokens" in message
         assert "give the KV cache less memory" in message
 
     def test_others_run_together_again_once_it_is_gone(self):
@@ -150,6 +152,49 @@ class TestTooMuchAlone:
         rig.core.end_request("r0", FinishReason.CANCELLED, rig.now)
         rig.run()
         assert ({0}, {}) == (set(rig.ended), rig.failed)
+
+
+class TestLargeSteps:
+    def test_prompt_is_computed_in_as_many_steps_as_it_takes(self):
+        """
+        A long prompt alone whose chunks are too large does not fail: they are halved until they fit.
+        """
+        config = small_config(max_num_blocks=512, max_total_tokens=1024, max_model_len=1000)
+        rig = Rig(config, options=BOLD, checked=False)
+        rig.submit(prompt_len=900, max_tokens=5)
+        rig.fits = lambda batch: batch.num_tokens <= 2 * SMALL_STEP_TOKENS // 3
+        rig.run()
+        assert_only_failed(rig, set())
+        assert FAILS_AT < rig.num_out_of_memory
+
+    def test_decodes_keep_their_share_of_smaller_steps(self):
+        """
+        Where prompts go first they leave decodes the same share of a step, however small it is.
+        """
+        options = replace(BOLD, step_priority=StepPriority.PREFILL_FIRST, max_prefill_share=0.5)
+        rig = Rig(WIDE, options=options, checked=False)
+        rig.core._state.room.note_failure(8, 32, 0)
+        for _ in range(3):
+            rig.submit(prompt_len=6, max_tokens=40)
+        while len(rig.outputs) < 3:
+            rig.step()
+        rig.submit(prompt_len=100, max_tokens=4)
+        assert [[1, 1, 1, 8]] * 5 == [rig.step().row_num_tokens.tolist() for _ in range(5)]
+        rig.run()
+
+    def test_command_without_rows_leaves_steps_as_they_are(self):
+        """
+        An executor without memory for what a suspension asks of it has not died, and steps stay as large.
+        """
+        rig = rig_with(2)
+        rig.step()
+        rig.core.suspend(KvMode.PERSIST, rig.now)
+        rig.plan()
+        rig.lose_executor(0, out_of_memory=True)
+        rig.core.resume()
+        assert (None, 0) == (rig.core._state.room.max_rows, rig.core.stats().executor_deaths)
+        rig.run()
+        assert_only_failed(rig, set())
 
 
 class TestRoom:
@@ -184,6 +229,18 @@ class TestRoom:
         assert not room.advance(FIRST_PATIENCE_STEPS - 1, 64, 64)
         assert room.advance(FIRST_PATIENCE_STEPS, 64, 64)
         assert room.max_rows is None
+
+    def test_failures_that_are_long_past_do_not_count(self):
+        """
+        A failure after full steps have fitted for long keeps steps small for as long as the first.
+        """
+        room, now = StepRoom(), 0
+        for _ in range(40):
+            room.note_failure(64, 64, now)
+            assert FIRST_PATIENCE_STEPS == room.patience_steps
+            now += FIRST_PATIENCE_STEPS
+            assert room.advance(now, 64, 64)
+            now += FIRST_PATIENCE_STEPS
 
     def test_what_does_not_fit_is_tried_ever_more_rarely(self):
         """
