@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tandem.errors import InternalError, OutOfMemory
+from tandem.errors import InternalError, OutOfMemory, TandemError
 
 _LIBRARY = "libcuda.so.1"
 _OUT_OF_MEMORY = 2
@@ -142,6 +142,7 @@ class CudaVirtualMemory:
 
         Raises:
             OutOfMemory: The device has not so much; nothing has changed.
+            InternalError: The driver refuses otherwise; nothing has changed.
         """
         if self._handle:
             return
@@ -157,14 +158,18 @@ class CudaVirtualMemory:
         try:
             zero = ctypes.c_size_t(0)
             self._library.call("cuMemMap", address, size, zero, handle, ctypes.c_uint64(0))
-        except InternalError:
+        except TandemError:
             self._library.call("cuMemRelease", handle)
             raise
         self._handle.append(int(handle.value))
         access = _Access(location=self._location, flags=_READ_WRITE)
-        self._library.call(
-            "cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1)
-        )
+        try:
+            self._library.call(
+                "cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1)
+            )
+        except TandemError:
+            self.unmap()
+            raise
 
     def unmap(self) -> None:
         """Give the memory back; the address stays ours."""

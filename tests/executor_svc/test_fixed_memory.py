@@ -178,6 +178,27 @@ class TestOnADevice:
         gc.collect()
         assert ("free", ADDRESS, GRANULARITY) == driver.calls[-1]
 
+    @pytest.mark.parametrize("refused", ["map", "access"])
+    @pytest.mark.parametrize(
+        ("code", "error"), [(OUT_OF_MEMORY, OutOfMemory), (INVALID_VALUE, InternalError)]
+    )
+    def test_memory_that_is_created_but_cannot_be_used_can_be_asked_for_again(
+        self, driver, refused, code, error
+    ):
+        """
+        Whatever the driver refuses after it created memory, and why, that memory is released, and a later attempt begins anew.
+        """
+        memory = CudaVirtualMemory(1, 3, DriverLibrary(driver))
+        memory.unmap()
+        driver.codes[refused] = code
+        with pytest.raises(error):
+            memory.map()
+        assert ("release", 102) == driver.calls[-1]
+        driver.codes.clear()
+        memory.map()
+        assert ("access", ADDRESS, GRANULARITY) == driver.calls[-1]
+        assert ("map", ADDRESS, GRANULARITY, 103) == driver.calls[-2]
+
     def test_old_driver_is_named_by_what_it_lacks(self, driver):
         """
         A driver without virtual memory is refused with the functions that it has not.
