@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kernels.layer_stack import cpu_extension
-from kernels.layer_stack.weights import LayerWeights
-from kernels.packed_linear import PackedWeight, can_pack
+from kernels.layer_stack.weights import LayerWeights, packed_sizes
+from kernels.packed_linear import can_pack
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.cpu_extension import ExtensionPlan
 
@@ -34,12 +34,10 @@ class LayerStack:
 
         Raises:
             TypeError: A matrix is not packed.
+            ValueError: There are no layers, or a weight is of another type or shape than those of
+                the first layer say.
         """
-        for layer in layers:
-            for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down):
-                if not isinstance(matrix, PackedWeight):
-                    raise TypeError(f"a matrix of shape {list(matrix.shape)} is not packed")
-        self._layers = cpu_extension.Layers(layers)
+        self._layers = cpu_extension.Layers(layers, packed_sizes(layers))
         self._norm_eps = norm_eps
         self._scale = scale
 
@@ -69,10 +67,9 @@ class LayerStack:
             kv_position: int64 ``[T]``, as there.
 
         Raises:
-            ValueError: Shapes, types or strides are not as described.
+            ValueError: Shapes, types or strides are not as described, or not those of the layers.
             IndexError: A position or block that the caches do not have; nothing has changed.
         """
-        num_rows = hidden.shape[0]
         shapes = {tuple(cache.shape) for cache in kv_layers}
         num_layers = len(self._layers.native)
         if len({num_layers, len(kv_layers), len(plans)}) > 1 or len(shapes) != 1:
@@ -83,12 +80,18 @@ class LayerStack:
         tensors = (hidden, rotation, *kv_layers)
         if any(each.dtype != torch.float32 or not each.is_contiguous() for each in tensors):
             raise ValueError("hidden, rotation and caches must be contiguous float32")
-        lengths = {num_rows, len(rotation), len(kv_position), *(plan.num_queries for plan in plans)}
+        lengths = {
+            len(hidden),
+            len(rotation),
+            len(kv_position),
+            *(plan.num_queries for plan in plans),
+        }
         if len(lengths) > 1 or kv_position.dtype != torch.int64:
             raise ValueError(
                 f"hidden, rotation, int64 kv_position and plans must be of as many tokens, got "
                 f"{sorted(lengths)} and {kv_position.dtype}"
             )
+        self._check_shapes(hidden, kv_layers[0], plans, rotation)
         cpu_extension.run(
             self._layers,
             hidden,
@@ -99,3 +102,26 @@ class LayerStack:
             norm_eps=self._norm_eps,
             scale=self._scale,
         )
+
+    def _check_shapes(
+        self, hidden: Tensor, kv_cache: Tensor, plans: Sequence[AttentionPlan], rotation: Tensor
+    ) -> None:
+        """Whether tensors and plans are of the layers' sizes."""
+        sizes, num_rows = self._layers.sizes, len(hidden)
+        for plan in {id(plan): plan for plan in plans}.values():
+            shape = plan.shape
+            expected = (shape.block_size, 2, shape.num_kv_heads, shape.head_dim)
+            heads = (shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim)
+            if shape.dtype != torch.float32 or heads != (sizes.query, sizes.key):
+                raise ValueError(f"layers of {sizes} cannot attend as planned for {shape}")
+            if kv_cache.shape[1:] != expected:
+                raise ValueError(
+                    f"caches must have shape [blocks, {', '.join(map(str, expected))}], got "
+                    f"{list(kv_cache.shape)}"
+                )
+        turns = (num_rows, kv_cache.shape[-1] // 2, 2)
+        if hidden.shape != (num_rows, sizes.hidden) or rotation.shape != turns:
+            raise ValueError(
+                f"hidden must have shape {[num_rows, sizes.hidden]} and rotation {list(turns)}, "
+                f"got {list(hidden.shape)} and {list(rotation.shape)}"
+            )

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu_extension import load_library
-from kernels.layer_stack.weights import LayerWeights
-from kernels.packed_linear import PackedWeight
+from kernels.layer_stack.weights import LayerSizes, LayerWeights
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.cpu_extension import ExtensionPlan
 
@@ -48,12 +47,8 @@ class Layers:
     at a time.
     """
 
-    def __init__(self, layers: Sequence[LayerWeights]) -> None:
-        first = layers[0]
-        assert isinstance(first.qkv, PackedWeight)
-        assert isinstance(first.gate_up, PackedWeight)
-        self.qkv_size = first.qkv.num_columns
-        self.inner_size = first.gate_up.num_columns // 2
+    def __init__(self, layers: Sequence[LayerWeights], sizes: LayerSizes) -> None:
+        self.sizes = sizes
         self.native = (_Layer * len(layers))()
         self._held = tuple(layers)
         for own, layer in zip(self.native, layers, strict=True):
@@ -79,13 +74,11 @@ def run(
     Raises:
         IndexError: As there.
     """
-    num_rows, hidden_size = hidden.shape
+    sizes, num_rows = layers.sizes, hidden.shape[0]
     num_blocks, block_size, _, num_kv_heads, head_dim = kv_layers[0].shape
-    inner_size, qkv_size = layers.inner_size, layers.qkv_size
-    query_size = qkv_size - 2 * num_kv_heads * head_dim
-    narrow = torch.empty((num_rows, max(hidden_size, query_size)))
-    wide = torch.empty((num_rows, max(2 * inner_size, qkv_size)))
-    inner = torch.empty((num_rows, inner_size))
+    narrow = torch.empty((num_rows, max(sizes.hidden, sizes.query)))
+    wide = torch.empty((num_rows, max(2 * sizes.inner, sizes.query + 2 * sizes.key)))
+    inner = torch.empty((num_rows, sizes.inner))
     for own, kv_cache, plan in zip(layers.native, kv_layers, plans, strict=True):
         assert isinstance(plan, ExtensionPlan)
         plan.check_blocks(num_blocks)
@@ -93,9 +86,9 @@ def run(
         own.plan = ctypes.addressof(plan.native)
     stack = _Stack(
         num_layers=len(layers.native),
-        hidden_size=hidden_size,
-        inner_size=inner_size,
-        num_heads=query_size // head_dim,
+        hidden_size=sizes.hidden,
+        inner_size=sizes.inner,
+        num_heads=sizes.query // head_dim,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         num_rows=num_rows,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from kernels.packed_linear import PackedWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +33,80 @@ class LayerWeights:
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSizes:
+    """What all layers of a stack have in common; `query` and `key` are of all heads together."""
+
+    hidden: int
+    query: int
+    key: int
+    inner: int
+
+
+def packed_sizes(layers: Sequence[LayerWeights]) -> LayerSizes:
+    """
+    Sizes of layers whose matrices are packed.
+
+    Raises:
+        TypeError: A matrix is not packed.
+        ValueError: There are no layers, or a weight is not contiguous float32 of the shape that
+            those of the first layer say.
+    """
+    if not layers:
+        raise ValueError("a stack needs a layer at least")
+    for layer in layers:
+        for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            if not isinstance(matrix, PackedWeight):
+                raise TypeError(f"a matrix of shape {list(matrix.shape)} is not packed")
+    query, inner = layers[0].output.shape[1], layers[0].down.shape[1]
+    qkv, hidden = _shape(layers[0].qkv)
+    sizes = LayerSizes(hidden=hidden, query=query, key=(qkv - query) // 2, inner=inner)
+    for index, layer in enumerate(layers):
+        _check(layer, index, sizes)
+    return sizes
+
+
+def _check(layer: LayerWeights, index: int, sizes: LayerSizes) -> None:
+    hidden, query, inner, qkv = sizes.hidden, sizes.query, sizes.inner, sizes.query + 2 * sizes.key
+    expected = {
+        "input_norm": (hidden,),
+        "qkv": (qkv, hidden),
+        "qkv_bias": (qkv,),
+        "output": (hidden, query),
+        "output_bias": (hidden,),
+        "mlp_norm": (hidden,),
+        "gate_up": (2 * inner, hidden),
+        "gate_up_bias": (2 * inner,),
+        "down": (hidden, inner),
+        "down_bias": (hidden,),
+    }
+    optional = {"qkv_bias", "output_bias", "gate_up_bias", "down_bias"}
+    for name, shape in expected.items():
+        weight: Tensor | None = getattr(layer, name)
+        if weight is None and name in optional:
+            continue
+        if weight is None or _shape(weight) != shape or not _is_plain(weight):
+            found = None if weight is None else (weight.dtype, list(_shape(weight)))
+            raise ValueError(
+                f"{name} of layer {index} must be contiguous float32 of shape {list(shape)}, got "
+                f"{found}"
+            )
+    norm = layer.qk_norm
+    if norm is not None and (norm.numel() != query + sizes.key or not _is_plain(norm)):
+        raise ValueError(
+            f"qk_norm of layer {index} must be contiguous float32 of {query + sizes.key} elements, "
+            f"got {norm.dtype} {list(norm.shape)}"
+        )
+
+
+def _shape(weight: Tensor) -> tuple[int, ...]:
+    """``[out, in]`` of a packed one too."""
+    if isinstance(weight, PackedWeight):
+        return weight.num_columns, weight.shape[1]
+    return tuple(weight.shape)
+
+
+def _is_plain(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.is_contiguous()

@@ -42,7 +42,7 @@ KV_POSITION = torch.tensor([6, 8, 9, 10, 11, 24, 31])
 def in_cpp() -> Iterator[None]:
     choose_kernels(CPU, "on")
     yield
-    paged_attention.use_cpu_extension("auto")
+    paged_attention.use_cpu_extension("off")
     for operation in (packed_linear, rms_norm, rope_kv_write, sampling, silu_mul):
         operation.use_cpu_extension(wanted=False)
 
@@ -145,7 +145,7 @@ class TestRun:
 
     def test_what_does_not_fit_is_said(self):
         """
-        Other numbers of layers or tokens, and other types, are ValueErrors.
+        Other numbers of layers or tokens, other types, and other sizes than the layers' are ValueErrors.
         """
         hidden, caches, inputs = step()
         stack = stack_of([layer(seed=seed, with_options=False) for seed in (0, 1)])
@@ -155,6 +155,20 @@ class TestRun:
             stack.run(hidden[:6], caches, plans(), **inputs)
         with pytest.raises(ValueError, match="contiguous float32"):
             stack.run(hidden.double(), caches, plans(), **inputs)
+        with pytest.raises(ValueError, match=r"hidden must have shape \[7, 40\]"):
+            stack.run(hidden[:, 1:].contiguous(), caches, plans(), **inputs)
+        with pytest.raises(ValueError, match=r"and rotation \[7, 12, 2\]"):
+            stack.run(
+                hidden, caches, plans(), **{**inputs, "rotation": inputs["rotation"][:, 1:].clone()}
+            )
+        with pytest.raises(ValueError, match=r"caches must have shape \[blocks, 4, 2, 2, 24\]"):
+            stack.run(
+                hidden, [cache.view(16, 2, 2, KV_HEADS, DIM) for cache in caches], plans(), **inputs
+            )
+        others = replace(SHAPE, num_heads=2, num_kv_heads=1)
+        planned = [paged_attention.plan_paged_attention(SEQUENCES, others)] * 2
+        with pytest.raises(ValueError, match="cannot attend as planned"):
+            stack.run(hidden, caches, planned, **inputs)
 
 
 class TestTakes:
@@ -180,3 +194,23 @@ class TestTakes:
         plain = replace(layer(seed=0, with_options=False), down=torch.zeros(HIDDEN, INNER))
         with pytest.raises(TypeError, match="is not packed"):
             stack_of([plain])
+
+    @pytest.mark.parametrize(
+        ("name", "changed"),
+        [
+            ("mlp_norm", torch.zeros(HIDDEN - 1)),
+            ("mlp_norm", torch.zeros(HIDDEN, dtype=torch.float64)),
+            ("down_bias", torch.zeros(2 * HIDDEN)[::2]),
+            ("qk_norm", torch.zeros(HEADS, DIM)),
+        ],
+        ids=["shorter", "float64", "with-gaps", "heads-missing"],
+    )
+    def test_layer_unlike_the_first_is_refused(self, name: str, changed: torch.Tensor):
+        """
+        A weight that is not contiguous float32 of the shape it has in the first layer is refused by name and layer.
+        """
+        first, second = (layer(seed=seed, with_options=True) for seed in (0, 1))
+        with pytest.raises(ValueError, match=f"{name} of layer 1 must be contiguous float32"):
+            stack_of([first, replace(second, **{name: changed})])
+        with pytest.raises(ValueError, match="needs a layer"):
+            stack_of([])

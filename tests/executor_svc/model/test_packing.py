@@ -8,6 +8,7 @@ import torch
 from executor_svc.model import load_model
 from executor_svc.model.decoder import Decoder
 from kernels import packed_linear, paged_attention, rms_norm, rope_kv_write, silu_mul
+from kernels.layer_stack import LayerStack
 from kernels.packed_linear import PackedWeight
 from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.compiler
 def in_cpp():
     assert packed_linear.use_cpu_extension(wanted=True)
     yield
-    paged_attention.use_cpu_extension("auto")
+    paged_attention.use_cpu_extension("off")
     for operation in (packed_linear, rms_norm, rope_kv_write, silu_mul):
         operation.use_cpu_extension(wanted=False)
 
@@ -45,14 +46,20 @@ class TestPacking:
         torch.testing.assert_close(logits_of(plain), logits_of(packed), rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("family", ["llama_tied_biased", "qwen3"])
-    def test_watched_layers_give_the_bits_of_one_call(self, zoo, family):
+    def test_watched_layers_give_the_bits_of_one_call(self, zoo, family, monkeypatch):
         """
         While parts of layers are marked they run one by one, with the bits of all in one call.
         """
         paged_attention.use_cpu_extension("on")
         for operation in (rms_norm, rope_kv_write, silu_mul):
             operation.use_cpu_extension(wanted=True)
-        found, names = [], set()
+        found, names, runs = [], set(), []
+        run = LayerStack.run
+        monkeypatch.setattr(
+            LayerStack,
+            "run",
+            lambda *given, **named: (runs.append(len(found)), run(*given, **named)),
+        )
         for is_marked in (False, True):
             bench = Bench.build(zoo(family), dtype="float32", max_model_len=64)
             decoder = Decoder(
@@ -64,6 +71,7 @@ class TestPacking:
             found.append(logits_of(bench))
         assert torch.equal(*found)
         assert {"attention", "mlp", "project"} == names
+        assert {0} == set(runs)
 
     def test_every_product_of_a_packed_model_is_of_a_packed_weight(self, zoo):
         """
