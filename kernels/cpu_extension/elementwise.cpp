@@ -6,6 +6,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "operations.h"
 #include "vectors.h"
 
 namespace tandem {
@@ -139,8 +140,6 @@ void with_type(int64_t type, Run run) {
 
 }  // namespace
 }  // namespace tandem
-
-#define TANDEM_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Strides are of rows, in elements; everything else is contiguous.
 

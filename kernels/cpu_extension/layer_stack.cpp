@@ -3,8 +3,6 @@
 // It calls the operations as they are, one after another, so its bits are theirs. What it saves is
 // the way back to Python between them: a step of few rows streams all weights through the caches,
 // and finds the interpreter thrown out of them nine times a layer.
-#include <cstdint>
-
 #include "operations.h"
 
 namespace tandem {

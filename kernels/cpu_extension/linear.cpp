@@ -14,6 +14,7 @@
 #include <omp.h>
 #endif
 
+#include "operations.h"
 #include "vectors.h"
 
 namespace tandem {
@@ -195,8 +196,6 @@ void grow(std::vector<float>& room, int64_t floats) {
 
 }  // namespace
 }  // namespace tandem
-
-#define TANDEM_EXPORT extern "C" __attribute__((visibility("default")))
 
 TANDEM_EXPORT int64_t tandem_linear_panel() { return tandem::kPanel; }
 

@@ -1,9 +1,14 @@
-// Operations of other files that one call runs together; each is described where it is defined.
+// Operations that one call runs together, each described where it is defined: the files that define
+// them include this, so that compilers compare.
 #pragma once
 
-#include "plan.h"
+#include <cstdint>
 
-#define TANDEM_EXPORT extern "C" __attribute__((visibility("default")))
+#include "export.h"
+
+namespace tandem {
+struct Plan;
+}
 
 TANDEM_EXPORT void tandem_rms_norm(int64_t type, const void* x, int64_t x_stride,
                                    const void* weight, void* out, int64_t num_rows, int64_t width,

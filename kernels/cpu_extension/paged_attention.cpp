@@ -15,6 +15,7 @@
 #include <omp.h>
 #endif
 
+#include "operations.h"
 #include "plan.h"
 
 namespace tandem {
@@ -281,10 +282,6 @@ void attend_as(const Plan& plan, const void* query, int64_t token_stride, int64_
 }  // namespace
 }  // namespace tandem
 
-#define TANDEM_EXPORT __attribute__((visibility("default")))
-
-extern "C" {
-
 // Of the struct that both sides must agree on.
 TANDEM_EXPORT int64_t tandem_attention_plan_bytes() { return sizeof(tandem::Plan); }
 
@@ -314,12 +311,12 @@ TANDEM_EXPORT void tandem_attention_prepare(tandem::Plan* plan) {
 }
 
 // Strides in elements. Result: out, contiguous.
-TANDEM_EXPORT void tandem_attention_attend(const tandem::Plan* plan, const void* query, int64_t token_stride,
-                             int64_t head_stride, const void* cache, void* out, float scale) {
+TANDEM_EXPORT void tandem_attention_attend(const tandem::Plan* plan, const void* query,
+                                           int64_t token_stride, int64_t head_stride,
+                                           const void* cache, void* out, float scale) {
   using namespace tandem;
   const auto attend = plan->type == 0   ? attend_as<float>
                       : plan->type == 1 ? attend_as<BFloat16>
                                         : attend_as<Float16>;
   attend(*plan, query, token_stride, head_stride, cache, out, scale);
-}
 }

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.cpu_extension import load_library
+from kernels.cpu_extension.library import NUMBER_TYPES
 from kernels.paged_attention import cpu
 from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
 
@@ -31,8 +32,6 @@ _HARDWARE = {
 """Features of processors that multiply matrices of a type themselves."""
 
 _CPUINFO = Path("/proc/cpuinfo")
-
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 _INPUTS = (
     *("num_rows", "num_heads", "num_kv_heads", "head_dim", "block_size", "table_stride"),
@@ -113,8 +112,9 @@ class ExtensionPlan:
 
 def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> AttentionPlan:
     """Arguments as in `plan_paged_attention`, unchecked; the library must be loadable."""
-    if shape.dtype not in _TYPES:
-        raise ValueError(f"cpu-extension computes {', '.join(map(str, _TYPES))}, not {shape.dtype}")
+    if shape.dtype not in NUMBER_TYPES:
+        computed = ", ".join(map(str, NUMBER_TYPES))
+        raise ValueError(f"cpu-extension computes {computed}, not {shape.dtype}")
     query_len = sequences.query_len.astype(np.int64)
     short = query_len <= _longest_query(shape.dtype)
     if shape.batch_invariant:  # PyTorch's sums are others, and how long a chunk is must not choose
@@ -191,7 +191,7 @@ def _native(
         table_stride=sequences.block_table.shape[1],
         window=window or 0,
         num_threads=torch.get_num_threads(),
-        type=_TYPES[shape.dtype],
+        type=NUMBER_TYPES[shape.dtype],
         **{name: column.ctypes.data for name, column in columns.items()},
     )
     library.tandem_attention_prepare(native)
