@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -19,6 +20,7 @@
 namespace tandem {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr int64_t kSerialElements = 1 << 16;  // fewer do not pay for waking other threads
 
 inline bool any(Ints lanes) {
 #if defined(__AVX512F__)
@@ -172,7 +174,8 @@ inline Masses masses(const T* logits, int64_t size, const Scale& scale, float le
     sweep(logits, from, std::min(size, from + kRun), [&](int64_t, Floats x) {
       const Ints kept = x >= splat(least);
       if (!any(kept)) return;
-      const Floats mass = exp_of(x > splat(kNever) ? scale.nearer(x) : x);
+      const Floats scaled = scale.nearer(x);  // NaN where the distance to the best overflows
+      const Floats mass = exp_of(scaled == scaled ? scaled : splat(kNever));
       total += kept ? mass : splat(0.0f);
       over += x >= splat(above) ? mass : splat(0.0f);
     });

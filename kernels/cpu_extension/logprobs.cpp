@@ -1,13 +1,15 @@
 // Log probabilities of drawn tokens and of the likeliest ids on the CPU, a row at a time:
 // kernels/sampling/logprobs.py says what they are. A row's bits depend on the row alone.
+#include <atomic>
+#include <new>
+
+#include "export.h"
 #include "logits.h"
 
 namespace tandem {
 namespace {
 
-constexpr int64_t kSerialElements = 1 << 16;  // fewer do not pay for waking other threads
-
-// As kernels/sampling/cpu_extension.py lays it out.
+// As kernels/sampling/cpu_logprobs.py lays it out.
 struct Telling {
   int64_t num_rows, vocab_size, row_stride, num_threads;
   int64_t type;            // 0 float32, 1 bfloat16, 2 float16
@@ -64,31 +66,37 @@ void tell(const Telling& telling, int64_t place, std::vector<Logit>* scratch) {
   }
 }
 
+// False where memory ran out.
 template <class T>
-void tell_all(const Telling& telling) {
-  const bool is_large = telling.num_rows * telling.vocab_size > kSerialElements;
+bool tell_all(const Telling& telling) {
+  const bool is_large =
+      telling.num_rows > 1 && telling.num_rows * telling.vocab_size > kSerialElements;
+  std::atomic<bool> is_told{true};
 #pragma omp parallel num_threads(static_cast<int>(telling.num_threads)) if (is_large)
   {
     std::vector<Logit> scratch;
 #pragma omp for schedule(dynamic)
-    for (int64_t place = 0; place < telling.num_rows; ++place) tell<T>(telling, place, &scratch);
+    for (int64_t place = 0; place < telling.num_rows; ++place) {
+      try {
+        tell<T>(telling, place, &scratch);
+      } catch (const std::bad_alloc&) {  // must not leave the region
+        is_told = false;
+      }
+    }
   }
+  return is_told;
 }
 
 }  // namespace
 }  // namespace tandem
 
-#define TANDEM_EXPORT __attribute__((visibility("default")))
-
-extern "C" {
-
 // Of the struct that both sides must agree on.
 TANDEM_EXPORT int64_t tandem_sampling_telling_bytes() { return sizeof(tandem::Telling); }
 
-TANDEM_EXPORT void tandem_sampling_tell(const tandem::Telling* telling) {
+// False where memory ran out.
+TANDEM_EXPORT bool tandem_sampling_tell(const tandem::Telling* telling) {
   const auto tell = telling->type == 0   ? tandem::tell_all<float>
                     : telling->type == 1 ? tandem::tell_all<tandem::BFloat16>
                                          : tandem::tell_all<tandem::Float16>;
-  tell(*telling);
-}
+  return tell(*telling);
 }

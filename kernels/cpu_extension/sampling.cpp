@@ -2,16 +2,13 @@
 //
 // What float32 arithmetic could decide either way is not decided here: such rows are told, and are
 // left to the definition's own arithmetic. A row's token depends on the row alone.
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
+#include <new>
 
+#include "export.h"
 #include "logits.h"
 
 namespace tandem {
 namespace {
-
-constexpr int64_t kSerialElements = 1 << 16;  // fewer do not pay for waking other threads
 
 // As kernels/sampling/cpu_extension.py lays it out.
 struct Draws {
@@ -46,7 +43,7 @@ struct Draws {
   }
 };
 
-enum State : int8_t { kInvalid = 0, kDrawn = 1, kUndecided = 2, kNoSuchToken = 3 };
+enum State : int8_t { kInvalid = 0, kDrawn = 1, kUndecided = 2, kNoSuchId = 3 };
 
 struct Scratch {
   std::vector<Logit> best;
@@ -60,9 +57,8 @@ float penalised(float logit, int32_t count, const Draws& draws, int64_t place) {
   const float repetition = draws.repetition[place];
   const volatile float frequent = draws.frequency[place] * static_cast<float>(count);
   const volatile float present = draws.presence[place] * static_cast<float>(std::min(count, 1));
-  float after = logit > 0.0f ? logit / repetition : logit * repetition;
-  after = after - frequent;
-  after = after - present;
+  const volatile float repeated = logit > 0.0f ? logit / repetition : logit * repetition;
+  const float after = (repeated - frequent) - present;
   constexpr float kMost = std::numeric_limits<float>::max();
   return std::min(std::max(after, -kMost), kMost);
 }
@@ -82,7 +78,8 @@ void penalise(const Draws& draws, int64_t place, Scratch* scratch) {
   for (int64_t at = 0; at < end; ++at) counts[history[at]] = 0;
 }
 
-// A row's logits after its edits; false where they name an id that there is not.
+// A row's logits after its edits; false where they name an id, or a place of a history, that there is
+// not.
 template <class T>
 bool edit(const Draws& draws, int64_t row, const T* logits, Scratch* scratch) {
   const int64_t size = draws.vocab_size;
@@ -98,8 +95,10 @@ bool edit(const Draws& draws, int64_t row, const T* logits, Scratch* scratch) {
   }
   if (draws.penalty != nullptr && draws.penalty[row] >= 0) {
     const int64_t place = draws.penalty[row];
+    const int64_t prompt = draws.prompt_len[place], end = draws.history_len[place];
+    if (prompt < 0 || prompt > end || end > draws.history_stride) return false;
     const int32_t* history = draws.history + place * draws.history_stride;
-    if (!std::all_of(history, history + draws.history_len[place], is_known)) return false;
+    if (!std::all_of(history, history + end, is_known)) return false;
     penalise(draws, place, scratch);
   }
   return true;
@@ -183,28 +182,30 @@ template <class T>
 State draw_row(const Draws& draws, int64_t row, Scratch* scratch) {
   const T* logits = static_cast<const T*>(draws.logits) + row * draws.row_stride;
   if (!draws.has_edits(row)) return draw(draws, row, logits, &scratch->best);
-  if (!edit(draws, row, logits, scratch)) return kNoSuchToken;
+  if (!edit(draws, row, logits, scratch)) return kNoSuchId;
   return draw<float>(draws, row, scratch->edited.data(), &scratch->best);
 }
 
 template <class T>
 void draw_all(const Draws& draws) {
-  const bool is_large = draws.num_rows * draws.vocab_size > kSerialElements;
+  const bool is_large =
+      draws.num_rows > 1 && draws.num_rows * draws.vocab_size > kSerialElements;
 #pragma omp parallel num_threads(static_cast<int>(draws.num_threads)) if (is_large)
   {
     Scratch scratch;
 #pragma omp for schedule(dynamic)
-    for (int64_t row = 0; row < draws.num_rows; ++row)
-      draws.state[row] = draw_row<T>(draws, row, &scratch);
+    for (int64_t row = 0; row < draws.num_rows; ++row) {
+      try {
+        draws.state[row] = draw_row<T>(draws, row, &scratch);
+      } catch (const std::bad_alloc&) {  // must not leave the region
+        draws.state[row] = kUndecided;   // PyTorch finds room, or says that there is none
+      }
+    }
   }
 }
 
 }  // namespace
 }  // namespace tandem
-
-#define TANDEM_EXPORT __attribute__((visibility("default")))
-
-extern "C" {
 
 // Of the struct that both sides must agree on.
 TANDEM_EXPORT int64_t tandem_sampling_draws_bytes() { return sizeof(tandem::Draws); }
@@ -217,5 +218,4 @@ TANDEM_EXPORT int64_t tandem_sampling_draw(const tandem::Draws* draws) {
   draw(*draws);
   return std::count_if(draws->state, draws->state + draws->num_rows,
                        [](int8_t state) { return state > tandem::kDrawn; });
-}
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.dispatch import Deferred, Operation
 from kernels.sampling import cpu_extension, reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
-from kernels.sampling.edits import Biases, LogitEdits, Penalties
+from kernels.sampling.edits import Biases, LogitEdits, Penalties, check_edits
 from kernels.sampling.logprobs import Logprobs
 from kernels.sampling.needs import Needs
 
@@ -58,6 +58,7 @@ _COLUMN_TYPES = {
     "seed": torch.int64,
     "position": torch.int64,
     "choice": torch.int64,
+    "min_p": torch.float32,
 }
 
 
@@ -100,8 +101,19 @@ def sample(
 
     Raises:
         ValueError: A shape or type is not as described.
+        IndexError: In C++, an edit names a row, token or place of a history that there is not.
     """
     _check(logits, columns)
+    num_rows = len(logits)
+    if edits is not None:
+        check_edits(edits)
+    if num_logprobs is not None and (
+        num_logprobs.dtype != torch.int64 or num_logprobs.shape != (num_rows,)
+    ):
+        raise ValueError(
+            f"num_logprobs must be torch.int64 of shape [{num_rows}], got {num_logprobs.dtype} "
+            f"{list(num_logprobs.shape)}"
+        )
     run = _operation.on(logits.device)
     return run(logits, columns, edits=edits, num_logprobs=num_logprobs, margin_eps=margin_eps)
 
@@ -139,9 +151,11 @@ def _check(logits: Tensor, columns: SamplingColumns) -> None:
             f"logits must be floating of shape [R, V], got {logits.dtype} {list(logits.shape)}"
         )
     for name, dtype in _COLUMN_TYPES.items():
-        column: Tensor = getattr(columns, name)
-        if column.dtype != dtype or column.shape != logits.shape[:1]:
+        column: Tensor | None = getattr(columns, name)
+        if column is None and name == "min_p":
+            continue
+        if column is None or column.dtype != dtype or column.shape != logits.shape[:1]:
             raise ValueError(
                 f"{name} must be {dtype} of shape [{logits.shape[0]}], "
-                f"got {column.dtype} {list(column.shape)}"
+                f"got {None if column is None else (column.dtype, list(column.shape))}"
             )

@@ -25,7 +25,7 @@ from kernels.sampling.columns import Sampled, SamplingColumns
 from kernels.sampling.cpu_logprobs import logprobs
 from kernels.sampling.edits import LogitEdits
 
-_UNDECIDED, _NO_SUCH_TOKEN = 2, 3
+_UNDECIDED, _NO_SUCH_ID = 2, 3
 
 _COLUMNS = ("temperature", "top_k", "top_p", "least_scaled", "seed", "position", "choice")
 _BIASES = ("first_bias", "bias_token", "bias_value")
@@ -60,7 +60,7 @@ def sample(
     Draw one token per row; arguments as in the package's `sample`, unchecked.
 
     Raises:
-        IndexError: An edit names a token that has no logit.
+        IndexError: An edit names a row, a token or a place of a history that there is not.
     """
     if margin_eps is not None:
         return reference.sample(
@@ -118,8 +118,11 @@ def _settle(
 ) -> None:
     """Draw the rows that C++ left open, in place."""
     vocab_size = logits.shape[1]
-    for row in (state == _NO_SUCH_TOKEN).nonzero()[:1, 0].tolist():
-        raise IndexError(f"an edit of row {row} names a token outside the {vocab_size} there are")
+    for row in (state == _NO_SUCH_ID).nonzero()[:1, 0].tolist():
+        raise IndexError(
+            f"an edit of row {row} names a token outside the {vocab_size} there are, or more of "
+            "its history than there is"
+        )
     rows = (state == _UNDECIDED).nonzero()[:, 0]
     again = logits[rows].float()
     if edits is not None:
@@ -131,8 +134,10 @@ def _settle(
 def _edits_by_row(edits: LogitEdits, num_rows: int) -> dict[str, Tensor]:
     """What the fields of `_Draws` after the columns point to."""
     found = {}
-    if edits.biases is not None:
+    if edits.biases is not None and len(edits.biases.row):
         row, order = edits.biases.row.sort(stable=True)
+        if int(row[0]) < 0 or int(row[-1]) >= num_rows:
+            raise IndexError(f"biases of rows {int(row[0])} to {int(row[-1])} of {num_rows}")
         found["first_bias"] = torch.searchsorted(row, torch.arange(num_rows + 1))
         found["bias_token"] = edits.biases.token[order]
         found["bias_value"] = edits.biases.value[order]

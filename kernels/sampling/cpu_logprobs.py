@@ -28,6 +28,9 @@ def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
     """
     As `kernels.sampling.logprobs.logprobs`, of logits that C++ reads: of one of `NUMBER_TYPES`, the
     elements of a row adjacent.
+
+    Raises:
+        MemoryError: There is none left to rank logits in.
     """
     row = (num_top >= 0).nonzero()[:, 0].contiguous()
     if len(row) == 0:
@@ -50,7 +53,8 @@ def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
         top_token=top_token.data_ptr(),
         top=top.data_ptr(),
     )
-    _library().tandem_sampling_tell(ctypes.byref(telling))
+    if not _library().tandem_sampling_tell(ctypes.byref(telling)):
+        raise MemoryError(f"no memory to rank {shape[1]} of {logits.shape[1]} logits")
     return Logprobs(row=row, num_top=asked, chosen=chosen, top_token=top_token, top=top)
 
 
@@ -61,5 +65,5 @@ def _library() -> ctypes.CDLL:
     library.tandem_sampling_telling_bytes.restype = ctypes.c_int64
     assert library.tandem_sampling_telling_bytes() == ctypes.sizeof(_Telling)
     library.tandem_sampling_tell.argtypes = (ctypes.POINTER(_Telling),)
-    library.tandem_sampling_tell.restype = None
+    library.tandem_sampling_tell.restype = ctypes.c_bool
     return library

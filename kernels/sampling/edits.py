@@ -11,6 +11,16 @@ from kernels.transfer import to_device
 
 _MAX = torch.finfo(torch.float32).max
 
+_BIAS_TYPES = {"row": torch.int64, "token": torch.int64, "value": torch.float32}
+_PENALTY_TYPES = {
+    "row": torch.int64,
+    "repetition": torch.float32,
+    "frequency": torch.float32,
+    "presence": torch.float32,
+    "prompt_len": torch.int64,
+    "history_len": torch.int64,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Biases:
@@ -105,6 +115,33 @@ class LogitEdits:
             penalties = self.penalties.select(torch.isin(self.penalties.row, rows))
             row = torch.searchsorted(rows, penalties.row)
             _penalise(logits, row.to(logits.device), penalties)
+
+
+def check_edits(edits: LogitEdits) -> None:
+    """
+    Check what costs nothing: types and shapes. Values are seen by whoever reads them.
+
+    Raises:
+        ValueError: A type or shape is not as the classes describe it.
+    """
+    for part, types in ((edits.biases, _BIAS_TYPES), (edits.penalties, _PENALTY_TYPES)):
+        if part is None:
+            continue
+        shape = part.row.shape
+        for name, dtype in types.items():
+            column: Tensor = getattr(part, name)
+            if column.dtype != dtype or column.shape != shape or len(shape) != 1:
+                raise ValueError(
+                    f"{name} must be {dtype} of shape {list(shape[:1])}, got {column.dtype} "
+                    f"{list(column.shape)}"
+                )
+    if edits.penalties is not None:
+        num_rows, history = len(edits.penalties.row), edits.penalties.history
+        if history.dtype != torch.int32 or history.ndim != 2 or len(history) != num_rows:
+            raise ValueError(
+                f"history must be torch.int32 of shape [{num_rows}, L], got {history.dtype} "
+                f"{list(history.shape)}"
+            )
 
 
 def add_biases(logits: Tensor, biases: Biases, row: Tensor) -> None:

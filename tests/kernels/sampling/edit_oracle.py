@@ -69,8 +69,10 @@ def edits_of(rows: dict[int, RowEdits], *, padding: int = 3, junk: int = 0) -> L
             repetition=torch.tensor([rows[place].repetition for place in places]),
             frequency=torch.tensor([rows[place].frequency for place in places]),
             presence=torch.tensor([rows[place].presence for place in places]),
-            prompt_len=torch.tensor([len(rows[place].prompt) for place in places]),
-            history_len=torch.tensor([len(tokens) for tokens in histories]),
+            prompt_len=torch.tensor(
+                [len(rows[place].prompt) for place in places], dtype=torch.int64
+            ),
+            history_len=torch.tensor([len(tokens) for tokens in histories], dtype=torch.int64),
             history=torch.tensor(padded, dtype=torch.int32).reshape(len(places), width),
         ),
     )

@@ -12,6 +12,7 @@ from tests.kernels.sampling.rows import make_columns
 pytestmark = pytest.mark.compiler
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+NEVER = float("-inf")
 FLOAT32_STEPS = {"rtol": 1e-6, "atol": 2e-6}
 """A few roundings of numbers up to 16."""
 
@@ -67,6 +68,19 @@ def test_ids_that_are_ruled_out_come_last():
     found = told(logits, [6])
     assert [290, 7, 0, 1, 2, 3] == found.top_token[0].tolist()
     assert [True] * 2 + [False] * 4 == found.top[0].isfinite().tolist()
+
+
+def test_distance_past_float32_is_no_probability():
+    """
+    An id so far below the best that float32 does not hold by how much has log probability -infinity, and the best its own.
+    """
+    logits = torch.tensor([[-3e38, 3e38, -3e38, 3e38]])
+    found = told(logits, [4])
+    expected = reference.logprobs(logits, torch.tensor([1]), torch.tensor([4]))
+    assert [1, 3, 0, 2] == found.top_token[0].tolist()
+    assert [NEVER] * 2 == found.top[0, 2:].tolist()
+    np.testing.assert_allclose(found.top[0, :2], expected.top[0, :2], **FLOAT32_STEPS)
+    np.testing.assert_allclose(found.chosen, expected.chosen, **FLOAT32_STEPS)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])

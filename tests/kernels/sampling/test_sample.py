@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.sampling import SamplingColumns, reference, sample
 from kernels.sampling import sampler as sampler_module
+from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
 from tests.kernels.sampling.rows import chi_square, chi_square_limit, make_columns
 
 pytestmark = pytest.mark.usefixtures("each_way")
@@ -264,3 +267,41 @@ class TestArguments:
             sample(torch.zeros(4), make_columns(4))
         with pytest.raises(ValueError, match=r"temperature must be torch.float32 of shape \[2\]"):
             sample(torch.zeros(2, 5), make_columns(3))
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (
+                {"min_p": torch.zeros(3, dtype=torch.float64)},
+                "min_p must be torch.float32 of shape",
+            ),
+            (
+                {"num_logprobs": torch.zeros(2, dtype=torch.int64)},
+                r"num_logprobs .* of shape \[3\]",
+            ),
+            ({"biases": {"value": [1.0, 2.0]}}, r"value must be torch.float32 of shape \[1\]"),
+            ({"penalties": {"presence": [1]}}, r"presence must be torch.float32 of shape \[1\]"),
+            ({"penalties": {"history": [[1.0, 2.0]]}}, r"history must be torch.int32 of shape"),
+        ],
+        ids=lambda given: "-".join(given) if isinstance(given, dict) else None,
+    )
+    def test_what_edits_and_questions_do_not_have_is_named(self, given, words):
+        """
+        Edits and questions that are not of the rows there are, or not of their types, are refused before anything reads them.
+        """
+        edits = edits_of({1: RowEdits(prompt=(0,), output=(1,), bias=((2, 1.0),))}, padding=0)
+        made = {
+            name: replace(
+                getattr(edits, name), **{key: torch.tensor(of) for key, of in given[name].items()}
+            )
+            for name in ("biases", "penalties")
+            if name in given
+        }
+        columns = replace(make_columns(3), min_p=given.get("min_p"))
+        with pytest.raises(ValueError, match=words):
+            sample(
+                torch.zeros(3, 7),
+                columns,
+                edits=replace(edits, **made),
+                num_logprobs=given.get("num_logprobs"),
+            )

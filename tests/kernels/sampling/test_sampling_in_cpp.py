@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -218,6 +220,29 @@ class TestEdits:
         """
         edits = edits_of({2: RowEdits(**edit)})
         with pytest.raises(IndexError, match="an edit of row 2 names a token outside the 7"):
+            cpu_extension.sample(torch.zeros(4, 7), make_columns(4), edits=edits)
+
+    @pytest.mark.parametrize(
+        ("part", "changed"),
+        [
+            ("biases", {"row": [4]}),
+            ("biases", {"row": [-1]}),
+            ("penalties", {"history_len": [3]}),
+            ("penalties", {"prompt_len": [3]}),
+            ("penalties", {"prompt_len": [-1]}),
+        ],
+        ids=str,
+    )
+    def test_row_or_history_that_there_is_not_is_an_error(self, part, changed):
+        """
+        A bias of a row past the last, and lengths that a history does not have, are refused and touch no memory.
+        """
+        edits = edits_of({2: RowEdits(prompt=(1,), output=(1,), bias=((0, 1.0),))}, padding=0)
+        of = {name: torch.tensor(values) for name, values in changed.items()}
+        edits = replace(edits, **{part: replace(getattr(edits, part), **of)})
+        with pytest.raises(
+            IndexError, match=r"biases of rows|an edit of row 2 names .* its history"
+        ):
             cpu_extension.sample(torch.zeros(4, 7), make_columns(4), edits=edits)
 
 
