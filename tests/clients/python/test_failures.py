@@ -25,6 +25,7 @@ class TestExitCodes:
             (errors.InvalidConfig("wrong key"), ExitCode.USAGE),
             (errors.InvalidModel("no config.json"), ExitCode.USAGE),
             (errors.OutOfMemory("too many blocks"), ExitCode.USAGE),
+            (errors.OutOfMemory("alone", metadata={"tokens_emitted": "0"}), ExitCode.REFUSED),
             (errors.ProfileRunning("another one runs"), ExitCode.REFUSED),
             (errors.ProfileUnsupported("no model"), ExitCode.REFUSED),
             (errors.EventsNotTracked("not kept"), ExitCode.REFUSED),

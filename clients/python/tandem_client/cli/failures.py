@@ -75,6 +75,8 @@ class Terminated(SystemExit):
 
 def exit_code_of(error: TandemError) -> ExitCode:
     """The exit code that stands for an error."""
+    if isinstance(error, OutOfMemory) and "tokens_emitted" in error.metadata:
+        return ExitCode.REFUSED  # one request on a server, no configuration of ours
     return _BY_REASON.get(error.reason, _BY_GRPC_CODE.get(error.code, ExitCode.FAILED))
 
 
