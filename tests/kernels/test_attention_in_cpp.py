@@ -193,8 +193,9 @@ def built_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
     """Makes the library one of attention alone, for another processor than this machine's own."""
 
     def build_for(processor: str) -> None:
-        for name in ("paged_attention.cpp", "plan.h", "tile.h", "vectors.h"):
-            shutil.copy(build._SOURCES / name, tmp_path)
+        sources = build._SOURCES
+        for source in (sources / "paged_attention.cpp", *sources.glob("*.h")):
+            shutil.copy(source, tmp_path)
         monkeypatch.setattr(build, "_SOURCES", tmp_path)
         flags = [flag for flag in build.FLAGS if not flag.startswith("-march")]
         monkeypatch.setattr(build, "FLAGS", (*flags, f"-march={processor}"))
