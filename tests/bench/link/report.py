@@ -41,7 +41,8 @@ shares the machine too.
 {cpu}
 
 - All processes share {cores} cores: the executor's own threads, the emulated device, the scheduler and, with
-  clients, a frontend and the clients' reader. At 0.6 and 1 ms they need more CPU than there is, which is
+  clients, a frontend and the clients' reader. The machine is shared with others: at 0.6 ms a single point
+  can be far above its neighbours, as can a whole hour. At 0.6 and 1 ms they need more CPU than there is, which is
   what the idle time with clients shows.
 - A window of 1 is what a scheduler costs that waits for each result: {one:.0f} % at 256 rows and 2 ms; a
   window of 2 {two:.1f} %, four ahead {four:.1f} % (unix sockets, no clients).
