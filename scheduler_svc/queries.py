@@ -287,6 +287,7 @@ class Queries:
             executor_deaths=core.executor_deaths,
             suspected_requests=core.num_suspects,
             poison_requests=core.poison_requests,
+            out_of_memory_steps=core.out_of_memory_steps,
             queued_tokens=core.queued_tokens,
             new_token_ratio=core.new_token_ratio,
             refused_by_limit=core.refused_by_limit,

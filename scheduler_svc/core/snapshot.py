@@ -44,6 +44,7 @@ def core_stats(state: CoreState) -> CoreStats:
         executor_deaths=counters.executor_deaths,
         num_suspects=state.suspects.num_suspects,
         poison_requests=counters.poison_requests,
+        out_of_memory_steps=counters.out_of_memory_steps,
         ttft_s=state.ttft_s.snapshot(),
         inter_token_s=state.inter_token_s.snapshot(),
     )

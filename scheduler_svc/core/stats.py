@@ -113,7 +113,8 @@ class CoreStats:
     have a copy of their KV in host memory; `queued_tokens` are the uncached prompt tokens of those
     that wait for the first time. `executor_deaths` are executors known to have died or failed in a
     step, but for want of memory, `num_suspects` the requests suspected of them now,
-    `poison_requests` those that failed for it. Counters count since the core was made.
+    `poison_requests` those that failed for it; `out_of_memory_steps` are those others. Counters
+    count since the core was made.
     Histograms are in seconds: time from arrival to the first token, and between successive tokens
     of a request.
     """
@@ -152,5 +153,6 @@ class CoreStats:
     executor_deaths: int
     num_suspects: int
     poison_requests: int
+    out_of_memory_steps: int
     ttft_s: HistogramSnapshot
     inter_token_s: HistogramSnapshot

@@ -206,6 +206,11 @@ def _executor_counters(stats: Stats) -> tuple[tuple[str, str, float], ...]:
             stats.poison_requests,
         ),
         (
+            "out_of_memory_steps",
+            "Steps that executors had no memory for; steps are smaller after each.",
+            stats.out_of_memory_steps,
+        ),
+        (
             "executor_fencings",
             "Sessions lost to another scheduler.",
             stats.executor_fencings,

@@ -211,6 +211,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     executor_queued_s: float = 0.0
     executor_forward_s: float = 0.0
     executor_sample_s: float = 0.0
+    out_of_memory_steps: int = 0
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,6 +85,7 @@ class Stats:
     executor_queued_s: float
     executor_forward_s: float
     executor_sample_s: float
+    out_of_memory_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

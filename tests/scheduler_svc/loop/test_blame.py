@@ -102,9 +102,10 @@ class TestBlame:
         bench.link.post(StreamMessage(stream=bench.link._stream, message=failed))
         assert_all_complete(bench, frontend)
         assert [LossCause.OUT_OF_MEMORY] == causes
-        core = bench.loop._state.core._state
-        assert (1, 0) == (core.counters.out_of_memory_steps, core.counters.executor_deaths)
-        assert not core.suspects
+        core = bench.loop._state.core
+        stats = core.stats()
+        assert (1, 0) == (stats.out_of_memory_steps, stats.executor_deaths)
+        assert not core._state.suspects
 
     def test_executor_that_ends_by_its_own_failure_is_blamed_on_its_step(self, bench, deaths):
         """A process that has failed says so and comes back as another boot, as one that was killed does."""
