@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import typer
 from tandem.printing_commands import started_process
 from tandem_client.cli.failures import fail, signal_name
 
+_READ_BYTES = 1 << 16
+
 
 def run_bench(module: str, flags: list[str]) -> None:
     """Have a service measure itself, in its own process: clients never import services."""
@@ -21,7 +24,7 @@ def run_bench(module: str, flags: list[str]) -> None:
     process = None
     try:
         process = started_process(
-            lambda: subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- our own interpreter
+            lambda: subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 -- our own interpreter
         )
         try:
             _pass_on(process)
@@ -40,11 +43,16 @@ def run_bench(module: str, flags: list[str]) -> None:
         raise typer.Exit(process.returncode)
 
 
-def _pass_on(process: subprocess.Popen[str]) -> None:
-    """Print what the process prints until it ends."""
+def _pass_on(process: subprocess.Popen[bytes]) -> None:
+    """
+    Print what the process prints, as soon as it does, until it ends.
+
+    Nothing is buffered on the way: the half of a line that is read already when Ctrl-C comes would
+    be lost with the buffer.
+    """
     assert process.stdout is not None
-    for line in process.stdout:
-        typer.echo(line, nl=False)
+    while printed := os.read(process.stdout.fileno(), _READ_BYTES):
+        typer.echo(printed, nl=False)
     process.wait()
 
 

@@ -1,0 +1,47 @@
+"""Benchmarks in processes of their own, as `tandem bench` runs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+HALTING = """
+import signal
+from tandem.printing_commands import EndedBySignal, run_printing
+
+def main():
+    try:
+        print("[1", end="", flush=True)
+        signal.pause()
+    finally:
+        print("]")
+
+raise SystemExit(run_printing("halting", main))
+"""
+"""Prints half a line, waits for a signal, and prints the rest."""
+
+
+def test_rows_are_passed_on_at_once_and_whole(tmp_path: Path):
+    """
+    What a benchmark prints is there before its line ends, and Ctrl-C loses none of it.
+    """
+    (tmp_path / "halting.py").write_text(HALTING)
+    paths = [str(tmp_path), *filter(None, sys.path)]
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from tandem_client.cli import bench_child as c; c.run_bench('halting', [])",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert b"[1" == process.stdout.read(2)
+        os.killpg(process.pid, signal.SIGINT)
+        assert b"]\n" == process.stdout.read()
