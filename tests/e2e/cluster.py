@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
 from tandem.errors import TandemError
-from tandem_client import NO_RETRY, AdminClient, Client, is_serving
+from tandem_client import NO_RETRY, AdminClient, Client, Stats, is_serving
+from tests.e2e.step_gate import StepGate
 from tests.ports import free_port
 
 Found = TypeVar("Found")
@@ -24,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = ROOT / "deploy/models/tandem-py"
 START_S = 120.0
 """Longest wait for a process to be ready; machines that run tests are busy."""
+LOST_AFTER_S = 600
+"""Longer than any test: an executor that a test stops or holds at its gate is not given up for it."""
 
 
 def environment() -> dict[str, str]:
@@ -42,6 +46,25 @@ def wait_until(condition: Callable[[], Found], what: str, limit_s: float = 60.0)
         assert time.monotonic() < end_s, f"not within {limit_s} s: {what}"
         time.sleep(0.01)
     return found
+
+
+@contextlib.contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """Stop a process meanwhile (SIGSTOP); when the block begins none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: _is_stopped(pid), f"process {pid} to stop")
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # the block may have killed it
+            os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that just ended
+        return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+    return False
 
 
 class Process:
@@ -109,6 +132,7 @@ class Cluster:
     Attributes:
         address: The public address.
         admin_address: The operators' address.
+        gate: Where every executor's steps wait if told to; open at first.
     """
 
     def __init__(self, model: Path, folder: Path, limits: list[str], scheduler: list[str]) -> None:
@@ -118,6 +142,8 @@ class Cluster:
         self._scheduler_options = scheduler
         self._executor_address = f"127.0.0.1:{free_port()}"
         self._num_started = 0
+        self._gate_file = folder / "step-gate"
+        self.gate = StepGate(self._gate_file)
         self.executor: Process | None = None
         self.address = f"127.0.0.1:{free_port()}"
         self.start_scheduler()
@@ -126,7 +152,7 @@ class Cluster:
         """Start a scheduler on the cluster's public port; the other two ports are new ones."""
         ports = [f"--{name}=127.0.0.1:0" for name in ("admin-listen", "metrics-listen")]
         addresses = [f"--listen={self.address}", f"--executor={self._executor_address}", *ports]
-        arguments = [*addresses, *self._scheduler_options]
+        arguments = [*addresses, f"--lost-after-s={LOST_AFTER_S}", *self._scheduler_options]
         self.scheduler = Process("scheduler_svc", arguments, self._folder, self._name("scheduler"))
         self.admin_address: str = self.scheduler.addresses()["admin_address"]
 
@@ -134,8 +160,13 @@ class Cluster:
         """Start an executor on the cluster's port; wait until requests are served, or not."""
         arguments = [f"--model={self._model}", f"--listen={self._executor_address}"]
         options = ["--dtype=float32", "--num-threads=1", *self._limits]
-        name = self._name("executor")
-        self.executor = Process("executor_svc", [*arguments, *options], self._folder, name)
+        self.executor = Process(
+            "tests.e2e.gated_executor",
+            [*arguments, *options],
+            self._folder,
+            self._name("executor"),
+            {"STEP_GATE": str(self._gate_file)},
+        )
         self.executor.addresses()
         if ready:
             wait_until(self.is_ready, "tandem.ready", START_S)
@@ -147,6 +178,23 @@ class Cluster:
         except TandemError:
             return False
 
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """No executor computes, and none hears anything, meanwhile."""
+        assert self.executor is not None
+        return paused(self.executor.process.pid)
+
+    @contextlib.contextmanager
+    def held(self, num_steps: int = 0) -> Iterator[None]:
+        """
+        The executor begins only so many more steps, and at most one that is beginning, meanwhile;
+        what is asked of it besides steps it does.
+        """
+        self.gate.allow(num_steps)
+        try:
+            yield
+        finally:
+            self.gate.open()
+
     def client(self) -> Client:
         """A client that shows every failure."""
         return Client(self.address, retry=NO_RETRY)
@@ -154,6 +202,16 @@ class Cluster:
     def admin(self) -> AdminClient:
         """A client of the operators' port."""
         return AdminClient(self.admin_address, retry=NO_RETRY)
+
+    def stats(self) -> Stats:
+        """What the core counts now."""
+        with self.admin() as admin:
+            return admin.stats()
+
+    def num_requests(self) -> int:
+        """Requests that run or wait now."""
+        stats = self.stats()
+        return stats.running_requests + stats.waiting_requests
 
     def logs(self) -> str:
         """Everything the services said, for a failing test's report."""

@@ -11,6 +11,8 @@ import pytest
 from tests.e2e.cluster import ROOT, Cluster, environment, wait_until
 
 MAX_TOKENS = 1500
+NUM_STEPS = 5
+"""Enough for a first token of 16 ids, and for a third of 450."""
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +54,6 @@ def hear(process, name):
     raise AssertionError(f"the stream ended before {name}")
 
 
-def stats(cluster):
-    """A snapshot of the core."""
-    with cluster.admin() as admin:
-        return admin.stats()
-
-
 @pytest.mark.slow
 class TestKilledClient:
     @pytest.mark.parametrize(
@@ -68,11 +64,12 @@ class TestKilledClient:
         Kill -9 of a client in prefill or decode frees its blocks long before its output is complete.
         """
         before = idle(two_slots)
-        with reader(two_slots, num_ids) as process:
+        with two_slots.held(NUM_STEPS), reader(two_slots, num_ids) as process:
             hear(process, event)
-            assert stats(two_slots).used_blocks > 0
+            assert two_slots.stats().used_blocks > 0
             process.kill()
-            after = idle(two_slots)
+            wait_until(lambda: two_slots.stats().running_requests == 0, "the core to know")
+        after = idle(two_slots)
 
         assert before.accepted_requests + 1 == after.accepted_requests
         assert after.output_tokens - before.output_tokens < MAX_TOKENS / 2
@@ -84,15 +81,22 @@ class TestKilledClient:
         Kill -9 of a client that waits takes it out of the queue; the running ones go on.
         """
         idle(two_slots)
-        with reader(two_slots, 16) as one, reader(two_slots, 16) as two:
+        with (
+            two_slots.held(),
+            reader(two_slots, 16) as one,
+            reader(two_slots, 16) as two,
+        ):
+            wait_until(lambda: two_slots.num_requests() == 2, "two that came")
+            two_slots.gate.allow(NUM_STEPS)
             hear(one, "Delta")
             hear(two, "Delta")
             with reader(two_slots, 16) as third:
                 hear(third, "Queued")
-                wait_until(lambda: stats(two_slots).waiting_requests == 1, "one waits")
+                wait_until(lambda: two_slots.stats().waiting_requests == 1, "one waits")
                 third.kill()
-                wait_until(lambda: stats(two_slots).waiting_requests == 0, "none waits")
-            assert 2 == stats(two_slots).running_requests
+                wait_until(lambda: two_slots.stats().waiting_requests == 0, "none waits")
+            assert 2 == two_slots.stats().running_requests
+            two_slots.gate.open()
             hear(one, "Delta")
             hear(two, "Delta")
         idle(two_slots)

@@ -6,16 +6,19 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tandem_client import Client
-from tests.e2e.cluster import ROOT, Cluster, environment
+from tests.e2e.cluster import ROOT, Cluster, environment, wait_until
 from tests.e2e.conftest import running
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 40, 30, 16
 PROMPT = [5 + i % 90 for i in range(40)]
+STEP_S = 0.04
+"""From one step to the next where a server is watched: it has work for a minute and a half then."""
 
 
 def bytes_per_block(model) -> int:
@@ -45,23 +48,43 @@ def swapping(tiny_model, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def completions(cluster, num_requests: int, at_once: int):
-    """Futures of the tokens of that many requests."""
+def completions(cluster, num_requests: int):
+    """
+    Futures of the tokens of that many requests, all of which are in the system when the block begins; nothing is
+    computed before its gate opens.
+    """
 
     def complete(seed: int) -> list[int]:
         asked = {"temperature": 1.0, "max_tokens": 200, "ignore_eos": True}
         return client.complete(token_ids=[*PROMPT, seed], seed=seed, **asked).token_ids
 
-    with Client(cluster.address) as client, ThreadPoolExecutor(at_once) as pool:
-        yield [pool.submit(complete, seed) for seed in range(num_requests)]
+    with (
+        Client(cluster.address) as client,
+        ThreadPoolExecutor(num_requests) as pool,
+        cluster.held(),
+    ):
+        work = [pool.submit(complete, seed) for seed in range(num_requests)]
+        wait_until(lambda: cluster.num_requests() == num_requests, "all of them at once")
+        yield work
 
 
-def advise(cluster, *flags: str) -> subprocess.CompletedProcess[str]:
+@contextlib.contextmanager
+def advisor(cluster, *flags: str):
     address = f"--admin-address={cluster.admin_address}"
     command = [sys.executable, "-m", "tandem_client", "config", "advise", address, *flags]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes) as process:
+        yield process
+
+
+def advise_slowly(cluster) -> dict:
+    """A report on a server that computes only a few steps while it is watched."""
+    with advisor(cluster, "--seconds=1.5", "--json") as process:
+        while process.poll() is None:
+            cluster.gate.allow(1)
+            time.sleep(STEP_S)
+        assert (0, "") == (process.returncode, process.stderr.read())
+        return json.load(process.stdout)
 
 
 @pytest.mark.slow
@@ -83,7 +106,8 @@ class TestSizedServices:
         """
         Six requests that do not fit together are swapped out and in, and all get all their tokens.
         """
-        with completions(swapping, 6, at_once=6) as work:
+        with completions(swapping, 6) as work:
+            swapping.gate.open()
             found = [one.result() for one in work]
         assert [200] * 6 == list(map(len, found))
         assert 6 == len(set(map(tuple, found)))
@@ -98,21 +122,24 @@ class TestSizedServices:
         While short of memory the advisor sees the retractions and says which setting to raise; an idle server gets no
         advice.
         """
-        with completions(swapping, 24, at_once=8) as work:
-            ran = advise(swapping, "--seconds=1.5", "--json")
-            assert 24 == sum(len(one.result()) == 200 for one in work)
-        assert (0, "") == (ran.returncode, ran.stderr)
-        report = json.loads(ran.stdout)
-        assert report["load"]["running"] + report["load"]["waiting"] > 0
+        with completions(swapping, 24) as work:
+            report = wait_until(
+                lambda: (found := advise_slowly(swapping))["load"]["retractions"] and found,
+                "a report of retractions",
+            )
+            swapping.gate.open()
+            assert [200] * 24 == [len(one.result()) for one in work]
+        assert report["load"]["running"] > 0
+        assert report["load"]["waiting"] > 0
         assert ("lpm", 16, 0) == tuple(
             report["load"][name]
             for name in ("schedule_policy", "max_batch_size", "conservativeness")
         )
         advice = {one["subject"]: one for one in report["advice"]}
-        if report["load"]["retractions"]:
-            assert ("schedule_conservativeness", 1.3) == (
-                advice["retractions"]["setting"],
-                advice["retractions"]["value"],
-            )
+        assert ("schedule_conservativeness", 1.3) == (
+            advice["retractions"]["setting"],
+            advice["retractions"]["value"],
+        )
         idle(swapping)
-        assert "ok      load: no request" in advise(swapping, "--seconds=0.2").stdout
+        with advisor(swapping, "--seconds=0.2") as process:
+            assert "ok      load: no request" in process.stdout.read()

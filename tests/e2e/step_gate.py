@@ -1,0 +1,61 @@
+"""How many steps an executor may compute: tests hold it in the middle of its work for as long as they look."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+
+_NUMBER = struct.Struct("<q")
+_ALLOWED, _BEGUN = 0, _NUMBER.size
+_NO_LIMIT = 2**62
+_LOOK_EVERY_S = 0.001
+
+
+class StepGate:
+    """
+    Two numbers in a file that a test and its executors map: steps that may begin, which the test
+    writes, and steps that began, which the executor does. Steps without rows always may.
+
+    An executor that is held ends the steps it began, whose results come, and is alive.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """
+        Args:
+            file: Made if it is not there, with the gate open.
+        """
+        number = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        is_new = not os.fstat(number).st_size
+        os.ftruncate(number, 2 * _NUMBER.size)
+        self._memory = mmap.mmap(number, 2 * _NUMBER.size)
+        os.close(number)
+        if is_new:
+            self.open()
+
+    def open(self) -> None:
+        """Let everything through from now on."""
+        self._write(_ALLOWED, _NO_LIMIT)
+
+    def close(self) -> None:
+        """Let no further step begin; one may slip through that is just beginning."""
+        self._write(_ALLOWED, 0)
+
+    def allow(self, num_steps: int) -> None:
+        """Let so many more steps begin than did, and then none."""
+        self._write(_ALLOWED, self._read(_BEGUN) + num_steps)
+
+    def pass_through(self) -> None:
+        """By the executor: wait until the next step may begin."""
+        begun = self._read(_BEGUN)
+        while begun >= self._read(_ALLOWED):
+            time.sleep(_LOOK_EVERY_S)
+        self._write(_BEGUN, begun + 1)
+
+    def _read(self, at: int) -> int:
+        return int(_NUMBER.unpack_from(self._memory, at)[0])
+
+    def _write(self, at: int, number: int) -> None:
+        _NUMBER.pack_into(self._memory, at, number)
