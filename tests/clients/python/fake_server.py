@@ -25,6 +25,8 @@ from tandem.status import to_grpc_status
 ANSWER = "Tandem rides uphill, two by two."
 """What the fake says; its token i is the code of character i."""
 CHOSEN_SEED = 42
+PATIENCE_S = 60.0
+"""How long to wait for what must come: a slow machine takes its time."""
 REQUESTS = (
     requests_pb2.RequestSummary(
         request_id="first",

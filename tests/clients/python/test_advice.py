@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -247,6 +249,15 @@ class TestCommand:
         assert {"setting": "schedule_conservativeness", "value": 0.3}.items() <= report["advice"][
             1
         ].items()
+
+    def test_two_readings_are_taken_however_long_the_first_took(self, run, monkeypatch):
+        """
+        A command that is held up for longer than it was to watch reads a second time all the same.
+        """
+        clock = SimpleNamespace(monotonic=itertools.count(0, 60).__next__, sleep=lambda _: None)
+        monkeypatch.setattr(advise_command, "time", clock)
+        last = stats(uptime_s=61, waiting_requests=80, running_requests=8, token_usage=0.4)
+        assert 60 == json.loads(run("--json", last=last).stdout)["load"]["seconds"]
 
     def test_restarted_server_is_one_line(self, run):
         """

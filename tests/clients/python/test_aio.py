@@ -9,7 +9,7 @@ import pytest
 from tandem.errors import Draining, InvalidParameter, QueueFull, RequestNotFound
 from tandem.status import CallCancelled
 from tandem_client import AsyncClient, Delta, FinishReason, RetryPolicy, Started
-from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, Act
+from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
 
 SOON = RetryPolicy(max_attempts=4, initial_delay_s=0.001, max_delay_s=0.001)
 
@@ -61,9 +61,9 @@ class TestGenerate:
         server.play(Act(num_tokens=5, hang=True))
         async with client.generate("hi") as stream:
             await anext(stream)
-            assert await asyncio.to_thread(server.seen.hanging.wait, 10)
+            assert await asyncio.to_thread(server.seen.hanging.wait, PATIENCE_S)
 
-        assert await asyncio.to_thread(server.seen.cancelled.wait, 10)
+        assert await asyncio.to_thread(server.seen.cancelled.wait, PATIENCE_S)
         assert not [event async for event in stream if not isinstance(event, Delta)]
 
     async def test_cancelled_task_cancels_the_request(self, client, server):
@@ -77,11 +77,11 @@ class TestGenerate:
                 pass
 
         task = asyncio.create_task(read())
-        assert await asyncio.to_thread(server.seen.hanging.wait, 10)
+        assert await asyncio.to_thread(server.seen.hanging.wait, PATIENCE_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await asyncio.to_thread(server.seen.cancelled.wait, 10)
+        assert await asyncio.to_thread(server.seen.cancelled.wait, PATIENCE_S)
 
     async def test_deadline_cancels(self, client, server):
         """

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tandem.errors import Draining
 from tandem_client import AsyncClient, Delta, RetryPolicy
 from tandem_client.cli.app import app
-from tests.clients.python.fake_server import ANSWER, Act
+from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 
 SOON = RetryPolicy(initial_delay_s=0.001, max_delay_s=0.001)
 
@@ -52,9 +52,9 @@ class TestAsyncClient:
                 return len([event async for event in stream])
 
             task = asyncio.create_task(read())
-            await asyncio.wait_for(waits.wait(), 10)
+            await asyncio.wait_for(waits.wait(), PATIENCE_S)
             await stream.aclose()
-            assert await asyncio.wait_for(task, 10) >= 1
+            assert await asyncio.wait_for(task, PATIENCE_S) >= 1
         assert 1 == len(server.seen.generate)
 
     async def test_task_can_be_cancelled_while_it_waits(self, server):
@@ -71,7 +71,7 @@ class TestAsyncClient:
                     pass
 
             task = asyncio.create_task(read())
-            await asyncio.wait_for(waits.wait(), 10)
+            await asyncio.wait_for(waits.wait(), PATIENCE_S)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

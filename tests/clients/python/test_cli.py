@@ -23,7 +23,7 @@ from tandem.errors import Draining, PromptTooLong, QueueFull
 from tandem_client import Done, Finished, FinishReason, Stats, Timings, Usage
 from tandem_client.cli.app import app
 from tandem_client.cli.generate import summary
-from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, Act
+from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
 
 # Modules whose names their package gives to commands.
 doctor = import_module("tandem_client.cli.doctor")
@@ -90,7 +90,7 @@ class TestStart:
         )
         assert "loading\n" == process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
 
         assert (-signal.SIGINT, "") == (process.returncode, errors)
 
@@ -234,11 +234,12 @@ class TestGenerate:
         server.play(Act(num_tokens=5, hang=True))
         process = tandem("generate", "hi", "--address", server.address)
         assert ANSWER[:5] == process.stdout.read(5)
+        assert server.seen.hanging.wait(PATIENCE_S)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE_S)
 
         assert (130, "") == (process.returncode, errors)
-        assert server.seen.cancelled.wait(10)
+        assert server.seen.cancelled.wait(PATIENCE_S)
 
     def test_reader_that_leaves_ends_the_command_quietly(self, tandem, server):
         """
@@ -249,7 +250,7 @@ class TestGenerate:
         process.stdout.read(5)
         process.stdout.close()
 
-        assert 1 == process.wait(20)
+        assert 1 == process.wait(PATIENCE_S)
         assert "" == process.stderr.read()
 
 
@@ -301,9 +302,10 @@ class TestChat:
         heard = ""
         while ANSWER[:5] not in heard:
             heard += process.stdout.read(1)
+        assert server.seen.hanging.wait(PATIENCE_S)
         process.send_signal(signal.SIGINT)
-        assert server.seen.cancelled.wait(10)
-        output, _ = process.communicate("two\n", timeout=20)
+        assert server.seen.cancelled.wait(PATIENCE_S)
+        output, _ = process.communicate("two\n", timeout=PATIENCE_S)
 
         assert 0 == process.returncode
         assert ANSWER in output
@@ -399,6 +401,7 @@ class TestDoctor:
         """The probe imports torch, which takes seconds; TestTorchProbe runs the real one."""
         said = json.dumps({"version": "9", "cuda": "Fake GPU"})
         monkeypatch.setattr(doctor, "PROBE_TORCH", f"print({said!r})")
+        monkeypatch.setattr(doctor, "TIMEOUT_S", PATIENCE_S)  # the server is this busy process
 
     def test_server_that_is_well_passes(self, run, server):
         """

@@ -44,8 +44,8 @@ def _watch(admin_address: str, seconds: float) -> Load:
         settings: dict[str, Any] = {one.name: one.value for one in admin.config()}
         samples = [admin.stats()]
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(SAMPLE_EVERY_S, left))
+        while (left := end - time.monotonic()) > 0 or len(samples) == 1:
+            time.sleep(max(0.0, min(SAMPLE_EVERY_S, left)))
             samples.append(admin.stats())
     try:
         return load_between(
