@@ -53,18 +53,14 @@ class Answer:
 class ExecutorProbe:
     """One round over addresses; leaving it ends all calls and connections. For one thread."""
 
-    def __init__(
-        self, addresses: Sequence[str], *, deadline_s: float, head_start_s: float = HEAD_START_S
-    ) -> None:
+    def __init__(self, addresses: Sequence[str], *, deadline_s: float) -> None:
         """
         Args:
             addresses: Whom to ask, preferred ones first.
             deadline_s: How long each may take to answer.
-            head_start_s: How long each is asked before the next one is, too.
         """
         self._left = list(addresses)
         self._deadline_s = deadline_s
-        self._head_start_s = head_start_s
         self._num_due = 0
         self._done: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._open = ExitStack()
@@ -86,7 +82,7 @@ class ExecutorProbe:
             if not self._num_due:
                 self._ask_next()
             try:
-                answer = self._done.get(timeout=self._head_start_s if self._left else None)
+                answer = self._done.get(timeout=HEAD_START_S if self._left else None)
             except queue.Empty:
                 self._ask_next()
                 continue
@@ -112,7 +108,7 @@ class ExecutorProbe:
             self._num_due -= 1
             came.append(answer)
             if until_s is None and answer.boot_id:
-                until_s = time.monotonic() + self._head_start_s
+                until_s = time.monotonic() + HEAD_START_S
         return sorted(came, key=lambda answer: order.index(answer.address))
 
     def _ask_next(self) -> None:

@@ -3,7 +3,21 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_svc import executor_connection, executor_probe
 from tests.scheduler_svc.loop.service_bench import ServiceBench
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Whoever waits for an executor's answer waits for an hour."""
+    for name in ("DESCRIBE_DEADLINE_S", "SEEK_DEADLINE_S", "OPEN_DEADLINE_S"):
+        monkeypatch.setattr(executor_connection, name, 3600.0)
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """No address is asked before the one before it has answered, however slow the machine is."""
+    monkeypatch.setattr(executor_probe, "HEAD_START_S", 3600.0)
 
 
 @pytest.fixture

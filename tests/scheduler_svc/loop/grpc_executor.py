@@ -40,7 +40,9 @@ class GrpcExecutor(grpc.GenericRpcHandler):
     """
     Attributes:
         holder: Who holds the session from the start, for `holder_lease_s`.
-        lead_s: Added to the executor's clock.
+        stopped_s: Where the executor's clock stands still; None while it goes.
+        lead_s: Added to it.
+        computing: Held while a step is: whoever holds it keeps the next one from being computed.
         garbage: Sent instead of the next result.
     """
 
@@ -53,6 +55,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
     sha256: str | None = None
     holder: str | None = None
     holder_lease_s: float = 0.0
+    stopped_s: float | None = None
     lead_s: float = 0.0
     num_sessions: int = 0
     num_tokenizer_calls: int = 0
@@ -65,7 +68,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
         if self.holder is not None:
             holder = SchedulerId(name=self.holder, incarnation="0")
             self.end.open_session(holder, False, self.holder_lease_s, self.now())
-        self._lock = threading.Lock()
+        self.computing = threading.Lock()
         self._outbound: queue.SimpleQueue[bytes | TandemError | _Ending] = queue.SimpleQueue()
         self._server = grpc.server(ThreadPoolExecutor(8))
         self._server.add_generic_rpc_handlers((self,))
@@ -90,7 +93,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
         self._outbound.put(_Ending(error))
 
     def now(self) -> float:
-        return time.monotonic() + self.lead_s
+        return (time.monotonic() if self.stopped_s is None else self.stopped_s) + self.lead_s
 
     def service(self, details):
         name = details.method.removeprefix(_PREFIX)
@@ -134,7 +137,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
     def _open_session(self, request, context) -> session_pb2.OpenSessionResponse:
         if self.draining is not None:
             context.abort_with_status(to_grpc_status(self.draining))
-        with self._lock:
+        with self.computing:
             try:
                 epoch = self.end.open_session(
                     SchedulerId(
@@ -165,7 +168,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
         attach = decode_request(next(requests))
         assert isinstance(attach, Attach)
         try:
-            with self._lock:
+            with self.computing:
                 attached, results = self.end.attach(attach, self.now())
                 self._outbound = outbound = queue.SimpleQueue()
         except TandemError as error:
@@ -197,7 +200,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
             for raw in requests:
                 step = decode_request(raw)
                 assert isinstance(step, Step)
-                with self._lock:
+                with self.computing:
                     self._step(step, raw, attach_id, outbound)
         except TandemError as error:
             outbound.put(error)

@@ -36,14 +36,15 @@ from tandem.link.session import SchedulerId
 from tests.scheduler_svc.loop.fake_link import FakeLink
 from tests.scheduler_svc.loop.token_rows import token_rows
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class FakeFrontend:
     """Collects what the core says, checking that no token is lost, repeated or out of order."""
 
-    def __init__(self, path: Path, index: int) -> None:
+    def __init__(self, path: Path, index: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._socket = FrontendSocket(path, index)
+        self._clock = clock
         self.index = index
         self.accepted: set[int] = set()
         self.refused: dict[int, Refused] = {}
@@ -81,7 +82,7 @@ class FakeFrontend:
             "max_tokens": max_tokens,
             "eos_token_ids": (),
             "stop_token_ids": (),
-            "arrival_s": time.monotonic(),
+            "arrival_s": self._clock(),
             "deadline_s": None,
         }
         submit = Submit(**(fields | changes))
@@ -141,12 +142,17 @@ class FakeFrontend:
 class ServiceBench:
     """
     Attributes:
+        clock: What time it is for the service and its frontends. With a fake executor it stands
+            still, so that only as much time passes as the test says, however slow the machine is.
         lead_s: Added to the clock, so that a test can let time pass.
     """
 
     def __init__(self, tmp_path: Path, *, has_real_link: bool = False, **settings) -> None:
         self.path = tmp_path / "i" / "core.sock"
         self.lead_s = 0.0
+        began_s = time.monotonic()
+        now = time.monotonic if has_real_link else lambda: began_s
+        self.clock = lambda: now() + self.lead_s
         self.socket = CoreSocket(self.path)
         self.wakeup = Wakeup()
         self.hellos: list[Hello] = []
@@ -169,7 +175,7 @@ class ServiceBench:
             self.socket,
             self.real_link if has_real_link else self.link,
             self.wakeup,
-            clock=lambda: time.monotonic() + self.lead_s,
+            clock=self.clock,
             on_hello=self.hellos.append,
             is_strict=True,
         )
@@ -182,7 +188,7 @@ class ServiceBench:
 
     def frontend(self, index: int = 0) -> FakeFrontend:
         """Connect a frontend and wait until the core knows it."""
-        frontend = FakeFrontend(self.path, index)
+        frontend = FakeFrontend(self.path, index, self.clock)
         self.frontends.append(frontend)
         self.until(lambda: frontend.availabilities)
         return frontend
@@ -205,11 +211,12 @@ class ServiceBench:
         for frontend in self.frontends:
             self.reply(frontend, "stats")
 
-    def until(self, condition: Callable[[], object]) -> None:
-        """Turn until a condition holds."""
+    def until(self, condition: Callable[[], object], *, turn_s: float = 0.0) -> None:
+        """Turn until a condition holds, and let so much time pass with every turn."""
         deadline_s = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < deadline_s, "the condition never held"
+            self.lead_s += turn_s
             self.turn()
 
     def reply(self, frontend: FakeFrontend, kind: str, argument: bytes = b"{}") -> Reply:

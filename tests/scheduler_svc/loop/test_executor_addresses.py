@@ -10,10 +10,10 @@ import structlog
 from tandem.errors import Draining, SessionHeld
 from tandem.link.session import SchedulerId
 from tests.ports import free_port
-from tests.scheduler_svc.loop.arithmetic_runner import expected_outputs
 from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor
+from tests.scheduler_svc.loop.three_requests import assert_all_complete, start
 
-PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
+pytestmark = pytest.mark.usefixtures("one_by_one")
 US = SchedulerId(name="scheduler-1", incarnation="1")
 
 
@@ -43,22 +43,6 @@ def make_service(make_bench, addresses):
         return make_bench(has_real_link=True, **(known | settings))
 
     return make
-
-
-def start(bench, num_tokens: int = 40):
-    frontend = bench.frontend()
-    bench.until(lambda: frontend.availabilities[-1].ready)
-    for stream_id, prompt in enumerate(PROMPTS):
-        frontend.submit(stream_id, prompt, num_tokens)
-    bench.until(lambda: frontend.tokens.get(0))
-    return frontend
-
-
-def assert_all_complete(bench, frontend, num_tokens: int = 40) -> None:
-    bench.until(lambda: len(frontend.ended) == len(PROMPTS))
-    for stream_id, prompt in enumerate(PROMPTS):
-        assert expected_outputs(prompt, num_tokens) == frontend.tokens[stream_id]
-    assert {} == frontend.failed
 
 
 def refusal_of(bench, frontend) -> str:
@@ -151,9 +135,11 @@ class TestFingerprint:
         """After recovery_timeout_s requests fail MODEL_CHANGED and the other model is served."""
         first = make_executor(0, boot_id="a")
         make_executor(1, boot_id="b", fingerprint="e" * 64)
-        bench = make_service(recovery_timeout_s=1.0)
+        bench = make_service(recovery_timeout_s=600.0)
         frontend = start(bench)
         first.kill()
+        bench.until(lambda: "it serves sums (eeeeeeee" in refusal_of(bench, frontend))
+        bench.lead_s += 601.0
         bench.until(lambda: len(frontend.failed) == 3)
         assert {"MODEL_CHANGED"} == {failed.reason for failed in frontend.failed.values()}
         bench.until(lambda: len(frontend.models) == 2 and frontend.availabilities[-1].ready)
@@ -220,7 +206,7 @@ class TestTakingOver:
         executor = make_executor(0)
         older = SchedulerId(name="scheduler-1", incarnation="0")
         executor.end.open_session(older, False, 500.0, executor.now())
-        bench = make_service()
+        bench = make_service(lease_ms=500_000)
         start(bench)
         with pytest.raises(SessionHeld):
             executor.end.open_session(older, False, 500.0, executor.now())

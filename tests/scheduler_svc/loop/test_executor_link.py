@@ -11,12 +11,17 @@ from tandem.errors import SessionHeld
 from tandem.link.checksum import seal
 from tandem.link.session import SchedulerId
 from tests.ports import free_port
-from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY, expected_outputs
+from tests.scheduler_svc.loop.arithmetic_runner import GEOMETRY
 from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.loop.service_bench import DEADLINE_S
+from tests.scheduler_svc.loop.three_requests import (
+    NUM_PROMPT_TOKENS,
+    PROMPTS,
+    assert_all_complete,
+    start,
+)
 
 NEXT = SchedulerId(name="next", incarnation="1")
-PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
 
 
 @pytest.fixture
@@ -42,32 +47,24 @@ def bench(make_bench, address):
     return make_bench(has_real_link=True, executor=address, lease_ms=1000, window=2)
 
 
-def _start(bench, frontend=None):
-    frontend = frontend or bench.frontend()
-    bench.until(lambda: frontend.availabilities[-1].executor_attached)
-    for stream_id, prompt in enumerate(PROMPTS):
-        frontend.submit(stream_id, prompt, 40)
-    bench.until(lambda: frontend.tokens.get(0))
-    return frontend
-
-
-def _assert_all_complete(bench, frontend) -> None:
-    bench.until(lambda: len(frontend.ended) == len(PROMPTS))
-    for stream_id, prompt in enumerate(PROMPTS):
-        assert expected_outputs(prompt, 40) == frontend.tokens[stream_id]
-
-
 class TestTurns:
     def test_results_bring_the_next_steps_without_the_core_thread(self, bench, make_executor):
         """Once steps are in flight, the thread that reads results makes every turn they need."""
-        make_executor()
+        executor = make_executor()
         bench.real_link.turn_with(bench.loop.turns.turn_now)
-        frontend = _start(bench)
+        frontend = bench.frontend()
+        bench.until(lambda: frontend.availabilities[-1].executor_attached)
+        with executor.computing:  # no result comes as long as this thread turns
+            for stream_id, prompt in enumerate(PROMPTS):
+                frontend.submit(stream_id, prompt, 40)
+            bench.until(
+                lambda: len(frontend.accepted) == len(PROMPTS) and bench.loop._session._in_flight
+            )
         deadline_s = time.monotonic() + DEADLINE_S
         while len(frontend.ended) < len(PROMPTS) and time.monotonic() < deadline_s:
             if not frontend.read():
                 time.sleep(0.001)
-        _assert_all_complete(bench, frontend)
+        assert_all_complete(bench, frontend)
         assert threading.get_ident() != bench.loop.turns.made_by
 
 
@@ -79,12 +76,12 @@ class TestConnecting:
             bench.turn()
         assert not frontend.availabilities[-1].executor_attached
         make_executor()
-        _assert_all_complete(bench, _start(bench, frontend))
+        assert_all_complete(bench, start(bench, frontend))
 
     def test_tokenizer_files_are_fetched_once(self, bench, make_executor):
         """Frontends find the files in a directory; a second session of one model reuses them."""
         executor = make_executor(files={"tokenizer.json": b'{"a": 1}', "chat.jinja": b"x" * 9})
-        frontend = _start(bench)
+        frontend = start(bench)
         (model,) = frontend.models
         folder = bench.path.parents[1] / "models"
         (found,) = folder.iterdir()
@@ -95,7 +92,7 @@ class TestConnecting:
         executor.kill()
         bench.until(lambda: not bench.loop._session.is_attached)
         again = make_executor(boot_id="boot-2")
-        _assert_all_complete(bench, frontend)
+        assert_all_complete(bench, frontend)
         assert (1, 0) == (executor.num_tokenizer_calls, again.num_tokenizer_calls)
 
     @pytest.mark.parametrize(
@@ -160,7 +157,8 @@ class TestHeldSession:
     def test_stop_leaves_a_short_lease(self, bench, make_executor):
         """After an orderly stop another scheduler has to wait a second, not the whole lease."""
         executor = make_executor()
-        _start(bench)
+        start(bench)
+        executor.stopped_s = executor.now()
         bench.real_link.stop(release=True)
         bench.has_real_link = False
         with pytest.raises(SessionHeld):
@@ -178,50 +176,50 @@ class TestBreaking:
         """
         executor = make_executor()
         bench = make_bench(has_real_link=True, executor=address, window=window, run_ahead=window)
-        frontend = _start(bench)
+        frontend = start(bench)
         for num_cuts in range(1, 4):
             executor.cut()
             bench.until(lambda n=num_cuts: bench.loop._session.counts.reattachments == n)
-        _assert_all_complete(bench, frontend)
+        assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
         assert executor.end.last_completed_step_id == executor.runner.num_steps
         stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
-        assert (sum(map(len, PROMPTS)), 0) == (stats.prefill_tokens, stats.recomputed_tokens)
+        assert (NUM_PROMPT_TOKENS, 0) == (stats.prefill_tokens, stats.recomputed_tokens)
 
     def test_restarted_executor_goes_on_with_all_requests(self, bench, make_executor):
         """A killed executor's successor gets every request again, each at its next token."""
         executor = make_executor()
-        frontend = _start(bench)
+        frontend = start(bench)
         for boot in (2, 3):
             executor.kill()
             bench.until(lambda: not bench.loop._session.is_attached)
             executor = make_executor(boot_id=f"boot-{boot}")
             bench.until(lambda b=boot: bench.loop._session.counts.sessions == b)
-        _assert_all_complete(bench, frontend)
+        assert_all_complete(bench, frontend)
         assert {} == frontend.failed
 
     def test_garbage_on_the_stream_opens_a_new_session(self, bench, make_executor):
         """A message that says nothing ends the session; the next one goes on."""
         executor = make_executor()
-        frontend = _start(bench)
+        frontend = start(bench)
         executor.garbage = seal(b"\xff\xff\xff")
-        _assert_all_complete(bench, frontend)
+        assert_all_complete(bench, frontend)
         assert 2 == executor.num_sessions
 
     def test_message_changed_on_the_way_is_sent_again(self, bench, make_executor):
         """A message that does not match its checksum costs the stream, not the session."""
         executor = make_executor()
-        frontend = _start(bench)
+        frontend = start(bench)
         executor.garbage = b"\xff\xff\xff"
-        _assert_all_complete(bench, frontend)
+        assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
         assert 1 == bench.loop._session.counts.reattachments
 
     def test_session_lost_by_the_executor_opens_a_new_one(self, bench, make_executor):
         """SESSION_LOST from the executor leads to a new session with the same requests."""
         executor = make_executor()
-        frontend = _start(bench)
+        frontend = start(bench)
         executor.end.lose("a test")
         executor.cut()
-        _assert_all_complete(bench, frontend)
+        assert_all_complete(bench, frontend)
         assert 2 == executor.num_sessions

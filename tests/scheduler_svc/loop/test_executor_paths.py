@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from scheduler_svc import executor_connection
 from scheduler_svc.executor_probe import ExecutorProbe
 from scheduler_svc.ipc import snapshot
 from tests.faults.tcp_proxy import TcpProxy
@@ -51,13 +50,6 @@ def make_executor() -> Iterator[Callable[..., GrpcExecutor]]:
     yield make
     for executor in executors:
         executor.kill()
-
-
-@pytest.fixture
-def patience(monkeypatch):
-    """Whoever waits for a silent address waits for an hour."""
-    for name in ("DESCRIBE_DEADLINE_S", "SEEK_DEADLINE_S"):
-        monkeypatch.setattr(executor_connection, name, 3600.0)
 
 
 class Path:
@@ -112,7 +104,6 @@ class TestProbe:
         assert [] == caplog.records
 
 
-@pytest.mark.usefixtures("patience")
 class TestSilentAddress:
     def test_first_session_does_not_wait_for_it(self, serve, silent, make_executor):
         """A living executor is found beside an address that never answers, however long that takes."""
@@ -142,6 +133,7 @@ class TestSilentAddress:
         assert 2 == executor.num_sessions
 
 
+@pytest.mark.usefixtures("one_by_one")
 class TestOtherPath:
     def test_broken_path_keeps_the_session(self, serve, make_executor):
         """When an address refuses and another one is of the same executor, the session goes on there."""

@@ -4,6 +4,7 @@ from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.ipc import snapshot
 from scheduler_svc.ipc.messages import Availability
+from scheduler_svc.publisher import RETRY_S
 from tests.scheduler_svc.loop.arithmetic_runner import expected_outputs
 
 STATES = ("waiting", "prefill", "decode")
@@ -97,8 +98,9 @@ class TestServing:
         bench.link.is_holding = True
         for stream_id in range(10):
             frontend.submit(stream_id, [9] * 6, 4)
+        bench.until(lambda: len(frontend.accepted) == 10)
+        bench.let_pass(0.5)
         queued = int(ProgressKind.QUEUED)
-        bench.until(lambda: len([p for p in frontend.progress if p.kind == queued]) >= 2)
         places = {p.stream_id: p.value for p in frontend.progress if p.kind == queued}
         assert places[8] + 1 == places[9]
 
@@ -271,7 +273,7 @@ class TestFrontends:
         total = 21 * 60
         bench.until(lambda: _stats(bench, other).output_tokens >= total)
         bench.frontends.append(slow)
-        bench.until(lambda: len(slow.ended) == 21)
+        bench.until(lambda: len(slow.ended) == 21, turn_s=RETRY_S)
         for stream_id in range(20):
             assert expected_outputs([5, stream_id], 60) == slow.tokens[stream_id + 1]
         metrics = snapshot.decode_metrics(bench.reply(other, "metrics").result)

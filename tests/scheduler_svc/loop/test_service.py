@@ -32,7 +32,6 @@ import os, threading, time
 from scheduler_svc import service
 from scheduler_svc.loop import CoreLoop
 turn, file = CoreLoop.turn, os.environ["TMPDIR"] + "/../break"
-service.EXIT_AFTER_S = 1.0
 def broken(self, wait_s):
     if os.path.exists(file):
         {how}
@@ -170,7 +169,7 @@ class TestLife:
         with grpc.insecure_channel(addresses["address"]) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest(service="tandem.ready")
-            answer = health.Check(request, timeout=10, wait_for_ready=True)
+            answer = health.Check(request, timeout=DEADLINE_S, wait_for_ready=True)
         assert health_pb2.HealthCheckResponse.NOT_SERVING == answer.status
         for process in (service.process.pid, *(child.pid for child in service.children())):
             assert "libtorch" not in Path(f"/proc/{process}/maps").read_text()
@@ -202,7 +201,7 @@ class TestLife:
         ("how", "said"),
         [
             ("raise RuntimeError('planted')", "planted"),
-            ("time.sleep(1000)", "loop_stuck"),
+            ("service.EXIT_AFTER_S = 1.0; time.sleep(1000)", "loop_stuck"),
         ],
         ids=["dead", "stuck"],
     )

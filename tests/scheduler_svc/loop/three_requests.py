@@ -9,11 +9,11 @@ PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
 NUM_PROMPT_TOKENS = sum(len(prompt) for prompt in PROMPTS)
 
 
-def start(bench, *, num_tokens: int = 40, until: int = 1):
+def start(bench, frontend=None, *, num_tokens: int = 40, until: int = 1):
     """Three requests, the first of them with some output."""
     if not bench.link.is_up:
         bench.link.boot("boot-1")
-    frontend = bench.frontend()
+    frontend = frontend or bench.frontend()
     bench.until(lambda: frontend.availabilities[-1].executor_attached)
     for stream_id, prompt in enumerate(PROMPTS):
         frontend.submit(stream_id, prompt, num_tokens)
