@@ -29,7 +29,8 @@ from tandem.link.wire import decode_response, encode_attach
 from tandem.status import from_rpc_error
 from tests.executor_svc.stepping import Row, admission, batch
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
+"""Long enough to compile the C++ kernels on a busy machine that has not yet."""
 EXECUTE = "/tandem.executor.v1.ExecutorService/Execute"
 
 Message = Attached | StepResult | StepFailed | Heartbeat

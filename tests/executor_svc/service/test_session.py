@@ -23,7 +23,7 @@ from tandem.link import step_cost
 from tandem.link.batch import Batch, Step, StepResult
 from tandem.link.session import Attach, SchedulerId
 from tandem.link.wire import encode_step
-from tests.executor_svc.service.harness import StepClient, refusal, wait_until
+from tests.executor_svc.service.harness import DEADLINE_S, StepClient, refusal, wait_until
 
 ONE, TWO = (SchedulerId(name=name, incarnation="1") for name in ("one", "two"))
 
@@ -112,7 +112,7 @@ class TestOpenSession:
         assert isinstance(stream.ended_with(), SessionLost)
         assert [] == epochs
         executor.runner.gate.set()
-        opener.join(timeout=30)
+        opener.join(DEADLINE_S)
         assert [2] == epochs
         assert [1] == executor.runner.executed
 
@@ -153,7 +153,7 @@ class TestStop:
         assert not stream.has_ended.is_set()
         executor.runner.gate.set()
         assert isinstance(stream.ended_with(), Draining)
-        stopper.join(timeout=30)
+        stopper.join(DEADLINE_S)
         assert not stopper.is_alive()
         assert [1] == executor.runner.executed
         assert [1] == [result.step_id for result in stream.of(StepResult)]
@@ -188,7 +188,7 @@ class TestStop:
         )
         opener.start()
         wait_until(lambda: bool(executor.fatal))
-        opener.join(timeout=30)
+        opener.join(DEADLINE_S)
         executor.runner.gate.set()
         assert ["INTERNAL"] == [error.reason for error in executor.fatal]
         assert [executor.fatal[0].message] == [error.message for error in refused]
@@ -198,19 +198,23 @@ class TestStop:
         A step that ran when the process was stopped, as by SIGSTOP, has all its time when that goes on: a session that
         waits for it does not end the process.
         """
-        jump_s, num_beats, beat = 0.0, 0, executor.server._link.beat
+        jump_s, num_stops, beat = 0.0, 0, executor.server._link.beat
+        is_waiting = threading.Event()
 
-        def counted_beat() -> object:
-            nonlocal num_beats
-            num_beats += 1
-            return beat()
+        def beat_then_stop() -> object:
+            nonlocal jump_s, num_stops
+            said = beat()
+            if is_waiting.is_set():
+                num_stops += 1
+                jump_s += 3 * step_cost.ALWAYS_ALLOWED_S
+            return said
 
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + jump_s)
         monkeypatch.setattr("executor_svc.server.time", clock)
         monkeypatch.setattr(
             executor.server._link, "_clock_ns", lambda: time.monotonic_ns() + int(jump_s * 1e9)
         )
-        monkeypatch.setattr(executor.server._link, "beat", counted_beat)
+        monkeypatch.setattr(executor.server._link, "beat", beat_then_stop)
         client = StepClient(executor)
         stream = client.attach()
         executor.runner.gate.clear()
@@ -219,13 +223,11 @@ class TestStop:
         opener = threading.Thread(target=lambda: executor.open_session("one"))
         opener.start()
         assert isinstance(stream.ended_with(), SessionLost)
-        for _ in range(2):
-            jump_s += 3 * step_cost.ALWAYS_ALLOWED_S
-            seen = num_beats
-            wait_until(lambda seen=seen: num_beats >= seen + 2)
+        is_waiting.set()
+        wait_until(lambda: num_stops >= 4)
         assert [] == executor.fatal
         executor.runner.gate.set()
-        opener.join(timeout=30)
+        opener.join(DEADLINE_S)
         assert not opener.is_alive()
 
     def test_stopping_while_loading_leaves_the_loader_behind(self, start):
@@ -237,6 +239,7 @@ class TestStop:
         assert not running.server.stop()
         assert [] == running.runners
         go_on.set()
+        running.server._runner.join(DEADLINE_S)  # no other test shall share the process with it
 
 
 class Clock:
