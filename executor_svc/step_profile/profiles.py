@@ -82,8 +82,10 @@ class Profiles:
             if is_wanted():
                 yield from self._send(profile, recorder)
         finally:
-            # Also where the caller left: until the runner is done with one, there is no other.
-            self._between_steps(lambda: self._end(profile, is_last=True))
+            if profile.is_recorded.is_set():
+                self._release()
+            else:  # the caller left: until the runner is done with this one, there is no other
+                self._between_steps(lambda: self._end(profile, is_last=True))
 
     def run_step(self, step: Callable[[], Outcome]) -> Outcome:
         """Run a step while `active` is set, on the runner thread; what it raises is raised."""
@@ -109,8 +111,11 @@ class Profiles:
         profile.end()
         self.active = None
         if is_last:
-            with self._lock:
-                self._is_taken = False
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._is_taken = False
 
     def _watch(
         self, profile: StepProfile, is_wanted: Callable[[], bool]

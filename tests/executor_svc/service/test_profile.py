@@ -177,6 +177,19 @@ class TestProfiles:
         idle.work()
         assert next(idle.profiles.record(FakeRecorder(), ProfileOptions(), lambda: True))
 
+    def test_next_one_may_begin_once_a_caller_has_its_trace(self):
+        """
+        Whoever has a whole trace may have another at once: the runner is done with the first.
+        """
+        idle = Idle()
+        call = idle.profiles.record(FakeRecorder(), ProfileOptions(num_steps=1), lambda: True)
+        next(call)
+        idle.work()
+        for _ in range(2):
+            idle.profiles.run_step(lambda: None)
+        assert list(call)[-1].sha256
+        assert next(idle.profiles.record(FakeRecorder(), ProfileOptions(), lambda: True))
+
     def test_caller_that_left_ends_the_recording(self):
         """
         Once nobody wants a profile the profiler is stopped and no trace is written.
@@ -286,7 +299,7 @@ class TestProfileCall:
         client = StepClient(executor)
         stream = client.attach()
         client.step(stream)
-        call = executor.stub.Profile(request(num_steps=3, record_shapes=True), timeout=DEADLINE_S)
+        call = executor.stub.Profile(request(num_steps=3, record_shapes=True, duration_s=60), timeout=DEADLINE_S)
         messages = [next(call)]
         wait_until(lambda: executor.server.profiles.active is not None)
         assert 5 == len(list(client.steps(stream, 5)))
@@ -305,13 +318,12 @@ class TestProfileCall:
         client = StepClient(executor)
         stream = client.attach()
         for num_steps in (1, 2):
-            call = executor.stub.Profile(request(num_steps=num_steps), timeout=DEADLINE_S)
+            call = executor.stub.Profile(request(num_steps=num_steps, duration_s=60), timeout=DEADLINE_S)
             messages = [next(call)]
             wait_until(lambda: executor.server.profiles.active is not None)
             list(client.steps(stream, 3))
             messages += list(call)
             assert num_steps == spans(trace_of(messages))["tandem.step"]
-            wait_until(lambda: executor.server.profiles.active is None)
         runner = executor.runner._runner
         assert not {"_apply", "_forward"} & vars(runner).keys()
         assert not {"_attention", "project"} & vars(runner._decoder).keys()
@@ -322,12 +334,12 @@ class TestProfileCall:
         """
         client = StepClient(executor)
         stream = client.attach()
-        call = executor.stub.Profile(request(), timeout=DEADLINE_S)
+        call = executor.stub.Profile(request(duration_s=60), timeout=DEADLINE_S)
         next(call)
         wait_until(lambda: executor.server.profiles.active is not None)
         call.cancel()
         client.step(stream)
-        wait_until(lambda: executor.server.profiles.active is None)
+        wait_until(lambda: not executor.server.profiles._is_taken)
         again = executor.stub.Profile(request(duration_s=0.01), timeout=DEADLINE_S)
         assert trace_of(list(again))["traceEvents"] is not None
 
@@ -354,7 +366,7 @@ class TestProfileCall:
         A profile of an executor that is stopped ends with DRAINING.
         """
         executor = start()
-        call = executor.stub.Profile(request(), timeout=DEADLINE_S)
+        call = executor.stub.Profile(request(duration_s=60), timeout=DEADLINE_S)
         next(call)
         threading.Thread(target=executor.server.stop, daemon=True).start()
         error = refusal(lambda: list(call))
@@ -365,7 +377,7 @@ def test_second_call_is_refused(executor):
     """
     While one caller's profile is recorded another's is refused with PROFILE_RUNNING.
     """
-    call = executor.stub.Profile(request(), timeout=DEADLINE_S)
+    call = executor.stub.Profile(request(duration_s=60), timeout=DEADLINE_S)
     next(call)
     with pytest.raises(grpc.RpcError):
         next(executor.stub.Profile(request(), timeout=DEADLINE_S))
