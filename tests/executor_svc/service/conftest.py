@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.executor_svc.service.harness import RunningServer, start_server
+from tests.executor_svc.service.harness import DEADLINE_S, RunningServer, start_server
 
 Start = Callable[..., RunningServer]
 
@@ -18,8 +18,10 @@ def model_dir(zoo: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture
-def start(model_dir: Path) -> Iterator[Start]:
+def start(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start a server with flags; all are stopped at the end, with their gates open."""
+    # Calls end with their own errors, however slow the threads are that tell of them.
+    monkeypatch.setattr("executor_svc.server._STREAM_END_GRACE_S", DEADLINE_S)
     started: list[RunningServer] = []
 
     def begin(*flags: str, directory: Path = model_dir, **options: object) -> RunningServer:

@@ -20,7 +20,7 @@ from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tests.executor_svc.service.harness import DEADLINE_S, wait_until
 from tests.ports import free_port
 
-PROCESS_DEADLINE_S = 90.0
+PROCESS_DEADLINE_S = 240.0
 
 
 def clean_environment() -> dict[str, str]:

@@ -21,7 +21,13 @@ from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.link import step_cost
 from tandem.link.batch import Batch
 from tandem.link.step_cost import ALWAYS_ALLOWED_S, SLACK, StepWork
-from tests.executor_svc.service.harness import StepClient, refusal, start_server, wait_until
+from tests.executor_svc.service.harness import (
+    DEADLINE_S,
+    StepClient,
+    refusal,
+    start_server,
+    wait_until,
+)
 from tests.model_zoo import EOS_TOKEN_ID, MAX_POSITIONS, VOCAB_SIZE
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -30,7 +36,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 def health(running, name):
     stub = health_pb2_grpc.HealthStub(running.channel)
-    return stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10).status
+    return stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=DEADLINE_S).status
 
 
 class TestDescribe:
@@ -176,13 +182,13 @@ class TestHealth:
         running = start()
         assert {SERVING} == {health(running, n) for n in ("", "tandem.ready", "tandem.progress")}
         request = health_pb2.HealthCheckRequest(service="tandem.ready")
-        watch = health_pb2_grpc.HealthStub(running.channel).Watch(request, timeout=30)
+        watch = health_pb2_grpc.HealthStub(running.channel).Watch(request, timeout=DEADLINE_S)
         assert SERVING == next(watch).status
         stopper = threading.Thread(target=running.server.stop)
         stopper.start()
         assert NOT_SERVING == next(watch).status
         watch.cancel()
-        stopper.join(timeout=30)
+        stopper.join(timeout=DEADLINE_S)
         assert not stopper.is_alive()
 
     def test_reflection_lists_the_services(self, executor):
@@ -191,7 +197,7 @@ class TestHealth:
         """
         stub = reflection_pb2_grpc.ServerReflectionStub(executor.channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
-        answer = next(stub.ServerReflectionInfo(iter([request]), timeout=10))
+        answer = next(stub.ServerReflectionInfo(iter([request]), timeout=DEADLINE_S))
         names = {service.name for service in answer.list_services_response.service}
         assert {"tandem.executor.v1.ExecutorService", "grpc.health.v1.Health"} <= names
 
@@ -273,7 +279,7 @@ class TestTokenizer:
         GetTokenizer streams each file once, chunks in order, its sha256 on the last.
         """
         content, digests = defaultdict(bytes), {}
-        for part in executor.stub.GetTokenizer(executor_pb2.GetTokenizerRequest(), timeout=30):
+        for part in executor.stub.GetTokenizer(executor_pb2.GetTokenizerRequest(), timeout=DEADLINE_S):
             assert part.name not in digests
             content[part.name] += part.chunk
             if part.sha256:

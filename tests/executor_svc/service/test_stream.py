@@ -58,6 +58,7 @@ class TestSteps:
         stream.send(client.plan())
         stream.send(client.plan())
         wait_until(lambda: executor.runner.is_waiting)
+        wait_until(lambda: executor.server._link._end.last_received_step_id == 2)
         executor.runner.gate.set()
         wait_until(lambda: client.apply(stream) == 2)
         second = client.results[1].timings
