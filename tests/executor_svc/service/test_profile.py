@@ -299,7 +299,9 @@ class TestProfileCall:
         client = StepClient(executor)
         stream = client.attach()
         client.step(stream)
-        call = executor.stub.Profile(request(num_steps=3, record_shapes=True, duration_s=60), timeout=DEADLINE_S)
+        call = executor.stub.Profile(
+            request(num_steps=3, record_shapes=True, duration_s=60), timeout=DEADLINE_S
+        )
         messages = [next(call)]
         wait_until(lambda: executor.server.profiles.active is not None)
         assert 5 == len(list(client.steps(stream, 5)))
@@ -318,7 +320,9 @@ class TestProfileCall:
         client = StepClient(executor)
         stream = client.attach()
         for num_steps in (1, 2):
-            call = executor.stub.Profile(request(num_steps=num_steps, duration_s=60), timeout=DEADLINE_S)
+            call = executor.stub.Profile(
+                request(num_steps=num_steps, duration_s=60), timeout=DEADLINE_S
+            )
             messages = [next(call)]
             wait_until(lambda: executor.server.profiles.active is not None)
             list(client.steps(stream, 3))

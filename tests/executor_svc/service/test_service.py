@@ -279,7 +279,9 @@ class TestTokenizer:
         GetTokenizer streams each file once, chunks in order, its sha256 on the last.
         """
         content, digests = defaultdict(bytes), {}
-        for part in executor.stub.GetTokenizer(executor_pb2.GetTokenizerRequest(), timeout=DEADLINE_S):
+        for part in executor.stub.GetTokenizer(
+            executor_pb2.GetTokenizerRequest(), timeout=DEADLINE_S
+        ):
             assert part.name not in digests
             content[part.name] += part.chunk
             if part.sha256:
