@@ -24,7 +24,7 @@ raise SystemExit(run_printing("halting", main))
 """Prints half a line, waits for a signal, and prints the rest."""
 
 
-def test_rows_are_passed_on_at_once_and_whole(tmp_path: Path):
+def test_output_is_there_at_once_and_whole(tmp_path: Path):
     """
     What a benchmark prints is there before its line ends, and Ctrl-C loses none of it.
     """
