@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -36,7 +37,9 @@ from scheduler_svc.ipc.snapshot import Stats, encode_json
 from scheduler_svc.ipc.sockets import connect_frontend
 from tandem.errors import TandemError
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
+
+Found = TypeVar("Found")
 
 
 class FakeCore:
@@ -103,12 +106,13 @@ async def within(awaitable, deadline_s: float = DEADLINE_S):
     return await asyncio.wait_for(awaitable, deadline_s)
 
 
-async def until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-    """Poll until it holds, or fail the test."""
+async def until(condition: Callable[[], Found], deadline_s: float = DEADLINE_S) -> Found:
+    """Poll until it holds, or fail the test; gives what was found."""
     give_up_s = time.monotonic() + deadline_s
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < give_up_s, "condition did not come true in time"
         await asyncio.sleep(0.005)
+    return found
 
 
 def model(directory: Path, **changes: object) -> Model:

@@ -30,12 +30,28 @@ def settings(directory: Path, **changes: object) -> str:
     return json.dumps(values | changes)
 
 
-async def start(argument: str) -> Process:
+PLANTED = """
+import sys, time
+from scheduler_svc.frontend import __main__ as program, core_client
+{}
+sys.exit(program.main())
+"""
+PATIENT = "program.STOP_GRACE_S = program.FORCED_EXIT_S = 60.0"
+"""As long as it takes to stop in good order on a busy machine."""
+HANGING = """
+async def hang(self):
+    program.EXIT_AFTER_S = 1.0
+    time.sleep(1000)
+core_client.CoreClient._sweep = hang
+"""
+
+
+async def start(argument: str, planted: str | None = None) -> Process:
+    program = ("-m", "scheduler_svc.frontend")
+    if planted is not None:
+        program = ("-c", PLANTED.format(planted))
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "scheduler_svc.frontend", "--settings-json", argument),
-        stdin=PIPE,
-        stderr=PIPE,
+        sys.executable, *program, "--settings-json", argument, stdin=PIPE, stderr=PIPE
     )
 
 
@@ -51,9 +67,9 @@ async def until_ready(channel: grpc.aio.Channel) -> None:
 async def started(directory: Path):
     """A fake core, a process and its Hello."""
     core = FakeCore(directory / "core.sock")
-    process = await start(settings(directory))
+    process = await start(settings(directory), PATIENT)
     try:
-        yield core, process, await within(core.hellos.get(), 60)
+        yield core, process, await within(core.hellos.get())
     finally:
         if process.returncode is None:
             process.kill()
@@ -95,19 +111,10 @@ class TestProcess:
         """
         A process whose event loop no longer turns ends itself with 1 and says where it hangs.
         """
-        code = (
-            "import sys, time; from scheduler_svc.frontend import __main__ as program, core_client\n"
-            "async def hang(self): time.sleep(1000)\n"
-            "core_client.CoreClient._sweep = hang; program.EXIT_AFTER_S = 1.0; sys.exit(program.main())"
-        )
         core = FakeCore(tmp_path / "core.sock")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", code, "--settings-json", settings(tmp_path)),
-            stdin=PIPE,
-            stderr=PIPE,
-        )
+        process = await start(settings(tmp_path), HANGING)
         try:
-            _, stderr = await within(process.communicate(), 60)
+            _, stderr = await within(process.communicate())
         finally:
             await core.close()
         assert 1 == process.returncode
@@ -121,7 +128,7 @@ class TestProcess:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             process = await start(settings(tmp_path, listen=address))
-            _, stderr = await within(process.communicate(), 60)
+            _, stderr = await within(process.communicate())
         (line,) = [text for text in stderr.decode().splitlines() if text.startswith("ADDRESS")]
         assert f"ADDRESS_IN_USE: cannot listen on {address}" in line
         assert b"Traceback" not in stderr
@@ -132,7 +139,7 @@ class TestProcess:
         Settings of another version are refused by name, exit code 2.
         """
         process = await start(settings(tmp_path, colour="red"))
-        _, stderr = await within(process.communicate(), 60)
+        _, stderr = await within(process.communicate())
         assert stderr.decode().startswith("INVALID_CONFIG: --settings-json: ")
         assert b"colour" in stderr
         assert 2 == process.returncode

@@ -147,7 +147,8 @@ class TestProfile:
         async with serving(frontend, None) as (executor, _):
             options = ProfileOptions(duration_s=0.01)
             error = await error_of(admin.Profile(pb.ProfileRequest(options=options)))
-            await within(executor.has_left.wait())
+            if executor.asked:  # it is not where the time was over first
+                await within(executor.has_left.wait())
         assert "EXECUTOR_LOST" == error.reason
 
     async def test_operator_who_leaves_ends_it(self, frontend, admin):

@@ -97,8 +97,7 @@ class TestStoppedFrontend:
                 await within(call.read())
                 inbox = next(iter(frontend.client._inboxes.values()))
                 await flood(frontend, stream_id, inbox, 0)
-                began_s = inbox._write_began_s
-                assert began_s is not None
+                began_s = await until(lambda: inbox._write_began_s)
                 frontend.client._clock = lambda: time.monotonic() + 100.0
                 await until(lambda: inbox._write_began_s != began_s)
                 total = FLOOD * NUM_FLOODS

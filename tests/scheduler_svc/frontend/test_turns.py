@@ -1,7 +1,7 @@
 import asyncio
 
 from scheduler_svc.frontend.turns import Bell, Turns
-from tests.scheduler_svc.frontend.fake_core import until
+from tests.scheduler_svc.frontend.fake_core import until, within
 
 FOREVER_S = 3600.0
 
@@ -88,7 +88,7 @@ class TestTurns:
         await settle()
         assert not tasks[1].done()
         busy.sent[0].set()
-        await asyncio.wait_for(tasks[1], 5.0)
+        await within(tasks[1])
         assert tasks[0].cancelled()
         await busy.close()
 
@@ -101,10 +101,10 @@ class TestBell:
         bell = Bell(Turns())
         bell.ring()
         bell.ring()
-        await asyncio.wait_for(bell.wait(), 5.0)
+        await within(bell.wait())
         again = asyncio.create_task(bell.wait())
         await settle()
         assert not again.done()
         assert not bell.is_rung
         bell.ring()
-        await asyncio.wait_for(again, 5.0)
+        await within(again)

@@ -26,6 +26,8 @@ from scheduler_svc.ipc.messages import (
 from scheduler_svc.ipc.sockets import PIPE_MESSAGES, CoreSocket, FrontendGone, FrontendSocket
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
 
+DEADLINE_S = 60.0
+
 REFUSED = Refused(
     stream_id=7,
     reason="QUEUE_FULL",
@@ -116,9 +118,9 @@ def frontend(core: CoreSocket, path: Path) -> Iterator[FrontendSocket]:
     socket.close()
 
 
-def _receive(core: CoreSocket, timeout_ms: int = 5000) -> tuple[int, FrontendMessage]:
+def _receive(core: CoreSocket) -> tuple[int, FrontendMessage]:
     while not core.has_messages:
-        assert select.select([core], [], [], timeout_ms / 1000)[0]
+        assert select.select([core], [], [], DEADLINE_S)[0]
     (received,) = core.receive(at_most=1)
     return received
 
@@ -137,7 +139,7 @@ class TestCoreSocket:
         frontend.send(Hello(3, 1))
         _receive(core)
         assert all(core.try_send(3, message) for message in FROM_CORE)
-        assert [frontend.receive(5.0) for _ in FROM_CORE] == FROM_CORE
+        assert [frontend.receive(DEADLINE_S) for _ in FROM_CORE] == FROM_CORE
 
     def test_full_pipe_refuses_without_waiting(self, core, frontend):
         """A frontend that does not read makes try_send say False, and what was sent stays."""
@@ -149,7 +151,7 @@ class TestCoreSocket:
         while core.try_send(3, big):
             sent += 1
             assert sent <= 4 * PIPE_MESSAGES
-        assert [big] * sent == [frontend.receive(5.0) for _ in range(sent)]
+        assert [big] * sent == [frontend.receive(DEADLINE_S) for _ in range(sent)]
 
     def test_unknown_frontend_is_gone(self, core):
         """Sending to a frontend that never connected says so instead of dropping the message."""
