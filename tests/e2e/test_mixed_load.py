@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import random
+import time
 
 import pytest
 
@@ -14,6 +15,9 @@ from tandem_client import FinishReason
 
 NUM_CLIENTS = 8
 NUM_TURNS = 25
+"""Of each client at least: they go on until all that can happen did,"""
+LONGEST_S = 60.0
+"""but no longer than this."""
 PROMPTS = [[10 + number] * (3 + 9 * number) for number in range(6)]
 OPTIONS = {"max_tokens": 24, "ignore_eos": True, "seed": 9, "temperature": 0.9}
 
@@ -26,10 +30,10 @@ def complete(client, source, expected):
 
 
 def leave(client, source, _expected):
-    """Close a stream after a few events."""
+    """Close a stream after a few events, or all that there are."""
     stream = client.generate(token_ids=source.choice(PROMPTS), **OPTIONS)
     for _ in range(source.randrange(1, 8)):
-        next(stream)
+        next(stream, None)
     stream.close()
     return "left"
 
@@ -41,17 +45,19 @@ def abort(client, source, _expected):
     with contextlib.suppress(RequestNotFound):
         client.abort(stream.started.request_id)
     list(stream)
-    assert FinishReason.CANCELLED == stream.finished.reason
-    return "aborted"
+    return {FinishReason.CANCELLED: "aborted", FinishReason.MAX_TOKENS: "was over"}[
+        stream.finished.reason
+    ]
 
 
 def run_out_of_time(client, source, _expected):
     """Let the call's deadline pass in the middle."""
-    with pytest.raises(CallCancelled):
-        client.complete(
-            token_ids=source.choice(PROMPTS), max_tokens=400, ignore_eos=True, deadline_s=0.05
-        )
-    return "timed out"
+    asked = {"max_tokens": 400, "ignore_eos": True, "deadline_s": source.uniform(0.01, 0.1)}
+    try:
+        client.complete(token_ids=source.choice(PROMPTS), **asked)
+    except CallCancelled:
+        return "timed out"
+    return "was over"
 
 
 def err(client, _source, _expected):
@@ -61,6 +67,7 @@ def err(client, _source, _expected):
     return "refused"
 
 
+ALL_OUTCOMES = {"completed", "left", "aborted", "timed out", "refused", "queue full"}
 TURNS = (complete, complete, leave, abort, run_out_of_time, err)
 
 
@@ -77,22 +84,26 @@ class TestMixedLoad:
                 client.complete(token_ids=prompt, **OPTIONS).token_ids for prompt in PROMPTS
             ]
 
+            happened = set()
+            end_s = time.monotonic() + LONGEST_S
+
             def live(seed):
                 source = random.Random(seed)
-                outcomes = []
-                for _ in range(NUM_TURNS):
+                num_turns = 0
+                while num_turns < NUM_TURNS or (
+                    not happened >= ALL_OUTCOMES and time.monotonic() < end_s
+                ):
+                    num_turns += 1
                     try:
-                        outcomes.append(source.choice(TURNS)(client, source, expected))
+                        happened.add(source.choice(TURNS)(client, source, expected))
                     except QueueFull:
-                        outcomes.append("queue full")
-                return outcomes
+                        happened.add("queue full")
 
             with concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as threads:
-                lives = list(threads.map(live, range(NUM_CLIENTS)))
+                list(threads.map(live, range(NUM_CLIENTS)))
         after = idle(small)
 
-        happened = {outcome for life in lives for outcome in life}
-        assert {"completed", "left", "aborted", "timed out", "refused", "queue full"} == happened
+        assert happened >= ALL_OUTCOMES
         accepted = after.accepted_requests - before.accepted_requests
         assert accepted == after.finished_requests - before.finished_requests
         assert 0 == after.failed_requests - before.failed_requests

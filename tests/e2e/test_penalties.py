@@ -9,6 +9,7 @@ import pytest
 
 from tandem.errors import InvalidParameter
 from tandem_client import Delta, FinishReason
+from tests.e2e.cluster import wait_until
 
 OPTIONS = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.8, "seed": 11}
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "min_p": 0.02}
@@ -30,18 +31,22 @@ class TestPenalties:
         """
         A request with penalties gets the same tokens alone and beside others with and without.
         """
-        with small.client() as client, ThreadPoolExecutor(3) as pool:
+        with small.client() as client, ThreadPoolExecutor(4) as pool:
             alone = client.complete("hello", **OPTIONS, **PENALTIES)
-            others = [
-                pool.submit(
-                    client.complete, f"hello {at}", **OPTIONS, **(PENALTIES if at % 2 else {})
-                )
-                for at in range(3)
-            ]
-            again = client.complete("hello", **OPTIONS, **PENALTIES)
+            with small.held():
+                again, *others = [
+                    pool.submit(client.complete, prompt, **OPTIONS, **penalties)
+                    for prompt, penalties in (
+                        ("hello", PENALTIES),
+                        ("hello 0", {}),
+                        ("hello 1", PENALTIES),
+                        ("hello 2", {}),
+                    )
+                ]
+                wait_until(lambda: small.num_requests() == 4, "all of them at once")
             for other in others:
                 assert 24 == len(other.result().token_ids)
-        assert alone.token_ids == again.token_ids
+            assert alone.token_ids == again.result().token_ids
 
     def test_nothing_ends_before_min_tokens(self, small):
         """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 
 import pytest
 
@@ -19,7 +17,7 @@ from tandem_client import (
     Scheduled,
     Started,
 )
-from tests.e2e.cluster import Cluster, wait_until
+from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import running
 
 pytestmark = pytest.mark.slow
@@ -40,16 +38,6 @@ def shared(tiny_model, tmp_path_factory):
         "--track-request-events",
     ]
     yield from running(Cluster(tiny_model, tmp_path_factory.mktemp("shared"), limits, scheduler))
-
-
-@contextlib.contextmanager
-def stopped(cluster):
-    """No step is computed meanwhile."""
-    os.kill(cluster.executor.process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(cluster.executor.process.pid, signal.SIGCONT)
 
 
 def rows(cluster, **choice):
@@ -107,7 +95,11 @@ class TestChoices:
         """
         Abort ends all choices of the request with CANCELLED, and Done counts what there was.
         """
-        with shared.client() as client, client.generate("x", n=3, request_id="f", **LONG) as stream:
+        with (
+            shared.held(),
+            shared.client() as client,
+            client.generate("x", n=3, request_id="f", **LONG) as stream,
+        ):
             next(stream)
             client.abort("f")
             rest = list(stream)
@@ -118,7 +110,7 @@ class TestChoices:
 
 
 class TestPrefixCache:
-    def test_equal_prompts_share_what_their_salt_allows(self, shared):
+    def test_equal_prompts_share_what_their_salt_allows(self, shared, idle):
         """
         The second of two equal prompts finds its full blocks, unless its salt is another or the
         cache was flushed; its tokens are the same every time.
@@ -133,8 +125,8 @@ class TestPrefixCache:
 
         plain = [run(), run()]
         salted = [run(cache_salt="pepper"), run(cache_salt="pepper"), run(cache_salt="salt")]
+        hits = idle(shared).prefix_cache_hit_tokens
         with shared.admin() as admin:
-            hits = admin.stats().prefix_cache_hit_tokens
             assert 0 < admin.flush_prefix_cache()
             assert 0 == admin.stats().cached_blocks
         flushed = run()
@@ -163,33 +155,31 @@ class TestOrderAndLimits:
         came later.
         """
         short = {"max_tokens": 4, "ignore_eos": True}
-        with shared.client() as client, contextlib.ExitStack() as stack:
+        with shared.client() as client, contextlib.ExitStack() as stack, shared.held():
             runners = [
                 stack.enter_context(client.generate("x", request_id=f"runner-{i}", **LONG))
                 for i in range(4)
             ]
             for runner in runners:
+                assert isinstance(next(runner), Started)
+            shared.gate.allow(8)
+            for runner in runners:
                 next(event for event in runner if isinstance(event, Delta))
-            with stopped(shared):
-                late = stack.enter_context(
-                    client.generate("y", request_id="late", priority=5, **short)
-                )
-                next(late)
-                early = stack.enter_context(
-                    client.generate("z", request_id="early", priority=-5, **short)
-                )
-                next(early)
-                waiting = rows(shared, states=[RequestState.WAITING])
-                assert ["late", "early"] == list(waiting)
-                ahead_s = waiting["late"].age_s - waiting["early"].age_s
-                client.abort("runner-0")
+            late = stack.enter_context(client.generate("y", request_id="late", priority=5, **short))
+            next(late)
+            early = stack.enter_context(
+                client.generate("z", request_id="early", priority=-5, **short)
+            )
+            next(early)
+            waiting = rows(shared, states=[RequestState.WAITING])
+            assert ["late", "early"] == list(waiting)
+            ahead_s = waiting["late"].age_s - waiting["early"].age_s
+            client.abort("runner-0")
+            shared.gate.allow(40)  # enough for both that wait, not for anybody else's end
             assert FinishReason.MAX_TOKENS == list(early)[-2].reason
             assert FinishReason.MAX_TOKENS == list(late)[-2].reason
-            others = rows(shared, states=[RequestState.DECODE])
-        if {"runner-1", "runner-2", "runner-3"} <= set(others):
-            # Nobody else made room meanwhile.
-            assert late.done.timings.queue_s >= ahead_s + early.done.timings.total_s - 1e-6
-        assert late.done.timings.queue_s >= ahead_s + early.done.timings.queue_s - 1e-6
+            assert {"runner-1", "runner-2", "runner-3"} == set(rows(shared))
+        assert late.done.timings.queue_s >= ahead_s + early.done.timings.total_s - 1e-6
         idle(shared)
 
     def test_tenant_at_its_limit_is_refused_with_advice(self, shared, idle):
@@ -198,15 +188,17 @@ class TestOrderAndLimits:
         other tenants are served, and more choices than it may ever have never fit.
         """
         with shared.client() as client, contextlib.ExitStack() as stack:
+            stack.enter_context(shared.held())
             for _ in range(2):
                 next(stack.enter_context(client.generate("x", tenant="alice", **LONG)))
             with pytest.raises(QueueFull) as refused:
                 client.complete("y", tenant="alice", max_tokens=1)
+            shared.gate.allow(40)  # too few for an end of alice's
             client.complete("y", tenant="bob", max_tokens=1)
             client.complete("y", max_tokens=1)
             with pytest.raises(NeverFits, match="max_tenant_requests is 2"):
                 client.complete("y", tenant="carol", n=3)
-            assert {"alice"} == {one.tenant for one in rows(shared, tenant="alice").values()}
+            assert ["alice"] * 2 == [one.tenant for one in rows(shared, tenant="alice").values()]
         assert ("RESOURCE_EXHAUSTED", "max_tenant_requests") == (
             refused.value.code,
             refused.value.metadata["limit"],
@@ -238,8 +230,12 @@ class TestOperators:
         Each choice in the system is listed with what was sent with it and how far it is.
         """
         asked = {"request_id": "listed", "priority": 3, "tenant": "dora", "n": 2}
-        with shared.client() as client, client.generate(token_ids=PROMPT, **asked, **LONG) as s:
-            next(event for event in s if isinstance(event, Delta))
+        with (
+            shared.held(num_steps=8),
+            shared.client() as client,
+            client.generate(token_ids=PROMPT, **asked, **LONG) as stream,
+        ):
+            next(event for event in stream if isinstance(event, Delta))
             with shared.admin() as admin:
                 found = admin.list_requests(tenant="dora")
         assert [("listed", 0), ("listed", 1)] == [
@@ -276,8 +272,7 @@ class TestOperators:
         Blocks in use, cached and free add up to all, and planning took time but little.
         """
         idle(shared)
-        with shared.admin() as admin:
-            stats = wait_until(admin.stats, "statistics")
+        stats = shared.stats()
         assert stats.total_blocks == stats.used_blocks + stats.cached_blocks + stats.free_blocks
         assert 0 == stats.token_usage
         assert 0 < stats.schedule_s < stats.uptime_s

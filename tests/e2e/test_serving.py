@@ -85,7 +85,11 @@ class TestCompletion:
         """
         Abort ends a live stream with CANCELLED, and its blocks come back.
         """
-        with small.client() as client, client.generate("hello", **LONG) as stream:
+        with (
+            small.held(),
+            small.client() as client,
+            client.generate("hello", **LONG) as stream,
+        ):
             assert isinstance(next(stream), Started)
             client.abort(stream.started.request_id)
             rest = list(stream)
@@ -98,7 +102,7 @@ class TestCompletion:
         """
         A passed time limit ends the stream with DEADLINE, not with an error.
         """
-        with small.client() as client:
+        with small.held(num_steps=20), small.client() as client:
             completion = client.complete("hello", time_limit_s=0.05, **LONG)
 
         assert FinishReason.DEADLINE == completion.reason
@@ -154,10 +158,12 @@ class TestRefusals:
         """
         A second request with a live id is ALREADY_EXISTS, and the first goes on.
         """
-        with small.client() as client, client.generate("a", request_id="same", **LONG) as first:
-            next(first)
-            with pytest.raises(DuplicateRequestId, match="same"):
-                client.complete("b", request_id="same")
+        with small.client() as client, contextlib.ExitStack() as stack:
+            with small.held():
+                first = stack.enter_context(client.generate("a", request_id="same", **LONG))
+                next(first)
+                with pytest.raises(DuplicateRequestId, match="same"):
+                    client.complete("b", request_id="same")
             assert any(isinstance(event, Delta) for event in first)
         idle(small)
 
@@ -167,11 +173,12 @@ class TestRefusals:
         """
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(small.client())
-            streams = [stack.enter_context(client.generate("x", **LONG)) for _ in range(4)]
-            for stream in streams:
-                assert isinstance(next(stream), Started)
-            with pytest.raises(QueueFull) as refused:
-                client.complete("one more", max_tokens=1)
+            with small.held():
+                streams = [stack.enter_context(client.generate("x", **LONG)) for _ in range(4)]
+                for stream in streams:
+                    assert isinstance(next(stream), Started)
+                with pytest.raises(QueueFull) as refused:
+                    client.complete("one more", max_tokens=1)
             assert "RESOURCE_EXHAUSTED" == refused.value.code
             assert refused.value.retry_after_s > 0
             streams[0].close()
@@ -185,13 +192,6 @@ def accepted(client):
         return client.complete("one more", max_tokens=1)
     except QueueFull:
         return None
-
-
-def num_in_system(cluster):
-    """Requests that run or wait."""
-    with cluster.admin() as admin:
-        stats = admin.stats()
-    return stats.running_requests + stats.waiting_requests
 
 
 class TestProcesses:
@@ -224,8 +224,9 @@ class TestManyStreams:
 
         with bundled.client() as client:
             with concurrent.futures.ThreadPoolExecutor(256) as threads:
-                running = threads.map(lambda number: run(client, number), range(256))
-                wait_until(lambda: num_in_system(bundled) > 200, "all of them at once")
+                with bundled.held():
+                    running = threads.map(lambda number: run(client, number), range(256))
+                    wait_until(lambda: bundled.num_requests() == 256, "all of them at once")
                 together = list(running)
             alone = {number: run(client, number) for number in range(0, 256, 8)}
 
