@@ -164,7 +164,9 @@ class ExecutorServer:
             the process cannot end in good order.
         """
         self._health.set(READY, _NOT_SERVING)
-        is_loading = self._service.engine is None and self._runner.is_alive()
+        # A loader that has failed is about to end: who heard of it may be here before that.
+        has_failed = self._link.stopped_by is not None
+        is_loading = self._service.engine is None and self._runner.is_alive() and not has_failed
         self._link.stop(Draining("the executor is stopping"))
         if self._runner.is_alive() and not is_loading:
             self._runner.join(grace_s)

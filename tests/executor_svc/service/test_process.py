@@ -41,7 +41,9 @@ def start(*flags: str | Path) -> subprocess.Popen[str]:
 
 MANY_STARTS = """
 import json, sys
+from executor_svc import process
 from executor_svc.__main__ import main
+process.FAILED_GRACE_S = 60.0  # a start that leaves a thread behind would end this process
 for name, argv in json.loads(sys.argv[1]).items():
     print(f"CASE {name}", file=sys.stderr, flush=True)
     print(f"CODE {main(argv)}", file=sys.stderr, flush=True)

@@ -9,11 +9,14 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
+from executor_svc.loaded import Engine
+from executor_svc.server import ExecutorServer
 from executor_svc.step_link import SlotReset, StepLink
 from executor_svc.step_stream import StepStream
 from tandem.errors import (
     Draining,
     IncompatibleExecutor,
+    InvalidModel,
     InvalidParameter,
     SessionHeld,
     SessionLost,
@@ -229,6 +232,27 @@ class TestStop:
         executor.runner.gate.set()
         opener.join(DEADLINE_S)
         assert not opener.is_alive()
+
+    def test_loader_that_has_failed_is_waited_for(self, monkeypatch):
+        """
+        Whoever hears that loading failed may stop the server before the loader's thread has ended: it ends in order.
+        """
+        heard, may_end = threading.Event(), threading.Event()
+
+        def load(_boot_id: str) -> Engine:
+            raise InvalidModel("no weights")
+
+        def on_fatal(_error: TandemError) -> None:
+            heard.set()
+            may_end.wait(DEADLINE_S)
+
+        server = ExecutorServer(load, on_fatal)
+        server.listen("127.0.0.1:0")
+        server.load()
+        assert heard.wait(DEADLINE_S)
+        join = server._runner.join
+        monkeypatch.setattr(server._runner, "join", lambda limit: (may_end.set(), join(limit)))
+        assert server.stop(grace_s=DEADLINE_S)
 
     def test_stopping_while_loading_leaves_the_loader_behind(self, start):
         """
