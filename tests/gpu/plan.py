@@ -134,7 +134,7 @@ def stages_on_cpu(folder: Path) -> list[Stage]:
                 *(*_BENCH, "roofline", *on_cpu, "--model", "tiny"),
                 *("--tb-per-s", "1", "--tflop-per-s", "1"),
             ),
-            limit_s=60,
+            limit_s=180,
         ),
         *(
             Part(
