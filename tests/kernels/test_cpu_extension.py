@@ -111,23 +111,16 @@ class TestBuilding:
         """
         Waiting for another process has an end, which names the lock.
         """
-        machine.compiler_is(COMPILER, seconds=0.1)
         monkeypatch.setattr(build, "_LOCK_TIMEOUT_S", 0.0)
-        refused: list[str] = []
-
-        def try_to_build() -> None:
-            try:
-                built_library(machine.environ)
-            except ExtensionUnavailable as error:
-                refused.append(str(error))
-
-        threads = [threading.Thread(target=try_to_build) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert 1 == len(refused)
-        assert "another process has held" in refused[0]
+        built = built_library(machine.environ)
+        (lock,) = built.parent.glob("*.lock")
+        built.unlink()
+        with (
+            build._locked(lock),
+            pytest.raises(ExtensionUnavailable, match=f"another process has held {lock}"),
+        ):
+            built_library(machine.environ)
+        assert 1 == machine.num_built()
 
     def test_library_of_an_absent_compiler_is_used(self, machine: Machine):
         """
