@@ -14,19 +14,6 @@ namespace {
 
 constexpr int64_t kSerialElements = 1 << 16;  // fewer do not pay for waking other threads
 
-template <class T>
-inline void store_some(T* to, Floats values, int count) {
-  for (int lane = 0; lane < count; ++lane) round_to(values[lane], to + lane);
-}
-
-inline void store_some(float* to, Floats values, int count) {
-  if (count >= kLanes) {
-    store(to, values);
-  } else {
-    std::memcpy(to, &values, count * sizeof(float));
-  }
-}
-
 // As the type holds it.
 template <class T>
 inline Floats rounded(Floats values) {

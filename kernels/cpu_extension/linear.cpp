@@ -20,19 +20,22 @@
 namespace tandem {
 namespace {
 
-constexpr int kVectors = 2;
-constexpr int kPanel = kVectors * kLanes;
-constexpr int kLineBytes = 64;
-constexpr int kLinesOfRow = kPanel * 4 > kLineBytes ? kPanel * 4 / kLineBytes : 1;
+// A tile's sums, a row of a panel and a number of `x` fill the registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kRows = 12;  // of a tile: its sums, and what they are made of, fill 32 registers
+constexpr int kVectors = 3, kRows = 9;
 #else
-constexpr int kRows = 6;
+constexpr int kVectors = 2, kRows = 6;
 #endif
+constexpr int kPanel = kVectors * kLanes;
+constexpr int kPanelBytes = kPanel * 4;  // of one k
+constexpr int kLineBytes = 64;
+constexpr int kLinesOfRow = kPanelBytes > kLineBytes ? kPanelBytes / kLineBytes : 1;
 constexpr int64_t kBlockBytes = 512 << 10;  // of rows that are multiplied with a panel in a go
 constexpr int64_t kFewTiles = 4;
-constexpr int64_t kAhead = 4096;  // bytes that a lone tile asks for before it needs them
-constexpr int64_t kPiece = 128;  // of a panel's width, which stays in the nearest cache
+constexpr int64_t kAhead = 6144;  // bytes that a lone tile asks for before it needs them
+// Of a panel, so many bytes at a time: with few tiles the next ones have room beside them in the
+// nearest cache.
+constexpr int64_t kFewBytes = 9216, kManyBytes = 2 * kFewBytes;
 constexpr int64_t kSerialProducts = 1 << 17;  // fewer do not pay for waking other threads
 
 // sums += columns * (*from in all lanes).
@@ -41,11 +44,12 @@ inline void add_products(Floats (&sums)[kVectors], const Floats (&columns)[kVect
 #if defined(__AVX512F__)
   // In one piece: compilers load the numbers of all rows first, and then have too few registers
   // for the sums.
-  static_assert(kVectors == 2, "as many products as there are below");
+  static_assert(kVectors == 3, "as many products as there are below");
   Floats value;
-  asm("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
-      : "+v"(sums[0]), "+v"(sums[1]), "=&v"(value)
-      : "m"(*from), "v"(columns[0]), "v"(columns[1]));
+  asm("vbroadcastss %4, %3\n\tvfmadd231ps %5, %3, %0\n\tvfmadd231ps %6, %3, %1\n\t"
+      "vfmadd231ps %7, %3, %2"
+      : "+v"(sums[0]), "+v"(sums[1]), "+v"(sums[2]), "=&v"(value)
+      : "m"(*from), "v"(columns[0]), "v"(columns[1]), "v"(columns[2]));
 #else
   for (int v = 0; v < kVectors; ++v) sums[v] += columns[v] * splat(*from);
 #endif
@@ -70,25 +74,25 @@ void add_tile(const float* x, const float* weight, int64_t width, float* held, c
               int64_t step) {
   // Every loop over the sums is unrolled, or they would live in memory.
   Floats sums[R][kVectors];
-#pragma GCC unroll 12
+#pragma GCC unroll 9
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 3
     for (int v = 0; v < kVectors; ++v) sums[r][v] = load(held + r * kPanel + v * kLanes);
   }
-  for (int64_t k = 0; k < width; ++k, weight += kPanel, x += R, ahead += step) {
-    // What is needed this soon goes to the nearest cache, what is needed later to the next.
-#pragma GCC unroll 2
-    for (int line = 0; line < Lines; ++line)
-      __builtin_prefetch(ahead + line * kLineBytes, 0, Lines > 1 ? 3 : 2);
+  const float* const end = x + width * R;
+  do {  // at least once: what might not run at all would move the sums to memory and back
+#pragma GCC unroll 3
+    for (int line = 0; line < Lines; ++line) __builtin_prefetch(ahead + line * kLineBytes, 0, 3);
     Floats columns[kVectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 3
     for (int v = 0; v < kVectors; ++v) columns[v] = load(weight + v * kLanes);
-#pragma GCC unroll 12
+#pragma GCC unroll 9
     for (int r = 0; r < R; ++r) add_products(sums[r], columns, x + r);
-  }
-#pragma GCC unroll 12
+    weight += kPanel, x += R, ahead += step;
+  } while (x != end);
+#pragma GCC unroll 9
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 3
     for (int v = 0; v < kVectors; ++v) store(held + r * kPanel + v * kLanes, sums[r][v]);
   }
 }
@@ -142,13 +146,17 @@ void arrange(const Product& product, const Tiles& tiles, int64_t begin, int64_t 
 
 void put(const Product& product, int64_t begin, int64_t end, int64_t panel, const float* sum) {
   const int64_t first = panel * kPanel;
-  const int64_t count = std::min<int64_t>(kPanel, product.num_columns - first);
-  for (int64_t row = begin; row < end; ++row, sum += kPanel) {
-    float* out = product.out + row * product.out_stride + first;
-    for (int64_t n = 0; n < count; ++n) {
-      float value = sum[n];
-      if (product.bias != nullptr) value += product.bias[first + n];
-      out[n] = product.adds ? out[n] + value : value;
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t at = first + v * kLanes;
+    const int count = static_cast<int>(std::min<int64_t>(kLanes, product.num_columns - at));
+    if (count <= 0) return;
+    const Floats bias = product.bias == nullptr ? Floats{} : load_some(product.bias + at, count);
+    for (int64_t row = begin; row < end; ++row) {
+      float* out = product.out + row * product.out_stride + at;
+      Floats value = load(sum + (row - begin) * kPanel + v * kLanes);
+      if (product.bias != nullptr) value += bias;
+      if (product.adds) value = load_some(out, count) + value;
+      store_some(out, value, count);
     }
   }
 }
@@ -156,31 +164,35 @@ void put(const Product& product, int64_t begin, int64_t end, int64_t panel, cons
 // Rows from `begin` to `end`, arranged in `x`, with some panels; `sums` takes their results with
 // one panel.
 //
-// A lone tile waits for memory, so it asks for what it reads itself a little later. Few tiles take
-// a panel whole and share the asking for the next one. Many take it piece by piece, so that all but
-// one find it in the nearest cache; they wait for little.
+// A lone tile waits for memory, so it asks for what it reads itself a little later. More tiles take
+// a panel piece by piece, so that all but one find it in the nearest cache, and share the asking
+// for the next piece.
 void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, int64_t end,
                     int64_t first_panel, int64_t last_panel, const float* x, float* sums) {
-  const bool is_alone = tiles.count == 1, is_few = tiles.count <= kFewTiles;
-  const auto tile_of_rows = is_alone ? tile_of<kRows, kLinesOfRow> : tile_of<kRows, 1>;
+  const bool is_alone = tiles.count == 1;
+  const auto tile_of_rows = is_alone           ? tile_of<kRows, kLinesOfRow>
+                            : tiles.count == 2 ? tile_of<kRows, (kLinesOfRow + 1) / 2>
+                                               : tile_of<kRows, 1>;
   const AddTile low = tile_of_rows(tiles.least), high = tile_of_rows(tiles.least + 1);
   const int64_t width = product.width;
-  const int64_t piece = is_few ? width : kPiece;
-  const int64_t step = is_few ? (kPanel * 4 + tiles.count - 1) / tiles.count : 0;
+  const int64_t bytes = tiles.count <= kFewTiles ? kFewBytes : kManyBytes;
+  const int64_t piece = is_alone ? width : bytes / kPanelBytes;
+  const int64_t step = (kPanelBytes + tiles.count - 1) / tiles.count;
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const float* weight = product.packed + panel * width * kPanel;
-    const char* here = reinterpret_cast<const char*>(weight);
-    const char* next = panel + 1 < last_panel ? here + width * kPanel * 4 : here;
     std::fill_n(sums, (end - begin) * kPanel, 0.0f);
     for (int64_t k = 0; k < width; k += piece) {
       const int64_t length = std::min(piece, width - k);
+      const char* here = reinterpret_cast<const char*>(weight + k * kPanel);
+      const bool is_last = panel + 1 == last_panel && k + length == width;
+      // Panels follow each other, so the next piece may be of the next one.
+      const char* next = is_alone ? here + kAhead : is_last ? here : here + length * kPanelBytes;
       const float* from = x;
       float* to = sums;
-      for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      for (int64_t tile = 0; tile < tiles.count; ++tile, next += step * length) {
         const int64_t height = tiles.height(tile);
-        const char* ahead = is_alone ? here + kAhead : next + tile * step * width;
         const AddTile add = tile < tiles.num_higher ? high : low;
-        add(from + k * height, weight + k * kPanel, length, to, ahead, step);
+        add(from + k * height, weight + k * kPanel, length, to, next, step);
         from += height * width;
         to += height * kPanel;
       }

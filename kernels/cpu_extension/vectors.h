@@ -127,6 +127,20 @@ inline void round_to(float value, Float16* to) {
   to->bits = static_cast<uint16_t>(half | sign);
 }
 
+// The first `count` lanes; writes nothing past them.
+template <class T>
+inline void store_some(T* to, Floats values, int count) {
+  for (int lane = 0; lane < count; ++lane) round_to(values[lane], to + lane);
+}
+
+inline void store_some(float* to, Floats values, int count) {
+  if (count >= kLanes) {
+    store(to, values);
+  } else {
+    std::memcpy(to, &values, count * sizeof(float));
+  }
+}
+
 // e ** x for x <= 0, 0 below -87; NaN stays NaN. Relative error under 2e-7.
 //
 // The method is Cody and Waite's: n = round(x / ln 2), a polynomial on the rest, then 2 ** n.
