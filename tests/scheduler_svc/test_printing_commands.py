@@ -81,13 +81,17 @@ class TestEndings:
         """
         A command whose reader left exits with 1 and says nothing about it.
         """
-        with subprocess.Popen(
-            SIMULATE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            process.stdout.close()
-            said = process.stderr.read()
-        assert 1 == process.returncode
-        assert [line for line in said.splitlines() if not line.startswith("simulated ")] == []
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            ran = subprocess.run(
+                SIMULATE, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+            )
+        finally:
+            os.close(writer)
+        assert 1 == ran.returncode
+        said = ran.stderr.splitlines()
+        assert [line for line in said if not line.startswith("simulated ")] == []
 
     def test_ctrl_c_ends_a_measurement_quietly(self):
         """

@@ -52,7 +52,7 @@ class TestOutput:
             main(["--running", wrong])
         assert "--running" in capsys.readouterr().err
 
-    def test_command_line_passes_its_flags_on(self):
+    def test_command_line_passes_its_flags_on(self, capfd):
         """
         `tandem bench scheduler --json` prints what the scheduler's own benchmark prints.
         """
@@ -61,7 +61,7 @@ class TestOutput:
         )
 
         assert 0 == result.exit_code
-        measured = json.loads(result.stdout)
+        measured = json.loads(capfd.readouterr().out)
         assert [(2, 1)] == [(costs["running"], costs["waiting"]) for costs in measured]
 
 

@@ -16,7 +16,7 @@ from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 
 METHOD = "/tandem.inference.v1.InferenceService/Generate"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 Behavior = Callable[[GenerateRequest, grpc.aio.ServicerContext], AsyncIterator[bytes]]
 
 for_both = pytest.mark.parametrize(
@@ -215,19 +215,22 @@ class TestStalling:
         """
         sent = [0, 0, 0, 0]
         total = 100
+        loop, are_stalled = asyncio.get_running_loop(), asyncio.Event()
 
         async def steady(request, context):
             for index in range(total):
+                if index == 2:
+                    await are_stalled.wait()
                 yield delta(index, [index], "x" * 10_000)
                 sent[request.stopping.max_tokens] += 1
-                await asyncio.sleep(0.001)
 
         def read(address: str) -> ReadCounts:
             requests = [asked(index) for index in range(4)]
             with start_reader(address, requests, kind=kind, connections=1) as reader:
-                wait_for(reader.report, lambda counts: counts.tokens >= 8)
+                wait_for(reader.report, lambda counts: counts.tokens == 8)
                 stalled = reader.stall(2)
                 assert 2 == stalled.stalled
+                loop.call_soon_threadsafe(are_stalled.set)
                 counts = wait_for(reader.report, lambda counts: counts.over == 2)
                 assert ({"0": 2}, {}) == (counts.statuses, counts.stalled_statuses)
                 assert counts.stalled_tokens < 2 * total

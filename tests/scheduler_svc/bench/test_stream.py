@@ -13,7 +13,7 @@ SERVICE = SimpleNamespace(address="127.0.0.1:1")
 
 
 def measured(capsys, *flags: str) -> list[dict]:
-    assert main(["stream", "--json", "--seconds=0.5", "--step-ms=2", *flags]) == 0
+    assert main(["stream", "--json", "--seconds=1", "--step-ms=2", *flags]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -90,7 +90,7 @@ class TestUsage:
         """
         Without --json a table is printed, one row per point.
         """
-        assert main(["stream", "--seconds=0.3", "--step-ms=2", "--streams=2"]) == 0
+        assert main(["stream", "--seconds=1", "--step-ms=2", "--streams=2"]) == 0
         title, headings, row = capsys.readouterr().out.splitlines()
         assert "token per stream" in title
         assert "tokens/s" in headings
