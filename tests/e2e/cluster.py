@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = ROOT / "deploy/models/tandem-py"
 START_S = 120.0
 """Longest wait for a process to be ready; machines that run tests are busy."""
-LOST_AFTER_S = 600
-"""Longer than any test: an executor that a test stops or holds at its gate is not given up for it."""
+PATIENCE = ("--lost-after-s=600", "--recovery-timeout-s=600")
+"""Longer than any test: who stops, holds or replaces an executor may take their time."""
 
 
 def environment() -> dict[str, str]:
@@ -148,11 +148,11 @@ class Cluster:
         self.address = f"127.0.0.1:{free_port()}"
         self.start_scheduler()
 
-    def start_scheduler(self) -> None:
+    def start_scheduler(self, *options: str) -> None:
         """Start a scheduler on the cluster's public port; the other two ports are new ones."""
         ports = [f"--{name}=127.0.0.1:0" for name in ("admin-listen", "metrics-listen")]
         addresses = [f"--listen={self.address}", f"--executor={self._executor_address}", *ports]
-        arguments = [*addresses, f"--lost-after-s={LOST_AFTER_S}", *self._scheduler_options]
+        arguments = [*addresses, *PATIENCE, *self._scheduler_options, *options]
         self.scheduler = Process("scheduler_svc", arguments, self._folder, self._name("scheduler"))
         self.admin_address: str = self.scheduler.addresses()["admin_address"]
 

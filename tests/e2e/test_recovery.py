@@ -8,18 +8,19 @@ import contextlib
 import pytest
 
 from tandem.errors import ExecutorLost, NoExecutor
-from tandem_client import Delta, Done, FinishReason
+from tandem_client import Delta, FinishReason
 from tests.e2e.cluster import Cluster, wait_until
 
-RECOVERY_S = 20.0
+RECOVERY_S = 2.0
+NUM_STEPS = 30
+"""Enough for what is to come before an executor dies, and for no stream's end."""
 
 
 @pytest.fixture(scope="module")
 def fragile(bundled_model, tmp_path_factory):
     """A scheduler of the bundled model whose executor tests start and kill."""
     folder = tmp_path_factory.mktemp("fragile")
-    scheduler = [f"--recovery-timeout-s={RECOVERY_S}", "--lease-ms=1000"]
-    cluster = Cluster(bundled_model, folder, ["--max-num-blocks=256"], scheduler)
+    cluster = Cluster(bundled_model, folder, ["--max-num-blocks=256"], ["--lease-ms=1000"])
     yield cluster
     cluster.close()
 
@@ -69,9 +70,14 @@ class TestExecutorLife:
                 assert isinstance(profile.exception(), ExecutorLost)
             idle(fragile)
 
+        fragile.scheduler.end()
+        fragile.start_scheduler(f"--recovery-timeout-s={RECOVERY_S}")
+        wait_until(fragile.is_ready, "tandem.ready")
+        with fragile.client() as client:
             stream = client.generate("x", max_tokens=1000, ignore_eos=True)
-            wait_until(lambda: isinstance(next(stream), Delta), "the first token")
-            fragile.executor.kill()
+            with fragile.held(NUM_STEPS):
+                wait_until(lambda: isinstance(next(stream), Delta), "the first token")
+                fragile.executor.kill()
             with pytest.raises(ExecutorLost) as lost:
                 list(stream)
         assert "UNAVAILABLE" == lost.value.code
@@ -86,18 +92,23 @@ class TestExecutorLife:
         stream = client.generate(
             "def fibonacci(n):", max_tokens=200, ignore_eos=True, temperature=0.0
         )
-        ids, killed = [], False
+        ids = []
+
+        def take(event):
+            assert len(ids) == event.first_token_offset
+            ids.extend(event.token_ids)
+
+        with cluster.held(NUM_STEPS):
+            while len(ids) < 20:
+                event = next(stream)
+                if isinstance(event, Delta):
+                    take(event)
+            cluster.executor.kill()
+        cluster.start_executor()
         for event in stream:
             if isinstance(event, Delta):
-                assert len(ids) == event.first_token_offset
-                ids += event.token_ids
-                if not killed and len(ids) >= 20:
-                    killed = True
-                    cluster.executor.kill()
-                    cluster.start_executor()
-            if isinstance(event, Done):
-                assert 200 == event.usage.output_tokens
+                take(event)
 
-        assert killed
+        assert 200 == stream.done.usage.output_tokens
         assert FinishReason.MAX_TOKENS == stream.finished.reason
         assert list(expected.token_ids) == ids

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tandem.errors import NoExecutor
-from tandem_client import Delta, FinishReason, KvMode
+from tandem_client import Delta, FinishReason, KvMode, Started
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.conftest import running
 
 ASKED = {"max_tokens": 120, "temperature": 1.0, "ignore_eos": True}
+NUM_STEPS = 20
+"""Enough for first ids of all, and for nobody's end."""
 PROMPTS = [[5 + (i + start) % 90 for i in range(40)] for start in range(3)]
 
 
@@ -33,13 +36,30 @@ def undisturbed(suspendable):
         ]
 
 
-def begin(client, stack):
-    """A stream per prompt, each with some output."""
-    streams = [
-        stack.enter_context(client.generate(token_ids=prompt, seed=seed, **ASKED))
-        for seed, prompt in enumerate(PROMPTS)
-    ]
-    return [(stream, list(first_delta(stream).token_ids)) for stream in streams]
+@contextlib.contextmanager
+def under_way(cluster, client, *prompts):
+    """
+    A stream per prompt and its first ids. They are far from their ends: the executor holds until it is to suspend, or
+    the block ends.
+    """
+    with contextlib.ExitStack() as stack, cluster.held():
+        streams = [
+            stack.enter_context(client.generate(token_ids=prompt, seed=seed, **ASKED))
+            for seed, prompt in enumerate(prompts)
+        ]
+        for stream in streams:
+            assert isinstance(next(stream), Started)
+        cluster.gate.allow(NUM_STEPS)
+        yield [(stream, list(first_delta(stream).token_ids)) for stream in streams]
+
+
+def suspend(cluster, admin, mode):
+    """Suspend, and let the executor end the steps that it holds once no more are planned."""
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(admin.suspend, mode)
+        wait_until(lambda: admin.stats().suspended, "a suspension that was asked for")
+        cluster.gate.open()
+        call.result()
 
 
 def first_delta(stream):
@@ -61,20 +81,19 @@ class TestSuspend:
         with (
             suspendable.client() as client,
             suspendable.admin() as admin,
-            contextlib.ExitStack() as stack,
+            under_way(suspendable, client, *PROMPTS) as streams,
         ):
-            under_way = begin(client, stack)
-            admin.suspend(mode)
+            suspend(suspendable, admin, mode)
             admin.suspend(mode)
             wait_until(lambda: not suspendable.is_ready(), "unready")
             steps = admin.stats().steps
-            late = stack.enter_context(client.generate(token_ids=PROMPTS[0], seed=0, **ASKED))
-            assert "started" == type(next(late)).__name__.lower()
+            late = client.generate(token_ids=PROMPTS[0], seed=0, **ASKED)
+            assert isinstance(next(late), Started)
             stats = admin.stats()
             assert (True, steps) == (stats.suspended, stats.steps)
             admin.resume()
             admin.resume()
-            found = [tuple(ids + rest(stream)) for stream, ids in under_way]
+            found = [tuple(ids + rest(stream)) for stream, ids in streams]
             assert undisturbed[0] == tuple(rest(late))
             assert not admin.stats().suspended
         assert undisturbed == found
@@ -86,10 +105,9 @@ class TestSuspend:
         Abort takes effect while nothing is computed.
         """
         with suspendable.client() as client, suspendable.admin() as admin:
-            with client.generate("x", request_id="asleep", **ASKED) as stream:
-                first_delta(stream)
-                admin.suspend(KvMode.OFFLOAD)
-                client.abort("asleep")
+            with under_way(suspendable, client, PROMPTS[0]) as ((stream, _),):
+                suspend(suspendable, admin, KvMode.OFFLOAD)
+                client.abort(stream.started.request_id)
                 reason = next(e.reason for e in stream if hasattr(e, "reason"))
             admin.resume()
         assert FinishReason.CANCELLED == reason
@@ -102,10 +120,9 @@ class TestSuspend:
         with (
             suspendable.client() as client,
             suspendable.admin() as admin,
-            contextlib.ExitStack() as stack,
+            under_way(suspendable, client, *PROMPTS) as streams,
         ):
-            under_way = begin(client, stack)
-            admin.suspend(KvMode.RECOMPUTE)
+            suspend(suspendable, admin, KvMode.RECOMPUTE)
             suspendable.executor.kill()
             wait_until(lambda: not admin.stats().executor_attached, "detached")
             with pytest.raises(NoExecutor):
@@ -114,5 +131,5 @@ class TestSuspend:
             wait_until(lambda: admin.stats().executor_attached, "attached again")
             assert admin.stats().suspended
             admin.resume()
-            assert undisturbed == [tuple(ids + rest(stream)) for stream, ids in under_way]
+            assert undisturbed == [tuple(ids + rest(stream)) for stream, ids in streams]
         idle(suspendable)
