@@ -21,9 +21,16 @@ CALLS = [
     for num_splits in (1, 2)
 ]
 CALLS += [
-    {"head_dim": head_dim, "block_size": 100, "dtype": dtype, "num_splits": 1}
+    {"head_dim": head_dim, "block_size": 100, "dtype": "float16", "num_splits": 1}
     for head_dim in (64, 80, 128, 256)
-    for dtype in ("float16", "float32")
+]
+CALLS += [
+    {"head_dim": head_dim, "block_size": block_size, "dtype": dtype, "window": 1024}
+    for dtype, block_size, head_dims in (
+        ("bfloat16", 100, (64, 128, 256)),
+        ("float32", 7, (64, 80, 96, 128, 256)),
+    )
+    for head_dim in head_dims
 ]
 CALLS += [
     {"head_dim": 128, "block_size": 16, "dtype": "bfloat16", "group_size": group_size}
@@ -59,7 +66,7 @@ class TestCompiled:
 
     def test_nothing_spills(self, launches):
         """
-        Neither kernel keeps registers in memory, for any head size, number type or block size.
+        Neither kernel keeps registers in memory, for any head size, number type or block size, with a window or without.
         """
         spilling = [
             (call, kernel.name) for call, kernels in launches for kernel in kernels if kernel.spills
