@@ -195,10 +195,23 @@ def logprobs_of(
     )
 
 
+class Clock:
+    """The time for a frontend and all that belongs to it; `lead_s` lets it pass."""
+
+    def __init__(self) -> None:
+        self.lead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.lead_s
+
+
 class Frontend:
     """A frontend in this process, and a channel to it."""
 
-    def __init__(self, core: FakeCore, client: CoreClient, servers: FrontendServers) -> None:
+    def __init__(
+        self, core: FakeCore, client: CoreClient, servers: FrontendServers, clock: Clock
+    ) -> None:
+        self.clock = clock
         self.core = core
         self.client = client
         self.servers = servers
@@ -221,12 +234,12 @@ async def running_frontend(directory: Path, **changes: object) -> AsyncIterator[
             | changes
         )
     )
-    core = FakeCore(path)
+    core, clock = FakeCore(path), Clock()
     context = zmq.asyncio.Context()
-    client = CoreClient(settings, connect_frontend(context, path, 0), time.monotonic)
-    servers = await start_servers(settings, client, time.monotonic)
+    client = CoreClient(settings, connect_frontend(context, path, 0), clock)
+    servers = await start_servers(settings, client, clock)
     pipe = asyncio.create_task(client.run(Hello(0, 1, servers.address)))
-    frontend = Frontend(core, client, servers)
+    frontend = Frontend(core, client, servers, clock)
     try:
         await within(core.hellos.get())
         yield frontend

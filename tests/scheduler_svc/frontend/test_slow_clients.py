@@ -1,6 +1,5 @@
 """Clients that stop reading for a while, and frontends that stop themselves."""
 
-import time
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -98,7 +97,7 @@ class TestStoppedFrontend:
                 inbox = next(iter(frontend.client._inboxes.values()))
                 await flood(frontend, stream_id, inbox, 0)
                 began_s = await until(lambda: inbox._write_began_s)
-                frontend.client._clock = lambda: time.monotonic() + 100.0
+                frontend.clock.lead_s = 100.0
                 await until(lambda: inbox._write_began_s != began_s)
                 total = FLOOD * NUM_FLOODS
                 end = ended(stream_id, FinishReason.MAX_TOKENS, total)
@@ -117,7 +116,7 @@ class TestStoppedFrontend:
             seen: list[bool] = []
             client.on_change(lambda: seen.append(client.is_alive()))
             turns = client.num_turns
-            client._clock = lambda: time.monotonic() + 100.0
+            frontend.clock.lead_s = 100.0
             await until(lambda: client.num_turns > turns + 1)
             assert all(seen)
             assert client.is_alive()
