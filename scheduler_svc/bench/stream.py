@@ -23,7 +23,7 @@ from scheduler_svc.bench.link_requests import generate_requests
 from scheduler_svc.bench.reader import ReadCounts, Reader, start_reader
 from scheduler_svc.bench.reader.build import NoCompiler
 from scheduler_svc.bench.reader.readers import ReaderFailed, ReaderKind
-from scheduler_svc.bench.stream_service import STALL_DEADLINE_S, StreamService, Usage
+from scheduler_svc.bench.stream_service import StreamService, Usage
 from tandem.command_line import (
     BenchParser,
     at_least_one,
@@ -39,13 +39,10 @@ TIME_LIMIT_S = 38.0
 """Without --full no measurement begins after this."""
 ABORTED = "10"
 """The gRPC status of SLOW_CONSUMER."""
-_START_LIMIT_S = 60.0
-_END_LIMIT_S = 3 * STALL_DEADLINE_S
+_LIMIT_S = 60.0
 _SETTLE_S = 0.5
 _FULL_S = 1.0
 """Clients that got nothing for so long have been sent all they may be sent unread."""
-_SWEEP_S = 1.5
-"""By how much a deadline may be noticed late."""
 _POLL_S = 0.05
 
 _HEADINGS = {
@@ -166,7 +163,13 @@ def measure(
         directory = Path(name)
         with (
             FixedStepExecutor(step_ms, point.streams, "unix", directory) as executor,
-            StreamService(executor, point.streams, point.frontends, directory) as service,
+            StreamService(
+                executor,
+                point.streams,
+                point.frontends,
+                directory,
+                is_to_stall=point.stalled > 0,
+            ) as service,
             start_reader(
                 service.address,
                 generate_requests(point.streams, 1),
@@ -191,14 +194,13 @@ def measure(
             time.sleep(seconds)
             after = now()
             if point.stalled:
+                executor.wait_for_rows(point.streams - point.stalled)
                 # The end of a stream waits behind what its client did not read.
-                time.sleep(STALL_DEADLINE_S + _SWEEP_S)
                 reader.resume()
                 _wait(
                     reader,
                     lambda counts: sum(counts.stalled_statuses.values()) == point.stalled,
                     "stalled streams did not end",
-                    _END_LIMIT_S,
                 )
             return _delivery(point, (step_ms, reading_step_ms), before, after, reader)
 
@@ -250,11 +252,11 @@ def _delivery(
 
 
 def _wait_until_full(reader: Reader) -> None:
-    deadline_s = time.monotonic() + _START_LIMIT_S
+    deadline_s = time.monotonic() + _LIMIT_S
     tokens = -1
     while (counts := reader.report()).stalled_tokens != tokens:
         if time.monotonic() > deadline_s:
-            raise BenchFailed(f"stalled streams went on for {_START_LIMIT_S:.0f} s: {counts}")
+            raise BenchFailed(f"stalled streams went on for {_LIMIT_S:.0f} s: {counts}")
         tokens = counts.stalled_tokens
         time.sleep(_FULL_S)
 
@@ -263,14 +265,13 @@ def _wait(
     reader: Reader,
     is_so: Callable[[ReadCounts], bool],
     what: str,
-    limit_s: float = _START_LIMIT_S,
 ) -> None:
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + _LIMIT_S
     while not is_so(counts := reader.report()):
         if counts.failed:
             raise BenchFailed(f"{what}: {counts.failed} failed, by status {counts.statuses}")
         if time.monotonic() > deadline_s:
-            raise BenchFailed(f"{what} within {limit_s:.0f} s: {counts}")
+            raise BenchFailed(f"{what} within {_LIMIT_S:.0f} s: {counts}")
         time.sleep(_POLL_S)
 
 

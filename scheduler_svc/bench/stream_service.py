@@ -10,6 +10,8 @@ from pathlib import Path
 from scheduler_svc.bench.link_processes import FixedStepExecutor, Process, cpu_ns
 
 STALL_DEADLINE_S = 3.0
+"""Where clients stop reading on purpose. Elsewhere the service's own deadline holds: a client that
+is late there is short of CPU, and no slow consumer."""
 _PAGE_BYTES = 4096
 _MIB = 1024 * 1024
 
@@ -34,10 +36,16 @@ class StreamService(Process):
     """A whole scheduler service."""
 
     def __init__(
-        self, executor: FixedStepExecutor, streams: int, frontends: int, directory: Path
+        self,
+        executor: FixedStepExecutor,
+        streams: int,
+        frontends: int,
+        directory: Path,
+        *,
+        is_to_stall: bool = False,
     ) -> None:
         """
-        Start it and wait until it listens.
+        Start it and wait until it listens; `is_to_stall` where clients will stop reading.
 
         Raises:
             BenchFailed: It does not.
@@ -52,7 +60,7 @@ class StreamService(Process):
                 "--metrics-listen=",
                 f"--max-num-seqs={streams}",
                 f"--frontends={frontends}",
-                f"--stall-deadline-s={STALL_DEADLINE_S}",
+                *([f"--stall-deadline-s={STALL_DEADLINE_S}"] if is_to_stall else []),
                 f"--ready-file={ready_file}",
                 "--drain-grace-s=0",
                 "--log-level=error",

@@ -78,7 +78,9 @@ class TestReader:
         monkeypatch.setenv("CC", "no-such-compiler")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setattr(stream, "FixedStepExecutor", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(stream, "StreamService", lambda *_: contextlib.nullcontext(SERVICE))
+        monkeypatch.setattr(
+            stream, "StreamService", lambda *_, **__: contextlib.nullcontext(SERVICE)
+        )
         assert 1 == main(["stream", "--reader=compiled", "--streams=1", "--json"])
         (line,) = capsys.readouterr().err.splitlines()
         assert "no C compiler 'no-such-compiler'" in line
