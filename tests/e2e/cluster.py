@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import psutil
 
 from tandem.errors import TandemError
-from tandem_client import NO_RETRY, AdminClient, Client, Stats, is_serving
+from tandem_client import NO_RETRY, AdminClient, Client, RequestSummary, Stats, is_serving
 from tests.e2e.step_gate import StepGate
 from tests.ports import free_port
 
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = ROOT / "deploy/models/tandem-py"
 START_S = 120.0
 """Longest wait for a process to be ready; machines that run tests are busy."""
+STEPS_AT_A_TIME = 4
 PATIENCE = ("--lost-after-s=600", "--recovery-timeout-s=600")
 """Longer than any test: who stops, holds or replaces an executor may take their time."""
 
@@ -195,6 +196,16 @@ class Cluster:
         finally:
             self.gate.open()
 
+    def step_until(self, condition: Callable[[], object], what: str) -> None:
+        """While held: let a few steps at a time begin until something is so."""
+
+        def is_so() -> bool:
+            if not (found := bool(condition())):
+                self.gate.allow(STEPS_AT_A_TIME)
+            return found
+
+        wait_until(is_so, what)
+
     def client(self) -> Client:
         """A client that shows every failure."""
         return Client(self.address, retry=NO_RETRY)
@@ -212,6 +223,11 @@ class Cluster:
         """Requests that run or wait now."""
         stats = self.stats()
         return stats.running_requests + stats.waiting_requests
+
+    def requests(self, **choice: Any) -> dict[str, RequestSummary]:
+        """Requests in the system by their ids, as `AdminClient.list_requests` chooses them."""
+        with self.admin() as admin:
+            return {one.request_id: one for one in admin.list_requests(**choice).requests}
 
     def logs(self) -> str:
         """Everything the services said, for a failing test's report."""

@@ -40,11 +40,6 @@ def shared(tiny_model, tmp_path_factory):
     yield from running(Cluster(tiny_model, tmp_path_factory.mktemp("shared"), limits, scheduler))
 
 
-def rows(cluster, **choice):
-    with cluster.admin() as admin:
-        return {one.request_id: one for one in admin.list_requests(**choice).requests}
-
-
 class TestChoices:
     def test_choices_share_a_prompt_and_differ(self, shared, idle):
         """
@@ -171,14 +166,14 @@ class TestOrderAndLimits:
                 client.generate("z", request_id="early", priority=-5, **short)
             )
             next(early)
-            waiting = rows(shared, states=[RequestState.WAITING])
+            waiting = shared.requests(states=[RequestState.WAITING])
             assert ["late", "early"] == list(waiting)
             ahead_s = waiting["late"].age_s - waiting["early"].age_s
             client.abort("runner-0")
             shared.gate.allow(40)  # enough for both that wait, not for anybody else's end
             assert FinishReason.MAX_TOKENS == list(early)[-2].reason
             assert FinishReason.MAX_TOKENS == list(late)[-2].reason
-            assert {"runner-1", "runner-2", "runner-3"} == set(rows(shared))
+            assert {"runner-1", "runner-2", "runner-3"} == set(shared.requests())
         assert late.done.timings.queue_s >= ahead_s + early.done.timings.total_s - 1e-6
         idle(shared)
 
@@ -198,7 +193,7 @@ class TestOrderAndLimits:
             client.complete("y", max_tokens=1)
             with pytest.raises(NeverFits, match="max_tenant_requests is 2"):
                 client.complete("y", tenant="carol", n=3)
-            assert ["alice"] * 2 == [one.tenant for one in rows(shared, tenant="alice").values()]
+            assert ["alice"] * 2 == [one.tenant for one in shared.requests(tenant="alice").values()]
         assert ("RESOURCE_EXHAUSTED", "max_tenant_requests") == (
             refused.value.code,
             refused.value.metadata["limit"],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from tandem.link.logprobs import TokenLogprob
-from tandem_client import Choice, Client, Delta, GenerateOptions
+from tandem_client import Choice, Client, Delta, GenerateOptions, Started
 from tandem_embedded import CompletedRequest
 from tests.e2e.cluster import Cluster, wait_until
 from tests.model_zoo import FAMILIES
@@ -174,7 +174,9 @@ class TestEveryLaunch:
         try:
             with cluster.client() as client, ThreadPoolExecutor(len(TOGETHER)) as pool:
                 served = [(request, ask(client, request)) for request in ALL_TARGETS]
-                together = pool.map(lambda request: ask(client, request), TOGETHER)
+                with cluster.held():
+                    together = pool.map(lambda request: ask(client, request), TOGETHER)
+                    wait_until(lambda: cluster.num_requests() == len(TOGETHER), "all at once")
                 served += zip(TOGETHER, together, strict=True)
             with cluster.admin() as admin:
                 wait_until(lambda: admin.stats().used_blocks == 0, "no block in use")
@@ -203,16 +205,21 @@ class TestPenaltiesThroughALoss:
         cluster = start(launch, model_dir, tmp_path)
         comparison = Comparison()
         try:
-            with cluster.client() as client, ThreadPoolExecutor(len(TOGETHER)) as pool:
-                several = pool.submit(client.complete, **options_of(forked), n=3)
-                others = [(request, pool.submit(ask, client, request)) for request in TOGETHER]
-                stream = client.generate(**options_of(PENALISED["greedy"]))
-                num_tokens = 0
-                while num_tokens < PREEMPT_AFTER:
-                    event = next(stream)
-                    num_tokens += len(event.token_ids) if isinstance(event, Delta) else 0
-                assert cluster.executor is not None
-                cluster.executor.kill()
+            with cluster.client() as client, ThreadPoolExecutor(len(TOGETHER) + 1) as pool:
+                with cluster.held():
+                    several = pool.submit(client.complete, **options_of(forked), n=3)
+                    others = [(request, pool.submit(ask, client, request)) for request in TOGETHER]
+                    num_sequences = len(TOGETHER) + 3
+                    wait_until(lambda: cluster.num_requests() == num_sequences, "all at once")
+                    asked = options_of(PENALISED["greedy"])
+                    stream = client.generate(**asked, request_id="streamed", priority=-1)
+                    assert isinstance(next(stream), Started)
+                    cluster.step_until(
+                        lambda: cluster.requests()["streamed"].output_tokens >= PREEMPT_AFTER,
+                        "a stream in the middle of its output",
+                    )
+                    assert cluster.executor is not None
+                    cluster.executor.kill()
                 cluster.start_executor()
                 for request, found in others:
                     check(reference[request], found.result(), comparison, str(request))
@@ -220,6 +227,7 @@ class TestPenaltiesThroughALoss:
                     what = f"choice {one.choice}"
                     comparison.check(expected.tokens, one.token_ids, expected.margins, what)
                     assert len(one.token_ids) == len(one.logprobs)
+                num_tokens = 0
                 for event in stream:
                     if isinstance(event, Delta):
                         assert num_tokens == event.first_token_offset
