@@ -1,11 +1,12 @@
 // Root-mean-square norms, gates, rotary positions and KV writes of a step's rows, on the CPU.
 //
 // They are small: for tens of rows a call costs more than its work, so each does in one call what
-// takes PyTorch several, and few rows stay on one thread. A row's bits depend on the row alone.
+// takes PyTorch several, and few rows alone stay on one thread. A row's bits depend on the row alone.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 
+#include "export.h"
 #include "operations.h"
 #include "vectors.h"
 
@@ -47,19 +48,19 @@ inline void norm_row(const T* x, const T* weight, T* out, int64_t width, float e
   }
 }
 
+}  // namespace
+
 template <class T>
-void rms_norm(const T* x, int64_t x_stride, const T* weight, T* out, int64_t num_rows,
-              int64_t width, float eps, int threads) {
-#pragma omp parallel for num_threads(threads) if (num_rows * width > kSerialElements)
-  for (int64_t row = 0; row < num_rows; ++row)
+void rms_norm(const Member& member, const T* x, int64_t x_stride, const T* weight, T* out,
+              int64_t num_rows, int64_t width, float eps) {
+  for (int64_t row = member.first_of(num_rows); row < member.last_of(num_rows); ++row)
     norm_row(x + row * x_stride, weight, out + row * width, width, eps);
 }
 
 template <class T>
-void silu_mul(const T* gate_up, int64_t stride, T* out, int64_t num_rows, int64_t width,
-              int threads) {
-#pragma omp parallel for num_threads(threads) if (num_rows * width > kSerialElements)
-  for (int64_t row = 0; row < num_rows; ++row) {
+void silu_mul(const Member& member, const T* gate_up, int64_t stride, T* out, int64_t num_rows,
+              int64_t width) {
+  for (int64_t row = member.first_of(num_rows); row < member.last_of(num_rows); ++row) {
     const T* gates = gate_up + row * stride;
     for (int64_t at = 0; at < width; at += kLanes) {
       const int count = left(width, at);
@@ -72,9 +73,7 @@ void silu_mul(const T* gate_up, int64_t stride, T* out, int64_t num_rows, int64_
   }
 }
 
-struct Heads {
-  int64_t num_tokens, num_heads, num_kv_heads, head_dim;
-};
+namespace {
 
 // Pairs (2i, 2i + 1) of one head as complex numbers, turned.
 template <class T>
@@ -93,14 +92,16 @@ inline void turn(T* head, const float* rotation, int64_t head_dim) {
   }
 }
 
+}  // namespace
+
 template <class T>
-void rope_kv_write(T* qkv, int64_t stride, const float* rotation, const int64_t* kv_position,
-                   T* kv_cache, const T* qk_norm, float eps, const Heads& heads, int threads) {
+void rope_kv_write(const Member& member, T* qkv, int64_t stride, const float* rotation,
+                   const int64_t* kv_position, T* kv_cache, const T* qk_norm, float eps,
+                   const Heads& heads) {
   const int64_t dim = heads.head_dim, turned = heads.num_heads + heads.num_kv_heads;
   const int64_t kv_width = 2 * heads.num_kv_heads * dim;
-  const int64_t width = (turned + heads.num_kv_heads) * dim;
-#pragma omp parallel for num_threads(threads) if (heads.num_tokens * width > kSerialElements)
-  for (int64_t token = 0; token < heads.num_tokens; ++token) {
+  const int64_t last = member.last_of(heads.num_tokens);
+  for (int64_t token = member.first_of(heads.num_tokens); token < last; ++token) {
     T* row = qkv + token * stride;
     for (int64_t head = 0; head < turned; ++head) {
       T* own = row + head * dim;
@@ -112,6 +113,14 @@ void rope_kv_write(T* qkv, int64_t stride, const float* rotation, const int64_t*
     std::memcpy(kv_cache + position * kv_width, row + heads.num_heads * dim, kv_width * sizeof(T));
   }
 }
+
+template void rms_norm<float>(const Member&, const float*, int64_t, const float*, float*, int64_t,
+                              int64_t, float);
+template void silu_mul<float>(const Member&, const float*, int64_t, float*, int64_t, int64_t);
+template void rope_kv_write<float>(const Member&, float*, int64_t, const float*, const int64_t*,
+                                   float*, const float*, float, const Heads&);
+
+namespace {
 
 // Calls `run` with a null pointer of the type of this number: 0 float32, 1 bfloat16, 2 float16.
 template <class Run>
@@ -125,6 +134,10 @@ void with_type(int64_t type, Run run) {
   }
 }
 
+int64_t threads_for(int64_t num_elements, int64_t threads) {
+  return num_elements > kSerialElements ? threads : 1;
+}
+
 }  // namespace
 }  // namespace tandem
 
@@ -136,8 +149,10 @@ TANDEM_EXPORT void tandem_rms_norm(int64_t type, const void* x, int64_t x_stride
   using namespace tandem;
   with_type(type, [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
-    rms_norm(static_cast<const T*>(x), x_stride, static_cast<const T*>(weight),
-             static_cast<T*>(out), num_rows, width, eps, static_cast<int>(threads));
+    with_team(threads_for(num_rows * width, threads), [&](const Member& member) {
+      rms_norm(member, static_cast<const T*>(x), x_stride, static_cast<const T*>(weight),
+               static_cast<T*>(out), num_rows, width, eps);
+    });
   });
 }
 
@@ -146,8 +161,10 @@ TANDEM_EXPORT void tandem_silu_mul(int64_t type, const void* gate_up, int64_t st
   using namespace tandem;
   with_type(type, [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
-    silu_mul(static_cast<const T*>(gate_up), stride, static_cast<T*>(out), num_rows, width,
-             static_cast<int>(threads));
+    with_team(threads_for(num_rows * width, threads), [&](const Member& member) {
+      silu_mul(member, static_cast<const T*>(gate_up), stride, static_cast<T*>(out), num_rows,
+               width);
+    });
   });
 }
 
@@ -163,10 +180,13 @@ TANDEM_EXPORT int64_t tandem_rope_kv_write(int64_t type, void* qkv, int64_t stri
   for (int64_t token = 0; token < num_tokens; ++token)
     if (kv_position[token] >= num_positions) return kv_position[token];
   const Heads heads{num_tokens, num_heads, num_kv_heads, head_dim};
+  const int64_t num_elements = num_tokens * (num_heads + 2 * num_kv_heads) * head_dim;
   with_type(type, [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
-    rope_kv_write(static_cast<T*>(qkv), stride, rotation, kv_position, static_cast<T*>(kv_cache),
-                  static_cast<const T*>(qk_norm), eps, heads, static_cast<int>(threads));
+    with_team(threads_for(num_elements, threads), [&](const Member& member) {
+      rope_kv_write(member, static_cast<T*>(qkv), stride, rotation, kv_position,
+                    static_cast<T*>(kv_cache), static_cast<const T*>(qk_norm), eps, heads);
+    });
   });
   return -1;
 }

@@ -2,7 +2,11 @@
 //
 // It calls the operations as they are, one after another, so its bits are theirs. What it saves is
 // the way back to Python between them: a step of few rows streams all weights through the caches,
-// and finds the interpreter thrown out of them nine times a layer.
+// and finds the interpreter thrown out of them nine times a layer. And its threads stay awake.
+#include <algorithm>
+#include <vector>
+
+#include "export.h"
 #include "operations.h"
 
 namespace tandem {
@@ -29,51 +33,61 @@ struct Stack {
   float norm_eps, scale;
 };
 
-constexpr int64_t kFloat32 = 0;
-
+// One thread's way through the layers.
 struct Run {
   const Stack& stack;
+  Member& member;
+  float* arranged;
 
   void norm(const float* weight) const {
-    tandem_rms_norm(kFloat32, stack.hidden, stack.hidden_size, weight, stack.narrow,
-                    stack.num_rows, stack.hidden_size, stack.norm_eps, stack.num_threads);
+    rms_norm(member, stack.hidden, stack.hidden_size, weight, stack.narrow, stack.num_rows,
+             stack.hidden_size, stack.norm_eps);
+    member.wait();
   }
 
   void multiply(const float* x, int64_t width, const float* weight, const float* bias, float* out,
                 int64_t num_columns, bool adds) const {
-    tandem_linear(x, width, weight, bias, out, num_columns, stack.num_rows, width, num_columns,
-                  adds, stack.num_threads);
+    const Product product{x,           width,          weight, bias,        out,
+                          num_columns, stack.num_rows, width,  num_columns, adds};
+    tandem::multiply(member, product, arranged);
+    member.wait();
   }
 
-  // As tandem_rope_kv_write.
-  int64_t attend(const Layer& layer) const {
+  void attend(const Layer& layer) const {
     const int64_t query_size = stack.num_heads * stack.head_dim;
     const int64_t qkv_size = query_size + 2 * stack.num_kv_heads * stack.head_dim;
+    const Heads heads{stack.num_rows, stack.num_heads, stack.num_kv_heads, stack.head_dim};
     norm(layer.input_norm);
     multiply(stack.narrow, stack.hidden_size, layer.qkv, layer.qkv_bias, stack.wide, qkv_size,
              false);
-    const int64_t outside = tandem_rope_kv_write(
-        kFloat32, stack.wide, qkv_size, stack.rotation, stack.kv_position, layer.kv_cache,
-        stack.num_positions, layer.qk_norm, stack.norm_eps, stack.num_rows, stack.num_heads,
-        stack.num_kv_heads, stack.head_dim, stack.num_threads);
-    if (outside >= 0) return outside;
-    tandem_attention_attend(layer.plan, stack.wide, qkv_size, stack.head_dim, layer.kv_cache,
-                            stack.narrow, stack.scale);
+    rope_kv_write(member, stack.wide, qkv_size, stack.rotation, stack.kv_position, layer.kv_cache,
+                  layer.qk_norm, stack.norm_eps, heads);
+    member.wait();
+    tandem::attend(member, *layer.plan, stack.wide, qkv_size, stack.head_dim, layer.kv_cache,
+                   stack.narrow, stack.scale);
+    member.wait();
     multiply(stack.narrow, query_size, layer.output, layer.output_bias, stack.hidden,
              stack.hidden_size, true);
-    return -1;
   }
 
   void feed_forward(const Layer& layer) const {
     norm(layer.mlp_norm);
     multiply(stack.narrow, stack.hidden_size, layer.gate_up, layer.gate_up_bias, stack.wide,
              2 * stack.inner_size, false);
-    tandem_silu_mul(kFloat32, stack.wide, 2 * stack.inner_size, stack.inner, stack.num_rows,
-                    stack.inner_size, stack.num_threads);
+    silu_mul(member, stack.wide, 2 * stack.inner_size, stack.inner, stack.num_rows,
+             stack.inner_size);
+    member.wait();
     multiply(stack.inner, stack.inner_size, layer.down, layer.down_bias, stack.hidden,
              stack.hidden_size, true);
   }
 };
+
+// The first position that the caches do not have, or -1.
+int64_t first_outside(const Stack& stack) {
+  for (int64_t row = 0; row < stack.num_rows; ++row)
+    if (stack.kv_position[row] >= stack.num_positions) return stack.kv_position[row];
+  return -1;
+}
 
 }  // namespace
 }  // namespace tandem
@@ -84,12 +98,21 @@ TANDEM_EXPORT int64_t tandem_stack_bytes() { return sizeof(tandem::Stack); }
 
 // Returns the first position that the caches do not have, and has changed nothing then; else -1.
 TANDEM_EXPORT int64_t tandem_layer_stack(const tandem::Stack* stack) {
-  const tandem::Run run{*stack};
-  for (int64_t index = 0; index < stack->num_layers; ++index) {
-    const tandem::Layer& layer = stack->layers[index];
-    const int64_t outside = run.attend(layer);
-    if (outside >= 0) return outside;  // of the first layer: all have the same positions
-    run.feed_forward(layer);
-  }
+  using namespace tandem;
+  const int64_t outside = first_outside(*stack);
+  if (outside >= 0) return outside;
+  const int64_t query_size = stack->num_heads * stack->head_dim;
+  int64_t most = 0;
+  for (const int64_t width : {stack->hidden_size, query_size, stack->inner_size})
+    most = std::max(most, arranged_floats(stack->num_rows, width));
+  std::vector<float> arranged(most);
+  const int64_t num_products = stack->num_rows * stack->hidden_size * 2 * stack->inner_size;
+  with_team(num_products < kSerialProducts ? 1 : stack->num_threads, [&](Member& member) {
+    const Run run{*stack, member, arranged.data()};
+    for (int64_t index = 0; index < stack->num_layers; ++index) {
+      run.attend(stack->layers[index]);
+      run.feed_forward(stack->layers[index]);
+    }
+  });
   return -1;
 }

@@ -10,10 +10,8 @@
 // High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
 #include <algorithm>
 #include <vector>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
+#include "export.h"
 #include "operations.h"
 #include "vectors.h"
 
@@ -36,7 +34,6 @@ constexpr int64_t kAhead = 6144;  // bytes that a lone tile asks for before it n
 // Of a panel, so many bytes at a time: with few tiles the next ones have room beside them in the
 // nearest cache.
 constexpr int64_t kFewBytes = 9216, kManyBytes = 2 * kFewBytes;
-constexpr int64_t kSerialProducts = 1 << 17;  // fewer do not pay for waking other threads
 
 // sums += columns * (*from in all lanes).
 inline void add_products(Floats (&sums)[kVectors], const Floats (&columns)[kVectors],
@@ -54,17 +51,6 @@ inline void add_products(Floats (&sums)[kVectors], const Floats (&columns)[kVect
   for (int v = 0; v < kVectors; ++v) sums[v] += columns[v] * splat(*from);
 #endif
 }
-
-struct Product {
-  const float* x;
-  int64_t x_stride;
-  const float* packed;
-  const float* bias;  // or null
-  float* out;
-  int64_t out_stride;
-  int64_t num_rows, width, num_columns;
-  bool adds;  // to what `out` holds
-};
 
 // Adds to sums [R, kPanel] the products of R rows, which `x` holds as [width, R], with a panel, and
 // meanwhile asks for Lines cache lines per k from `ahead` on, `step` bytes per k: what will be
@@ -206,7 +192,36 @@ void grow(std::vector<float>& room, int64_t floats) {
   if (static_cast<int64_t>(room.size()) < floats) room.resize(floats);
 }
 
+int64_t rows_per_block(int64_t width) {
+  return std::max<int64_t>(kRows, kBlockBytes / (4 * std::max<int64_t>(width, 1)));
+}
+
 }  // namespace
+
+int64_t arranged_floats(int64_t num_rows, int64_t width) {
+  return num_rows == 1 ? 0 : std::min(num_rows, rows_per_block(width)) * width;
+}
+
+void multiply(Member& member, const Product& product, float* arranged) {
+  const int64_t num_panels = (product.num_columns + kPanel - 1) / kPanel;
+  const int64_t num_rows = product.num_rows, most_rows = rows_per_block(product.width);
+  static thread_local std::vector<float> sums;
+  grow(sums, std::min(most_rows, num_rows) * kPanel);
+  const bool lies_so = num_rows == 1;
+  for (int64_t begin = 0; begin < num_rows; begin += most_rows) {
+    const int64_t end = std::min(begin + most_rows, num_rows);
+    const Tiles tiles(end - begin);
+    if (!lies_so) {
+      if (begin > 0) member.wait();  // until nobody reads the block before this one
+      for (int64_t tile = member.first_of(tiles.count); tile < member.last_of(tiles.count); ++tile)
+        arrange(product, tiles, begin, tile, arranged);
+      member.wait();
+    }
+    multiply_block(product, tiles, begin, end, member.first_of(num_panels),
+                   member.last_of(num_panels), lies_so ? product.x : arranged, sums.data());
+  }
+}
+
 }  // namespace tandem
 
 TANDEM_EXPORT int64_t tandem_linear_panel() { return tandem::kPanel; }
@@ -217,48 +232,11 @@ TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* 
                                  int64_t num_rows, int64_t width, int64_t num_columns, int adds,
                                  int64_t num_threads) {
   using namespace tandem;
-  if (num_rows == 0) return;
   const Product product{x,        x_stride, packed,      bias,     out, out_stride,
                         num_rows, width,    num_columns, adds != 0};
-  const int64_t num_panels = (num_columns + kPanel - 1) / kPanel;
-  const int64_t rows_in_cache = kBlockBytes / (4 * std::max<int64_t>(width, 1));
-  const int64_t rows_per_block = std::max<int64_t>(kRows, rows_in_cache);
-  const bool is_small = num_rows * width * num_columns < kSerialProducts;
-  const int threads = static_cast<int>(is_small ? 1 : std::min(num_threads, num_panels));
-  const int64_t most_rows = std::min(rows_per_block, num_rows);
   static thread_local std::vector<float> arranged;  // of the calling thread, for all
-  const bool lies_so = num_rows == 1;
-  if (!lies_so) grow(arranged, most_rows * width);
-  float* const to = arranged.data();
-  const float* const from = lies_so ? x : to;
-  // Few rows are arranged sooner than threads have waited for each other.
-  const bool is_arranged = num_rows <= std::min(rows_per_block, kFewTiles * kRows);
-  if (is_arranged && !lies_so) {
-    const Tiles tiles(num_rows);
-    for (int64_t tile = 0; tile < tiles.count; ++tile) arrange(product, tiles, 0, tile, to);
-  }
-#pragma omp parallel num_threads(threads)
-  {
-#if defined(_OPENMP)
-    const int64_t thread = omp_get_thread_num(), count = omp_get_num_threads();
-#else
-    const int64_t thread = 0, count = 1;
-#endif
-    const int64_t first_panel = num_panels * thread / count;
-    const int64_t last_panel = num_panels * (thread + 1) / count;
-    static thread_local std::vector<float> sums;
-    grow(sums, most_rows * kPanel);
-    for (int64_t begin = 0; begin < num_rows; begin += rows_per_block) {
-      const int64_t end = std::min(begin + rows_per_block, num_rows);
-      const Tiles tiles(end - begin);
-      if (!is_arranged) {
-#pragma omp for schedule(static)
-        for (int64_t tile = 0; tile < tiles.count; ++tile)
-          arrange(product, tiles, begin, tile, to);
-      }
-      multiply_block(product, tiles, begin, end, first_panel, last_panel, from, sums.data());
-      if (end == num_rows) break;
-#pragma omp barrier  // before the next block takes the place of this one
-    }
-  }
+  grow(arranged, arranged_floats(num_rows, width));
+  const bool is_small = num_rows * width * num_columns < kSerialProducts;
+  float* const place = arranged.data();
+  with_team(is_small ? 1 : num_threads, [&](Member& member) { multiply(member, product, place); });
 }

@@ -1,30 +1,51 @@
-// Operations that one call runs together, each described where it is defined: the files that define
-// them include this, so that compilers compare.
+// Operations that a team of threads does together, each described where it is defined: the files that
+// define them include this, so that compilers compare.
+//
+// Each member calls them; they return when its own part is done. Whose results are needed next waits
+// for all.
 #pragma once
 
 #include <cstdint>
 
-#include "export.h"
+#include "team.h"
 
 namespace tandem {
-struct Plan;
-}
 
-TANDEM_EXPORT void tandem_rms_norm(int64_t type, const void* x, int64_t x_stride,
-                                   const void* weight, void* out, int64_t num_rows, int64_t width,
-                                   float eps, int64_t threads);
-TANDEM_EXPORT void tandem_silu_mul(int64_t type, const void* gate_up, int64_t stride, void* out,
-                                   int64_t num_rows, int64_t width, int64_t threads);
-TANDEM_EXPORT int64_t tandem_rope_kv_write(int64_t type, void* qkv, int64_t stride,
-                                           const float* rotation, const int64_t* kv_position,
-                                           void* kv_cache, int64_t num_positions,
-                                           const void* qk_norm, float eps, int64_t num_tokens,
-                                           int64_t num_heads, int64_t num_kv_heads,
-                                           int64_t head_dim, int64_t threads);
-TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* packed,
-                                 const float* bias, float* out, int64_t out_stride,
-                                 int64_t num_rows, int64_t width, int64_t num_columns, int adds,
-                                 int64_t num_threads);
-TANDEM_EXPORT void tandem_attention_attend(const tandem::Plan* plan, const void* query,
-                                           int64_t token_stride, int64_t head_stride,
-                                           const void* cache, void* out, float scale);
+constexpr int64_t kSerialProducts = 1 << 17;  // fewer do not pay for waking other threads
+
+struct Plan;
+
+struct Heads {
+  int64_t num_tokens, num_heads, num_kv_heads, head_dim;
+};
+
+struct Product {
+  const float* x;
+  int64_t x_stride;
+  const float* packed;
+  const float* bias;  // or null
+  float* out;
+  int64_t out_stride;
+  int64_t num_rows, width, num_columns;
+  bool adds;  // to what `out` holds
+};
+
+template <class T>
+void rms_norm(const Member& member, const T* x, int64_t x_stride, const T* weight, T* out,
+              int64_t num_rows, int64_t width, float eps);
+template <class T>
+void silu_mul(const Member& member, const T* gate_up, int64_t stride, T* out, int64_t num_rows,
+              int64_t width);
+template <class T>
+void rope_kv_write(const Member& member, T* qkv, int64_t stride, const float* rotation,
+                   const int64_t* kv_position, T* kv_cache, const T* qk_norm, float eps,
+                   const Heads& heads);
+
+// `arranged` is one place for all members, of as many floats as `arranged_floats` says.
+void multiply(Member& member, const Product& product, float* arranged);
+int64_t arranged_floats(int64_t num_rows, int64_t width);
+
+void attend(Member& member, const Plan& plan, const void* query, int64_t token_stride,
+            int64_t head_stride, const void* cache, void* out, float scale);
+
+}  // namespace tandem

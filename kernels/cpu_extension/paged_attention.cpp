@@ -11,10 +11,7 @@
 //
 // Split keys and log-sum-exp joining: Flash-Decoding (Dao et al., 2023). Online softmax: Milakov
 // and Gimelshein, arXiv:1805.02867. Here splits have a fixed size instead of a fixed number.
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
+#include "export.h"
 #include "operations.h"
 #include "plan.h"
 
@@ -254,32 +251,35 @@ struct Attention {
 };
 
 template <class T>
-void attend_as(const Plan& plan, const void* query, int64_t token_stride, int64_t head_stride,
-               const void* cache, void* out, float scale) {
+void attend_as(Member& member, const Plan& plan, const void* query, int64_t token_stride,
+               int64_t head_stride, const void* cache, void* out, float scale) {
   const Attention<T> attention{plan,        static_cast<const T*>(query), token_stride,
                                head_stride, static_cast<const T*>(cache), static_cast<T*>(out),
                                scale};
   const int64_t num_items = plan.first_item[plan.num_rows];
+  Scratch scratch;
+  scratch.place(plan, plan.scratch + member.thread * plan.scratch_floats);
+  for (int64_t item; (item = member.take()) < num_items;) attention.run(item, scratch);
+  if (plan.first_part[plan.num_rows] == 0) return;
+  member.wait();
   const int64_t num_finished = plan.num_rows * plan.num_kv_heads;
-#pragma omp parallel num_threads(static_cast<int>(plan.num_threads)) if (num_items > 1)
-  {
-    int64_t thread = 0;
-#if defined(_OPENMP)
-    thread = omp_get_thread_num();
-#endif
-    Scratch scratch;
-    scratch.place(plan, plan.scratch + thread * plan.scratch_floats);
-#pragma omp for schedule(dynamic)
-    for (int64_t index = 0; index < num_items; ++index) attention.run(index, scratch);
-#pragma omp for schedule(static)
-    for (int64_t index = 0; index < num_finished; ++index) {
-      const int64_t row = index / plan.num_kv_heads;
-      if (plan.num_parts(row) > 1) attention.finish(row, index % plan.num_kv_heads);
-    }
+  for (int64_t at = member.first_of(num_finished); at < member.last_of(num_finished); ++at) {
+    const int64_t row = at / plan.num_kv_heads;
+    if (plan.num_parts(row) > 1) attention.finish(row, at % plan.num_kv_heads);
   }
 }
 
 }  // namespace
+
+// Call it after a wait and before another: what is taken is counted from there.
+void attend(Member& member, const Plan& plan, const void* query, int64_t token_stride,
+            int64_t head_stride, const void* cache, void* out, float scale) {
+  const auto attend_typed = plan.type == 0   ? attend_as<float>
+                            : plan.type == 1 ? attend_as<BFloat16>
+                                             : attend_as<Float16>;
+  attend_typed(member, plan, query, token_stride, head_stride, cache, out, scale);
+}
+
 }  // namespace tandem
 
 // Of the struct that both sides must agree on.
@@ -315,8 +315,8 @@ TANDEM_EXPORT void tandem_attention_attend(const tandem::Plan* plan, const void*
                                            int64_t token_stride, int64_t head_stride,
                                            const void* cache, void* out, float scale) {
   using namespace tandem;
-  const auto attend = plan->type == 0   ? attend_as<float>
-                      : plan->type == 1 ? attend_as<BFloat16>
-                                        : attend_as<Float16>;
-  attend(*plan, query, token_stride, head_stride, cache, out, scale);
+  const int64_t num_items = plan->first_item[plan->num_rows];
+  with_team(num_items > 1 ? plan->num_threads : 1, [&](Member& member) {
+    tandem::attend(member, *plan, query, token_stride, head_stride, cache, out, scale);
+  });
 }

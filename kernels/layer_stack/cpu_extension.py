@@ -79,9 +79,11 @@ def run(
     narrow = torch.empty((num_rows, max(sizes.hidden, sizes.query)))
     wide = torch.empty((num_rows, max(2 * sizes.inner, sizes.query + 2 * sizes.key)))
     inner = torch.empty((num_rows, sizes.inner))
+    num_threads = torch.get_num_threads()
     for own, kv_cache, plan in zip(layers.native, kv_layers, plans, strict=True):
         assert isinstance(plan, ExtensionPlan)
         plan.check_blocks(num_blocks)
+        num_threads = min(num_threads, plan.native.num_threads)  # it has scratch for so many
         own.kv_cache = kv_cache.data_ptr()
         own.plan = ctypes.addressof(plan.native)
     stack = _Stack(
@@ -93,7 +95,7 @@ def run(
         head_dim=head_dim,
         num_rows=num_rows,
         num_positions=num_blocks * block_size,
-        num_threads=torch.get_num_threads(),
+        num_threads=num_threads,
         layers=ctypes.addressof(layers.native),
         hidden=hidden.data_ptr(),
         rotation=rotation.data_ptr(),

@@ -18,7 +18,7 @@ from kernels.paged_attention import AttentionPlan, AttentionShape, PagedSequence
 pytestmark = pytest.mark.compiler
 
 CPU = torch.device("cpu")
-HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 40, 56, 4, 2, 24, 4
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 40, 240, 4, 2, 24, 4
 EPS, SCALE = 1e-5, DIM**-0.5
 SHAPE = AttentionShape(
     num_heads=HEADS,
@@ -120,6 +120,26 @@ class TestRun:
             )
             assert torch.equal(expected, hidden)
             assert all(map(torch.equal, expected_caches, caches))
+
+    def test_threads_do_not_matter(self):
+        """
+        On any number of threads, more than there are cores too, the same bits come out, call after
+        call.
+        """
+        stack = stack_of([layer(seed=seed, with_options=True) for seed in (0, 1)])
+        expected, expected_caches, inputs = step()
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(1)
+            stack.run(expected, expected_caches, plans(), **inputs)
+            for num_threads in (2, 5) * 5:
+                torch.set_num_threads(num_threads)
+                hidden, caches, _ = step()
+                stack.run(hidden, caches, plans(), **inputs)
+                assert torch.equal(expected, hidden)
+                assert all(map(torch.equal, expected_caches, caches))
+        finally:
+            torch.set_num_threads(before)
 
     def test_position_past_the_caches_is_refused_before_anything_changes(self):
         """

@@ -1,0 +1,104 @@
+// Threads that go through operations together, and wait for each other between them.
+//
+// OpenMP starts them, once for many operations. Its own threads sleep as soon as they wait, so that
+// they take no core from others while nothing is computed; but waking one takes longer than most
+// waits within a step. Here a thread looks for a while before it sleeps, and for a shorter one after
+// it had to sleep: where cores are shared, the one that it waits for may need this one's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace tandem {
+
+// What a team shares.
+struct Team {
+  std::atomic<uint32_t> round{0};  // moves on when all have come
+  std::atomic<int64_t> arrived{0}, asleep{0};
+  std::atomic<int64_t> taken{0};  // of what is shared out one by one; 0 after each wait
+};
+
+// One thread of a team.
+class Member {
+ public:
+  Member(Team& team, int64_t thread, int64_t count) : thread(thread), count(count), team_(team) {}
+
+  const int64_t thread, count;
+
+  // This thread's part of `number` things starts here, and ends where the next thread's starts.
+  int64_t first_of(int64_t number) const { return number * thread / count; }
+  int64_t last_of(int64_t number) const { return number * (thread + 1) / count; }
+
+  // A thing that nobody has taken since the last wait.
+  int64_t take() { return team_.taken.fetch_add(1, std::memory_order_relaxed); }
+
+  // Returns when all have called it; what they wrote before is seen after it.
+  void wait() {
+    const uint32_t round = team_.round.load(std::memory_order_relaxed);
+    if (team_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return look(round);
+    team_.arrived.store(0, std::memory_order_relaxed);
+    team_.taken.store(0, std::memory_order_relaxed);
+    team_.round.store(round + 1);
+    if (team_.asleep.load() > 0) futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
+  }
+
+ private:
+  static constexpr int kLeastLooks = 16, kMostLooks = 4096;  // 0.2 ms at most
+
+  void look(uint32_t round) {
+    for (int look = 0; look < looks_; ++look) {
+      if (team_.round.load(std::memory_order_acquire) != round) {
+        looks_ = looks_ < kMostLooks ? 2 * looks_ : kMostLooks;
+        return;
+      }
+#if defined(__x86_64__) || defined(__i386__)
+      _mm_pause();
+#elif defined(__aarch64__)
+      asm volatile("isb");
+#endif
+    }
+    looks_ = looks_ > kLeastLooks ? looks_ / 2 : kLeastLooks;
+    team_.asleep.fetch_add(1);
+    while (team_.round.load() == round) futex(FUTEX_WAIT_PRIVATE, round);
+    team_.asleep.fetch_sub(1);
+  }
+
+  void futex(int operation, uint32_t value) {
+    static_assert(sizeof team_.round == sizeof(uint32_t), "as the kernel reads it");
+    syscall(SYS_futex, &team_.round, operation, value, nullptr, nullptr, 0);
+  }
+
+  Team& team_;
+  int looks_ = kMostLooks;
+};
+
+// Calls `work` with a member on each of up to `num_threads` threads.
+template <class Work>
+void with_team(int64_t num_threads, const Work& work) {
+  Team team;
+  if (num_threads <= 1) {
+    Member member(team, 0, 1);
+    work(member);
+    return;
+  }
+#pragma omp parallel num_threads(static_cast<int>(num_threads))
+  {
+#if defined(_OPENMP)
+    Member member(team, omp_get_thread_num(), omp_get_num_threads());
+#else
+    Member member(team, 0, 1);
+#endif
+    work(member);
+  }
+}
+
+}  // namespace tandem
