@@ -8,10 +8,13 @@ from pathlib import Path
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, Client, Delta, is_serving
-from tests.e2e.cluster import Process, wait_until
+from tests.e2e.cluster import PATIENCE, Process, wait_until
 from tests.ports import free_port
 
 PROMPT = "def fibonacci(n):"
+STEP_MS = 20
+ENDLESS = 16_000
+"""Tokens of a stream that goes on for longer than any test: five minutes."""
 NO_LEASE_MS = 600_000
 """Longer than any test: who had to wait for a lease would fail it."""
 
@@ -19,9 +22,8 @@ NO_LEASE_MS = 600_000
 class Fleet:
     """Processes by name; all end with `close`."""
 
-    def __init__(self, folder: Path, *, num_executors: int = 1, step_ms: float = 5.0) -> None:
+    def __init__(self, folder: Path, *, num_executors: int = 1) -> None:
         self._folder = folder
-        self._step_ms = step_ms
         self._num_started = 0
         self._processes: list[Process] = []
         self.executor_addresses = [f"127.0.0.1:{free_port()}" for _ in range(num_executors)]
@@ -30,7 +32,7 @@ class Fleet:
         """Start an executor at its address; another seed is another model."""
         arguments = [
             f"--listen={self.executor_addresses[place]}",
-            f"--step-ms={self._step_ms}",
+            f"--step-ms={STEP_MS}",
             f"--seed={seed}",
             "--rows=32",
             "--max-num-blocks=8192",
@@ -48,6 +50,7 @@ class Fleet:
             "--admin-listen=127.0.0.1:0",
             "--metrics-listen=127.0.0.1:0",
             f"--lease-ms={NO_LEASE_MS}",
+            *PATIENCE,
             *options,
         ]
         return Scheduler(self._start("scheduler_svc", arguments))
@@ -87,6 +90,10 @@ class Scheduler:
         """Wait until it is, or is not."""
         wait_until(lambda: self.is_ready() is ready, f"ready is {ready}")
 
+    def log(self) -> str:
+        """What it said until now."""
+        return self.process.log.read_text()
+
     def stats(self):
         """GetStats."""
         with AdminClient(self._admin_address, retry=NO_RETRY) as admin:
@@ -104,12 +111,21 @@ class Scheduler:
 
 
 class Reader:
-    """Reads streams of one prompt on threads, each checked for lost and repeated tokens."""
+    """
+    Reads streams of one prompt on threads, each checked for lost and repeated tokens.
 
-    def __init__(self, scheduler: Scheduler, *, num_streams: int, num_tokens: int) -> None:
+    Attributes:
+        tokens: What each stream gave until now.
+        errors: What streams failed with.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, *, num_streams: int, num_tokens: int = ENDLESS
+    ) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(num_streams)]
         self.errors: list[TandemError] = []
         self._num_tokens = num_tokens
+        self._is_stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._read, args=(scheduler.address, place), daemon=True)
             for place in range(num_streams)
@@ -134,14 +150,24 @@ class Reader:
             assert not thread.is_alive(), "a stream does not end"
         return self.tokens
 
+    def stop(self) -> list[list[int]]:
+        """Leave all streams; what each has given then."""
+        self._is_stopping.set()
+        return self.finish()
+
     def _read(self, address: str, place: int) -> None:
         tokens = self.tokens[place]
         options = {"max_tokens": self._num_tokens, "ignore_eos": True, "seed": place}
         try:
-            with Client(address, retry=NO_RETRY) as client:
-                for event in client.generate(PROMPT, temperature=1.0, **options):
+            with (
+                Client(address, retry=NO_RETRY) as client,
+                client.generate(PROMPT, temperature=1.0, **options) as stream,
+            ):
+                for event in stream:
                     if isinstance(event, Delta):
                         assert len(tokens) == event.first_token_offset
                         tokens += event.token_ids
+                    if self._is_stopping.is_set():
+                        break
         except TandemError as error:
             self.errors.append(error)

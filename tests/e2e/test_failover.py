@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import time
-
 import pytest
 
 from tandem.errors import ExecutorLost, ModelChanged
-from tests.e2e.cluster import wait_until
+from tests.e2e.cluster import paused, wait_until
 from tests.e2e.failover import Fleet, Reader
 from tests.ports import free_port
 
 NUM_STREAMS = 8
-NUM_TOKENS = 500
-"""Of a stream that must still run when something happens to it: two and a half seconds."""
-LONGEST_SILENCE_S = 5.0
-"""A stream that is silent for longer is opened anew."""
-
 pytestmark = pytest.mark.slow
 
 
@@ -39,9 +31,17 @@ def undisturbed(scheduler, num_tokens: int) -> list[list[int]]:
     return Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=num_tokens).finish()
 
 
+def assert_nothing_lost(scheduler, reader: Reader, fleet: Fleet) -> None:
+    """Leave the streams, and compare their tokens with those of streams that nothing happens to."""
+    found = reader.stop()
+    assert [] == reader.errors, fleet.logs()
+    expected = undisturbed(scheduler, max(map(len, found)))
+    assert [tokens[: len(one)] for tokens, one in zip(expected, found, strict=True)] == found
+
+
 class TestStoppedExecutor:
-    @pytest.mark.parametrize("seconds", [3.5, 8.0], ids=["short", "stream-opened-anew"])
-    def test_goes_on_where_it_was(self, make_fleet, seconds):
+    @pytest.mark.parametrize("is_long", [False, True], ids=["short", "stream-opened-anew"])
+    def test_goes_on_where_it_was(self, make_fleet, is_long):
         """
         An executor under SIGSTOP for less than lost_after_s turns the service unready; after SIGCONT it is ready again,
         no token is lost and none is computed twice.
@@ -49,27 +49,26 @@ class TestStoppedExecutor:
         fleet = make_fleet()
         executor, scheduler = fleet.executor(), fleet.scheduler()
         scheduler.wait_ready()
-        expected = undisturbed(scheduler, NUM_TOKENS)
+        undisturbed(scheduler, 1)
         before = scheduler.wait_idle()
-        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=NUM_TOKENS)
+        reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(20)
-        executor.process.send_signal(signal.SIGSTOP)
-        stopped_s = time.monotonic()
-        scheduler.wait_ready(ready=False)
-        wait_until(lambda: time.monotonic() > stopped_s + seconds, "the end of the stop")
-        executor.process.send_signal(signal.SIGCONT)
+        with paused(executor.process.pid):
+            scheduler.wait_ready(ready=False)
+            if is_long:
+                wait_until(lambda: "executor_stream_broken" in scheduler.log(), "another stream")
         scheduler.wait_ready()
-        assert expected == reader.finish(), fleet.logs()
-        assert [] == reader.errors
-        after = scheduler.wait_idle()
+        reader.wait_for(20)
+        after = scheduler.stats()
         assert (1, 0, 0) == (
             after.executor_sessions,
             after.executor_losses,
             after.recomputed_tokens,
         )
-        if seconds > LONGEST_SILENCE_S:
+        if is_long:
             assert after.executor_reattachments > 0
         assert 2 * before.prefill_tokens == after.prefill_tokens
+        assert_nothing_lost(scheduler, reader, fleet)
 
     def test_is_given_up_for_another(self, make_fleet):
         """An executor that stays silent for lost_after_s loses its work to the next address."""
@@ -77,34 +76,34 @@ class TestStoppedExecutor:
         first, _ = fleet.executor(0), fleet.executor(1)
         scheduler = fleet.scheduler("--lost-after-s=3")
         scheduler.wait_ready()
-        expected = undisturbed(scheduler, NUM_TOKENS)
-        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=NUM_TOKENS)
+        reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(20)
-        first.process.send_signal(signal.SIGSTOP)
-        assert expected == reader.finish(), fleet.logs()
-        stats = scheduler.wait_idle()
-        assert (2, 1) == (stats.executor_sessions, stats.executor_losses)
-        assert fleet.executor_addresses[1] == stats.executor_address
+        with paused(first.process.pid):
+            wait_until(lambda: scheduler.stats().executor_losses > 0, "a loss")
+            reader.wait_for(20)
+            assert_nothing_lost(scheduler, reader, fleet)
+            stats = scheduler.stats()
+            assert fleet.executor_addresses[1] == stats.executor_address
+        assert stats.executor_losses + 1 == stats.executor_sessions
         assert stats.recomputed_tokens > 0
 
 
 class TestKilledExecutor:
     def test_work_moves_to_the_second_address(self, make_fleet):
         """After kill -9 another executor with the same model takes every stream on, and back."""
-        fleet = make_fleet(num_executors=2, step_ms=8.0)  # an executor starts while streams run
+        fleet = make_fleet(num_executors=2)
         executors = [fleet.executor(0), fleet.executor(1)]
         scheduler = fleet.scheduler()
         scheduler.wait_ready()
-        expected = undisturbed(scheduler, 1000)
-        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=1000)
+        reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(20)
         executors[0].kill()
         reader.wait_for(20)
         executors[0] = fleet.executor(0)
         reader.wait_for(5)
         executors[1].kill()
-        assert expected == reader.finish(), fleet.logs()
-        assert [] == reader.errors
+        reader.wait_for(20)
+        assert_nothing_lost(scheduler, reader, fleet)
         stats = scheduler.wait_idle()
         assert (3, 2) == (stats.executor_sessions, stats.executor_losses)
         assert fleet.executor_addresses[0] == stats.executor_address
@@ -115,12 +114,12 @@ class TestKilledExecutor:
         executor, _ = fleet.executor(0), fleet.executor(1, seed=1)
         scheduler = fleet.scheduler("--recovery-timeout-s=3")
         scheduler.wait_ready()
-        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=12_000)
+        reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(5)
         executor.kill()
-        wait_until(lambda: "running requests need" in scheduler.stats().executor_refusal, "refusal")
-        assert [] == reader.errors
         reader.finish()
+        log = scheduler.log()
+        assert log.index("running requests need") < log.index("executor_given_up")
         assert [ModelChanged] * NUM_STREAMS == [type(error) for error in reader.errors]
         scheduler.wait_ready()
         assert all(undisturbed(scheduler, 20))
@@ -132,13 +131,12 @@ class TestKilledExecutor:
         first, _ = fleet.executor(0), fleet.executor(1)
         scheduler = fleet.scheduler()
         scheduler.wait_ready()
-        expected = undisturbed(scheduler, NUM_TOKENS)
-        reader = Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=NUM_TOKENS)
+        reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(20)
         first.process.terminate()
-        assert expected == reader.finish(), fleet.logs()
-        assert [] == reader.errors
-        assert 0 == first.process.wait(30)
+        assert 0 == first.process.wait(60)
+        reader.wait_for(20)
+        assert_nothing_lost(scheduler, reader, fleet)
 
 
 class TestSchedulers:
@@ -152,7 +150,7 @@ class TestSchedulers:
         first = fleet.scheduler(listen=f"127.0.0.1:{free_port()}")
         first.wait_ready()
         expected = undisturbed(first, 50)
-        reader = Reader(first, num_streams=NUM_STREAMS, num_tokens=12_000)
+        reader = Reader(first, num_streams=NUM_STREAMS)
         reader.wait_for(5)
         first.process.end()
         reader.finish()
@@ -170,7 +168,7 @@ class TestSchedulers:
         fleet.executor()
         first = fleet.scheduler("--recovery-timeout-s=4", "--scheduler-name=first")
         first.wait_ready()
-        reader = Reader(first, num_streams=NUM_STREAMS, num_tokens=12_000)
+        reader = Reader(first, num_streams=NUM_STREAMS)
         reader.wait_for(5)
         polite = fleet.scheduler("--scheduler-name=polite")
         wait_until(lambda: "first/" in polite.stats().executor_refusal, "refusal")
@@ -182,6 +180,6 @@ class TestSchedulers:
         assert all(undisturbed(rival, 50))
         reader.finish()
         assert [ExecutorLost] * NUM_STREAMS == [type(error) for error in reader.errors]
-        assert rival.is_ready()
+        rival.wait_ready()
         assert (1, 0) == (rival.stats().executor_sessions, rival.stats().executor_losses)
         assert (1, 1) == (first.stats().executor_sessions, first.stats().executor_fencings)

@@ -1,7 +1,6 @@
 """A frontend process that is stopped for a while, beside another that is not."""
 
-import os
-import signal
+from contextlib import ExitStack
 from urllib.request import urlopen
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from scheduler_svc.bench.reader import start_reader
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tandem_client import NO_RETRY, AdminClient
-from tests.e2e.cluster import Process, wait_until
+from tests.e2e.cluster import PATIENCE, Process, paused, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -20,14 +19,24 @@ CONNECTIONS = NUM_STREAMS
 
 
 @pytest.fixture
-def service(tmp_path):
-    """A scheduler with two frontends and an executor whose steps take a millisecond."""
-    executor = Process(
+def executor(tmp_path):
+    """Its steps take a millisecond."""
+    process = Process(
         "executor_svc.fixed_step",
         ["--step-ms=1", f"--rows={NUM_STREAMS}", f"--listen=unix:{tmp_path}/executor.sock"],
         tmp_path,
         "executor",
     )
+    try:
+        process.addresses()
+        yield process
+    finally:
+        process.end()
+
+
+@pytest.fixture
+def service(executor, tmp_path):
+    """A scheduler with two frontends."""
     address = executor.addresses()["address"]
     scheduler = Process(
         "scheduler_svc",
@@ -37,6 +46,7 @@ def service(tmp_path):
             "--admin-listen=127.0.0.1:0",
             "--metrics-listen=127.0.0.1:0",
             "--frontends=2",
+            *PATIENCE,
         ],
         tmp_path,
         "scheduler",
@@ -46,7 +56,6 @@ def service(tmp_path):
         yield scheduler
     finally:
         scheduler.end()
-        executor.end()
 
 
 def frontends(scheduler: Process) -> list[int]:
@@ -71,6 +80,12 @@ def metric(addresses: dict, name: str) -> float:
     return float(value)
 
 
+def num_requests(admin: AdminClient) -> int:
+    """That run or wait."""
+    stats = admin.stats()
+    return stats.running_requests + stats.waiting_requests
+
+
 def request(number: int) -> bytes:
     return GenerateRequest(
         token_ids={"ids": [5 + number] * 8},
@@ -78,7 +93,7 @@ def request(number: int) -> bytes:
     ).SerializeToString()
 
 
-def test_stopped_frontend_delays_its_own_streams_only(service):
+def test_stopped_frontend_delays_its_own_streams_only(service, executor):
     """
     While one frontend is stopped the core goes on, the other one's streams end, and the tokens of
     its own are merged; when it goes on they come in order and none is missing.
@@ -86,21 +101,21 @@ def test_stopped_frontend_delays_its_own_streams_only(service):
     addresses = service.addresses()
     requests = [request(number) for number in range(NUM_STREAMS)]
     _, second = frontends(service)
-    with (
-        start_reader(addresses["address"], requests, connections=CONNECTIONS) as reader,
-        AdminClient(addresses["admin_address"], retry=NO_RETRY) as admin,
-    ):
-        wait_until(lambda: reader.report().started == NUM_STREAMS, "all streams started")
-        os.kill(second, signal.SIGSTOP)
-        try:
-            wait_until(lambda: admin.stats().running_requests == 0, "the core to end everybody")
+    with ExitStack() as stack:
+        admin = stack.enter_context(AdminClient(addresses["admin_address"], retry=NO_RETRY))
+        with ExitStack() as pauses:
+            with paused(executor.process.pid):
+                reader = stack.enter_context(
+                    start_reader(addresses["address"], requests, connections=CONNECTIONS)
+                )
+                wait_until(lambda: reader.report().started == NUM_STREAMS, "all streams started")
+                pauses.enter_context(paused(second))
+            wait_until(lambda: num_requests(admin) == 0, "the core to end everybody")
             assert metric(addresses, "merged_updates") > 0
             wait_until(lambda: reader.report().over > 0, "the other one's streams to end")
             held_back = reader.report()
             assert 0 < held_back.over < NUM_STREAMS
             assert (0, 0) == (held_back.failed, held_back.bad_offsets)
-        finally:
-            os.kill(second, signal.SIGCONT)
         counts = wait_until(
             lambda: (found := reader.report()).over == NUM_STREAMS and found, "all streams to end"
         )
