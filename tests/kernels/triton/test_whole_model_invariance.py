@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
-from tests.kernels.triton.test_whole_models import everything_on_triton
+from executor_svc.graphs.decode import GraphPlan
+from executor_svc.graphs.shapes import GraphShape
+from tandem.link.batch import RowSampling
+from tests.executor_svc.stepping import Bench, Row, admission, batch, random_tokens
+from tests.kernels.triton.test_whole_models import Repeated, everything_on_triton
 from tests.model_zoo import FAMILIES
 
 __all__ = ["everything_on_triton"]
@@ -42,3 +45,57 @@ def test_logits_are_the_same_in_any_batch_and_chunks(tmp_path, everything_on_tri
     everything_on_triton()
     expected = logits(directory, [PROMPT_LEN], 0)
     assert torch.equal(expected, logits(directory, CUTS, 1))
+
+
+NUM_DECODES = 1
+LENGTHS = (20, 3)
+"""Of prompts; the first has more keys than any tile of float32 holds."""
+
+NOISY = RowSampling(temperature=1.0, top_k=20, top_p=0.9, seed=3)
+
+
+def generated(
+    directory: Path, others: int, **captures: object
+) -> tuple[list[int], list[torch.Tensor]]:
+    """Tokens of a prompt after other rows, and per layer the keys and values that it leaves."""
+    bench = Bench.build(directory, block_size=7, num_slots=3, batch_invariant=True, **captures)
+    for graphs in bench.runner._captured():
+        graphs.capture()
+    lengths = LENGTHS[: others + 1]
+    admits = [
+        admission(
+            slot,
+            random_tokens(length, slot),
+            bench.take_blocks(length + NUM_DECODES),
+            sampling=NOISY,
+        )
+        for slot, length in enumerate(lengths)
+    ]
+    rows = [Row(slot, 0, length) for slot, length in enumerate(lengths)][::-1]
+    tokens = []
+    for step in range(NUM_DECODES + 1):
+        result = bench.runner.execute(batch(*rows, admits=admits), step)
+        assert () == result.row_errors
+        tokens.append(int(result.token[-1]))
+        rows = [Row(row.slot, row.start + row.num_tokens) for row in rows]
+        admits = []
+    own = bench.runner.slots.block_table[0, :3].tolist()
+    written = slice(LENGTHS[0] + NUM_DECODES)
+    return tokens, [layer[own].flatten(0, 1)[written].clone() for layer in bench.kv.layers]
+
+
+@pytest.mark.slow
+def test_captured_steps_have_the_bits_of_eager_ones(tmp_path, everything_on_triton):
+    """
+    In captured steps, beside another row and padding, a prompt and its decodes leave the keys, values and drawn tokens they
+    leave alone in steps that are not.
+    """
+    directory = FAMILIES["mistral_window"](tmp_path)
+    everything_on_triton()
+    tokens, written = generated(directory, 0)
+    device = Repeated()
+    plan = GraphPlan(device=device, sizes=(3,), mixed=(GraphShape(sum(LENGTHS) + 1, 3, 0),))
+    among_tokens, among_written = generated(directory, 1, static_rows=3, graph_plan=plan)
+    assert tokens == among_tokens
+    assert all(map(torch.equal, written, among_written))
+    assert 1 + NUM_DECODES == device.num_replays
