@@ -13,20 +13,22 @@ import sys
 import psutil
 import pytest
 
-from tandem_client import NO_RETRY, AdminClient, Client
-from tests.e2e.cluster import ROOT, START_S, environment, wait_until
+from tandem_client import NO_RETRY, AdminClient, Client, Delta, Scheduled
+from tests.e2e.cluster import ROOT, START_S, environment, paused, wait_until
 
 ANY_PORTS = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")]
 PROMPT = "def fibonacci(n):"
+ENDLESS = 100_000
+"""Tokens that take minutes also where one takes a millisecond, as each looks at all before it."""
 
 
 @contextlib.contextmanager
-def command(*arguments, program=(sys.executable, "-m", "tandem_client")):
+def command(*arguments, program=(sys.executable, "-m", "tandem_client"), env=None):
     """A command in a process of its own; whatever is left of it afterwards is killed."""
     process = subprocess.Popen(
         [*program, *map(str, arguments)],
         cwd=ROOT,
-        env=environment(),
+        env=environment() | (env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -81,7 +83,7 @@ class TestUp:
             members = family(process)
             assert len(members) >= 4
             process.send_signal(number)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=START_S)
 
             assert 0 == process.returncode
             assert "Traceback" not in errors
@@ -132,7 +134,7 @@ class TestUp:
             members = family(process)
             (scheduler,) = (m for m in members if "scheduler_svc" in m.cmdline())
             scheduler.kill()
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=START_S)
 
             assert 1 == process.returncode
             assert "tandem: the scheduler was killed by SIGKILL" in errors
@@ -143,23 +145,23 @@ class TestUp:
         When the executor is killed under a stream, the command starts it again and the stream ends
         as if nothing had happened.
         """
-        with command("up", tiny_model, *ANY_PORTS) as process:
-            address = serving(process)
+        asked = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0}
+        patient = {"TANDEM_RECOVERY_TIMEOUT_S": "600"}
+        with (
+            command("up", tiny_model, *ANY_PORTS, env=patient) as process,
+            Client(serving(process), retry=NO_RETRY) as client,
+        ):
+            expected = client.complete(PROMPT, **asked)
             (executor,) = (m for m in family(process) if "executor_svc" in m.cmdline())
-            with (
-                Client(address, retry=NO_RETRY) as client,
-                client.generate(PROMPT, max_tokens=200, ignore_eos=True, temperature=0.0) as stream,
-            ):
-                pieces = stream.text
-                next(pieces)
+            with paused(executor.pid), client.generate(PROMPT, **asked) as stream:
+                wait_until(lambda: isinstance(next(stream), Scheduled), "a step of it")
                 executor.kill()
-                for _ in pieces:
-                    pass
-                usage = stream.done.usage
+                events = list(stream)
 
-            assert 200 == usage.output_tokens
+            ids = [i for event in events if isinstance(event, Delta) for i in event.token_ids]
+            assert list(expected.token_ids) == ids
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=START_S)
             assert "the executor was killed by SIGKILL" in errors
             assert "starting it again" in errors
 
@@ -195,16 +197,22 @@ class TestUp:
 
 @pytest.mark.slow
 class TestGenerateUp:
-    def test_ctrl_c_ends_everything(self, tiny_model):
+    def test_ctrl_c_ends_everything(self, tiny_model, tmp_path):
         """
         Ctrl-C while a one-command server generates ends with 130 and no process is left.
         """
-        options = ["--max-tokens", "400", "--ignore-eos"]
-        with command("generate", PROMPT, "--up", tiny_model, *options) as process:
+        model = shutil.copytree(tiny_model, tmp_path / "endless")
+        config = json.loads((model / "config.json").read_text())
+        config["max_position_embeddings"] = ENDLESS
+        (model / "config.json").write_text(json.dumps(config))
+        limits = {"MODEL_LEN": ENDLESS, "NUM_BLOCKS": ENDLESS // 16}
+        env = {f"TANDEM_EXECUTOR_MAX_{name}": str(most) for name, most in limits.items()}
+        options = ["--max-tokens", str(ENDLESS - 1000), "--ignore-eos"]
+        with command("generate", PROMPT, "--up", model, *options, env=env) as process:
             process.stdout.read(1)
             members = family(process)
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=START_S)
 
             assert 130 == process.returncode
             assert "Traceback" not in errors
