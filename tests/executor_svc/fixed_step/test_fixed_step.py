@@ -21,7 +21,7 @@ from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.link.batch import Batch, KvMode
 from tandem.link.slot_state import SlotState
 from tandem.profile import FEATURE
-from tests.executor_svc.service.harness import refusal, wait_until
+from tests.executor_svc.service.harness import DEADLINE_S, refusal, wait_until
 from tests.executor_svc.stepping import Row, admission, batch
 
 LONG_STEP_MS = 3_600_000.0
@@ -228,9 +228,9 @@ def test_profile_is_refused():
         with grpc.insecure_channel(server.address) as channel:
             stub = ExecutorServiceStub(channel)
             wait_until(lambda: server._service.engine is not None)
-            about = stub.Describe(DescribeRequest(), timeout=30)
+            about = stub.Describe(DescribeRequest(), timeout=DEADLINE_S)
             assert FEATURE not in about.features
-            error = refusal(lambda: list(stub.Profile(ProfileRequest(), timeout=30)))
+            error = refusal(lambda: list(stub.Profile(ProfileRequest(), timeout=DEADLINE_S)))
         assert isinstance(error, ProfileUnsupported)
     finally:
         server.stop()
