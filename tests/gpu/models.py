@@ -11,6 +11,7 @@ from executor_svc.bench.random_model import random_model
 from executor_svc.bench.shapes import SHAPES
 from executor_svc.graphs.capture import GraphDevice
 from executor_svc.graphs.decode import GraphPlan
+from executor_svc.graphs.shapes import GraphShape
 from executor_svc.memory import KvMemory
 from executor_svc.model import ModelConfig
 from executor_svc.runner import ModelRunner
@@ -52,15 +53,19 @@ def make_runner(
     max_model_len: int,
     graphs: GraphDevice | None = None,
     sizes: Sequence[int] = (),
+    mixed: Sequence[GraphShape] = (),
     num_host_blocks: int = 0,
     **options: object,
 ) -> ModelRunner:
-    """A warm runner over a cache of NaN; with `graphs` it captures steps of these many rows."""
+    """A warm runner over a cache of NaN; with `graphs` it captures steps of these many rows and shapes."""
     blocks = num_slots * -(-max_model_len // BLOCK_SIZE)
     model = random_model(config, dtype, device)
     kv = KvMemory(config, blocks, BLOCK_SIZE, dtype, device, num_host_blocks=num_host_blocks)
     for layer in kv.layers:
         layer[1:].fill_(float("nan"))
+    plan = None
+    if graphs is not None:
+        plan = GraphPlan(device=graphs, sizes=tuple(sizes), mixed=tuple(mixed))
     runner = ModelRunner(
         model,
         kv,
@@ -68,7 +73,7 @@ def make_runner(
         max_model_len=max_model_len,
         boot_id="gpu-tests",
         static_rows=0 if graphs is None else num_slots,
-        graph_plan=None if graphs is None else GraphPlan(device=graphs, sizes=tuple(sizes)),
+        graph_plan=plan,
         **options,
     )
     runner.warm_up()

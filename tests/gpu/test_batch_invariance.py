@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from executor_svc.bench.shapes import SHAPES
+from executor_svc.graphs.cuda import CudaGraphs
+from executor_svc.graphs.shapes import GraphShape
 from kernels.paged_attention import (
     AttentionShape,
     PagedSequences,
@@ -114,12 +116,13 @@ class TestWholeModel:
     @pytest.mark.parametrize("sampling", [GREEDY, NOISY, FILTERED], ids=["greedy", "noisy", "cut"])
     def test_sequence_has_the_logits_and_tokens_it_has_alone(self, sampling, device):
         """
-        With `batch_invariant` a sequence's logits have the same bits, and its tokens are the same, alone and among others.
+        With `batch_invariant` a sequence's logits have the same bits, and its tokens are the same, alone and among others; on a
+        GPU from captured steps of other sizes.
         """
         config = replace(SHAPES["tiny"], tied_embeddings=False, head_dim=64)
         own = random_tokens(30, 9, config.vocab_size)
         found = []
-        for others in (0, 5):
+        for others, graphs in ((0, [32, 1]), (5, [256, 6])):
             runner = make_runner(
                 config,
                 dtype_on(device),
@@ -127,6 +130,7 @@ class TestWholeModel:
                 num_slots=6,
                 max_model_len=96,
                 batch_invariant=True,
+                **captures(device),
             )
             admits = [
                 admission(
@@ -139,12 +143,25 @@ class TestWholeModel:
             ]
             rows = [Row(slot, 0, 11 * slot or 30) for slot in range(others + 1)]
             rows = [*rows[1:], rows[0]]
-            tokens = [runner.execute(batch(*rows, admits=admits), 0).token[-1]]
-            for step in range(4):
+            tokens = []
+            for step in range(5):
+                result = runner.execute(batch(*rows, admits=admits), step)
+                assert result.graph == (graphs[min(step, 1)] if device.type == "cuda" else 0)
+                tokens.append(result.token[-1])
                 rows = [Row(row.slot, row.start + row.num_tokens) for row in rows]
-                tokens.append(runner.execute(batch(*rows), step + 1).token[-1])
-            rows = [Row(row.slot, row.start + 1) for row in rows]
+                admits = []
             found.append((tokens, runner.forward_logits(batch(*rows))[-1]))
         (alone, logits), (among, other_logits) = found
         assert alone == among
         assert torch.equal(logits, other_logits)
+
+
+def captures(device: torch.device) -> dict[str, object]:
+    """What a runner on a GPU captures: small steps and large ones, of decodes and with prompts."""
+    if device.type == "cpu":
+        return {}
+    return {
+        "graphs": CudaGraphs(device),
+        "sizes": (6, 1),
+        "mixed": (GraphShape(256, 6, 0), GraphShape(32, 6, 0)),
+    }
