@@ -73,9 +73,10 @@ class TestStoppedExecutor:
     def test_is_given_up_for_another(self, make_fleet):
         """An executor that stays silent for lost_after_s loses its work to the next address."""
         fleet = make_fleet(num_executors=2)
-        first, _ = fleet.executor(0), fleet.executor(1)
+        first = fleet.executor(0)
         scheduler = fleet.scheduler("--lost-after-s=3")
         scheduler.wait_ready()
+        fleet.executor(1)
         reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(20)
         with paused(first.process.pid):
@@ -92,9 +93,10 @@ class TestKilledExecutor:
     def test_work_moves_to_the_second_address(self, make_fleet):
         """After kill -9 another executor with the same model takes every stream on, and back."""
         fleet = make_fleet(num_executors=2)
-        executors = [fleet.executor(0), fleet.executor(1)]
+        executors = [fleet.executor(0)]
         scheduler = fleet.scheduler()
         scheduler.wait_ready()
+        executors.append(fleet.executor(1))
         reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(20)
         executors[0].kill()
@@ -111,9 +113,10 @@ class TestKilledExecutor:
     def test_other_weights_take_over_only_when_time_is_up(self, make_fleet):
         """Running requests fail MODEL_CHANGED after recovery_timeout_s; new ones get the new model."""
         fleet = make_fleet(num_executors=2)
-        executor, _ = fleet.executor(0), fleet.executor(1, seed=1)
+        executor = fleet.executor(0)
         scheduler = fleet.scheduler("--recovery-timeout-s=3")
         scheduler.wait_ready()
+        fleet.executor(1, seed=1)
         reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(5)
         executor.kill()
@@ -128,9 +131,10 @@ class TestKilledExecutor:
     def test_rollout_loses_nothing(self, make_fleet):
         """An executor told to stop hands over to the next address and exits with 0."""
         fleet = make_fleet(num_executors=2)
-        first, _ = fleet.executor(0), fleet.executor(1)
+        first = fleet.executor(0)
         scheduler = fleet.scheduler()
         scheduler.wait_ready()
+        fleet.executor(1)
         reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(20)
         first.process.terminate()
@@ -176,7 +180,8 @@ class TestSchedulers:
         rival = fleet.scheduler("--scheduler-name=rival", "--take-over")
         rival.wait_ready()
         first.wait_ready(ready=False)
-        assert "scheduler rival has taken the executor over" in first.stats().executor_refusal
+        fenced = "scheduler rival has taken the executor over"
+        wait_until(lambda: fenced in first.stats().executor_refusal, "who has it")
         assert all(undisturbed(rival, 50))
         reader.finish()
         assert [ExecutorLost] * NUM_STREAMS == [type(error) for error in reader.errors]

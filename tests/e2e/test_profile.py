@@ -33,7 +33,7 @@ class TestProfile:
             concurrent.futures.ThreadPoolExecutor(1) as threads,
         ):
             undisturbed = client.complete("def main():", **asked)
-            profiling = threads.submit(admin.profile, num_steps=5, duration_s=30.0)
+            profiling = threads.submit(admin.profile, num_steps=5, duration_s=60.0)
             while not profiling.done():
                 profiled = client.complete("def main():", **asked)
                 assert undisturbed.token_ids == profiled.token_ids
