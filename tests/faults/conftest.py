@@ -53,12 +53,12 @@ def storm(reference, tiny_model, other_model, zygote, tmp_path):
     """Gives a function that runs a storm of some kinds and returns it and its table's lines."""
     rigs = []
 
-    def run(kinds, *, times=TIMES, **settings):
+    def run(kinds, *, times=TIMES, until=lambda _: True, **settings):
         rig = Rig(tmp_path, RigSettings(model=tiny_model, **settings), zygote)
         rigs.append(rig)
         rig.start()
         one = Storm(rig=rig, reference=reference, seed=SEED, other_weights=other_model)
-        lines = one.run(make_schedule(SEED, kinds, times))
+        lines = one.run(make_schedule(SEED, kinds, times), until=until)
         sys.stdout.write(f"\n{table(lines)}\n{one.phases()}\n")
         return one, lines
 

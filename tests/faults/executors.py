@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.cluster import ROOT, environment, wait_until
+from tests.e2e.cluster import ROOT, START_S, environment, wait_until
 from tests.faults.step_count import StepCount
 from tests.ports import free_port
 
@@ -157,7 +156,7 @@ class Executor:
             pid = self.pid
             if not pid:
                 return
-            os.kill(pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
         wait_until(lambda: pid in self.zygote.exit_codes, "end of an executor")
         with self.lock:
             self.deaths.append(self.zygote.exit_codes[pid])
@@ -175,17 +174,13 @@ class Executor:
         return psutil.Process(self.pid) if self.pid else None
 
 
-def working(executors: list[Executor], limit_s: float = 10.0) -> Executor:
-    """Whichever computes steps now; without any, whichever computed most."""
+def working(executors: list[Executor]) -> Executor:
+    """Whichever is the next to compute a step."""
     if len(executors) == 1:
         return executors[0]
-    before = [executor.num_steps() for executor in executors]
-    end_s = time.monotonic() + limit_s
-    while time.monotonic() < end_s:
-        time.sleep(0.02)
-        gains = [
-            executor.num_steps() - count for executor, count in zip(executors, before, strict=True)
-        ]
-        if max(gains) > 0:
-            return executors[gains.index(max(gains))]
-    return max(executors, key=Executor.num_steps)
+    before = [(executor, executor.num_steps()) for executor in executors]
+
+    def gaining() -> list[Executor]:
+        return [executor for executor, count in before if executor.num_steps() > count]
+
+    return wait_until(gaining, "a step of any executor", START_S)[0]

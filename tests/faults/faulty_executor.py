@@ -6,6 +6,8 @@ $FAULTS_DIR harms the next step, and is gone once it did:
 
     raise   the step raises
     hang    the step never returns
+
+Where that folder has a file `gate`, steps wait at the `StepGate` that it is.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import executor_svc.__main__ as executor_main
 import executor_svc.engine as executor_engine
 from executor_svc.runner import ModelRunner
 from tandem.link.batch import Batch, StepResult
+from tests.e2e.step_gate import StepGate
 from tests.faults.marks import BAD_ROW_MARK, MARK_LEN, POISON_LATER_MARK, POISON_MARK
 from tests.faults.step_count import StepCount
 
@@ -38,9 +41,11 @@ class FaultyRunner(ModelRunner):
     """
     Attributes:
         folder: Where orders come from.
+        gate: Where steps wait, if they do.
     """
 
     folder: Path
+    gate: StepGate | None
 
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """Obey an order, or compute."""
@@ -49,6 +54,8 @@ class FaultyRunner(ModelRunner):
         if _take(self.folder / "hang"):
             while True:
                 time.sleep(3600)
+        if self.gate is not None and step_id and len(batch.row_slot):
+            self.gate.pass_through()
         marks = self.__dict__.setdefault("_marks", {})
         for slot in batch.release_slot.tolist():
             marks.pop(slot, None)
@@ -99,5 +106,7 @@ def _take(order: Path) -> bool:
 def main(argv: list[str]) -> int:
     """Run an executor; gives its exit code."""
     FaultyRunner.folder = Path(os.environ["FAULTS_DIR"])
+    gate = FaultyRunner.folder / "gate"
+    FaultyRunner.gate = StepGate(gate) if gate.exists() else None
     vars(executor_engine)["ModelRunner"] = FaultyRunner
     return executor_main.main(argv)

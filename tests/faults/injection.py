@@ -11,14 +11,18 @@ from pathlib import Path
 
 import psutil
 
+from scheduler_svc.core.step_log import DECODE_LINE_INTERVAL
 from tests.e2e.cluster import START_S, wait_until
+from tests.faults.controlled import Controlled
 from tests.faults.load import StormRequest
 from tests.faults.marks import BAD_ROW_MARK, POISON_LATER_MARK, POISON_MARK
+from tests.faults.readiness import ReadinessWatch
 from tests.faults.rig import Rig
 from tests.faults.schedule import Fault, Kind
 from tests.faults.streams import Run, Streams
 
-POISON_LIMIT_S = 120.0
+FAILURE_LIMIT_S = 300.0
+"""Longest wait for the failure of a request that is bad."""
 _SLOW_LATENCY_S = 0.04
 _SLOW_BYTES_PER_S = 200_000.0
 
@@ -31,11 +35,13 @@ class Target:
     Attributes:
         rig: The services.
         streams: Their load.
+        readiness: What the services say of themselves.
         other_weights: A model of the same shape that is another.
     """
 
     rig: Rig
     streams: Streams
+    readiness: ReadinessWatch
     other_weights: Path | None = None
 
 
@@ -45,8 +51,12 @@ def inject(fault: Fault, target: Target) -> None:
 
 
 def _reset(_: Fault, target: Target) -> None:
-    for proxy in target.rig.proxies:
-        proxy.ask("reset")
+    _reset_some(target.rig.proxies)
+
+
+def _reset_some(proxies: list[Controlled]) -> None:
+    """Reset all connections; where each is only just coming back, the first that does."""
+    wait_until(lambda: sum(proxy.ask("reset")["reset"] for proxy in proxies), "a connection")
 
 
 def _blackhole(fault: Fault, target: Target) -> None:
@@ -84,7 +94,7 @@ def _make_unreachable(_: Fault, target: Target) -> None:
 
 def _reset_clients(_: Fault, target: Target) -> None:
     assert target.rig.client_proxy is not None
-    target.rig.client_proxy.ask("reset")
+    _reset_some([target.rig.client_proxy])
 
 
 def _kill_executor(fault: Fault, target: Target) -> None:
@@ -103,9 +113,10 @@ def _stop_executor(_: Fault, target: Target) -> None:
 def _pause_executor(fault: Fault, target: Target) -> None:
     """Stop it, on a busy machine for as long as the scheduler takes to notice."""
     executor = target.rig.working_executor()
+    wait_until(target.readiness.is_ready, "readiness")
     executor.signal(signal.SIGSTOP)
     time.sleep(fault.lasts_s)
-    wait_until(lambda: not target.rig.is_ready(), "readiness to turn off", 20)
+    wait_until(lambda: not target.readiness.is_ready(), "readiness to turn off")
     executor.signal(signal.SIGCONT)
 
 
@@ -123,7 +134,7 @@ def _hang_step(_: Fault, target: Target) -> None:
 
     def hang() -> None:
         order.touch()
-        wait_until(lambda: not order.exists(), "a step that takes the order to hang", 20)
+        wait_until(lambda: not order.exists(), "a step that takes the order to hang")
 
     _until_another_works(target, hang)
     executor.signal(signal.SIGKILL)
@@ -135,7 +146,7 @@ def _until_another_works(target: Target, strike: Callable[[], object]) -> None:
     num_before = rig.stats().executor_sessions
     strike()
     wait_until(
-        lambda: (stats := rig.stats()) is not None and stats.executor_sessions > num_before,
+        lambda: rig.stats().executor_sessions > num_before,
         "a session with another executor",
         START_S,
     )
@@ -178,7 +189,7 @@ def _stop_scheduler(_: Fault, target: Target) -> None:
     scheduler = target.rig.scheduler
     stopped = scheduler.process
     stopped.terminate()
-    wait_until(lambda: stopped.poll() is not None, "an orderly end of the scheduler", 30)
+    wait_until(lambda: stopped.poll() is not None, "an orderly end of the scheduler")
     assert stopped.returncode == 0, f"a scheduler told to stop gave {stopped.returncode}"
     target.rig.wait_successor(scheduler)
 
@@ -187,7 +198,7 @@ def _kill_frontend(_: Fault, target: Target) -> None:
     scheduler = target.rig.scheduler
     ended = scheduler.process
     target.rig.frontend().kill()
-    wait_until(lambda: ended.poll() is not None, "the end of a scheduler without frontend", 30)
+    wait_until(lambda: ended.poll() is not None, "the end of a scheduler without frontend")
     assert ended.returncode != 0, "a scheduler whose frontend was killed must not exit with 0"
     target.rig.wait_successor(scheduler)
 
@@ -195,23 +206,23 @@ def _kill_frontend(_: Fault, target: Target) -> None:
 def _raise_in_step(_: Fault, target: Target) -> None:
     order = target.rig.folder / "raise"
     order.touch()
-    wait_until(lambda: not order.exists(), "a step that takes the order to raise", 20)
+    wait_until(lambda: not order.exists(), "a step that takes the order to raise")
 
 
 def _bad_row(fault: Fault, target: Target) -> None:
-    run = _ask_marked(BAD_ROW_MARK, fault, target, limit_s=30.0)
+    run = _ask_marked(BAD_ROW_MARK, fault, target)
     assert run.error is not None
     assert run.error.reason == "INVALID_LOGITS", run.error
 
 
 def _poison(fault: Fault, target: Target) -> None:
     mark = POISON_LATER_MARK if fault.is_upward else POISON_MARK
-    run = _ask_marked(mark, fault, target, limit_s=POISON_LIMIT_S)
+    run = _ask_marked(mark, fault, target)
     assert run.error is not None
     assert run.error.reason == "POISON_REQUEST", run.error
 
 
-def _ask_marked(mark: tuple[int, ...], fault: Fault, target: Target, limit_s: float) -> Run:
+def _ask_marked(mark: tuple[int, ...], fault: Fault, target: Target) -> Run:
     source = random.Random(fault.draw)
     ids = [*mark, *(source.randrange(100, 250) for _ in range(20))]
     request = StormRequest(
@@ -219,7 +230,7 @@ def _ask_marked(mark: tuple[int, ...], fault: Fault, target: Target, limit_s: fl
         prompt="",
         options={"token_ids": ids, "seed": fault.draw, "max_tokens": 32, "ignore_eos": True},
     )
-    return target.streams.ask(request).result(limit_s)
+    return target.streams.ask(request).result(FAILURE_LIMIT_S)
 
 
 def _fill_disk(fault: Fault, target: Target) -> None:
@@ -227,6 +238,7 @@ def _fill_disk(fault: Fault, target: Target) -> None:
     processes = list(target.rig.services().values())
     _limit_files(processes, 0)
     time.sleep(fault.lasts_s)
+    _until_logged(target)
     _limit_files(processes, psutil.RLIM_INFINITY)
 
 
@@ -238,6 +250,16 @@ def _limit_files(processes: list[psutil.Process], size: int) -> None:
 def _jump_clock(fault: Fault, target: Target) -> None:
     """To any time within ten years of now."""
     target.rig.set_clock(random.Random(fault.draw).uniform(-3e8, 3e8))
+    _until_logged(target)
+
+
+def _until_logged(target: Target) -> None:
+    """Wait for steps enough that the scheduler has said something of them."""
+    num_before = target.rig.stats().steps
+    wait_until(
+        lambda: target.rig.stats().steps > num_before + 2 * DECODE_LINE_INTERVAL,
+        "lines of the log on steps",
+    )
 
 
 _ACTIONS: dict[Kind, Callable[[Fault, Target], None]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-SETTLE_S = 25.0
+SETTLE_S = 60.0
 """How long closing what is left over may take: gRPC keeps idle connections' threads for a while."""
 MORE_THREADS = 4
 """gRPC's own pools grow and shrink by a few, however long the storm."""

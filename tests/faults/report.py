@@ -22,13 +22,13 @@ class Occurrence:
         fault: What was scheduled.
         begin_s: When it was injected.
         end_s: When all streams had tokens again, or the next fault began.
-        recomputed_tokens: Counted meanwhile; None where no counter outlived the fault.
+        recomputed_tokens: Counted meanwhile.
     """
 
     fault: Fault
     begin_s: float
     end_s: float
-    recomputed_tokens: int | None
+    recomputed_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Line:
     times: int
     affected_streams: float
     longest_pause_s: float
-    recomputed_tokens: int | None
+    recomputed_tokens: int
 
 
 def summarize(occurrences: Sequence[Occurrence], gaps: Sequence[Gap]) -> list[Line]:
@@ -55,15 +55,13 @@ def summarize(occurrences: Sequence[Occurrence], gaps: Sequence[Gap]) -> list[Li
             for around in overlapping
         ]
         pauses = [gap.end_s - gap.begin_s for around in overlapping for gap in around]
-        counts = [one.recomputed_tokens for one in times]
-        known = [count for count in counts if count is not None]
         lines.append(
             Line(
                 kind=str(kind),
                 times=len(times),
                 affected_streams=round(sum(affected) / len(times), 1),
                 longest_pause_s=round(max(pauses, default=0.0), 2),
-                recomputed_tokens=sum(known) if len(known) == len(counts) else None,
+                recomputed_tokens=sum(one.recomputed_tokens for one in times),
             )
         )
     return lines
@@ -73,12 +71,11 @@ def table(lines: Sequence[Line]) -> str:
     """As Markdown."""
     rows = ["| fault | times | streams affected | longest pause | recomputed tokens |"]
     rows.append("|---|---|---|---|---|")
-    for line in lines:
-        recomputed = "?" if line.recomputed_tokens is None else str(line.recomputed_tokens)
-        rows.append(
-            f"| {line.kind} | {line.times} | {line.affected_streams:g} "
-            f"| {line.longest_pause_s:.2f} s | {recomputed} |"
-        )
+    rows += [
+        f"| {line.kind} | {line.times} | {line.affected_streams:g} "
+        f"| {line.longest_pause_s:.2f} s | {line.recomputed_tokens} |"
+        for line in lines
+    ]
     return "\n".join(rows)
 
 

@@ -19,6 +19,8 @@ from tests.faults.executors import Executor, Zygote, clock_environment, working
 from tests.ports import free_port
 
 PROXIES = {"bytes": "tests.faults.tcp_proxy", "messages": "tests.faults.message_proxy"}
+PATIENT = tuple(f"--{name}-s=600" for name in ("lost-after", "recovery-timeout", "stall-deadline"))
+"""Deadlines of the scheduler that no fault lasts for, and no busy machine; rigs may set shorter ones."""
 EXECUTOR_LIMITS = (
     "--max-num-blocks=3500",
     "--max-batch-size=96",
@@ -132,26 +134,29 @@ class Rig:
         return psutil.Process(self.scheduler.process.pid).children()[0]
 
     def stats(self) -> Any:
-        """What the operators' port counts; None while nobody answers."""
-        for _ in range(3):
+        """What the operators' port counts, as soon as somebody answers there."""
+
+        def ask() -> Any:
             try:
                 with AdminClient(self.admin_address, retry=NO_RETRY) as admin:
                     return admin.stats()
             except TandemError:
-                time.sleep(0.05)
-        return None
+                return None
 
-    def wait_idle(self, limit_s: float = 30.0) -> Any:
-        """Wait until no request is in the system and no block in use; gives the counters."""
+        return wait_until(ask, "the operators' port", START_S)
+
+    def wait_idle(self) -> Any:
+        """
+        Wait until no request is in the system, no block in use and no step under way; gives the
+        counters.
+        """
 
         def idle() -> Any:
             stats = self.stats()
-            if stats is None:
-                return None
-            busy = stats.running_requests + stats.waiting_requests + stats.used_blocks
-            return stats if busy == 0 else None
+            num_requests = stats.running_requests + stats.waiting_requests
+            return None if num_requests + stats.used_blocks + stats.steps_in_flight else stats
 
-        return wait_until(idle, "no request and no block", limit_s)
+        return wait_until(idle, "no request, block and step")
 
     def set_clock(self, offset_s: float) -> None:
         """Make the wall clock of every service jump."""
@@ -208,6 +213,7 @@ class Rig:
             "--metrics-listen=127.0.0.1:0",
             f"--executor={','.join(f'127.0.0.1:{port}' for port in ports)}",
             "--log-format=json",
+            *PATIENT,
             *self.settings.scheduler,
         ]
         name = f"scheduler-{len(self.schedulers) + 1}"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tandem_client import NO_RETRY, RetryPolicy
+from tests.e2e.cluster import wait_until
 from tests.faults.injection import Target, inject
 from tests.faults.leaks import Holding, find_leaks, holdings
 from tests.faults.logs import find_problems
@@ -23,7 +24,7 @@ from tests.faults.rig import Rig
 from tests.faults.schedule import LINK_KINDS, SERVER_KINDS, Fault
 from tests.faults.streams import Streams
 
-FLOW_S = 60.0
+FLOW_S = 180.0
 """Longest time until every stream has tokens again."""
 PATIENT = RetryPolicy(max_attempts=1000, initial_delay_s=0.1, max_delay_s=0.5)
 """For clients of a server that dies: they ask for the rest until they get it."""
@@ -55,13 +56,19 @@ class Storm:
     readiness: ReadinessWatch = field(init=False)
     _marks: list[tuple[str, float]] = field(default_factory=list)
 
-    def run(self, schedule: Sequence[Fault], limit_s: float = float("inf")) -> list[Line]:
+    def run(
+        self,
+        schedule: Sequence[Fault],
+        limit_s: float = float("inf"),
+        until: Callable[[Any], object] = lambda _: True,
+    ) -> list[Line]:
         """
         Let everything happen, then check all promises.
 
         Args:
             schedule: What is to happen, in this order.
             limit_s: Seconds after which no further fault begins.
+            until: What the counters must say before the streams may end.
 
         Raises:
             StormFailed: One was broken.
@@ -76,6 +83,8 @@ class Storm:
             before = self._warm_up(streams)
             self._mark("faults")
             self._endure(schedule, streams, limit_s)
+            wait_until(lambda: until(self.rig.stats()), "what the storm is to bring about")
+            streams.end()
             self._mark("checks")
             problems += self._aftermath(streams, before)
             self._mark("end")
@@ -106,7 +115,7 @@ class Storm:
         return holdings(self.rig.services())
 
     def _endure(self, schedule: Sequence[Fault], streams: Streams, limit_s: float) -> None:
-        target = Target(self.rig, streams, self.other_weights)
+        target = Target(self.rig, streams, self.readiness, self.other_weights)
         streams.begin()
         began_s = time.monotonic()
         end_s = began_s + limit_s
@@ -117,7 +126,6 @@ class Storm:
             began_s = self._occur(fault, target, began_s)
         time.sleep(1.0)
         self._wait_flowing(streams, time.monotonic())
-        streams.end()
 
     def _occur(self, fault: Fault, target: Target, previous_s: float) -> float:
         """One fault; gives when it began."""
@@ -154,6 +162,7 @@ class Storm:
         """Everything that must hold once it is over."""
         problems = [problem for run in streams.runs for problem in self.reference.problems(run)]
         self.rig.wait_idle()
+        wait_until(self.readiness.is_ready, "readiness")
         problems += find_leaks(before, self.rig.services())
         problems += find_problems(self.rig.logs())
         return problems
@@ -172,13 +181,11 @@ class Storm:
         )
 
 
-def _recomputed(before: Any, after: Any, num_held: int) -> int | None:
+def _recomputed(before: Any, after: Any, num_held: int) -> int:
     """
     Tokens computed a second time between two looks at the counters; where these began again with
     another scheduler, what clients held at the first look comes in addition.
     """
-    if before is None or after is None:
-        return None
     if after.uptime_s < before.uptime_s:
         return int(num_held + after.recomputed_tokens)
     return int(after.recomputed_tokens - before.recomputed_tokens)

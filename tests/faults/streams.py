@@ -79,7 +79,7 @@ class Streams:
         self._is_stopping = once
         self._workers = [self._run(self._work(index)) for index in range(len(self._requests))]
 
-    def end(self, limit_s: float = 120.0) -> None:
+    def end(self, limit_s: float = 300.0) -> None:
         """Let every worker finish what it asked for; raises what broke a worker."""
         self._is_stopping = True
         for worker in self._workers:

@@ -17,9 +17,13 @@ import struct
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tests.faults.controlled import Json, serve_commands
+
+Result = TypeVar("Result")
 
 _CHUNK_BYTES = 65_536
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -127,12 +131,13 @@ class TcpProxy:
         return int(listening.sockets[0].getsockname()[1])
 
     def reset(self) -> Json:
-        """Reset every connection."""
-        return self._call(self._reset)
+        """Reset every connection; gives how many there were."""
+        return {"reset": self._call(self._reset)}
 
     def flow(self, *, on: bool) -> Json:
         """Drop all packets, or let them pass again."""
-        return self._call(self.flowing.set if on else self.flowing.clear)
+        self._call(self.flowing.set if on else self.flowing.clear)
+        return {}
 
     def slow(self, *, latency_s: float, bytes_per_s: float) -> Json:
         """Delay every chunk; 0 seconds for a fast link."""
@@ -140,7 +145,8 @@ class TcpProxy:
         def set_speed() -> None:
             self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
 
-        return self._call(set_speed)
+        self._call(set_speed)
+        return {}
 
     def damage(self, *, kind: str, way: str, draw: int) -> Json:
         """
@@ -151,23 +157,24 @@ class TcpProxy:
         def note() -> None:
             self.damages[way].append(_Damage(kind, draw))
 
-        return self._call(note)
+        self._call(note)
+        return {}
 
     def count(self) -> Json:
         """How many chunks were damaged, and connections reset, so far."""
         return {"done": self.num_done}
 
-    def _reset(self) -> None:
+    def _reset(self) -> int:
         for connection in self._connections:
-            self.num_done += 1
             connection.reset()
+        self.num_done += len(self._connections)
+        return len(self._connections)
 
-    def _call(self, function: object) -> Json:
-        async def run() -> None:
-            function()  # type: ignore[operator]
+    def _call(self, function: Callable[[], Result]) -> Result:
+        async def run() -> Result:
+            return function()
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
-        return {}
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -8,7 +8,10 @@ import pytest
 
 from tandem_client import NO_RETRY, Client
 from tests.e2e.cluster import wait_until
+from tests.e2e.step_gate import StepGate
 from tests.faults.rig import Rig, RigSettings
+
+NUM_TOKENS = 200
 
 
 @pytest.mark.slow
@@ -19,20 +22,24 @@ class TestFullDisk:
         """
         for name in ("executor-a", "scheduler-1"):
             (tmp_path / f"{name}.log").symlink_to("/dev/full")
+        gate = StepGate(tmp_path / "gate")
         rig = Rig(tmp_path, RigSettings(model=tiny_model), zygote)
         try:
             rig.start()
             with Client(rig.address, retry=NO_RETRY) as client:
-                asked = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0}
+                asked = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0.0}
                 expected = client.complete("a full disk", **asked)
+                gate.allow(100)
                 stream = client.generate("a full disk", **asked)
                 next(stream)
+                wait_until(lambda: rig.stats().output_tokens > NUM_TOKENS, "more tokens")
                 rig.executors[0].signal(signal.SIGKILL)
+                gate.open()
                 assert expected.text == "".join(stream.text)
             rig.wait_idle()
             scheduler = rig.scheduler.process
             scheduler.terminate()
-            wait_until(lambda: scheduler.poll() is not None, "an orderly end", 30)
+            wait_until(lambda: scheduler.poll() is not None, "an orderly end")
             assert 0 == scheduler.returncode
             assert [-signal.SIGKILL] == rig.executors[0].deaths
         finally:
