@@ -123,7 +123,7 @@ def served():
     def error_of(ending) -> TandemError:
         handler.ending = ending
         with pytest.raises(grpc.RpcError) as raised:
-            channel.unary_unary("/test/Call")(b"", timeout=20)
+            channel.unary_unary("/test/Call")(b"", timeout=60)
         return from_rpc_error(raised.value)
 
     yield error_of
@@ -204,7 +204,7 @@ class TestOverGrpc:
         """
         with grpc.insecure_channel("127.0.0.1:1") as channel:
             with pytest.raises(grpc.RpcError) as raised:
-                channel.unary_unary("/test/Call")(b"", timeout=20)
+                channel.unary_unary("/test/Call")(b"", timeout=60)
             assert PeerUnavailable is type(from_rpc_error(raised.value))
 
     @pytest.mark.parametrize("code", [0, 2, 8], ids=["no error", "internal", "cancel"])
@@ -217,6 +217,6 @@ class TestOverGrpc:
             thread.start()
             with grpc.insecure_channel("{}:{}".format(*listener.getsockname())) as channel:
                 with pytest.raises(grpc.RpcError) as raised:
-                    channel.unary_unary("/test/Call")(b"", timeout=20)
+                    channel.unary_unary("/test/Call")(b"", timeout=60)
                 assert PeerUnavailable is type(from_rpc_error(raised.value))
             thread.join()
