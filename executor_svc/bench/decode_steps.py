@@ -105,10 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         InvalidConfig: A device, type or model that there is not.
     """
-    started_s = time.monotonic()
     given = _parser().parse_args(arguments)
     names = chosen(given.model, SHAPES, "model")
     where = place(given)
+    started_s = time.monotonic()  # not before: the CPU's library may have been compiled, once
     grid = GRIDS[where.device.type, given.full]
     grid = Grid(
         models=tuple(names) if given.model else grid.models,

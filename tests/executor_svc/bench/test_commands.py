@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -177,6 +178,23 @@ class TestModel:
         for row in rows:
             assert min(row["step_ms"], row["forward_ms"], row["sample_ms"]) > 0
             assert 0 < row["percent_of_floor"]
+
+    def test_time_that_preparations_take_is_not_counted(self, capsys, monkeypatch):
+        """
+        A device whose library is compiled first, for however long, is measured all the same.
+        """
+        now_s = [0.0]
+        prepare = decode_steps.place
+
+        def compile_first(given):
+            now_s[0] += 1000.0
+            return prepare(given)
+
+        monkeypatch.setattr(decode_steps, "place", compile_first)
+        monkeypatch.setattr(decode_steps, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+        given = ["--model", "tiny", "--batch", "1", "--context", "20", "--json"]
+        assert 0 == decode_steps.main([*QUICK, *given])
+        assert 1 == len(json.loads(capsys.readouterr().out))
 
     def test_cache_that_does_not_fit_is_told(self, capsys, monkeypatch):
         """
