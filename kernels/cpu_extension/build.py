@@ -95,6 +95,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _build(folder: Path, name: str, compiler: str, runtime: Path) -> Path:
+    _log.info("cpu_extension_building", compiler=compiler, takes="a minute or less, once")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as place:
         library = Path(place) / "library.so"

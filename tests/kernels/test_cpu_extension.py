@@ -60,10 +60,12 @@ def machine(tmp_path: Path) -> Machine:
 class TestBuilding:
     def test_library_is_compiled_once(self, machine: Machine):
         """
-        The first call compiles into the cache directory and leaves nothing else there; the next finds the same file.
+        The first call says that it compiles, into the cache directory, and leaves nothing else there; the next finds the same file.
         """
-        built = built_library(machine.environ)
-        assert built == built_library(machine.environ)
+        with structlog.testing.capture_logs() as logs:
+            built = built_library(machine.environ)
+            assert built == built_library(machine.environ)
+        assert ["cpu_extension_building", "cpu_extension_built"] == [log["event"] for log in logs]
         assert 1 == machine.num_built()
         assert {".so", ".lock"} == {path.suffix for path in built.parent.iterdir()}
         assert machine.cache / "cpu_extension" == built.parent
