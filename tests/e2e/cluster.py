@@ -120,7 +120,7 @@ class Process:
         family = self.family()
         self.kill()
         for member in family:
-            if member.is_running():
+            with contextlib.suppress(psutil.NoSuchProcess):  # they may end with their parent
                 member.kill()
         psutil.wait_procs(family, timeout=10)
 
