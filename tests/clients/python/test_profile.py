@@ -114,13 +114,26 @@ class TestCommand:
         server.seen.profile = whole(num_steps=0)
         assert "send requests while it records" in run().stderr
 
-    def test_missing_folder_is_found_before_recording(self, server, run):
+    @pytest.mark.parametrize(
+        ("output", "said"),
+        [("missing/trace.json.gz", "there is no folder missing"), (".", ". is a folder")],
+    )
+    def test_wrong_folder_is_found_before_recording(self, server, run, output, said):
         """
-        A file that cannot be written is refused before anything is recorded.
+        A file that there cannot be is refused before anything is recorded.
         """
-        result = run("-o", "missing/trace.json.gz")
+        result = run("-o", output)
         assert (ExitCode.USAGE, []) == (result.exit_code, server.seen.profiled)
-        assert "there is no folder missing" in result.stderr
+        assert said in result.stderr
+
+    def test_full_disk_is_told_with_the_file(self, server, run):
+        """
+        A trace that finds no room says so in one line that names the file.
+        """
+        server.seen.profile = whole()
+        result = run("-o", "/dev/full")
+        assert ExitCode.FAILED == result.exit_code
+        assert "/dev/full: the trace cannot be written: No space left on device" in result.stderr
 
     def test_refusal_leaves_no_file(self, server, run, tmp_path):
         """

@@ -46,6 +46,8 @@ def profile(
     """Record what the executor does in its next steps; open the file in ui.perfetto.dev."""
     if not output.parent.is_dir():
         raise fail(f"{output}: there is no folder {output.parent}", ExitCode.USAGE)
+    if output.is_dir():
+        raise fail(f"{output} is a folder: give a file's name", ExitCode.USAGE)
     with AdminClient(address, retry=options.RETRY) as admin:
         recorded = admin.profile(
             num_steps=steps,
@@ -54,7 +56,10 @@ def profile(
             record_shapes=record_shapes,
             on_progress=_say,
         )
-    output.write_bytes(recorded.trace)
+    try:
+        output.write_bytes(recorded.trace)
+    except OSError as error:
+        raise fail(f"{output}: the trace cannot be written: {error.strerror}") from error
     typer.echo(
         f"{output}: {recorded.num_steps} steps in {recorded.elapsed_s:.1f} s, "
         f"{len(recorded.trace) / 2**20:.1f} MiB"
