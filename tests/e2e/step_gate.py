@@ -8,7 +8,7 @@ import struct
 import time
 from pathlib import Path
 
-_NUMBER = struct.Struct("<q")
+_NUMBER = struct.Struct("q")  # in native order, which is copied at once, not byte by byte
 _ALLOWED, _BEGUN = 0, _NUMBER.size
 _NO_LIMIT = 2**62
 _LOOK_EVERY_S = 0.001
