@@ -20,7 +20,7 @@ from tests.kernels.triton.compiled import (
 )
 from tests.kernels.triton.prefill_launches import attention_shape
 
-MAX_REGISTERS = {64: 148, 128: 218, 256: 255}
+MAX_REGISTERS = {64: 168, 128: 224, 256: 255}
 """Per thread by padded head size: a little over what was measured, and no more than there are."""
 
 LENGTHS = {"short": SHORT_ROWS // 4, "long": SHORT_ROWS // 4 + 1}
@@ -29,6 +29,7 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 CASES = [
     *((dim, 16, "bfloat16", None, length) for dim in HEAD_DIMS for length in LENGTHS),
     *((128, block, "bfloat16", 1024, length) for block in (7, 64) for length in LENGTHS),
+    *((dim, 16, "bfloat16", 1024, length) for dim, length in ((64, "short"), (128, "long"))),
     *((dim, 128, "bfloat16", None, "long") for dim in (64, 128, 256)),
     *((256, block, "bfloat16", 1024, length) for block in (7, 16) for length in LENGTHS),
     (128, 32, "float16", None, "long"),
