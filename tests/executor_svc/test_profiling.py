@@ -172,7 +172,7 @@ class TestSizedExecutor:
             zoo("llama_mha"), meter, "--gpu-memory-utilization=0.5", "--max-total-tokens=64"
         ).description
         assert ["read", "peak", "read"] == meter.asked
-        model = load_model(zoo("llama_mha"), dtype="float32", device="cpu")
+        model = load_model(zoo("llama_mha"), dtype="float32", device="cpu", packs=True)
         left = 32 * MIB - 20 * MIB - model.weight_bytes
         assert left // about.kv_bytes_per_block - 1 == about.num_blocks
 
