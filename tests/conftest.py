@@ -1,6 +1,6 @@
 """
 What all tests share: one thread per operation, examples without a deadline, logs as structlog
-finds them.
+finds them, kernels as they are when they are imported.
 """
 
 from __future__ import annotations
@@ -45,3 +45,27 @@ def default_logs():
         log = vars(module).get("_log")
         if isinstance(log, LoggerProxy):
             vars(log).pop("bind", None)  # kept from its first use, with what was set up then
+
+
+@pytest.fixture(autouse=True)
+def default_kernels():
+    """Undo what a test, or an engine that it made, chose for the whole process to compute with."""
+    before = {name: offers_of(one) for name, one in kernel_operations().items()}
+    yield
+    for name, operation in kernel_operations().items():
+        if name not in before:  # imported by the test
+            operation.withdraw("cpu", "cpu-extension")
+        elif before[name] != offers_of(operation):
+            operation._faster = before[name]
+            operation.forget()
+
+
+def kernel_operations() -> dict:
+    """Operations by name; none where nobody has imported any."""
+    dispatch = sys.modules.get("kernels.dispatch")
+    return {} if dispatch is None else dispatch._operations
+
+
+def offers_of(operation) -> dict:
+    """What an operation may run, by kind of device."""
+    return {kind: dict(offered) for kind, offered in operation._faster.items()}
