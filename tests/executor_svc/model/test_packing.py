@@ -84,7 +84,7 @@ class TestPacking:
         for layer in model.weights.layers:
             matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
             assert all(isinstance(matrix, PackedWeight) for matrix in matrices)
-        # Panels of up to 32 columns are full, but for each matrix's last.
+        # Panels of up to 48 columns are full, but for each matrix's last.
         assert plain.weight_bytes <= model.weight_bytes < 1.3 * plain.weight_bytes
 
     @pytest.mark.parametrize(("dtype", "wanted"), [("bfloat16", True), ("float32", False)])
