@@ -248,18 +248,10 @@ class _Run:
         if self._rows is not None:
             self._rows.add(row)
         else:
-            rate = row["tflop_per_s"]
-            self._table.row(
-                [
-                    str(row["operation"]),
-                    str(row["shape"]),
-                    str(row["implementation"]),
-                    f"{row['time_us']:.1f}",
-                    f"{row['gb_per_s']:.2f}",
-                    f"{rate:.3f}" if rate else "-",
-                    f"{row['percent_of_ceiling']:.1f}",
-                ]
-            )
+            names = [str(row[name]) for name in ("operation", "shape", "implementation")]
+            rates = (("time_us", 1), ("gb_per_s", 2), ("tflop_per_s", 3), ("percent_of_ceiling", 1))
+            numbers = [f"{row[name]:.{digits}f}" if row[name] else "-" for name, digits in rates]
+            self._table.row(names + numbers)
 
 
 def _parser() -> argparse.ArgumentParser:

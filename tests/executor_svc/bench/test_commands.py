@@ -122,12 +122,13 @@ class TestKernels:
 
     def test_table_has_a_row_per_measurement(self, capsys):
         """
-        Without --json a heading and a row per measurement are printed as they come.
+        Without --json a heading and a row per measurement are printed as they come, with a dash for what there is not.
         """
         given = ["--model", "tiny", "--operation", "patch", "--no-peers"]
         assert 0 == kernels.main([*QUICK, *given])
         rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
         assert ["copy", "matmul", "patch_rows", "patch_rows"] == [row[0] for row in rows]
+        assert ["-", "-", "100.0"] == [rows[0][3], *rows[0][-2:]]
 
     def test_time_that_runs_out_is_told(self, capsys, monkeypatch):
         """
