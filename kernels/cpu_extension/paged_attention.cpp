@@ -3,7 +3,8 @@
 // kv_cache [blocks, block_size, 2, K, D], keys before values; query [T, H, D], out [T, H, D].
 // Work is cut into items of one row, some of its queries, one key head and some of its splits;
 // threads take items as they come. The heads that share keys are computed together, so that keys
-// and values are read once.
+// and values are read once. Many lone queries wait for memory: their items have several key heads,
+// which lie side by side, and while one is computed the next is asked for, line after line.
 //
 // A split is kSplit positions counted from the sequence's start, and splits are always joined in
 // order: the bits of a query's result depend on its own sequence, position and window alone, not on
@@ -11,6 +12,8 @@
 //
 // Split keys and log-sum-exp joining: Flash-Decoding (Dao et al., 2023). Online softmax: Milakov
 // and Gimelshein, arXiv:1805.02867. Here splits have a fixed size instead of a fixed number.
+#include <algorithm>
+
 #include "export.h"
 #include "operations.h"
 #include "plan.h"
@@ -29,8 +32,9 @@ struct Attention {
 
   // An item's own numbers.
   struct Item {
-    int64_t row, head, first, count;  // queries [first, first + count) of the row
-    int64_t split, end;               // splits
+    int64_t row, head, num_heads;
+    int64_t first, count;  // queries [first, first + count) of the row
+    int64_t split, end;    // splits
   };
 
   Item item_at(int64_t index) const {
@@ -40,14 +44,15 @@ struct Attention {
       (plan.first_item[middle] <= index ? row : above) = middle;
     }
     const int64_t parts = plan.num_parts(row), own = index - plan.first_item[row];
-    const int64_t part = own / plan.num_kv_heads % parts;
-    const int64_t first = own / plan.num_kv_heads / parts * plan.queries_per_item();
+    const int64_t groups = plan.head_groups(row), heads = plan.heads_per_item(row);
+    const int64_t part = own / groups % parts, head = own % groups * heads;
+    const int64_t first = own / groups / parts * plan.queries_per_item();
     const int64_t left = plan.query_len[row] - first;
     const int64_t count = left < plan.queries_per_item() ? left : plan.queries_per_item();
     const int64_t last = position(row, first + count - 1);
     const int64_t split = plan.first_key(position(row, first)) / kSplit + part;
-    return {row, own % plan.num_kv_heads, first, count, split,
-            parts > 1 ? split + 1 : last / kSplit + 1};
+    const int64_t num_heads = std::min(heads, plan.num_kv_heads - head);
+    return {row, head, num_heads, first, count, split, parts > 1 ? split + 1 : last / kSplit + 1};
   }
 
   // Positions [base + from, base + to) of a row, with the keys that lie there.
@@ -57,20 +62,46 @@ struct Attention {
     const T* const* key;
   };
 
-  static constexpr const T* const* kNoKeys = nullptr;
+  static constexpr Ahead<T>* kNothing = nullptr;
 
   int64_t position(int64_t row, int64_t query_at) const {
     return plan.seq_len[row] - plan.query_len[row] + query_at;
   }
 
-  void run(int64_t index, const Scratch& scratch) const {
+  // Where there is an item after this one its keys are asked for meanwhile, if both are of lone
+  // queries; others ask for what they need themselves.
+  void run(int64_t index, int64_t after, const Scratch& scratch) const {
     const Item item = item_at(index);
+    const T* keys[kSplit];
+    Ahead<T> ahead;
+    if (after >= 0 && plan.query_len[item.row] == 1) {
+      const Item next = item_at(after);
+      if (plan.query_len[next.row] == 1) ahead = ahead_of(item, next, keys);
+    }
+    for (int64_t head = item.head; head < item.head + item.num_heads; ++head) {
+      Item one = item;
+      one.head = head;
+      attend_head(one, ahead, scratch);
+    }
+  }
+
+  // Join the parts of a lone query's head.
+  void finish(int64_t row, int64_t head) const {
+    const int64_t first = plan.first_part[row];
+    const Sums total = partial(first, head);
+    for (int64_t part = first + 1; part < plan.first_part[row + 1]; ++part)
+      join(total, partial(part, head), plan.group(), plan.width());
+    give(row, head, 0, 1, total);
+  }
+
+ private:
+  void attend_head(const Item& item, Ahead<T>& ahead, const Scratch& scratch) const {
     const int64_t rows = item.count * plan.group();
     take_queries(item, scratch.query);
     for (int64_t split = item.split; split < item.end; ++split) {
       const bool alone = split == item.split;
       const Sums& sums = alone ? scratch.total : scratch.split;
-      attend_split(item, split, scratch, sums);
+      attend_split(item, split, ahead, scratch, sums);
       if (!alone) join(scratch.total, sums, rows, plan.width());
     }
     if (plan.num_parts(item.row) == 1) {
@@ -85,16 +116,26 @@ struct Attention {
     std::memcpy(kept.sum, scratch.total.sum, rows * sizeof(float));
   }
 
-  // Join the parts of a lone query's head.
-  void finish(int64_t row, int64_t head) const {
-    const int64_t first = plan.first_part[row];
-    const Sums total = partial(first, head);
-    for (int64_t part = first + 1; part < plan.first_part[row + 1]; ++part)
-      join(total, partial(part, head), plan.group(), plan.width());
-    give(row, head, 0, 1, total);
+  struct Positions {
+    int64_t from, to;
+  };
+
+  // What an item sees of a split.
+  Positions positions(const Item& item, int64_t split) const {
+    const int64_t from = plan.first_key(position(item.row, item.first));
+    const int64_t to = position(item.row, item.first + item.count - 1) + 1;
+    return {std::max(from, split * kSplit), std::min(to, (split + 1) * kSplit)};
   }
 
- private:
+  // All of `next`, a lone query's, spread over the work of `item`, another's.
+  Ahead<T> ahead_of(const Item& item, const Item& next, const T** keys) const {
+    const Positions own = positions(item, item.split), others = positions(next, next.split);
+    const int64_t count = own.to - own.from, num_keys = others.to - others.from;
+    find_keys(next, others.from, others.to, keys);
+    return {keys, num_keys, next.num_heads * plan.head_dim, plan.num_kv_heads * plan.head_dim,
+            item.num_heads * num_turns<T>(count, plan.head_dim), item.num_heads * count};
+  }
+
   Sums partial(int64_t part, int64_t head) const {
     const int64_t group = plan.group();
     float* from = plan.partials + (part * plan.num_kv_heads + head) * plan.partial_stride();
@@ -123,7 +164,7 @@ struct Attention {
       }
   }
 
-  void attend_split(const Item& item, int64_t split, const Scratch& scratch,
+  void attend_split(const Item& item, int64_t split, Ahead<T>& ahead, const Scratch& scratch,
                     const Sums& sums) const {
     const int64_t rows = item.count * plan.group();
     for (int64_t m = 0; m < rows; ++m) {
@@ -131,28 +172,31 @@ struct Attention {
       sums.sum[m] = 0.0f;
     }
     std::memset(sums.values, 0, rows * plan.width() * sizeof(float));
-    int64_t from = plan.first_key(position(item.row, item.first));
-    int64_t to = position(item.row, item.first + item.count - 1) + 1;
-    if (from < split * kSplit) from = split * kSplit;
-    if (to > (split + 1) * kSplit) to = (split + 1) * kSplit;
+    const auto [from, to] = positions(item, split);
+    const bool is_lone = plan.query_len[item.row] == 1;
     const T* keys[2][kTile];
     Tile tile = find_tile(item, from / kTile * kTile, from, to, keys[0]);
     for (int turn = 1; tile.base < to; turn = 1 - turn) {
       const Tile next = find_tile(item, tile.base + kTile, from, to, keys[turn]);
-      attend_tile(item, tile, next.base < to ? next.key : nullptr, scratch, sums);
+      if (!is_lone) {
+        ahead = {next.key + next.from, next.to - next.from, plan.head_dim,
+                 plan.num_kv_heads * plan.head_dim,
+                 num_turns<T>(tile.to - tile.from, plan.head_dim), tile.to - tile.from};
+      }
+      attend_tile(item, tile, ahead, scratch, sums);
       tile = next;
     }
   }
 
-  void attend_tile(const Item& item, const Tile& tile, const T* const* next,
-                   const Scratch& scratch, const Sums& sums) const {
+  void attend_tile(const Item& item, const Tile& tile, Ahead<T>& ahead, const Scratch& scratch,
+                   const Sums& sums) const {
     const int64_t base = tile.base;
     const int from = tile.from, to = tile.to;
     const int first = from / kLanes, last = (to + kLanes - 1) / kLanes;
     const int64_t to_value = plan.num_kv_heads * plan.head_dim;
     const T* value[kTile];
     for (int j = from; j < to; ++j) value[j] = tile.key[j] + to_value;
-    turn_keys(tile.key, to_value, first, last, plan.head_dim, scratch.packed);
+    turn_keys(tile.key, ahead, first, last, plan.head_dim, scratch.packed);
     const int rows = item.count * plan.group();
     for (int m = 0; m < rows; m += kBlock) score_some(m, rows, first, last, scratch);
     bool alike = true;  // all queries see the same keys of this tile
@@ -172,9 +216,9 @@ struct Attention {
           store(row + d, load_some(value[j] + d, plan.head_dim - d));
         widened[j] = row;
       }
-      add_all(item, tile, alike, widened, next, scratch, sums);
+      add_all(item, tile, alike, widened, &ahead, scratch, sums);
     } else {
-      add_all(item, tile, alike, value, next, scratch, sums);
+      add_all(item, tile, alike, value, &ahead, scratch, sums);
     }
   }
 
@@ -182,27 +226,28 @@ struct Attention {
     return value < least ? least : value > most ? most : static_cast<int>(value);
   }
 
+  // Where the keys of positions [from, to) lie.
+  void find_keys(const Item& item, int64_t from, int64_t to, const T** key) const {
+    const int32_t* table = plan.block_table + item.row * plan.table_stride;
+    const int64_t position_stride = 2 * plan.num_kv_heads * plan.head_dim;
+    int64_t block = from / plan.block_size, offset = from % plan.block_size;
+    for (int64_t left = to - from; left > 0; ++block, offset = 0) {
+      const T* at = cache + (table[block] * plan.block_size + offset) * position_stride +
+                    item.head * plan.head_dim;
+      const int64_t here = std::min(plan.block_size - offset, left);
+      for (int64_t j = 0; j < here; ++j, at += position_stride) *key++ = at;
+      left -= here;
+    }
+  }
+
   // The tile at position `base`, cut to positions [from, to), and its keys if it has any. Lanes
   // without a position repeat a key that has one: what they hold is read by nobody.
   Tile find_tile(const Item& item, int64_t base, int64_t from, int64_t to, const T** key) const {
     const Tile tile{base, clamp(from - base, 0, kTile), clamp(to - base, 0, kTile), key};
     if (tile.from >= tile.to) return tile;
-    const int32_t* table = plan.block_table + item.row * plan.table_stride;
-    const int64_t position_stride = 2 * plan.num_kv_heads * plan.head_dim;
-    int64_t block = (base + tile.from) / plan.block_size;
-    int64_t offset = (base + tile.from) % plan.block_size;
-    for (int j = tile.from; j < tile.to; ++block, offset = 0) {
-      const T* at = cache + (table[block] * plan.block_size + offset) * position_stride +
-                    item.head * plan.head_dim;
-      const int64_t left = tile.to - j;
-      const int64_t here = plan.block_size - offset < left ? plan.block_size - offset : left;
-      for (int64_t end = j + here; j < end; at += position_stride) key[j++] = at;
-    }
+    find_keys(item, base + tile.from, base + tile.to, key + tile.from);
     for (int j = tile.from / kLanes * kLanes; j < tile.from; ++j) key[j] = key[tile.from];
     for (int j = tile.to; j % kLanes != 0; ++j) key[j] = key[tile.to - 1];
-    // Pages may lie anywhere: where fewer keys are ahead, the rest repeat the last.
-    for (int j = (tile.to + kLanes - 1) / kLanes * kLanes; j < kTile; ++j) key[j] = key[tile.to - 1];
-    for (int j = 0; j < tile.from / kLanes * kLanes; ++j) key[j] = key[tile.from];
     return tile;
   }
 
@@ -221,7 +266,7 @@ struct Attention {
 
   template <class V>
   void add_all(const Item& item, const Tile& tile, bool alike, const V* const* value,
-               const T* const* next, const Scratch& scratch, const Sums& sums) const {
+               Ahead<T>* ahead, const Scratch& scratch, const Sums& sums) const {
     const int rows = item.count * plan.group(), dim = plan.head_dim;
     const int from = tile.from, to = tile.to;
     const int64_t width = plan.width();
@@ -234,18 +279,18 @@ struct Attention {
         const int64_t at = position(item.row, item.first + m / plan.group());
         const int own_from = clamp(plan.first_key(at) - tile.base, from, to);
         const int own_to = clamp(at + 1 - tile.base, from, to);
-        add_values<1>(held, width, kept, weights, value, kNoKeys, own_from, own_to, dim);
+        add_values<1>(held, width, kept, weights, value, kNothing, own_from, own_to, dim);
         ++m;
         continue;
       }
       switch (rows - m) {
-        case 1: add_values<1>(held, width, kept, weights, value, next, from, to, dim); break;
-        case 2: add_values<2>(held, width, kept, weights, value, next, from, to, dim); break;
-        case 3: add_values<3>(held, width, kept, weights, value, next, from, to, dim); break;
-        default: add_values<4>(held, width, kept, weights, value, next, from, to, dim);
+        case 1: add_values<1>(held, width, kept, weights, value, ahead, from, to, dim); break;
+        case 2: add_values<2>(held, width, kept, weights, value, ahead, from, to, dim); break;
+        case 3: add_values<3>(held, width, kept, weights, value, ahead, from, to, dim); break;
+        default: add_values<4>(held, width, kept, weights, value, ahead, from, to, dim);
       }
       m += kBlock;
-      next = nullptr;  // fetched once is enough
+      ahead = nullptr;  // asked for once is enough
     }
   }
 };
@@ -259,7 +304,10 @@ void attend_as(Member& member, const Plan& plan, const void* query, int64_t toke
   const int64_t num_items = plan.first_item[plan.num_rows];
   Scratch scratch;
   scratch.place(plan, plan.scratch + member.thread * plan.scratch_floats);
-  for (int64_t item; (item = member.take()) < num_items;) attention.run(item, scratch);
+  for (int64_t item = member.take(), after; item < num_items; item = after) {
+    after = member.take();
+    attention.run(item, after < num_items ? after : -1, scratch);
+  }
   if (plan.first_part[plan.num_rows] == 0) return;
   member.wait();
   const int64_t num_finished = plan.num_rows * plan.num_kv_heads;
@@ -288,13 +336,19 @@ TANDEM_EXPORT int64_t tandem_attention_plan_bytes() { return sizeof(tandem::Plan
 // Cut the rows into items and say how much scratch they need.
 TANDEM_EXPORT void tandem_attention_prepare(tandem::Plan* plan) {
   plan->least_block = plan->most_block = 0;
-  int64_t items = 0, parts = 0;
+  int64_t items = 0, parts = 0, lone_parts = 0;
+  for (int64_t row = 0; row < plan->num_rows; ++row)
+    if (plan->query_len[row] == 1) lone_parts += plan->num_splits(row);
+  const int64_t bytes = tandem::kSplit * 2 * plan->head_dim * plan->number_bytes();
+  const bool are_many = lone_parts >= tandem::kItemsPerThread * plan->num_threads;
+  const int64_t most_heads = std::min(plan->num_kv_heads, tandem::kItemBytes / bytes);
+  plan->lone_heads = are_many ? std::max<int64_t>(1, most_heads) : 1;
   for (int64_t row = 0; row < plan->num_rows; ++row) {
     plan->first_item[row] = items;
     plan->first_part[row] = parts;
     const int64_t own = plan->num_parts(row);
     const int64_t per_item = plan->queries_per_item();
-    items += (plan->query_len[row] + per_item - 1) / per_item * own * plan->num_kv_heads;
+    items += (plan->query_len[row] + per_item - 1) / per_item * own * plan->head_groups(row);
     parts += own > 1 ? own : 0;
     const int64_t first = plan->first_key(plan->seq_len[row] - plan->query_len[row]);
     for (int64_t block = first / plan->block_size;

@@ -9,6 +9,8 @@ namespace tandem {
 
 constexpr int kSplit = 256;
 constexpr int kQueriesPerItem = 64;
+constexpr int64_t kItemBytes = 400 << 10;  // of keys and values: two items are in a core's cache
+constexpr int kItemsPerThread = 4;  // so many at least before an item takes several heads
 constexpr int kBlock = 4;  // queries whose sums stay in registers
 
 inline int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
@@ -29,6 +31,7 @@ struct Plan {
   int64_t least_block, most_block;         // written by prepare
   float* scratch;   // [num_threads, scratch_floats]
   float* partials;  // [partial_floats]
+  int64_t lone_heads;  // written by prepare: key heads that an item of a lone query has at most
 
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t width() const { return rounded_up(head_dim, 16); }  // of sums, in floats
@@ -45,6 +48,11 @@ struct Plan {
   int64_t num_splits(int64_t row) const {
     return (seq_len[row] - 1) / kSplit + 1 - first_split(row);
   }
+  int64_t heads_per_item(int64_t row) const { return query_len[row] == 1 ? lone_heads : 1; }
+  int64_t head_groups(int64_t row) const {
+    return (num_kv_heads + heads_per_item(row) - 1) / heads_per_item(row);
+  }
+  int64_t number_bytes() const { return type == 0 ? 4 : 2; }
   // Only a lone query is short of items; others go through their splits one after another.
   int64_t num_parts(int64_t row) const { return query_len[row] == 1 ? num_splits(row) : 1; }
 };

@@ -17,26 +17,93 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 constexpr int kLineBytes = 64;
 
-// `count` elements from `at` on of kLanes rows become as many vectors of a packed tile. Meanwhile
-// what will be needed next, `ahead` elements after them, is on its way.
+// Keys and values that will be needed next, asked for line by line between what is done now, in the
+// order in which they lie.
 template <class T>
-inline void turn(const T* const* row, int64_t ahead, int at, int count, float* to) {
-  Floats rows[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    rows[i] = load_some(row[i] + at, count);
-    if (at * sizeof(T) % kLineBytes == 0) __builtin_prefetch(row[i] + ahead + at, 0, 2);
+class Ahead {
+ public:
+  Ahead() = default;  // nothing
+
+  // `length` elements from each of `count` keys on, and as many `to_value` elements after them.
+  // Asks for half of them at `num_turns` calls of turns, for the others at `num_sums` of sums.
+  Ahead(const T* const* key, int64_t count, int64_t length, int64_t to_value, int64_t num_turns,
+        int64_t num_sums)
+      : key_(key), lines_of_run_((length * sizeof(T) + kLineBytes - 1) / kLineBytes),
+        runs_left_(2 * count), to_value_(to_value * sizeof(T)) {
+    const int64_t half = count * lines_of_run_;
+    per_turn_ = num_turns > 0 ? (half + num_turns - 1) / num_turns : 0;
+    per_sum_ = num_sums > 0 ? (half + num_sums - 1) / num_sums : 0;
+    if (count > 0) at_ = reinterpret_cast<const char*>(*key);
   }
+
+  void turns() { ask(per_turn_); }
+  void sums() { ask(per_sum_); }
+
+ private:
+  void ask(int64_t lines) {
+    for (; lines > 0 && runs_left_ > 0; --lines) {
+      __builtin_prefetch(at_ + line_ * kLineBytes, 0, 2);
+      if (++line_ < lines_of_run_) continue;
+      line_ = 0;
+      if (--runs_left_ == 0) return;
+      at_ = runs_left_ % 2 == 1 ? at_ + to_value_ : reinterpret_cast<const char*>(*++key_);
+    }
+  }
+
+  const T* const* key_ = nullptr;
+  const char* at_ = nullptr;
+  int64_t lines_of_run_ = 0, runs_left_ = 0, to_value_ = 0, line_ = 0, per_turn_ = 0, per_sum_ = 0;
+};
+
+// Rows of kLanes numbers become columns, `to_stride` apart.
+#if defined(__AVX512F__)
+// Quarters of rows are put where they belong as they are loaded, which any port does; only what is
+// left, squares of four by four numbers, takes shuffles.
+inline void turn_full(const float* const* row, int at, float* to) {
+  for (int part = 0; part < 4; ++part, at += 4) {
+    __m512 four[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      __m512 own = _mm512_castps128_ps512(_mm_loadu_ps(row[i] + at));
+      own = _mm512_insertf32x4(own, _mm_loadu_ps(row[4 + i] + at), 1);
+      own = _mm512_insertf32x4(own, _mm_loadu_ps(row[8 + i] + at), 2);
+      four[i] = _mm512_insertf32x4(own, _mm_loadu_ps(row[12 + i] + at), 3);
+    }
+    const __m512d low = _mm512_castps_pd(_mm512_unpacklo_ps(four[0], four[1]));
+    const __m512d high = _mm512_castps_pd(_mm512_unpackhi_ps(four[0], four[1]));
+    const __m512d low_next = _mm512_castps_pd(_mm512_unpacklo_ps(four[2], four[3]));
+    const __m512d high_next = _mm512_castps_pd(_mm512_unpackhi_ps(four[2], four[3]));
+    float* const first = to + 4 * part * kTile;
+    _mm512_storeu_ps(first, _mm512_castpd_ps(_mm512_unpacklo_pd(low, low_next)));
+    _mm512_storeu_ps(first + kTile, _mm512_castpd_ps(_mm512_unpackhi_pd(low, low_next)));
+    _mm512_storeu_ps(first + 2 * kTile, _mm512_castpd_ps(_mm512_unpacklo_pd(high, high_next)));
+    _mm512_storeu_ps(first + 3 * kTile, _mm512_castpd_ps(_mm512_unpackhi_pd(high, high_next)));
+  }
+}
+#else
+inline void turn_full(const float* const* row, int at, float* to) {
+  Floats rows[kLanes];
+  for (int i = 0; i < kLanes; ++i) rows[i] = load(row[i] + at);
+  transpose(rows);
+  for (int i = 0; i < kLanes; ++i) store(to + i * kTile, rows[i]);
+}
+#endif
+
+// `count` elements from `at` on of kLanes rows become as many vectors of a packed tile.
+template <class T>
+inline void turn(const T* const* row, int at, int count, float* to) {
+  if constexpr (sizeof(T) == sizeof(float))
+    if (count == kLanes) return turn_full(row, at, to);
+  Floats rows[kLanes];
+  for (int i = 0; i < kLanes; ++i) rows[i] = load_some(row[i] + at, count);
   transpose(rows);
   for (int i = 0; i < count; ++i) store(to + i * kTile, rows[i]);
 }
 
 // Two numbers share a word: words are turned, half as many, and taken apart after it.
-inline void turn(const BFloat16* const* row, int64_t ahead, int at, int count, float* to) {
+inline void turn(const BFloat16* const* row, int at, int count, float* to) {
   Floats rows[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    rows[i] = load_words(row[i] + at, count);
-    if (at * sizeof(BFloat16) % kLineBytes == 0) __builtin_prefetch(row[i] + ahead + at, 0, 2);
-  }
+  for (int i = 0; i < kLanes; ++i) rows[i] = load_words(row[i] + at, count);
   transpose(rows);
   for (int i = 0; i < count; ++i) {
     const Words pair = as<Words>(rows[i / 2]);  // the first number is in the low half
@@ -49,15 +116,22 @@ constexpr int kTurned = kLanes;
 template <>
 constexpr int kTurned<BFloat16> = 2 * kLanes;
 
+// Calls of Ahead::turns that `count` keys make.
+template <class T>
+int64_t num_turns(int64_t count, int64_t head_dim) {
+  return (count + kLanes - 1) / kLanes * ((head_dim + kTurned<T> - 1) / kTurned<T>);
+}
+
 // packed[d * kTile + j] = key[j][d] for the lanes of vectors [first, last).
 template <class T>
-void turn_keys(const T* const* key, int64_t ahead, int first, int last, int head_dim,
+void turn_keys(const T* const* key, Ahead<T>& ahead, int first, int last, int head_dim,
                float* packed) {
   for (int vector = first; vector < last; ++vector) {
     const T* const* lanes = key + vector * kLanes;
     for (int at = 0; at < head_dim; at += kTurned<T>) {
       const int count = head_dim - at < kTurned<T> ? head_dim - at : kTurned<T>;
-      turn(lanes, ahead, at, count, packed + at * kTile + vector * kLanes);
+      ahead.turns();
+      turn(lanes, at, count, packed + at * kTile + vector * kLanes);
     }
   }
 }
@@ -119,18 +193,15 @@ inline float weigh(float* scores, int first, int last, int from, int to, float* 
   return kept;
 }
 
-// `next`, where it is not null, are the keys of the next tile, fetched on the way.
 template <int Q, int V, class T, class N>
 inline void value_block(float* sums, int64_t sums_stride, const float* kept, const float* weights,
-                        const T* const* value, const N* const* next, int from, int to, int at) {
+                        const T* const* value, Ahead<N>* ahead, int from, int to, int at) {
   Floats held[Q][V];
   for (int q = 0; q < Q; ++q)
     for (int v = 0; v < V; ++v)
       held[q][v] = load(sums + q * sums_stride + at + v * kLanes) * splat(kept[q]);
   for (int j = from; j < to; ++j) {
-    if (next != nullptr)
-      for (int line = 0; line < V * kLanes; line += kLineBytes / static_cast<int>(sizeof(N)))
-        __builtin_prefetch(next[j] + at + line, 0, 2);
+    if (ahead != nullptr) ahead->sums();
     Floats own[V];
     for (int v = 0; v < V; ++v) own[v] = load(value[j] + at + v * kLanes);
     for (int q = 0; q < Q; ++q) {
@@ -142,16 +213,17 @@ inline void value_block(float* sums, int64_t sums_stride, const float* kept, con
     for (int v = 0; v < V; ++v) store(sums + q * sums_stride + at + v * kLanes, held[q][v]);
 }
 
-// sums[q] = sums[q] * kept[q] + sum over keys [from, to) of weights[q * kTile + j] * value[j].
+// sums[q] = sums[q] * kept[q] + sum over keys [from, to) of weights[q * kTile + j] * value[j];
+// `ahead` may be null.
 template <int Q, class T, class N>
 void add_values(float* sums, int64_t sums_stride, const float* kept, const float* weights,
-                const T* const* value, const N* const* next, int from, int to, int head_dim) {
+                const T* const* value, Ahead<N>* ahead, int from, int to, int head_dim) {
   constexpr int kVectors = kLanes == 16 ? 4 : 2;
   int at = 0;
   for (; at + kVectors * kLanes <= head_dim; at += kVectors * kLanes)
-    value_block<Q, kVectors>(sums, sums_stride, kept, weights, value, next, from, to, at);
+    value_block<Q, kVectors>(sums, sums_stride, kept, weights, value, ahead, from, to, at);
   for (; at + kLanes <= head_dim; at += kLanes)
-    value_block<Q, 1>(sums, sums_stride, kept, weights, value, next, from, to, at);
+    value_block<Q, 1>(sums, sums_stride, kept, weights, value, ahead, from, to, at);
   if (at == head_dim) return;
   for (int q = 0; q < Q; ++q) {  // the head's last lanes, fewer than a vector
     Floats held = load(sums + q * sums_stride + at) * splat(kept[q]);

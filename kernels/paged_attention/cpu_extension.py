@@ -49,6 +49,7 @@ class _Plan(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("first_query", "first_item", "first_part")),
         *((name, ctypes.c_int64) for name in _OUTPUTS),
         *((name, ctypes.c_void_p) for name in ("scratch", "partials")),
+        ("lone_heads", ctypes.c_int64),
     )
 
 

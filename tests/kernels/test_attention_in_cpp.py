@@ -44,6 +44,7 @@ ROWS = [
 SHAPES = {
     "mha-D64-b16": shape(2, 2, 64, 16),
     "gqa3-D64-b16": shape(9, 3, 64, 16),
+    "gqa2-D64-b5": shape(10, 5, 64, 5),  # more heads than one item of a lone query takes
     "gqa4-D80-b7": shape(4, 1, 80, 7),
     "gqa3-D96-b1": shape(6, 2, 96, 1),
     "gqa8-D128-b256": shape(8, 1, 128, 256),
