@@ -249,15 +249,17 @@ class ModelRunner:
         with torch.inference_mode():
             return self._decoder.logits(self._forward(batch))
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, every_kind: bool = True) -> None:
         """
         Run the shapes steps have once and capture graphs, so that the first request pays for
-        nothing; leaves no trace in the slots.
+        nothing; leaves no trace in the slots. `every_kind`: also what few requests ask for, which
+        on a GPU compiles kernels for a while.
         """
-        block_size = self._kv.block_size
-        kv_len = min(self._max_model_len, self._kv.num_blocks * block_size)
-        is_cpu = self._model.device.type == "cpu"
-        for batch in warm_up_batches(kv_len, block_size, compiles=not is_cpu):
+        block_size, num_blocks = self._kv.block_size, self._kv.num_blocks
+        kv_len = min(self._max_model_len, num_blocks * block_size)
+        rows = self._num_slots if self._static is None else self._static.step.max_rows
+        compiles = every_kind and self._model.device.type != "cpu"
+        for batch in warm_up_batches(kv_len, block_size, min(rows, num_blocks), compiles=compiles):
             self.execute(batch, 0)
         self._forget()
         for graphs in self._captured():

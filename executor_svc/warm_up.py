@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
 
 _PROMPT_LEN = 32
+_LONG_LEN = 65
 _SHORT_LEN = 2
-"""Kernels that are compiled have other tiles for so few queries."""
+"""Kernels that are compiled have other tiles for so few queries than for so many."""
+
+_CUT_ROWS = (17, 65)
+"""From so many rows on, kernels that are compiled cut the drawing of tokens otherwise."""
 
 _FILTERED = RowSampling(temperature=1.0, top_k=2, top_p=0.9, seed=0)
-_EDITED = RowSampling(
-    temperature=1.0,
-    top_k=0,
-    top_p=1.0,
-    seed=0,
+_EDITED = replace(
+    _FILTERED,
     repetition_penalty=1.1,
     frequency_penalty=0.1,
     logit_bias=((0, 1.0),),
@@ -25,20 +28,31 @@ _EDITED = RowSampling(
 )
 
 
-def warm_up_batches(max_tokens: int, block_size: int, *, compiles: bool) -> list[Batch]:
+def warm_up_batches(
+    max_tokens: int, block_size: int, max_rows: int, *, compiles: bool
+) -> list[Batch]:
     """
     A prompt in slot 0 that samples, then a decode, if there is room for one.
 
     Args:
         max_tokens: Most tokens of one sequence that there are blocks for, at least 1.
         block_size: Tokens per block; blocks from 1 on are used.
-        compiles: Kernels are compiled at their first use: a short prompt and its decode follow,
-            with edits of logits and log probabilities, so that no request waits for those.
+        max_rows: Most rows of a step that there are slots and blocks for, at least 1.
+        compiles: Kernels are compiled at their first use: the prompt is longer, and a short one and
+            steps of many rows follow, with edits of logits and log probabilities, so that no
+            request waits for those.
     """
-    batches = _sequence(1, _PROMPT_LEN, max_tokens, block_size, _FILTERED)
-    if compiles:
-        batches.append(Batch(release_slot=np.zeros(1, np.int32)))
-        batches += _sequence(2, _SHORT_LEN, max_tokens, block_size, _EDITED)
+    if not compiles:
+        return _sequence(1, _PROMPT_LEN, max_tokens, block_size, _FILTERED)
+    batches = _sequence(1, _LONG_LEN, max_tokens, block_size, _FILTERED)
+    batches.append(_release(1))
+    batches += _sequence(2, _SHORT_LEN, max_tokens, block_size, _EDITED)
+    batches.append(_release(1))
+    for num_rows in sorted({min(count, max_rows) for count in (*_CUT_ROWS, max_rows)}):
+        admits = [
+            _admission(slot, 2 + num_rows, 1, [1 + slot], _EDITED) for slot in range(num_rows)
+        ]
+        batches += [_rows(0, 1, admits), _release(num_rows)]
     return batches
 
 
@@ -48,27 +62,38 @@ def _sequence(
     """A prompt of up to `longest` tokens in slot 0 and, where there is room, a decode."""
     prompt_len = max(1, min(longest, max_tokens - 1))
     num_blocks = math.ceil(min(prompt_len + 1, max_tokens) / block_size)
-    admission = Admission(
-        slot=0,
+    admission = _admission(0, generation, prompt_len, range(1, num_blocks + 1), sampling)
+    batches = [_rows(0, prompt_len, [admission])]
+    if prompt_len < max_tokens:
+        batches.append(_rows(prompt_len, 1))
+    return batches
+
+
+def _admission(
+    slot: int, generation: int, prompt_len: int, blocks: Iterable[int], sampling: RowSampling
+) -> Admission:
+    return Admission(
+        slot=slot,
         generation=generation,
         token_ids=np.zeros(prompt_len, np.int32),
         num_prompt_tokens=prompt_len,
         num_cached_tokens=0,
-        block_ids=np.arange(1, num_blocks + 1, dtype=np.int32),
+        block_ids=np.array(list(blocks), np.int32),
         sampling=sampling,
     )
-    batches = [_one_row(0, prompt_len, admits=(admission,))]
-    if prompt_len < max_tokens:
-        batches.append(_one_row(prompt_len, 1))
-    return batches
 
 
-def _one_row(start: int, num_tokens: int, admits: tuple[Admission, ...] = ()) -> Batch:
-    """A batch that computes some tokens of slot 0 and samples."""
+def _rows(start: int, num_tokens: int, admits: Sequence[Admission] = ()) -> Batch:
+    """A batch that computes some tokens of the slots it admits, else of slot 0, and samples."""
+    num_rows = max(1, len(admits))
     return Batch(
-        admits=admits,
-        row_slot=np.array([0], np.int32),
-        row_num_tokens=np.array([num_tokens], np.int32),
-        row_start=np.array([start], np.int32),
-        row_flags=np.array([ROW_SAMPLES], np.uint8),
+        admits=tuple(admits),
+        row_slot=np.arange(num_rows, dtype=np.int32),
+        row_num_tokens=np.full(num_rows, num_tokens, np.int32),
+        row_start=np.full(num_rows, start, np.int32),
+        row_flags=np.full(num_rows, ROW_SAMPLES, np.uint8),
     )
+
+
+def _release(num_slots: int) -> Batch:
+    return Batch(release_slot=np.arange(num_slots, dtype=np.int32))

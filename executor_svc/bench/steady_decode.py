@@ -120,7 +120,7 @@ def _runner(
         static_rows=num_rows if graphs is not None or model.device.type == "cuda" else 0,
         graph_plan=captured,
     )
-    runner.warm_up()
+    runner.warm_up(every_kind=False)
     return runner
 
 
