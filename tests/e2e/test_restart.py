@@ -99,8 +99,8 @@ def again(address: str, options: dict, broken: Read) -> Read:
 
 def survive(cluster: Cluster, strike: Callable[[], None]) -> list[Read]:
     """
-    Strike when all sixteen streams have begun; check that each comes to what it would have been.
-    The executor holds its next step until they were struck.
+    End the scheduler when all sixteen streams have begun, and start another; check that each comes to what it would
+    have been. The executor holds its next step until they were struck.
     """
     requests = requests_of_all_kinds(cluster.address)
     reads = [Read() for _ in requests]
@@ -113,6 +113,7 @@ def survive(cluster: Cluster, strike: Callable[[], None]) -> list[Read]:
             cluster.gate.allow(NUM_STEPS)
             wait_until(lambda: all(map(has_begun, reads, requests)), "tokens of all streams")
             strike()
+        cluster.start_scheduler()  # an executor that is held at a session's end gives itself up
         wait_until(cluster.is_ready, "tandem.ready")
         for task in tasks:
             task.result(120)
@@ -147,12 +148,7 @@ class TestScheduler:
         Killed and started again, the scheduler leaves every stream with the output of an unbroken one; its executor
         stays, is ready without waiting for a lease of a minute, and holds nothing of the dead.
         """
-
-        def strike():
-            cluster.scheduler.kill()
-            cluster.start_scheduler()
-
-        survive(cluster, strike)
+        survive(cluster, cluster.scheduler.kill)
         idle(cluster)
 
     def test_streams_survive_its_stop(self, cluster, idle):
@@ -163,7 +159,6 @@ class TestScheduler:
         def strike():
             cluster.scheduler.process.terminate()
             assert 0 == cluster.scheduler.process.wait(60)
-            cluster.start_scheduler()
 
         reads = survive(cluster, strike)
         assert {"HANDED_OVER"} == {one.breaks[0] for one in reads}
@@ -179,7 +174,6 @@ class TestScheduler:
             assert 2 == len(frontends)
             frontends[0].kill()
             assert 1 == cluster.scheduler.process.wait(60)
-            cluster.start_scheduler()
 
         survive(cluster, strike)
         idle(cluster)
@@ -200,7 +194,7 @@ class TestScheduler:
             with cluster.held(NUM_STEPS):
                 begun = command.stdout.read(ENOUGH)
                 cluster.scheduler.kill()
-                cluster.start_scheduler()
+            cluster.start_scheduler()
             rest, errors = command.communicate(timeout=120)
         assert 0 == command.returncode, errors
         assert f"{expected}\n" == (begun + rest).decode()
