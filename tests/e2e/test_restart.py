@@ -97,10 +97,10 @@ def again(address: str, options: dict, broken: Read) -> Read:
     return read(address, options | seed, Read())
 
 
-def survive(cluster: Cluster, strike: Callable[[], None]) -> list[Read]:
+def survive(cluster: Cluster, strike: Callable[[list[Read]], object]) -> list[Read]:
     """
     End the scheduler when all sixteen streams have begun, and start another; check that each comes to what it would
-    have been. The executor holds its next step until they were struck.
+    have been. The executor holds its next step until they, which `strike` is given, were struck.
     """
     requests = requests_of_all_kinds(cluster.address)
     reads = [Read() for _ in requests]
@@ -112,7 +112,7 @@ def survive(cluster: Cluster, strike: Callable[[], None]) -> list[Read]:
             wait_until(lambda: cluster.num_requests() == num_sequences, "all of them at once")
             cluster.gate.allow(NUM_STEPS)
             wait_until(lambda: all(map(has_begun, reads, requests)), "tokens of all streams")
-            strike()
+            strike(reads)
         cluster.start_scheduler()  # an executor that is held at a session's end gives itself up
         wait_until(cluster.is_ready, "tandem.ready")
         for task in tasks:
@@ -148,7 +148,7 @@ class TestScheduler:
         Killed and started again, the scheduler leaves every stream with the output of an unbroken one; its executor
         stays, is ready without waiting for a lease of a minute, and holds nothing of the dead.
         """
-        survive(cluster, cluster.scheduler.kill)
+        survive(cluster, lambda _: cluster.scheduler.kill())
         idle(cluster)
 
     def test_streams_survive_its_stop(self, cluster, idle):
@@ -156,8 +156,10 @@ class TestScheduler:
         Stopped without grace it hands every stream over, exits with 0, and the next one takes the executor at once.
         """
 
-        def strike():
+        def strike(reads):
             cluster.scheduler.process.terminate()
+            wait_until(lambda: all(one.breaks for one in reads), "all streams to be handed over")
+            cluster.gate.open()
             assert 0 == cluster.scheduler.process.wait(60)
 
         reads = survive(cluster, strike)
@@ -169,7 +171,7 @@ class TestScheduler:
         A frontend that dies takes the service down with a failure, and streams of both go on in the next one.
         """
 
-        def strike():
+        def strike(_):
             frontends = cluster.scheduler.family()[1:]
             assert 2 == len(frontends)
             frontends[0].kill()
