@@ -8,10 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
@@ -19,8 +18,7 @@ from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, Client, RequestSummary, Stats, is_serving
 from tests.e2e.step_gate import StepGate
 from tests.ports import free_port
-
-Found = TypeVar("Found")
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = ROOT / "deploy/models/tandem-py"
@@ -38,17 +36,6 @@ def environment() -> dict[str, str]:
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith("TANDEM_")}
     return kept | {"OMP_NUM_THREADS": "1", "http_proxy": "http://127.0.0.1:9"}
-
-
-def wait_until(condition: Callable[[], Found], what: str, limit_s: float = 60.0) -> Found:
-    """Poll a condition until it is true; returns its value. It is asked once more when time is up."""
-    end_s = time.monotonic() + limit_s
-    is_late = False
-    while not (found := condition()):
-        assert not is_late, f"not within {limit_s} s: {what}"
-        time.sleep(0.01)
-        is_late = time.monotonic() >= end_s
-    return found
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests import model_zoo
-from tests.e2e.cluster import BUNDLED_MODEL, Cluster, wait_until
+from tests.e2e.cluster import BUNDLED_MODEL, Cluster
+from tests.waiting import wait_until
 
 
 def running(cluster):

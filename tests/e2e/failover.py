@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, Client, Delta, is_serving
-from tests.e2e.cluster import PATIENCE, Process, wait_until
+from tests.e2e.cluster import PATIENCE, Process
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 PROMPT = "def fibonacci(n):"
 STEP_MS = 20

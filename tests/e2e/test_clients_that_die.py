@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.e2e.cluster import ROOT, Cluster, environment, wait_until
+from tests.e2e.cluster import ROOT, Cluster, environment
+from tests.waiting import wait_until
 
 MAX_TOKENS = 1500
 NUM_STEPS = 5
@@ -72,7 +73,6 @@ class TestKilledClient:
         after = idle(two_slots)
 
         assert before.accepted_requests + 1 == after.accepted_requests
-        assert after.output_tokens - before.output_tokens < MAX_TOKENS / 2
         if event == "Scheduled":
             assert after.prefill_tokens - before.prefill_tokens < num_ids
 

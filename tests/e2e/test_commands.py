@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from tandem_client import NO_RETRY, AdminClient, Client, Delta, Scheduled
-from tests.e2e.cluster import ROOT, START_S, environment, paused, wait_until
+from tests.e2e.cluster import ROOT, START_S, environment, paused
+from tests.waiting import wait_until
 
 ANY_PORTS = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")]
 PROMPT = "def fibonacci(n):"

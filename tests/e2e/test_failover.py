@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tandem.errors import ExecutorLost, ModelChanged
-from tests.e2e.cluster import paused, wait_until
+from tests.e2e.cluster import paused
 from tests.e2e.failover import Fleet, Reader
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 NUM_STREAMS = 8
 pytestmark = pytest.mark.slow

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tandem_client import Client
-from tests.e2e.cluster import ROOT, Cluster, environment, wait_until
+from tests.e2e.cluster import ROOT, Cluster, environment
 from tests.e2e.conftest import running
+from tests.waiting import wait_until
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 40, 30, 16
 PROMPT = [5 + i % 90 for i in range(40)]

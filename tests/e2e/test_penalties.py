@@ -9,7 +9,7 @@ import pytest
 
 from tandem.errors import InvalidParameter
 from tandem_client import Delta, FinishReason
-from tests.e2e.cluster import wait_until
+from tests.waiting import wait_until
 
 OPTIONS = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.8, "seed": 11}
 PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "min_p": 0.02}

@@ -9,7 +9,8 @@ import pytest
 
 from tandem.errors import ExecutorLost, NoExecutor
 from tandem_client import Delta, FinishReason
-from tests.e2e.cluster import Cluster, wait_until
+from tests.e2e.cluster import Cluster
+from tests.waiting import wait_until
 
 RECOVERY_S = 2.0
 NUM_STEPS = 30

@@ -17,8 +17,9 @@ from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error
 from tandem_client import Client, Delta, FinishReason, RetryPolicy, is_serving
-from tests.e2e.cluster import Cluster, paused, wait_until
+from tests.e2e.cluster import Cluster, paused
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from tandem.errors import (
     TotalTooLong,
 )
 from tandem_client import Delta, Done, Finished, FinishReason, Started
-from tests.e2e.cluster import wait_until
+from tests.waiting import wait_until
 
 LONG = {"max_tokens": 400, "ignore_eos": True}
 

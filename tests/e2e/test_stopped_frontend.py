@@ -8,7 +8,8 @@ import pytest
 from scheduler_svc.bench.reader import start_reader
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tandem_client import NO_RETRY, AdminClient
-from tests.e2e.cluster import PATIENCE, Process, paused, wait_until
+from tests.e2e.cluster import PATIENCE, Process, paused
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

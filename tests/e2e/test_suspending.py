@@ -9,8 +9,9 @@ import pytest
 
 from tandem.errors import NoExecutor
 from tandem_client import Delta, FinishReason, KvMode, Started
-from tests.e2e.cluster import Cluster, wait_until
+from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import running
+from tests.waiting import wait_until
 
 ASKED = {"max_tokens": 120, "temperature": 1.0, "ignore_eos": True}
 NUM_STEPS = 20

@@ -16,9 +16,10 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.cluster import ROOT, START_S, environment, wait_until
+from tests.e2e.cluster import ROOT, START_S, environment
 from tests.faults.step_count import StepCount
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 _CLOCK_FOLDER = ROOT / "tests/faults/clock"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from scheduler_svc.core.step_log import DECODE_LINE_INTERVAL
-from tests.e2e.cluster import START_S, wait_until
+from tests.e2e.cluster import START_S
 from tests.faults.controlled import Controlled
 from tests.faults.load import StormRequest
 from tests.faults.marks import BAD_ROW_MARK, POISON_LATER_MARK, POISON_MARK
@@ -20,6 +20,7 @@ from tests.faults.readiness import ReadinessWatch
 from tests.faults.rig import Rig
 from tests.faults.schedule import Fault, Kind
 from tests.faults.streams import Run, Streams
+from tests.waiting import wait_until
 
 FAILURE_LIMIT_S = 300.0
 """Longest wait for the failure of a request that is bad."""

@@ -13,14 +13,13 @@ import psutil
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, is_serving
-from tests.e2e.cluster import BUNDLED_MODEL, START_S, Process, wait_until
+from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, START_S, Process
 from tests.faults.controlled import Controlled
 from tests.faults.executors import Executor, Zygote, clock_environment, working
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 PROXIES = {"bytes": "tests.faults.tcp_proxy", "messages": "tests.faults.message_proxy"}
-PATIENT = tuple(f"--{name}-s=600" for name in ("lost-after", "recovery-timeout", "stall-deadline"))
-"""Deadlines of the scheduler that no fault lasts for, and no busy machine; rigs may set shorter ones."""
 EXECUTOR_LIMITS = (
     "--max-num-blocks=3500",
     "--max-batch-size=96",
@@ -213,7 +212,7 @@ class Rig:
             "--metrics-listen=127.0.0.1:0",
             f"--executor={','.join(f'127.0.0.1:{port}' for port in ports)}",
             "--log-format=json",
-            *PATIENT,
+            *(*PATIENCE, "--stall-deadline-s=600"),  # rigs may set shorter ones
             *self.settings.scheduler,
         ]
         name = f"scheduler-{len(self.schedulers) + 1}"

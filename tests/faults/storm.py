@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tandem_client import NO_RETRY, RetryPolicy
-from tests.e2e.cluster import wait_until
 from tests.faults.injection import Target, inject
 from tests.faults.leaks import Holding, find_leaks, holdings
 from tests.faults.logs import find_problems
@@ -23,6 +22,7 @@ from tests.faults.report import Line, Occurrence, summarize, table
 from tests.faults.rig import Rig
 from tests.faults.schedule import LINK_KINDS, SERVER_KINDS, Fault
 from tests.faults.streams import Streams
+from tests.waiting import wait_until
 
 FLOW_S = 180.0
 """Longest time until every stream has tokens again."""

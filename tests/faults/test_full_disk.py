@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from tandem_client import NO_RETRY, Client
-from tests.e2e.cluster import wait_until
 from tests.e2e.step_gate import StepGate
 from tests.faults.rig import Rig, RigSettings
+from tests.waiting import wait_until
 
 NUM_TOKENS = 200
 

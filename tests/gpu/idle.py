@@ -19,8 +19,9 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 from tandem.printing_commands import end_by_signals
-from tests.e2e.cluster import Process, wait_until
+from tests.e2e.cluster import Process
 from tests.gpu.offline import write_model
+from tests.waiting import wait_until
 
 _BLOCK_SIZE = 16
 _BUSY = ("tandem_executor_forward_time_seconds_sum", "tandem_executor_sample_time_seconds_sum")

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from executor_svc.bench import decode_steps, kernels, roofline
-from tests.e2e.cluster import wait_until
 from tests.gpu import __main__ as script
 from tests.gpu import idle, offline
 from tests.gpu.__main__ import main
@@ -25,6 +24,7 @@ from tests.gpu.parts import ROOT, Outcome, Part, count_tests, read_rows, run_par
 from tests.gpu.plan import BUDGET_S, WITHOUT_A_DEVICE, stages_on_cpu, stages_on_gpu
 from tests.gpu.results import aims, write_results
 from tests.gpu.workload import Requests
+from tests.waiting import wait_until
 
 PARSERS = {"kernels": kernels._parser, "model": decode_steps._parser, "roofline": roofline._parser}
 

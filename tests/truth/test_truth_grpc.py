@@ -15,7 +15,7 @@ import pytest
 from tandem.link.logprobs import TokenLogprob
 from tandem_client import Choice, Client, Delta, GenerateOptions, Started
 from tandem_embedded import CompletedRequest
-from tests.e2e.cluster import Cluster, wait_until
+from tests.e2e.cluster import Cluster
 from tests.model_zoo import FAMILIES
 from tests.truth.equality import Comparison, compared_length
 from tests.truth.requests import NEIGHBOURS, OUTPUT_LEN, PENALISED, TARGETS, TruthRequest
@@ -28,6 +28,7 @@ from tests.truth.test_truth_embedded import (
 )
 from tests.truth.test_truth_penalties import assert_same_logprobs
 from tests.truth.test_truth_sharing import ALONE, Served
+from tests.waiting import wait_until
 
 FAMILY_NAMES = (
     "llama_mha",

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -25,6 +24,7 @@ from tandem_client.cli.services import (
     ServiceFailed,
     local_server,
 )
+from tests.waiting import wait_until
 
 SLEEPER = "import json,os,pathlib,sys,time; p = pathlib.Path(sys.argv[-1]); t = p.with_suffix('.tmp'); t.write_text(json.dumps({'address': 'a:1', 'pid': os.getpid()})); t.rename(p); time.sleep(600)"
 PARENT = """
@@ -50,15 +50,6 @@ def modules(tmp_path, monkeypatch):
     return folder
 
 
-def wait_until(condition, limit_s=60.0):
-    """Poll a condition until it holds; returns what it returned."""
-    end_s = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < end_s, "the condition did not come true"
-        time.sleep(0.01)
-    return found
-
-
 def is_gone(pid):
     """Whether a process has ended, also where nobody takes notice of it."""
     try:
@@ -74,7 +65,7 @@ class TestService:
         """
         service = Service("sleeper", "sleeper", [], tmp_path)
         try:
-            found = wait_until(service.addresses)
+            found = wait_until(service.addresses, "a ready file")
             service.check()
         finally:
             service.stop(5.0)
@@ -107,11 +98,11 @@ class TestService:
             "subprocess.run([sys.executable, '-m', 'sleeper', sys.argv[-1]])\n"
         )
         service = Service("deaf", "deaf", [], tmp_path)
-        grandchild = wait_until(service.addresses)["pid"]
+        grandchild = wait_until(service.addresses, "a ready file")["pid"]
         service.stop(0.05)
 
         assert -signal.SIGKILL == service.process.returncode
-        wait_until(lambda: is_gone(grandchild))
+        wait_until(lambda: is_gone(grandchild), "its end")
 
     @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")
     def test_nothing_outlives_a_killed_parent(self, modules, tmp_path):
@@ -129,7 +120,7 @@ class TestService:
         parent.wait()
         parent.stdout.close()
 
-        wait_until(lambda: is_gone(child))
+        wait_until(lambda: is_gone(child), "its end")
 
     def test_logged_error_is_the_last_word(self, modules, tmp_path):
         """
@@ -185,12 +176,12 @@ class TestKeepUp:
         An executor that died runs again, as a new process that writes its ready file anew.
         """
         (executor, _) = server.services
-        before = wait_until(executor.addresses)["pid"]
+        before = wait_until(executor.addresses, "a ready file")["pid"]
         self.kill(executor)
         said = server.keep_up(0.0)
 
         assert "the executor was killed by SIGKILL (out of memory?); starting it again" == said
-        assert before != wait_until(executor.addresses)["pid"]
+        assert before != wait_until(executor.addresses, "a ready file")["pid"]
         assert None is server.keep_up(0.0)
 
     def test_executor_that_keeps_dying_is_left(self, server):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from tandem.link.session import Attached, Heartbeat
 from tandem.link.slot_state import SlotState
 from tandem.link.wire import decode_response, encode_attach
 from tandem.status import from_rpc_error
+from tests import waiting
 from tests.executor_svc.stepping import Row, admission, batch
 
 DEADLINE_S = 120.0
@@ -38,10 +38,7 @@ Message = Attached | StepResult | StepFailed | Heartbeat
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Poll until the condition holds; fails after the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.005)
+    waiting.wait_until(condition, "the condition", DEADLINE_S)
 
 
 class HeldRunner:
