@@ -39,12 +39,8 @@ class StepGate:
         """Let everything through from now on."""
         self._write(_ALLOWED, _NO_LIMIT)
 
-    def close(self) -> None:
-        """Let no further step begin; one may slip through that is just beginning."""
-        self._write(_ALLOWED, 0)
-
     def allow(self, num_steps: int) -> None:
-        """Let so many more steps begin than did, and then none."""
+        """Let so many more steps begin than did, and at most one that is just beginning."""
         self._write(_ALLOWED, self._read(_BEGUN) + num_steps)
 
     def pass_through(self) -> None:

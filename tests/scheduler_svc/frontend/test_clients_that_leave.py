@@ -59,11 +59,8 @@ class TestCancel:
         """
         A gRPC deadline that passes is a cancellation.
         """
-        for timeout_s in (
-            0.5,
-            5.0,
-            50.0,
-        ):  # one that is over before the core hears of it says nothing
+        # One that is over before the core hears of the call says nothing.
+        for timeout_s in (0.5, 5.0, 50.0):
             call = stub.Generate(request(), timeout=timeout_s)
             accepted = asyncio.create_task(frontend.core.accept())
             assert grpc.StatusCode.DEADLINE_EXCEEDED == await within(call.code())
