@@ -78,17 +78,14 @@ namespace {
 // Pairs (2i, 2i + 1) of one head as complex numbers, turned.
 template <class T>
 inline void turn(T* head, const float* rotation, int64_t head_dim) {
+  const Ints lanes = lane_numbers();
+  const Words signs = as<Words>(~lanes & 1) << 31;  // of the even lanes
   for (int64_t at = 0; at < head_dim; at += kLanes) {
     const int count = left(head_dim, at);
     const Floats x = load_some(head + at, count), by = load_some(rotation + at, count);
-    alignas(64) float pairs[kLanes], turns[kLanes], turned[kLanes];
-    store(pairs, x);
-    store(turns, by);
-    for (int i = 0; i < kLanes; i += 2) {
-      turned[i] = pairs[i] * turns[i] - pairs[i + 1] * turns[i + 1];
-      turned[i + 1] = pairs[i + 1] * turns[i] + pairs[i] * turns[i + 1];
-    }
-    store_some(head + at, load(turned), count);
+    const Floats crossed = picked(x, lanes ^ 1) * picked(by, lanes | 1);
+    const Floats negated = as<Floats>(as<Words>(crossed) ^ signs);
+    store_some(head + at, x * picked(by, lanes & ~1) + negated, count);
   }
 }
 

@@ -62,8 +62,6 @@ struct Attention {
     const T* const* key;
   };
 
-  static constexpr Ahead<T>* kNothing = nullptr;
-
   int64_t position(int64_t row, int64_t query_at) const {
     return plan.seq_len[row] - plan.query_len[row] + query_at;
   }
@@ -160,7 +158,8 @@ struct Attention {
         T* to = out + ((plan.first_query[row] + first + at) * plan.num_heads +
                        head * plan.group() + g) * plan.head_dim;
         const float* values = sums.values + m * plan.width();
-        for (int64_t d = 0; d < plan.head_dim; ++d) round_to(values[d] / sums.sum[m], to + d);
+        for (int64_t d = 0; d < plan.head_dim; d += kLanes)
+          store_some(to + d, load(values + d) / splat(sums.sum[m]), plan.head_dim - d);
       }
   }
 
@@ -190,7 +189,6 @@ struct Attention {
 
   void attend_tile(const Item& item, const Tile& tile, Ahead<T>& ahead, const Scratch& scratch,
                    const Sums& sums) const {
-    const int64_t base = tile.base;
     const int from = tile.from, to = tile.to;
     const int first = from / kLanes, last = (to + kLanes - 1) / kLanes;
     const int64_t to_value = plan.num_kv_heads * plan.head_dim;
@@ -198,15 +196,17 @@ struct Attention {
     for (int j = from; j < to; ++j) value[j] = tile.key[j] + to_value;
     turn_keys(tile.key, ahead, first, last, plan.head_dim, scratch.packed);
     const int rows = item.count * plan.group();
-    for (int m = 0; m < rows; m += kBlock) score_some(m, rows, first, last, scratch);
+    for (int m = 0; m < rows; m += kBlock) {
+      const int last_row = std::min(m + kBlock, rows) - 1;
+      score_some(m, rows, first_vector(seen(item, tile, m)),
+                 last_vector(seen(item, tile, last_row)), scratch);
+    }
     bool alike = true;  // all queries see the same keys of this tile
     for (int m = 0; m < rows; ++m) {
-      const int64_t at = position(item.row, item.first + m / plan.group());
-      const int own_from = clamp(plan.first_key(at) - base, from, to);
-      const int own_to = clamp(at + 1 - base, from, to);
-      alike = alike && own_from == from && own_to == to;
-      scratch.kept[m] = weigh(scratch.scores + m * kTile, first, last, own_from, own_to,
-                              sums.most + m, sums.sum + m);
+      const Keys own = seen(item, tile, m);
+      alike = alike && own.from == from && own.to == to;
+      scratch.kept[m] = weigh(scratch.scores + m * kTile, first_vector(own), last_vector(own),
+                              own.from, own.to, sums.most + m, sums.sum + m);
     }
     if (sizeof(T) < sizeof(float) && rows > kBlock) {
       const float* widened[kTile];
@@ -220,6 +220,20 @@ struct Attention {
     } else {
       add_all(item, tile, alike, value, &ahead, scratch, sums);
     }
+  }
+
+  // Keys of a tile, counted from its base.
+  struct Keys {
+    int from, to;
+  };
+  static int first_vector(const Keys& keys) { return keys.from / kLanes; }
+  static int last_vector(const Keys& keys) { return (keys.to + kLanes - 1) / kLanes; }
+
+  // Those that row m of an item sees.
+  Keys seen(const Item& item, const Tile& tile, int m) const {
+    const int64_t at = position(item.row, item.first + m / plan.group());
+    return {clamp(plan.first_key(at) - tile.base, tile.from, tile.to),
+            clamp(at + 1 - tile.base, tile.from, tile.to)};
   }
 
   static int clamp(int64_t value, int least, int most) {
@@ -268,28 +282,23 @@ struct Attention {
   void add_all(const Item& item, const Tile& tile, bool alike, const V* const* value,
                Ahead<T>* ahead, const Scratch& scratch, const Sums& sums) const {
     const int rows = item.count * plan.group(), dim = plan.head_dim;
-    const int from = tile.from, to = tile.to;
+    const int group = plan.group();
     const int64_t width = plan.width();
     for (int m = 0; m < rows;) {
       float* held = sums.values + m * width;
       const float* kept = scratch.kept + m;
       const float* weights = scratch.scores + m * kTile;
-      if (!alike) {
-        // What a query does not see is not multiplied with its zero: it may be NaN.
-        const int64_t at = position(item.row, item.first + m / plan.group());
-        const int own_from = clamp(plan.first_key(at) - tile.base, from, to);
-        const int own_to = clamp(at + 1 - tile.base, from, to);
-        add_values<1>(held, width, kept, weights, value, kNothing, own_from, own_to, dim);
-        ++m;
-        continue;
-      }
-      switch (rows - m) {
+      // What a query does not see is not multiplied with its zero: it may be NaN. Heads of one
+      // query see the same.
+      const auto [from, to] = seen(item, tile, m);
+      const int count = std::min(kBlock, alike ? rows - m : group - m % group);
+      switch (count) {
         case 1: add_values<1>(held, width, kept, weights, value, ahead, from, to, dim); break;
         case 2: add_values<2>(held, width, kept, weights, value, ahead, from, to, dim); break;
         case 3: add_values<3>(held, width, kept, weights, value, ahead, from, to, dim); break;
         default: add_values<4>(held, width, kept, weights, value, ahead, from, to, dim);
       }
-      m += kBlock;
+      m += count;
       ahead = nullptr;  // asked for once is enough
     }
   }

@@ -160,6 +160,9 @@ void score(const float* query, int64_t query_stride, int head_dim, const float* 
   for (; vector + kScoreVectors <= last; vector += kScoreVectors)
     score_block<Q, kScoreVectors>(query, query_stride, head_dim, packed + vector * kLanes,
                                   scores + vector * kLanes);
+  for (; vector + 2 <= last; vector += 2)
+    score_block<Q, 2>(query, query_stride, head_dim, packed + vector * kLanes,
+                      scores + vector * kLanes);
   for (; vector < last; ++vector)
     score_block<Q, 1>(query, query_stride, head_dim, packed + vector * kLanes,
                       scores + vector * kLanes);

@@ -167,15 +167,20 @@ inline Ints lane_numbers() {
   return lanes;
 }
 
+// Each lane gets the one of that number.
+inline Floats picked(Floats values, Ints lanes) {
+#if defined(__clang__)
+  Floats found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = values[lanes[lane]];
+  return found;
+#else
+  return __builtin_shuffle(values, lanes);
+#endif
+}
+
 // Each lane gets the one `by` lanes on, round the end; `by` is a power of two.
 inline Floats rotated(Floats values, int by) {
-#if defined(__clang__)
-  Floats turned;
-  for (int lane = 0; lane < kLanes; ++lane) turned[lane] = values[(lane + by) % kLanes];
-  return turned;
-#else
-  return __builtin_shuffle(values, (lane_numbers() + by) & (kLanes - 1));
-#endif
+  return picked(values, (lane_numbers() + by) & (kLanes - 1));
 }
 
 inline float sum_of(Floats values) {
