@@ -46,7 +46,7 @@ class TestOpenSession:
         error = refusal(lambda: executor.open_session("two"))
         assert isinstance(error, SessionHeld)
         assert "one" == error.metadata["holder"]
-        assert 0 <= int(error.metadata["age_ms"]) < 60_000
+        assert int(error.metadata["age_ms"]) >= 0
 
     def test_who_waits_is_logged_once(self, executor):
         """

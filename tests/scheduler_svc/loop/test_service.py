@@ -20,6 +20,7 @@ from tests.ports import free_port
 from tests.scheduler_svc.loop.arithmetic_runner import ArithmeticRunner
 from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.loop.service_bench import FakeFrontend
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 FREE = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--metrics-listen", "")
@@ -41,13 +42,6 @@ CoreLoop.turn = broken
 """A core thread that breaks once a file is there."""
 
 
-def _until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition never held"
-        time.sleep(0.02)
-
-
 class Process:
     """A scheduler service of its own."""
 
@@ -67,7 +61,9 @@ class Process:
         )  # fmt: skip
 
     def wait_ready(self) -> dict:
-        _until(lambda: self.ready_file.exists() or self.process.poll() is not None)
+        wait_until(
+            lambda: self.ready_file.exists() or self.process.poll() is not None, "a ready file"
+        )
         assert self.process.poll() is None, self.log()
         return json.loads(self.ready_file.read_text())
 
@@ -213,7 +209,7 @@ class TestLife:
         (service.folder.parent / "break").touch()
         assert 1 == service.wait(), service.log()
         assert said in service.log()
-        _until(lambda: not any(child.is_running() for child in children))
+        wait_until(lambda: not any(child.is_running() for child in children), "their ends")
         assert [] == list(service.folder.iterdir())
 
     def test_link_thread_that_breaks_ends_the_service(self, start):
@@ -234,7 +230,7 @@ class TestLife:
         service.wait_ready()
         children = service.children()
         service.process.kill()
-        _until(lambda: not any(child.is_running() for child in children))
+        wait_until(lambda: not any(child.is_running() for child in children), "their ends")
 
     def test_second_signal_does_not_wait_for_requests(self, start, busy_executor):
         """After SIGTERM requests may finish; another signal ends the service at once."""
@@ -242,18 +238,23 @@ class TestLife:
         service.wait_ready()
         (socket_path,) = service.folder.glob("tandem-*/ipc/core.sock")
         frontend = FakeFrontend(socket_path, 1)
-        _until(lambda: not frontend.read() and frontend.availabilities)
-        _until(lambda: not frontend.read() and frontend.availabilities[-1].executor_attached)
+        wait_until(lambda: not frontend.read() and frontend.availabilities, "news of the executor")
+        wait_until(
+            lambda: not frontend.read() and frontend.availabilities[-1].executor_attached,
+            "an executor",
+        )
         frontend.submit(1, [5], 9)
-        _until(lambda: not frontend.read() and frontend.accepted)
+        wait_until(lambda: not frontend.read() and frontend.accepted, "the request to be accepted")
         service.process.send_signal(signal.SIGTERM)
-        _until(lambda: not frontend.read() and frontend.availabilities[-1].draining)
+        wait_until(
+            lambda: not frontend.read() and frontend.availabilities[-1].draining, "news of the stop"
+        )
         time.sleep(2 * SAME_SIGNAL_S)  # closer together they count as one
         assert service.process.poll() is None, service.log()
         children = service.children()
         service.process.send_signal(signal.SIGTERM)
         assert 128 + signal.SIGTERM == service.wait()
-        _until(lambda: not any(child.is_running() for child in children))
+        wait_until(lambda: not any(child.is_running() for child in children), "their ends")
         frontend.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 from scheduler_svc.step_call import CallEnded, StepCall
 from tests.one_method_server import OneMethodServer
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 METHOD = "/tandem.executor.v1.ExecutorService/Execute"
 
 
