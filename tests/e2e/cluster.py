@@ -38,6 +38,11 @@ def environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "http_proxy": "http://127.0.0.1:9"}
 
 
+def num_requests(stats: Stats) -> int:
+    """Requests that run or wait."""
+    return stats.running_requests + stats.waiting_requests
+
+
 @contextlib.contextmanager
 def paused(pid: int) -> Iterator[None]:
     """Stop a process meanwhile (SIGSTOP); when the block begins none of its threads runs any more."""
@@ -210,8 +215,7 @@ class Cluster:
 
     def num_requests(self) -> int:
         """Requests that run or wait now."""
-        stats = self.stats()
-        return stats.running_requests + stats.waiting_requests
+        return num_requests(self.stats())
 
     def requests(self, **choice: Any) -> dict[str, RequestSummary]:
         """Requests in the system by their ids, as `AdminClient.list_requests` chooses them."""

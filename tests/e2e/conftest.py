@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import model_zoo
-from tests.e2e.cluster import BUNDLED_MODEL, Cluster
+from tests.e2e.cluster import BUNDLED_MODEL, Cluster, num_requests
 from tests.waiting import wait_until
 
 
@@ -51,10 +51,8 @@ def idle():
 
     def wait(cluster):
         def is_idle():
-            with cluster.admin() as admin:
-                stats = admin.stats()
-            busy = stats.running_requests + stats.waiting_requests + stats.used_blocks
-            return stats if busy == 0 else None
+            stats = cluster.stats()
+            return None if num_requests(stats) + stats.used_blocks else stats
 
         return wait_until(is_idle, "no request and no block")
 

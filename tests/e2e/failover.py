@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, Client, Delta, is_serving
-from tests.e2e.cluster import PATIENCE, Process
+from tests.e2e.cluster import PATIENCE, Process, num_requests
 from tests.ports import free_port
 from tests.waiting import wait_until
 
@@ -110,8 +110,7 @@ class Scheduler:
 
         def idle():
             stats = self.stats()
-            busy = stats.running_requests + stats.waiting_requests + stats.used_blocks
-            return None if busy else stats
+            return None if num_requests(stats) + stats.used_blocks else stats
 
         return wait_until(idle, "no request and no block")
 

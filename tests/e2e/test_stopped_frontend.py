@@ -8,7 +8,7 @@ import pytest
 from scheduler_svc.bench.reader import start_reader
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tandem_client import NO_RETRY, AdminClient
-from tests.e2e.cluster import PATIENCE, Process, paused
+from tests.e2e.cluster import PATIENCE, Process, num_requests, paused
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -81,12 +81,6 @@ def metric(addresses: dict, name: str) -> float:
     return float(value)
 
 
-def num_requests(admin: AdminClient) -> int:
-    """That run or wait."""
-    stats = admin.stats()
-    return stats.running_requests + stats.waiting_requests
-
-
 def request(number: int) -> bytes:
     return GenerateRequest(
         token_ids={"ids": [5 + number] * 8},
@@ -111,7 +105,7 @@ def test_stopped_frontend_delays_its_own_streams_only(service, executor):
                 )
                 wait_until(lambda: reader.report().started == NUM_STREAMS, "all streams started")
                 pauses.enter_context(paused(second))
-            wait_until(lambda: num_requests(admin) == 0, "the core to end everybody")
+            wait_until(lambda: num_requests(admin.stats()) == 0, "the core to end everybody")
             assert metric(addresses, "merged_updates") > 0
             wait_until(lambda: reader.report().over > 0, "the other one's streams to end")
             held_back = reader.report()

@@ -13,7 +13,7 @@ import psutil
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, is_serving
-from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, START_S, Process
+from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, START_S, Process, num_requests
 from tests.faults.controlled import Controlled
 from tests.faults.executors import Executor, Zygote, clock_environment, working
 from tests.ports import free_port
@@ -152,8 +152,8 @@ class Rig:
 
         def idle() -> Any:
             stats = self.stats()
-            num_requests = stats.running_requests + stats.waiting_requests
-            return None if num_requests + stats.used_blocks + stats.steps_in_flight else stats
+            busy = num_requests(stats) + stats.used_blocks + stats.steps_in_flight
+            return None if busy else stats
 
         return wait_until(idle, "no request, block and step")
 
