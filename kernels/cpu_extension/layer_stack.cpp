@@ -4,10 +4,10 @@
 // the way back to Python between them: a step of few rows streams all weights through the caches,
 // and finds the interpreter thrown out of them nine times a layer. And its threads stay awake.
 #include <algorithm>
-#include <vector>
 
 #include "export.h"
 #include "operations.h"
+#include "room.h"
 
 namespace tandem {
 namespace {
@@ -105,10 +105,11 @@ TANDEM_EXPORT int64_t tandem_layer_stack(const tandem::Stack* stack) {
   int64_t most = 0;
   for (const int64_t width : {stack->hidden_size, query_size, stack->inner_size})
     most = std::max(most, arranged_floats(stack->num_rows, width));
-  std::vector<float> arranged(most);
+  static thread_local Room room;  // of the calling thread, for all
+  float* const arranged = room.of(most);
   const int64_t num_products = stack->num_rows * stack->hidden_size * 2 * stack->inner_size;
   with_team(num_products < kSerialProducts ? 1 : stack->num_threads, [&](Member& member) {
-    const Run run{*stack, member, arranged.data()};
+    const Run run{*stack, member, arranged};
     for (int64_t index = 0; index < stack->num_layers; ++index) {
       run.attend(stack->layers[index]);
       run.feed_forward(stack->layers[index]);

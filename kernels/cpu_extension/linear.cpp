@@ -9,10 +9,10 @@
 // Panels in memory and tiles of sums in registers: Goto and van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
 #include <algorithm>
-#include <vector>
 
 #include "export.h"
 #include "operations.h"
+#include "room.h"
 #include "vectors.h"
 
 namespace tandem {
@@ -31,6 +31,7 @@ constexpr int kLinesOfRow = kPanelBytes > kLineBytes ? kPanelBytes / kLineBytes 
 constexpr int64_t kBlockBytes = 512 << 10;  // of rows that are multiplied with a panel in a go
 constexpr int64_t kFewTiles = 4;
 constexpr int64_t kAhead = 6144;  // bytes that a lone tile asks for before it needs them
+constexpr int64_t kFloatsAhead = 128;  // of each row, while rows are arranged
 // Of a panel, so many bytes at a time: with few tiles the next ones have room beside them in the
 // nearest cache.
 constexpr int64_t kFewBytes = 9216, kManyBytes = 2 * kFewBytes;
@@ -52,18 +53,18 @@ inline void add_products(Floats (&sums)[kVectors], const Floats (&columns)[kVect
 #endif
 }
 
-// Adds to sums [R, kPanel] the products of R rows, which `x` holds as [width, R], with a panel, and
+// to = from + the products of R rows, which `x` holds as [width, R], with a panel, all [R, kPanel];
 // meanwhile asks for Lines cache lines per k from `ahead` on, `step` bytes per k: what will be
 // needed next. The processor itself looks ahead to the end of a page at most.
 template <int R, int Lines>
-void add_tile(const float* x, const float* weight, int64_t width, float* held, const char* ahead,
-              int64_t step) {
+void add_tile(const float* x, const float* weight, int64_t width, const float* from, float* to,
+              const char* ahead, int64_t step) {
   // Every loop over the sums is unrolled, or they would live in memory.
   Floats sums[R][kVectors];
 #pragma GCC unroll 9
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = load(held + r * kPanel + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = load(from + r * kPanel + v * kLanes);
   }
   const float* const end = x + width * R;
   do {  // at least once: what might not run at all would move the sums to memory and back
@@ -79,11 +80,12 @@ void add_tile(const float* x, const float* weight, int64_t width, float* held, c
 #pragma GCC unroll 9
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) store(held + r * kPanel + v * kLanes, sums[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(to + r * kPanel + v * kLanes, sums[r][v]);
   }
 }
 
-using AddTile = void (*)(const float*, const float*, int64_t, float*, const char*, int64_t);
+using AddTile = void (*)(const float*, const float*, int64_t, const float*, float*, const char*,
+                         int64_t);
 
 template <int R, int Lines>
 AddTile tile_of(int64_t rows) {
@@ -112,6 +114,7 @@ void arrange(const Product& product, const Tiles& tiles, int64_t begin, int64_t 
   float* const to = x + first * width;
   for (int64_t k = 0; k < width; k += kLanes) {
     const int columns = static_cast<int>(std::min<int64_t>(kLanes, width - k));
+    for (int64_t r = 0; r < height; ++r) __builtin_prefetch(from + r * stride + k + kFloatsAhead);
     for (int64_t r = 0; r < height; r += kLanes) {
       const int rows = static_cast<int>(std::min<int64_t>(kLanes, height - r));
       Floats turned[kLanes] = {};
@@ -147,10 +150,13 @@ void put(const Product& product, int64_t begin, int64_t end, int64_t panel, cons
   }
 }
 
+alignas(64) constexpr float kZeros[kRows * kPanel] = {};
+
 // Rows from `begin` to `end`, arranged in `x`, with some panels; `sums` takes their results with
 // one panel.
 //
-// A lone tile waits for memory, so it asks for what it reads itself a little later. More tiles take
+// A tile's results leave when the last piece is done, while they are near; the next tile does not
+// wait for them to arrive. A lone tile waits for memory, so it asks for what it reads itself a little later. More tiles take
 // a panel piece by piece, so that all but one find it in the nearest cache, and share the asking
 // for the next piece.
 void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, int64_t end,
@@ -166,7 +172,10 @@ void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, i
   const int64_t step = (kPanelBytes + tiles.count - 1) / tiles.count;
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
     const float* weight = product.packed + panel * width * kPanel;
-    std::fill_n(sums, (end - begin) * kPanel, 0.0f);
+    if (width == 0) {
+      std::fill_n(sums, (end - begin) * kPanel, 0.0f);
+      put(product, begin, end, panel, sums);
+    }
     for (int64_t k = 0; k < width; k += piece) {
       const int64_t length = std::min(piece, width - k);
       const char* here = reinterpret_cast<const char*>(weight + k * kPanel);
@@ -178,35 +187,36 @@ void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, i
       for (int64_t tile = 0; tile < tiles.count; ++tile, next += step * length) {
         const int64_t height = tiles.height(tile);
         const AddTile add = tile < tiles.num_higher ? high : low;
-        add(from + k * height, weight + k * kPanel, length, to, next, step);
+        add(from + k * height, weight + k * kPanel, length, k == 0 ? kZeros : to, to, next, step);
+        if (k + length == width) {
+          const int64_t row = begin + tiles.first_row(tile);
+          put(product, row, row + height, panel, to);
+        }
         from += height * width;
         to += height * kPanel;
       }
     }
-    put(product, begin, end, panel, sums);
   }
 }
 
-// Never smaller again: what a vector grows by is set to zero each time.
-void grow(std::vector<float>& room, int64_t floats) {
-  if (static_cast<int64_t>(room.size()) < floats) room.resize(floats);
-}
-
-int64_t rows_per_block(int64_t width) {
-  return std::max<int64_t>(kRows, kBlockBytes / (4 * std::max<int64_t>(width, 1)));
+// Blocks are nearly as high as each other: a last one of few rows would wait for its weights.
+int64_t rows_of_blocks(int64_t num_rows, int64_t width) {
+  const int64_t most = std::max<int64_t>(kRows, kBlockBytes / (4 * std::max<int64_t>(width, 1)));
+  const int64_t num_blocks = std::max<int64_t>(1, (num_rows + most - 1) / most);
+  return (num_rows + num_blocks - 1) / num_blocks;
 }
 
 }  // namespace
 
 int64_t arranged_floats(int64_t num_rows, int64_t width) {
-  return num_rows == 1 ? 0 : std::min(num_rows, rows_per_block(width)) * width;
+  return num_rows == 1 ? 0 : rows_of_blocks(num_rows, width) * width;
 }
 
 void multiply(Member& member, const Product& product, float* arranged) {
   const int64_t num_panels = (product.num_columns + kPanel - 1) / kPanel;
-  const int64_t num_rows = product.num_rows, most_rows = rows_per_block(product.width);
-  static thread_local std::vector<float> sums;
-  grow(sums, std::min(most_rows, num_rows) * kPanel);
+  const int64_t num_rows = product.num_rows, most_rows = rows_of_blocks(num_rows, product.width);
+  static thread_local Room room;
+  float* const sums = room.of(most_rows * kPanel);
   const bool lies_so = num_rows == 1;
   for (int64_t begin = 0; begin < num_rows; begin += most_rows) {
     const int64_t end = std::min(begin + most_rows, num_rows);
@@ -218,7 +228,7 @@ void multiply(Member& member, const Product& product, float* arranged) {
       member.wait();
     }
     multiply_block(product, tiles, begin, end, member.first_of(num_panels),
-                   member.last_of(num_panels), lies_so ? product.x : arranged, sums.data());
+                   member.last_of(num_panels), lies_so ? product.x : arranged, sums);
   }
 }
 
@@ -234,9 +244,9 @@ TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* 
   using namespace tandem;
   const Product product{x,        x_stride, packed,      bias,     out, out_stride,
                         num_rows, width,    num_columns, adds != 0};
-  static thread_local std::vector<float> arranged;  // of the calling thread, for all
-  grow(arranged, arranged_floats(num_rows, width));
+  static thread_local Room room;  // of the calling thread, for all
+  float* const arranged = room.of(arranged_floats(num_rows, width));
   const bool is_small = num_rows * width * num_columns < kSerialProducts;
-  float* const place = arranged.data();
-  with_team(is_small ? 1 : num_threads, [&](Member& member) { multiply(member, product, place); });
+  with_team(is_small ? 1 : num_threads,
+            [&](Member& member) { multiply(member, product, arranged); });
 }
