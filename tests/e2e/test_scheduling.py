@@ -91,16 +91,20 @@ class TestChoices:
         Abort ends all choices of the request with CANCELLED, and Done counts what there was.
         """
         with (
-            shared.held(),
+            shared.held(num_steps=20),
             shared.client() as client,
             client.generate("x", n=3, request_id="f", **LONG) as stream,
         ):
-            next(stream)
+            begun = set()
+            while begun != {0, 1, 2}:
+                event = next(stream)
+                begun |= {event.choice} if isinstance(event, Delta) else set()
             client.abort("f")
             rest = list(stream)
         reasons = [event.reason for event in rest if isinstance(event, Finished)]
         assert [FinishReason.CANCELLED] * 3 == reasons
         assert isinstance(rest[-1], Done)
+        assert 3 <= rest[-1].usage.output_tokens < 3 * LONG["max_tokens"]
         idle(shared)
 
 
