@@ -2,7 +2,6 @@
 //
 // They are small: for tens of rows a call costs more than its work, so each does in one call what
 // takes PyTorch several, and few rows alone stay on one thread. A row's bits depend on the row alone.
-#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -22,10 +21,6 @@ inline Floats rounded(Floats values) {
   T held[kLanes];
   store_some(held, values, kLanes);
   return load(held);
-}
-
-inline int left(int64_t width, int64_t at) {
-  return static_cast<int>(std::min<int64_t>(kLanes, width - at));
 }
 
 template <class T>

@@ -159,7 +159,7 @@ struct Attention {
                        head * plan.group() + g) * plan.head_dim;
         const float* values = sums.values + m * plan.width();
         for (int64_t d = 0; d < plan.head_dim; d += kLanes)
-          store_some(to + d, load(values + d) / splat(sums.sum[m]), plan.head_dim - d);
+          store_some(to + d, load(values + d) / splat(sums.sum[m]), left(plan.head_dim, d));
       }
   }
 

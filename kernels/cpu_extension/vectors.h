@@ -4,6 +4,7 @@
 // Every load widens to float32, every store rounds to nearest even.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #if defined(__F16C__) || defined(__AVX512F__)
@@ -125,6 +126,11 @@ inline void round_to(float value, Float16* to) {
     half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13;
   }
   to->bits = static_cast<uint16_t>(half | sign);
+}
+
+// How many lanes of a row there are from `at` on, at most a vector.
+inline int left(int64_t width, int64_t at) {
+  return static_cast<int>(std::min<int64_t>(kLanes, width - at));
 }
 
 // The first `count` lanes; writes nothing past them.
