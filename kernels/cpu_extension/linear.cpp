@@ -156,9 +156,9 @@ alignas(64) constexpr float kZeros[kRows * kPanel] = {};
 // one panel.
 //
 // A tile's results leave when the last piece is done, while they are near; the next tile does not
-// wait for them to arrive. A lone tile waits for memory, so it asks for what it reads itself a little later. More tiles take
-// a panel piece by piece, so that all but one find it in the nearest cache, and share the asking
-// for the next piece.
+// wait for them to arrive. A lone tile waits for memory, so it asks for what it reads itself a
+// little later. More tiles take a panel piece by piece, so that all but one find it in the nearest
+// cache, and share the asking for the next piece.
 void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, int64_t end,
                     int64_t first_panel, int64_t last_panel, const float* x, float* sums) {
   const bool is_alone = tiles.count == 1;
