@@ -3,15 +3,33 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc import executor_connection, executor_probe
+from scheduler_svc import (
+    executor_channel,
+    executor_connection,
+    executor_probe,
+    executor_watch,
+)
 from tests.scheduler_svc.loop.service_bench import ServiceBench
+
+HOUR_S = 3600.0
+PATIENT_OPTIONS = {
+    "grpc.min_reconnect_backoff_ms",
+    "grpc.keepalive_time_ms",
+    "grpc.keepalive_timeout_ms",
+    "grpc.http2.ping_timeout_ms",
+}
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Whoever waits for an executor's answer waits for an hour."""
+    """Whoever waits for an executor's answer, or for a connection, waits for an hour."""
     for name in ("DESCRIBE_DEADLINE_S", "SEEK_DEADLINE_S", "OPEN_DEADLINE_S"):
-        monkeypatch.setattr(executor_connection, name, 3600.0)
+        monkeypatch.setattr(executor_connection, name, HOUR_S)
+    options = [
+        (name, int(HOUR_S * 1000) if name in PATIENT_OPTIONS else value)
+        for name, value in executor_channel.CHANNEL_OPTIONS
+    ]
+    monkeypatch.setattr(executor_channel, "CHANNEL_OPTIONS", options)
 
 
 @pytest.fixture
@@ -21,10 +39,14 @@ def one_by_one(monkeypatch):
 
 
 @pytest.fixture
-def make_bench(tmp_path: Path) -> Iterator[Callable[..., ServiceBench]]:
+def make_bench(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., ServiceBench]]:
+    """Time that passes by itself, as it does with a real executor, proves nothing against it."""
     benches: list[ServiceBench] = []
 
     def make(**settings) -> ServiceBench:
+        if settings.get("has_real_link"):
+            monkeypatch.setattr(executor_watch, "STALLED_AFTER_S", HOUR_S)
+            settings = {"lost_after_s": HOUR_S, "recovery_timeout_s": HOUR_S} | settings
         benches.append(ServiceBench(tmp_path / str(len(benches)), **settings))
         return benches[-1]
 

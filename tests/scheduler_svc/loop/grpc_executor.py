@@ -184,16 +184,16 @@ class GrpcExecutor(grpc.GenericRpcHandler):
             except queue.Empty:
                 raw = encode_response(self.end.heartbeat(self.now()))
             if isinstance(raw, _Ending):
-                self.end.detach(self.end.session_epoch, attach.attach_id)
+                self.end.detach(attach.session_epoch, attach.attach_id)
                 context.abort_with_status(to_grpc_status(raw.error))
             if isinstance(raw, SessionLost):
-                self.end.detach(self.end.session_epoch, attach.attach_id)
+                self.end.detach(attach.session_epoch, attach.attach_id)
                 context.abort_with_status(to_grpc_status(raw))
             if isinstance(raw, TandemError):
-                self.end.detach(self.end.session_epoch, attach.attach_id)
+                self.end.detach(attach.session_epoch, attach.attach_id)
                 context.abort(grpc.StatusCode.UNAVAILABLE, raw.message)
             yield raw
-        self.end.detach(self.end.session_epoch, attach.attach_id)
+        self.end.detach(attach.session_epoch, attach.attach_id)
 
     def _receive(self, requests: Iterator[bytes], attach_id: int, outbound) -> None:
         try:

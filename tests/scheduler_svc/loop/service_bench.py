@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from scheduler_svc.config import LoadedSettings, SchedulerSettings
@@ -16,6 +19,7 @@ from scheduler_svc.executor_link import ExecutorLink
 from scheduler_svc.ipc.messages import (
     Accepted,
     Availability,
+    CoreMessage,
     EndStream,
     FrontendMessage,
     Hello,
@@ -39,13 +43,63 @@ from tests.scheduler_svc.loop.token_rows import token_rows
 DEADLINE_S = 60.0
 
 
+class LockstepSocket(CoreSocket):
+    """
+    The core's end of real sockets, which gives the core only what was gathered for its turn: zmq
+    carries messages on threads of its own, whenever these get to run.
+
+    Attributes:
+        num_gathered: Messages of all frontends that came.
+        num_sent: Messages that the pipe of each frontend took.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.num_gathered = 0
+        self.num_sent: Counter[int] = Counter()
+        self._gathered: deque[tuple[int, FrontendMessage] | msgspec.DecodeError] = deque()
+
+    def gather(self, num_messages: int) -> None:
+        """Wait until so many messages have come since the start."""
+        while self.num_gathered < num_messages:
+            assert self._socket.poll(int(DEADLINE_S * 1000)), "a message never came"
+            try:
+                self._gathered.extend(super().receive(1))
+            except msgspec.DecodeError as error:
+                self._gathered.append(error)
+            self.num_gathered += 1
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self._gathered)
+
+    def receive(self, at_most: int) -> Iterator[tuple[int, FrontendMessage]]:
+        for _ in range(min(at_most, len(self._gathered))):
+            message = self._gathered.popleft()
+            if isinstance(message, msgspec.DecodeError):
+                raise message
+            yield message
+
+    def try_send(self, index: int, message: CoreMessage) -> bool:
+        is_sent = super().try_send(index, message)
+        self.num_sent[index] += is_sent
+        return is_sent
+
+
 class FakeFrontend:
-    """Collects what the core says, checking that no token is lost, repeated or out of order."""
+    """
+    Collects what the core says, checking that no token is lost, repeated or out of order.
+
+    Attributes:
+        num_sent: Messages sent to the core.
+        num_read: Messages of the core that were read.
+    """
 
     def __init__(self, path: Path, index: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._socket = FrontendSocket(path, index)
         self._clock = clock
         self.index = index
+        self.num_sent = self.num_read = 0
         self.accepted: set[int] = set()
         self.refused: dict[int, Refused] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -62,6 +116,12 @@ class FakeFrontend:
 
     def send(self, message: FrontendMessage) -> None:
         self._socket.send(message)
+        self.num_sent += 1
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send what need not be a message."""
+        self._socket._socket.send(frame)
+        self.num_sent += 1
 
     def submit(
         self,
@@ -99,9 +159,10 @@ class FakeFrontend:
         self.send(Query(query_id=query_id, kind=kind, argument=argument))
         return query_id
 
-    def read(self) -> bool:
-        """Take one message, if one is here."""
-        message = self._socket.receive(0.0)
+    def read(self, timeout_s: float = 0.0) -> bool:
+        """Take one message, if one comes in time."""
+        message = self._socket.receive(timeout_s)
+        self.num_read += message is not None
         match message:
             case None:
                 return False
@@ -141,7 +202,11 @@ class FakeFrontend:
 
 class ServiceBench:
     """
+    Turns in step with its frontends: what they sent before a turn is there for it, and what it said
+    is read when it is over, whenever zmq's threads get to run.
+
     Attributes:
+        frontends: Those that read what they are told.
         clock: What time it is for the service and its frontends. With a fake executor it stands
             still, so that only as much time passes as the test says, however slow the machine is.
         lead_s: Added to the clock, so that a test can let time pass.
@@ -153,7 +218,7 @@ class ServiceBench:
         began_s = time.monotonic()
         now = time.monotonic if has_real_link else lambda: began_s
         self.clock = lambda: now() + self.lead_s
-        self.socket = CoreSocket(self.path)
+        self.socket = LockstepSocket(self.path)
         self.wakeup = Wakeup()
         self.hellos: list[Hello] = []
         loaded = LoadedSettings(
@@ -180,6 +245,8 @@ class ServiceBench:
             is_strict=True,
         )
         self.frontends: list[FakeFrontend] = []
+        self._speakers: list[FakeFrontend] = []
+        """All frontends there ever were."""
         if has_real_link:
             self.real_link.start()
             self.real_link.connect()
@@ -188,28 +255,44 @@ class ServiceBench:
 
     def frontend(self, index: int = 0) -> FakeFrontend:
         """Connect a frontend and wait until the core knows it."""
+        assert all(index != other.index for other in self.frontends)
+        self.socket.num_sent[index] = 0
         frontend = FakeFrontend(self.path, index, self.clock)
         self.frontends.append(frontend)
-        self.until(lambda: frontend.availabilities)
+        self._speakers.append(frontend)
+        self.turn()
+        assert frontend.availabilities
         return frontend
 
+    def drop(self, frontend: FakeFrontend) -> None:
+        """Close a frontend, as if its process died once its last message was on the way."""
+        self._gather()
+        self.frontends.remove(frontend)
+        frontend.close()
+
     def turn(self) -> None:
-        """One turn of the loop, then let frontends read."""
-        self.loop.turn(0.002)
+        """One turn of the loop; only a real executor is given a moment to say something."""
+        with self.in_step():
+            is_waiting = self.has_real_link and not self.socket.has_messages
+            self.loop.turn(0.002 if is_waiting else 0.0)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Make a turn inside: it gets what frontends sent before, and they read what it says."""
+        self._gather()
+        yield
         for frontend in self.frontends:
-            while frontend.read():
-                pass
+            while frontend.num_read < self.socket.num_sent[frontend.index]:
+                assert frontend.read(DEADLINE_S), "what the core sent never came"
+
+    def _gather(self) -> None:
+        self.socket.gather(sum(frontend.num_sent for frontend in self._speakers))
 
     def let_pass(self, seconds: float) -> None:
-        """
-        Let time pass as it does for a loop that turns every half second, until frontends have heard
-        all that was said meanwhile: an answer comes after it.
-        """
+        """Let time pass as it does for a loop that turns every half second."""
         for _ in range(round(seconds / 0.5)):
             self.lead_s += 0.5
             self.turn()
-        for frontend in self.frontends:
-            self.reply(frontend, "stats")
 
     def until(self, condition: Callable[[], object], *, turn_s: float = 0.0) -> None:
         """Turn until a condition holds, and let so much time pass with every turn."""

@@ -159,13 +159,12 @@ class TestUnheard:
         frontend = bench.frontend()
         bench.until(lambda: frontend.availabilities[-1].executor_attached)
         frontend.submit(0, [5, 6, 7], 40)
-        stats = bench.loop._state.core.stats  # the frontend hears later, when all may be over
-        bench.until(lambda: stats().output_tokens)
+        bench.until(lambda: frontend.tokens.get(0))
         for _ in range(5):
             self.lose(bench, "silent")
             bench.link.boot("boot-1")
-            num_tokens = stats().output_tokens
-            bench.until(lambda n=num_tokens: stats().output_tokens > n)
+            num_tokens = len(frontend.tokens[0])
+            bench.until(lambda n=num_tokens: len(frontend.tokens[0]) > n)
         bench.until(lambda: frontend.ended)
         assert ({}, 0) == (frontend.failed, deaths_counted(bench))
 

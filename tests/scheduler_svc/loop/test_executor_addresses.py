@@ -184,7 +184,8 @@ class TestTakingOver:
         bench = make_service(take_over=True)
         frontend = start(bench)
         rival = SchedulerId(name="rival", incarnation="1")
-        executor.end.open_session(rival, True, 500.0, executor.now())
+        with executor.computing:
+            executor.end.open_session(rival, True, 500.0, executor.now())
         executor.end_stream(executor.end.fenced())
         bench.until(lambda: "scheduler rival" in refusal_of(bench, frontend))
         bench.until(lambda: "lease" in refusal_of(bench, frontend))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
+from scheduler_svc import executor_link
 from scheduler_svc.ipc import snapshot
 from tandem.errors import SessionHeld
 from tandem.link.checksum import seal
@@ -154,9 +155,11 @@ class TestHeldSession:
         bench.until(lambda: frontend.availabilities[-1].ready)
         assert "scheduler-1" == executor.end.holder.name
 
-    def test_stop_leaves_a_short_lease(self, bench, make_executor):
+    def test_stop_leaves_a_short_lease(self, make_bench, make_executor, monkeypatch):
         """After an orderly stop another scheduler has to wait a second, not the whole lease."""
+        monkeypatch.setattr(executor_link, "RELEASE_DEADLINE_S", DEADLINE_S)
         executor = make_executor()
+        bench = make_bench(has_real_link=True, executor=executor.address, lease_ms=500_000)
         start(bench)
         executor.stopped_s = executor.now()
         bench.real_link.stop(release=True)

@@ -3,15 +3,25 @@ import pytest
 from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.ipc import snapshot
-from scheduler_svc.ipc.messages import Availability
+from scheduler_svc.ipc.messages import Accepted, Availability
+from scheduler_svc.ipc.sockets import FrontendGone
 from scheduler_svc.publisher import RETRY_S
 from tests.scheduler_svc.loop.arithmetic_runner import expected_outputs
+from tests.waiting import wait_until
 
 STATES = ("waiting", "prefill", "decode")
 
 
 def _stats(bench, frontend) -> snapshot.Stats:
     return snapshot.decode_stats(bench.reply(frontend, "stats").result)
+
+
+def _is_gone(bench, frontend) -> bool:
+    try:
+        bench.socket.try_send(frontend.index, Accepted(0))
+    except FrontendGone:
+        return True
+    return False
 
 
 def _is_drained(bench) -> bool:
@@ -265,7 +275,7 @@ class TestFrontends:
         bench.until(lambda: 0 in slow.accepted)
         bench.frontends.remove(slow)
         # Each answer fills the pipe a little; what the kernel and zmq buffer is finite.
-        for _ in range(3000):
+        while not bench.loop._publisher.has_unsent:
             slow.ask("metrics")
             bench.turn()
         for stream_id in range(20):
@@ -286,8 +296,7 @@ class TestFrontends:
         dying.submit(1, [5], 60)
         other.submit(1, [6], 60)
         bench.until(lambda: len(dying.tokens.get(1, [])) >= 2)
-        bench.frontends.remove(dying)
-        dying.close()
+        bench.drop(dying)
         bench.loop.frontend_died(0)
         bench.until(lambda: 1 in other.ended)
         assert expected_outputs([6], 60) == other.tokens[1]
@@ -299,12 +308,14 @@ class TestFrontends:
         bench.link.is_holding = True
         dying.submit(1, [5], 60)
         bench.until(lambda: dying.accepted)
-        bench.frontends.remove(dying)
-        dying.close()
+        bench.drop(dying)
+        wait_until(lambda: _is_gone(bench, dying), "its connection to be over")
         bench.link.is_holding = False
         bench.link.compute()
         bench.until(lambda: _stats(bench, other).running_requests == 0)
         bench.until(lambda: _is_drained(bench))
+        metrics = snapshot.decode_metrics(bench.reply(other, "metrics").result)
+        assert {"CANCELLED": 1} == metrics.finished_by_reason
 
     def test_restarted_frontend_starts_empty(self, bench):
         """A second Hello with the same index ends what the first one had."""
@@ -312,8 +323,7 @@ class TestFrontends:
         bench.link.is_holding = True
         frontend.submit(1, [5], 60)
         bench.until(lambda: frontend.accepted)
-        bench.frontends.remove(frontend)
-        frontend.close()
+        bench.drop(frontend)
         again = bench.frontend(0)
         bench.link.is_holding = False
         bench.link.compute()
@@ -324,7 +334,7 @@ class TestFrontends:
     def test_garbage_does_not_stop_the_loop(self, bench):
         """A frame that is no message is dropped and the sender is served on."""
         frontend = bench.frontend()
-        frontend._socket._socket.send(b"\xff\x00")
+        frontend.send_frame(b"\xff\x00")
         frontend.submit(1, [5], 2)
         bench.until(lambda: 1 in frontend.ended)
 

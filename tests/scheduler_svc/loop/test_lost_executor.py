@@ -276,11 +276,10 @@ class TestOtherModel:
 
     def test_is_not_accepted_while_requests_live(self, bench):
         """The link is told which model live requests need, and that none is when there are none."""
-        bench.link.boot("boot-1")
         frontend = bench.frontend()
         bench.until(lambda: frontend.availabilities[-1].ready)
         assert bench.link.required is None
-        frontend = start(bench)
+        start(bench, frontend)
         assert "f" * 64 == bench.link.required.fingerprint
         assert_all_complete(bench, frontend)
         bench.turn()

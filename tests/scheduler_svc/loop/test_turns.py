@@ -21,11 +21,10 @@ def is_woken(bench: ServiceBench) -> bool:
 def take_turn(bench: ServiceBench) -> None:
     """One turn on a thread of its own, and what frontends are sent."""
     thread = threading.Thread(target=bench.loop.turns.turn_now)
-    thread.start()
-    thread.join(DEADLINE_S)
-    for frontend in bench.frontends:
-        while frontend.read():
-            pass
+    with bench.in_step():
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
 
 
 class TestTurnNow:
