@@ -38,6 +38,7 @@ from scheduler_svc.ipc.sockets import connect_frontend
 from tandem.errors import TandemError
 
 DEADLINE_S = 60.0
+NEVER_S = 3600.0
 
 Found = TypeVar("Found")
 
@@ -220,7 +221,10 @@ class Frontend:
 
 @asynccontextmanager
 async def running_frontend(directory: Path, **changes: object) -> AsyncIterator[Frontend]:
-    """Start both ends; the core has said nothing yet."""
+    """
+    Start both ends; the core has said nothing yet. Unless set, no limit of the frontend is one of
+    time that a test could reach because some thread was late.
+    """
     path = directory / "core.sock"
     settings = FrontendSettings(
         **(
@@ -230,6 +234,10 @@ async def running_frontend(directory: Path, **changes: object) -> AsyncIterator[
                 "listen": "127.0.0.1:0",
                 "admin_listen": "127.0.0.1:0",
                 "metrics_listen": "127.0.0.1:0",
+                "progress_interval_s": NEVER_S,
+                "stall_deadline_s": NEVER_S,
+                "core_timeout_s": NEVER_S,
+                "query_timeout_s": NEVER_S,
             }
             | changes
         )

@@ -32,6 +32,7 @@ def settings(directory: Path, **changes: object) -> str:
 
 PLANTED = """
 import sys, time
+from scheduler_svc import tick_watch
 from scheduler_svc.frontend import __main__ as program, core_client
 {}
 sys.exit(program.main())
@@ -39,6 +40,7 @@ sys.exit(program.main())
 PATIENT = "program.STOP_GRACE_S = program.FORCED_EXIT_S = 60.0"
 """As long as it takes to stop in good order on a busy machine."""
 HANGING = """
+tick_watch.LAST_WORD_S = 60.0
 async def hang(self):
     program.EXIT_AFTER_S = 1.0
     time.sleep(1000)

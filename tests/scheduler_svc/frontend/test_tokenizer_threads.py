@@ -15,11 +15,23 @@ class TestTokenizerThreads:
         """
         Past the limit work is refused, also when those who wait have gone; done work frees places.
         """
-        threads, go = TokenizerThreads(1, max_waiting=1), threading.Event()
-        running = asyncio.create_task(threads.run(go.wait))
+        threads, go, has_begun = (
+            TokenizerThreads(1, max_waiting=1),
+            threading.Event(),
+            asyncio.Event(),
+        )
+        loop = asyncio.get_running_loop()
+
+        def hold() -> None:
+            loop.call_soon_threadsafe(has_begun.set)
+            go.wait()
+
+        running = asyncio.create_task(threads.run(hold))
+        await within(has_begun.wait())
         waiting = asyncio.create_task(threads.run(lambda: "done"))
         await until(lambda: threads._num_inside == 2)
         running.cancel()
+        await asyncio.wait((running,))
         with pytest.raises(QueueFull, match="2 prompts wait to be tokenized") as caught:
             await threads.run(lambda: "late")
         assert {"limit": "max_waiting_prompts"} == caught.value.metadata
