@@ -17,11 +17,15 @@ def model_dir(zoo: Callable[[str], Path]) -> Path:
     return zoo("llama_mqa")
 
 
-@pytest.fixture
-def start(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Start a server with flags; all are stopped at the end, with their gates open."""
-    # Calls end with their own errors, however slow the threads are that tell of them.
+@pytest.fixture(autouse=True)
+def patient_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls end with their own errors, however slow the threads are that tell of them."""
     monkeypatch.setattr("executor_svc.server._STREAM_END_GRACE_S", DEADLINE_S)
+
+
+@pytest.fixture
+def start(model_dir: Path) -> Iterator[Start]:
+    """Start a server with flags; all are stopped at the end, with their gates open."""
     started: list[RunningServer] = []
 
     def begin(*flags: str, directory: Path = model_dir, **options: object) -> RunningServer:

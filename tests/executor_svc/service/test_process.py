@@ -58,7 +58,7 @@ from executor_svc.__main__ import main
 orderly = ExecutorServer.stop
 def stop(self, grace_s):
     print(f"GRACE {grace_s}", file=sys.stderr, flush=True)
-    orderly(self, grace_s)
+    orderly(self, None)
     self.has_abandoned_step = True
     return False
 ExecutorServer.stop = stop

@@ -107,9 +107,15 @@ class TestReceiving:
         """
         An error of whoever takes messages is logged, and the server goes on polling.
         """
-        service.takes = lambda _: 1 / 0
+        has_raised = threading.Event()
+
+        def fail(_raw: bytes | None) -> bool:
+            has_raised.set()
+            raise ValueError("not this one")
+
+        service.takes = fail
         open_call(b"1")
-        wait_until(lambda: service.received == [b"1"])
+        assert has_raised.wait(DEADLINE_S)
         service.takes = lambda _: True
         open_call(b"2")
         wait_until(lambda: b"2" in service.received)
