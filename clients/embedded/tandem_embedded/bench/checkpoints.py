@@ -42,12 +42,12 @@ def random_model(name: str, sizes: ModelSizes, cache: Path | None = None) -> Pat
         made = Path(aside) / "model"
         made.mkdir()
         _write(sizes, made)
-        shutil.rmtree(target, ignore_errors=True)
         try:
             made.replace(target)
-        except OSError:
-            if not _is_of(sizes, target):  # else another process was quicker with the same
-                raise
+        except OSError:  # something is there
+            if not _is_of(sizes, target):  # else another process was quicker, and may read it now
+                shutil.rmtree(target, ignore_errors=True)
+                made.replace(target)
     return target
 
 

@@ -18,7 +18,7 @@ from executor_svc.model.config import read_model_config
 from tandem.engine_config import EngineConfig
 from tandem.printing_commands import run_printing
 from tandem_embedded import InferenceEngine
-from tandem_embedded.bench import offline
+from tandem_embedded.bench import checkpoints, offline
 from tandem_embedded.bench.__main__ import main
 from tandem_embedded.bench.checkpoints import random_model, stored_tensors
 from tandem_embedded.bench.engines import ENGINES, Entry, linear_floor
@@ -310,12 +310,36 @@ class TestCheckpoint:
 
     def test_model_is_written_once(self, model_dir):
         """
-        The second use of a shape takes the files of the first; another shape replaces them.
+        The second use of a shape takes the files of the first.
         """
         stored = model_dir / "model.safetensors"
         before = stored.stat().st_mtime_ns
         assert model_dir == random_model("tiny", TINY, model_dir.parent)
         assert before == stored.stat().st_mtime_ns
+
+    def test_model_of_a_quicker_process_is_kept(self, tmp_path, monkeypatch):
+        """
+        Where another process has written the same model meanwhile, which it may be reading, that one stays.
+        """
+        write, quicker = checkpoints._write, []
+
+        def write_late(sizes, directory):
+            write(sizes, directory)
+            monkeypatch.setattr(checkpoints, "_write", write)
+            stored = random_model("tiny", TINY, tmp_path) / "model.safetensors"
+            quicker.append(stored.stat().st_ino)
+
+        monkeypatch.setattr(checkpoints, "_write", write_late)
+        late = random_model("tiny", TINY, tmp_path)
+        assert quicker == [(late / "model.safetensors").stat().st_ino]
+        assert [late] == list(tmp_path.iterdir())
+
+    def test_model_of_other_sizes_is_replaced(self, tmp_path):
+        """
+        A directory that holds a model of other sizes under the same name gets the one asked for.
+        """
+        random_model("tiny", replace(TINY, num_layers=1), tmp_path)
+        assert 2 == read_model_config(random_model("tiny", TINY, tmp_path)).num_layers
 
     def test_smallest_shape_has_135_million_weights(self):
         """
