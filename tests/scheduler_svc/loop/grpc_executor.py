@@ -80,7 +80,6 @@ class GrpcExecutor(grpc.GenericRpcHandler):
 
     def kill(self) -> None:
         """Stop at once; nothing survives."""
-        self._outbound.put(SessionLost("killed"))
         self._server.stop(grace=None).wait()
 
     def cut(self) -> None:

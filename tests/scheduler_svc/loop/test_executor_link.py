@@ -185,6 +185,7 @@ class TestBreaking:
             bench.until(lambda n=num_cuts: bench.loop._session.counts.reattachments == n)
         assert_all_complete(bench, frontend)
         assert 1 == executor.num_sessions
+        bench.until(lambda: not bench.loop._session._in_flight)
         assert executor.end.last_completed_step_id == executor.runner.num_steps
         stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
         assert (NUM_PROMPT_TOKENS, 0) == (stats.prefill_tokens, stats.recomputed_tokens)

@@ -84,6 +84,7 @@ def assert_same_session(bench, frontend, executor: GrpcExecutor) -> None:
     """All is done in the one session, and every step and prompt token was computed once."""
     assert_all_complete(bench, frontend)
     assert 1 == executor.num_sessions
+    bench.until(lambda: not bench.loop._session._in_flight)
     assert executor.end.last_completed_step_id == executor.runner.num_steps
     stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
     assert (NUM_PROMPT_TOKENS, 0) == (stats.prefill_tokens, stats.recomputed_tokens)

@@ -22,7 +22,7 @@ from tests.scheduler_svc.loop.grpc_executor import GrpcExecutor
 from tests.scheduler_svc.loop.service_bench import FakeFrontend
 from tests.waiting import wait_until
 
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0
 FREE = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--metrics-listen", "")
 NOBODY = ("--executor", "127.0.0.1:9")
 
@@ -62,7 +62,9 @@ class Process:
 
     def wait_ready(self) -> dict:
         wait_until(
-            lambda: self.ready_file.exists() or self.process.poll() is not None, "a ready file"
+            lambda: self.ready_file.exists() or self.process.poll() is not None,
+            "a ready file",
+            DEADLINE_S,
         )
         assert self.process.poll() is None, self.log()
         return json.loads(self.ready_file.read_text())
@@ -116,6 +118,10 @@ def _run(*flags: str) -> subprocess.CompletedProcess:
         timeout=DEADLINE_S,
         check=False,
     )
+
+
+def _read_until(frontend: FakeFrontend, condition: Callable[[], object], what: str) -> None:
+    wait_until(lambda: not frontend.read() and condition(), what, DEADLINE_S)
 
 
 class TestMistakesAtStart:
@@ -209,7 +215,9 @@ class TestLife:
         (service.folder.parent / "break").touch()
         assert 1 == service.wait(), service.log()
         assert said in service.log()
-        wait_until(lambda: not any(child.is_running() for child in children), "their ends")
+        wait_until(
+            lambda: not any(child.is_running() for child in children), "their ends", DEADLINE_S
+        )
         assert [] == list(service.folder.iterdir())
 
     def test_link_thread_that_breaks_ends_the_service(self, start):
@@ -230,31 +238,31 @@ class TestLife:
         service.wait_ready()
         children = service.children()
         service.process.kill()
-        wait_until(lambda: not any(child.is_running() for child in children), "their ends")
+        wait_until(
+            lambda: not any(child.is_running() for child in children), "their ends", DEADLINE_S
+        )
 
     def test_second_signal_does_not_wait_for_requests(self, start, busy_executor):
         """After SIGTERM requests may finish; another signal ends the service at once."""
-        service = start("--executor", busy_executor.address)
+        patient = ("--drain-grace-s", "3600", "--lost-after-s", "3600", "--lease-ms", "3600000")
+        service = start("--executor", busy_executor.address, *patient)
         service.wait_ready()
         (socket_path,) = service.folder.glob("tandem-*/ipc/core.sock")
         frontend = FakeFrontend(socket_path, 1)
-        wait_until(lambda: not frontend.read() and frontend.availabilities, "news of the executor")
-        wait_until(
-            lambda: not frontend.read() and frontend.availabilities[-1].executor_attached,
-            "an executor",
-        )
+        told = frontend.availabilities
+        _read_until(frontend, lambda: told and told[-1].executor_attached, "an executor")
         frontend.submit(1, [5], 9)
-        wait_until(lambda: not frontend.read() and frontend.accepted, "the request to be accepted")
+        _read_until(frontend, lambda: frontend.accepted, "the request to be accepted")
         service.process.send_signal(signal.SIGTERM)
-        wait_until(
-            lambda: not frontend.read() and frontend.availabilities[-1].draining, "news of the stop"
-        )
+        _read_until(frontend, lambda: told[-1].draining, "news of the stop")
         time.sleep(2 * SAME_SIGNAL_S)  # closer together they count as one
         assert service.process.poll() is None, service.log()
         children = service.children()
         service.process.send_signal(signal.SIGTERM)
         assert 128 + signal.SIGTERM == service.wait()
-        wait_until(lambda: not any(child.is_running() for child in children), "their ends")
+        wait_until(
+            lambda: not any(child.is_running() for child in children), "their ends", DEADLINE_S
+        )
         frontend.close()
 
 
