@@ -143,7 +143,7 @@ def _read(address: str, name: str) -> float:
 
 
 def _lines(address: str) -> list[str]:
-    with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=10) as answer:
+    with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=60) as answer:
         return answer.read().decode().splitlines()
 
 

@@ -149,6 +149,8 @@ class TestBenchServe:
                 "2",
                 "--warm-up",
                 "1",
+                "--max-time-s",
+                "600",
                 "--json",
                 "--input-len",
                 "4",
@@ -190,6 +192,8 @@ class TestBenchServe:
                 "2",
                 "--warm-up",
                 "0",
+                "--max-time-s",
+                "600",
                 "--json",
                 "--address",
                 server.address,
@@ -219,7 +223,10 @@ class TestBenchServe:
         """
         result = CliRunner().invoke(
             app,
-            [*["bench", "serve", "--requests", "2", "--warm-up", "0"], "--address", server.address],
+            [
+                *["bench", "serve", "--requests", "2", "--warm-up", "0", "--max-time-s", "600"],
+                *["--address", server.address],
+            ],
         )
 
         assert 0 == result.exit_code
