@@ -7,7 +7,8 @@ $FAULTS_DIR harms the next step, and is gone once it did:
     raise   the step raises
     hang    the step never returns
 
-Where that folder has a file `gate`, steps wait at the `StepGate` that it is.
+Where that folder has a file `gate`, steps wait at the `StepGate` that it is. Steps that warm up,
+of id 0, and those without rows mind neither: an order is for an executor that works.
 """
 
 from __future__ import annotations
@@ -48,14 +49,9 @@ class FaultyRunner(ModelRunner):
     gate: StepGate | None
 
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
-        """Obey an order, or compute."""
-        if _take(self.folder / "raise"):
-            raise InjectedFault("told to raise")
-        if _take(self.folder / "hang"):
-            while True:
-                time.sleep(3600)
-        if self.gate is not None and step_id and len(batch.row_slot):
-            self.gate.pass_through()
+        """Do as ordered, or compute."""
+        if step_id and len(batch.row_slot):
+            self._obey()
         marks = self.__dict__.setdefault("_marks", {})
         for slot in batch.release_slot.tolist():
             marks.pop(slot, None)
@@ -69,6 +65,15 @@ class FaultyRunner(ModelRunner):
         if step_id:
             self._count_step()
         return collect
+
+    def _obey(self) -> None:
+        if _take(self.folder / "raise"):
+            raise InjectedFault("told to raise")
+        if _take(self.folder / "hang"):
+            while True:
+                time.sleep(3600)
+        if self.gate is not None:
+            self.gate.pass_through()
 
     def _kill_if_poisoned(
         self, batch: Batch, marks: dict[int, tuple[tuple[int, ...], int]]
