@@ -11,10 +11,10 @@ import sys
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("any time", deadline=None)
+# How long an example takes, to draw or to run, says more about the machine than about the code.
+settings.register_profile("any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any time")
 
 # Read by OpenMP when torch is first imported, here and in the processes that tests start. Tiny
