@@ -75,8 +75,8 @@ class TestExecutorLife:
         fragile.start_scheduler(f"--recovery-timeout-s={RECOVERY_S}")
         wait_until(fragile.is_ready, "tandem.ready")
         with fragile.client() as client:
-            stream = client.generate("x", max_tokens=1000, ignore_eos=True)
             with fragile.held(NUM_STEPS):
+                stream = client.generate("x", max_tokens=1000, ignore_eos=True)
                 wait_until(lambda: isinstance(next(stream), Delta), "the first token")
                 fragile.executor.kill()
             with pytest.raises(ExecutorLost) as lost:
@@ -90,9 +90,6 @@ class TestExecutorLife:
 
     def kill_and_restart(self, cluster, client, expected):
         """Kill the executor in the middle of a stream, start another, and compare the output."""
-        stream = client.generate(
-            "def fibonacci(n):", max_tokens=200, ignore_eos=True, temperature=0.0
-        )
         ids = []
 
         def take(event):
@@ -100,6 +97,9 @@ class TestExecutorLife:
             ids.extend(event.token_ids)
 
         with cluster.held(NUM_STEPS):
+            stream = client.generate(
+                "def fibonacci(n):", max_tokens=200, ignore_eos=True, temperature=0.0
+            )
             while len(ids) < 20:
                 event = next(stream)
                 if isinstance(event, Delta):
