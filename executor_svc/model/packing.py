@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from executor_svc.huge_pages import ask_for_huge_pages
 from executor_svc.model.weights import DecoderWeights
 from kernels.layer_stack import LayerWeights
-from kernels.packed_linear import PackedWeight, packed_elements
+from kernels.packed_linear import PackedWeight, packed_dtype, packed_elements
 
 _MATRICES = ("qkv", "output", "gate_up", "down")
 
@@ -51,16 +52,22 @@ class _Memory:
     A page of it costs nothing before a matrix lies there.
     """
 
-    def __init__(self, matrices: Iterable[Tensor]) -> None:
-        sizes = (packed_elements(*matrix.shape) for matrix in matrices)
-        self._left = torch.empty(sum(sizes))
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        self._dtypes = deque(map(packed_dtype, matrices))
+        sizes = map(_packed_bytes, matrices, self._dtypes)
+        self._left = torch.empty(sum(sizes), dtype=torch.uint8)
         ask_for_huge_pages(self._left)
 
     def pack(self, matrix: Tensor) -> PackedWeight:
-        """Pack one of them into what is left."""
-        size = packed_elements(*matrix.shape)
+        """Pack the next of them into what is left."""
+        dtype = self._dtypes.popleft()
+        size = _packed_bytes(matrix, dtype)
         taken, self._left = self._left[:size], self._left[size:]
-        return PackedWeight.of(matrix, taken)
+        return PackedWeight.of(matrix, taken.view(dtype))
+
+
+def _packed_bytes(matrix: Tensor, dtype: torch.dtype) -> int:
+    return packed_elements(*matrix.shape) * dtype.itemsize
 
 
 def _matrices(layer: LayerWeights) -> list[Tensor]:

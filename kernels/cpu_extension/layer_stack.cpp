@@ -13,9 +13,15 @@ namespace tandem {
 namespace {
 
 // As kernels/layer_stack/cpu_extension.py lays them out.
+struct Matrix {
+  const void* packed;
+  int64_t is_narrow;
+};
+
 struct Layer {
-  const float *input_norm, *qkv, *qkv_bias, *qk_norm, *output, *output_bias;  // biases, qk_norm: or
-  const float *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;          // null
+  Matrix qkv, output, gate_up, down;
+  const float *input_norm, *mlp_norm;
+  const float *qk_norm, *qkv_bias, *output_bias, *gate_up_bias, *down_bias;  // or null
   float* kv_cache;
   const Plan* plan;
 };
@@ -45,10 +51,11 @@ struct Run {
     member.wait();
   }
 
-  void multiply(const float* x, int64_t width, const float* weight, const float* bias, float* out,
+  void multiply(const float* x, int64_t width, const Matrix& weight, const float* bias, float* out,
                 int64_t num_columns, bool adds) const {
-    const Product product{x,           width,          weight, bias,        out,
-                          num_columns, stack.num_rows, width,  num_columns, adds};
+    const Product product{x,           width,          weight.packed, weight.is_narrow != 0,
+                          bias,        out,            num_columns,   stack.num_rows,
+                          width,       num_columns,    adds};
     tandem::multiply(member, product, arranged);
     member.wait();
   }

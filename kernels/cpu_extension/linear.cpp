@@ -6,6 +6,10 @@
 // Every sum runs over k in order, in one accumulator: a row's bits depend on the row and the weight
 // alone, not on the other rows, their number or the number of threads.
 //
+// A weight whose numbers are all bfloat16 as well is kept in 2 bytes each, [N / kPanel, K / 2, kPanel,
+// 2]: a word has a column's numbers of two k, the earlier in its lower half. Widened in registers
+// they are what float32 would have held, so sums have the same bits and memory gives half as much.
+//
 // Panels in memory and tiles of sums in registers: Goto and van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
 #include <algorithm>
@@ -25,9 +29,10 @@ constexpr int kVectors = 3, kRows = 9;
 constexpr int kVectors = 2, kRows = 6;
 #endif
 constexpr int kPanel = kVectors * kLanes;
-constexpr int kPanelBytes = kPanel * 4;  // of one k
+constexpr int kPanelBytes = kPanel * 4;  // of one k in float32
 constexpr int kLineBytes = 64;
 constexpr int kLinesOfRow = kPanelBytes > kLineBytes ? kPanelBytes / kLineBytes : 1;
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a word's lower half comes first");
 constexpr int64_t kBlockBytes = 512 << 10;  // of rows that are multiplied with a panel in a go
 constexpr int64_t kFewTiles = 4;
 constexpr int64_t kAhead = 6144;  // bytes that a lone tile asks for before it needs them
@@ -35,6 +40,7 @@ constexpr int64_t kFloatsAhead = 128;  // of each row, while rows are arranged
 // Of a panel, so many bytes at a time: with few tiles the next ones have room beside them in the
 // nearest cache.
 constexpr int64_t kFewBytes = 9216, kManyBytes = 2 * kFewBytes;
+static_assert(kFewBytes / kPanelBytes % 2 == 0, "a piece has whole words");
 
 // sums += columns * (*from in all lanes).
 inline void add_products(Floats (&sums)[kVectors], const Floats (&columns)[kVectors],
@@ -96,6 +102,66 @@ AddTile tile_of(int64_t rows) {
   }
 }
 
+// The numbers of two k that words hold.
+inline Floats earlier(Words words) { return as<Floats>(words << 16); }
+inline Floats later(Words words) { return as<Floats>(words & 0xffff0000u); }
+
+// to = the products of R rows, which `x` holds as [width, R], with a narrow panel, all [R, kPanel].
+template <int R>
+void multiply_narrow(const float* x, const uint32_t* weight, int64_t width, float* to) {
+  Floats sums[R][kVectors];
+#pragma GCC unroll 9
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = Floats{};
+  }
+  const float* const end = x + width * R;
+  do {
+    const char* const ahead = reinterpret_cast<const char*>(weight) + kAhead;
+#pragma GCC unroll 3
+    for (int line = 0; line < kLinesOfRow; ++line)
+      __builtin_prefetch(ahead + line * kLineBytes, 0, 3);
+    Floats columns[kVectors];
+#pragma GCC unroll 3
+    for (int v = 0; v < kVectors; ++v)
+      columns[v] = earlier(load_bits<Words>(weight + v * kLanes));
+#pragma GCC unroll 9
+    for (int r = 0; r < R; ++r) add_products(sums[r], columns, x + r);
+#pragma GCC unroll 3
+    for (int v = 0; v < kVectors; ++v) columns[v] = later(load_bits<Words>(weight + v * kLanes));
+#pragma GCC unroll 9
+    for (int r = 0; r < R; ++r) add_products(sums[r], columns, x + R + r);
+    weight += kPanel, x += 2 * R;
+  } while (x != end);
+#pragma GCC unroll 9
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < kVectors; ++v) store(to + r * kPanel + v * kLanes, sums[r][v]);
+  }
+}
+
+using MultiplyNarrow = void (*)(const float*, const uint32_t*, int64_t, float*);
+
+template <int R = kRows>
+MultiplyNarrow narrow_tile_of(int64_t rows) {
+  if constexpr (R == 1) {
+    return multiply_narrow<1>;
+  } else {
+    return rows == R ? multiply_narrow<R> : narrow_tile_of<R - 1>(rows);
+  }
+}
+
+// Some k of a narrow panel, as many as an even number, in float32.
+void widen(const uint32_t* narrow, int64_t num_k, float* to) {
+  for (int64_t k = 0; k < num_k; k += 2, narrow += kPanel, to += 2 * kPanel) {
+    for (int v = 0; v < kVectors; ++v) {
+      const Words words = load_bits<Words>(narrow + v * kLanes);
+      store(to + v * kLanes, earlier(words));
+      store(to + kPanel + v * kLanes, later(words));
+    }
+  }
+}
+
 // Rows in tiles of nearly equal height: the first `num_higher` have one more.
 struct Tiles {
   int64_t count, least, num_higher;
@@ -152,42 +218,64 @@ void put(const Product& product, int64_t begin, int64_t end, int64_t panel, cons
 
 alignas(64) constexpr float kZeros[kRows * kPanel] = {};
 
+// Rows from `begin` to `end`, one tile of them, with some narrow panels.
+void multiply_narrow_tile(const Product& product, int64_t begin, int64_t end, int64_t first_panel,
+                          int64_t last_panel, const float* x, float* sums) {
+  const MultiplyNarrow tile = narrow_tile_of(end - begin);
+  const int64_t words = product.width / 2 * kPanel;  // of a panel
+  for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+    tile(x, static_cast<const uint32_t*>(product.packed) + panel * words, product.width, sums);
+    put(product, begin, end, panel, sums);
+  }
+}
+
 // Rows from `begin` to `end`, arranged in `x`, with some panels; `sums` takes their results with
 // one panel.
 //
 // A tile's results leave when the last piece is done, while they are near; the next tile does not
 // wait for them to arrive. A lone tile waits for memory, so it asks for what it reads itself a
 // little later. More tiles take a panel piece by piece, so that all but one find it in the nearest
-// cache, and share the asking for the next piece.
+// cache, and share the asking for the next piece. A narrow piece is widened for all of them at once.
 void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, int64_t end,
                     int64_t first_panel, int64_t last_panel, const float* x, float* sums) {
   const bool is_alone = tiles.count == 1;
+  if (is_alone && product.is_narrow) {
+    multiply_narrow_tile(product, begin, end, first_panel, last_panel, x, sums);
+    return;
+  }
   const auto tile_of_rows = is_alone           ? tile_of<kRows, kLinesOfRow>
                             : tiles.count == 2 ? tile_of<kRows, (kLinesOfRow + 1) / 2>
                                                : tile_of<kRows, 1>;
   const AddTile low = tile_of_rows(tiles.least), high = tile_of_rows(tiles.least + 1);
   const int64_t width = product.width;
+  const int64_t bytes_of_k = product.is_narrow ? kPanelBytes / 2 : kPanelBytes;
   const int64_t bytes = tiles.count <= kFewTiles ? kFewBytes : kManyBytes;
   const int64_t piece = is_alone ? width : bytes / kPanelBytes;
-  const int64_t step = (kPanelBytes + tiles.count - 1) / tiles.count;
+  const int64_t step = (bytes_of_k + tiles.count - 1) / tiles.count;
+  alignas(64) float widened[kManyBytes / 4];
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-    const float* weight = product.packed + panel * width * kPanel;
+    const char* const numbers = static_cast<const char*>(product.packed) + panel * width * bytes_of_k;
     if (width == 0) {
       std::fill_n(sums, (end - begin) * kPanel, 0.0f);
       put(product, begin, end, panel, sums);
     }
     for (int64_t k = 0; k < width; k += piece) {
       const int64_t length = std::min(piece, width - k);
-      const char* here = reinterpret_cast<const char*>(weight + k * kPanel);
-      const bool is_last = panel + 1 == last_panel && k + length == width;
+      const char* here = numbers + k * bytes_of_k;
       // Panels follow each other, so the next piece may be of the next one.
-      const char* next = is_alone ? here + kAhead : is_last ? here : here + length * kPanelBytes;
+      const bool is_last = panel + 1 == last_panel && k + length == width;
+      const char* next = is_alone ? here + kAhead : is_last ? here : here + length * bytes_of_k;
+      const float* weight = reinterpret_cast<const float*>(here);
+      if (product.is_narrow) {
+        widen(reinterpret_cast<const uint32_t*>(here), length, widened);
+        weight = widened;
+      }
       const float* from = x;
       float* to = sums;
       for (int64_t tile = 0; tile < tiles.count; ++tile, next += step * length) {
         const int64_t height = tiles.height(tile);
         const AddTile add = tile < tiles.num_higher ? high : low;
-        add(from + k * height, weight + k * kPanel, length, k == 0 ? kZeros : to, to, next, step);
+        add(from + k * height, weight, length, k == 0 ? kZeros : to, to, next, step);
         if (k + length == width) {
           const int64_t row = begin + tiles.first_row(tile);
           put(product, row, row + height, panel, to);
@@ -237,13 +325,13 @@ void multiply(Member& member, const Product& product, float* arranged) {
 TANDEM_EXPORT int64_t tandem_linear_panel() { return tandem::kPanel; }
 
 // Multiplies x [num_rows, width] with a packed weight of `num_columns`; see above.
-TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const float* packed,
-                                 const float* bias, float* out, int64_t out_stride,
+TANDEM_EXPORT void tandem_linear(const float* x, int64_t x_stride, const void* packed,
+                                 int is_narrow, const float* bias, float* out, int64_t out_stride,
                                  int64_t num_rows, int64_t width, int64_t num_columns, int adds,
                                  int64_t num_threads) {
   using namespace tandem;
-  const Product product{x,        x_stride, packed,      bias,     out, out_stride,
-                        num_rows, width,    num_columns, adds != 0};
+  const Product product{x,          x_stride, packed, is_narrow != 0, bias,     out,
+                        out_stride, num_rows, width,  num_columns,    adds != 0};
   static thread_local Room room;  // of the calling thread, for all
   float* const arranged = room.of(arranged_floats(num_rows, width));
   const bool is_small = num_rows * width * num_columns < kSerialProducts;

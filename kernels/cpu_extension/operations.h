@@ -22,7 +22,8 @@ struct Heads {
 struct Product {
   const float* x;
   int64_t x_stride;
-  const float* packed;
+  const void* packed;
+  bool is_narrow;  // in bfloat16, else in float32
   const float* bias;  // or null
   float* out;
   int64_t out_stride;

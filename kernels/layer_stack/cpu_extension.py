@@ -14,9 +14,10 @@ from kernels.layer_stack.weights import LayerSizes, LayerWeights
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.cpu_extension import ExtensionPlan
 
-_WEIGHTS = (
-    *("input_norm", "qkv", "qkv_bias", "qk_norm", "output", "output_bias"),
-    *("mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias"),
+_MATRICES = ("qkv", "output", "gate_up", "down")
+_VECTORS = (
+    *("input_norm", "mlp_norm"),
+    *("qk_norm", "qkv_bias", "output_bias", "gate_up_bias", "down_bias"),
 )
 _SIZES = (
     *("num_layers", "hidden_size", "inner_size", "num_heads", "num_kv_heads", "head_dim"),
@@ -25,10 +26,19 @@ _SIZES = (
 _POINTERS = ("layers", "hidden", "rotation", "kv_position", "narrow", "wide", "inner")
 
 
+class _Matrix(ctypes.Structure):
+    """The struct `Matrix` of layer_stack.cpp."""
+
+    _fields_ = (("packed", ctypes.c_void_p), ("is_narrow", ctypes.c_int64))
+
+
 class _Layer(ctypes.Structure):
     """The struct `Layer` of layer_stack.cpp."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in (*_WEIGHTS, "kv_cache", "plan"))
+    _fields_ = (
+        *((name, _Matrix) for name in _MATRICES),
+        *((name, ctypes.c_void_p) for name in (*_VECTORS, "kv_cache", "plan")),
+    )
 
 
 class _Stack(ctypes.Structure):
@@ -52,9 +62,12 @@ class Layers:
         self.native = (_Layer * len(layers))()
         self._held = tuple(layers)
         for own, layer in zip(self.native, layers, strict=True):
-            for name in _WEIGHTS:
-                weight = getattr(layer, name)
-                setattr(own, name, None if weight is None else weight.data_ptr())
+            for name in _MATRICES:
+                matrix = getattr(layer, name)
+                setattr(own, name, _Matrix(matrix.data_ptr(), matrix.is_narrow))
+            for name in _VECTORS:
+                vector = getattr(layer, name)
+                setattr(own, name, None if vector is None else vector.data_ptr())
 
 
 def run(

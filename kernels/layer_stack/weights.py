@@ -60,7 +60,7 @@ def packed_sizes(layers: Sequence[LayerWeights]) -> LayerSizes:
         for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down):
             if not isinstance(matrix, PackedWeight):
                 raise TypeError(f"a matrix of shape {list(matrix.shape)} is not packed")
-    query, inner = layers[0].output.shape[1], layers[0].down.shape[1]
+    query, inner = _shape(layers[0].output)[1], _shape(layers[0].down)[1]
     qkv, hidden = _shape(layers[0].qkv)
     sizes = LayerSizes(hidden=hidden, query=query, key=(qkv - query) // 2, inner=inner)
     for index, layer in enumerate(layers):
@@ -104,9 +104,11 @@ def _check(layer: LayerWeights, index: int, sizes: LayerSizes) -> None:
 def _shape(weight: Tensor) -> tuple[int, ...]:
     """``[out, in]`` of a packed one too."""
     if isinstance(weight, PackedWeight):
-        return weight.num_columns, weight.shape[1]
+        return weight.num_columns, weight.width
     return tuple(weight.shape)
 
 
 def _is_plain(weight: Tensor) -> bool:
-    return weight.dtype == torch.float32 and weight.is_contiguous()
+    return weight.is_contiguous() and (
+        weight.dtype == torch.float32 or isinstance(weight, PackedWeight)
+    )

@@ -21,13 +21,17 @@ def panel() -> int:
 def packed_linear(
     x: Tensor, packed: Tensor, num_columns: int, bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
-    """Arguments as in the package's `packed_linear`, unchecked; packed in panels of `panel`."""
+    """
+    Arguments as in the package's `packed_linear`, unchecked; packed in panels of `panel`, in
+    bfloat16 or float32.
+    """
     num_rows, width = x.shape
     out = torch.empty((num_rows, num_columns)) if residual is None else residual
     _library().tandem_linear(
         x.data_ptr(),
         x.stride(0),
         packed.data_ptr(),
+        packed.dtype == torch.bfloat16,
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         num_columns,
@@ -46,7 +50,7 @@ def _library() -> ctypes.CDLL:
     library = load_library()
     library.tandem_linear_panel.restype = _COUNT
     library.tandem_linear.argtypes = (
-        *(_POINTER, _COUNT, _POINTER, _POINTER, _POINTER, _COUNT),
+        *(_POINTER, _COUNT, _POINTER, ctypes.c_int, _POINTER, _POINTER, _COUNT),
         *(_COUNT, _COUNT, _COUNT, ctypes.c_int, _COUNT),
     )
     library.tandem_linear.restype = None

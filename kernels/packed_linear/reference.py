@@ -7,16 +7,21 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def pack(weight: Tensor, panel: int) -> Tensor:
-    """``[N, K]`` as ``[ceil(N / panel), K, panel]``: rows side by side, zeros after the last."""
+def pack(weight: Tensor, panel: int, dtype: torch.dtype) -> Tensor:
+    """
+    ``[N, K]`` with rows side by side and zeros after the last: float32 ``[ceil(N / panel), K,
+    panel]``, or bfloat16 ``[ceil(N / panel), K / 2, panel, 2]``.
+    """
     num_columns, width = weight.shape
-    padded = functional.pad(weight, (0, 0, 0, -num_columns % panel))
-    return padded.view(-1, panel, width).transpose(1, 2)
+    padded = functional.pad(weight, (0, 0, 0, -num_columns % panel)).to(dtype)
+    if dtype == torch.float32:
+        return padded.view(-1, panel, width).transpose(1, 2)
+    return padded.view(-1, panel, width // 2, 2).transpose(1, 2)
 
 
 def unpack(packed: Tensor, num_columns: int) -> Tensor:
     """What `pack` got."""
-    return packed.transpose(1, 2).reshape(-1, packed.shape[1])[:num_columns]
+    return packed.transpose(1, 2).flatten(2).flatten(0, 1)[:num_columns].float()
 
 
 def packed_linear(

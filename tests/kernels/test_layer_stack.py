@@ -48,7 +48,9 @@ def in_cpp() -> Iterator[None]:
 
 
 def layer(*, seed: int, with_options: bool) -> LayerWeights:
-    """Random weights, with biases and norms of heads where a family has them."""
+    """
+    Random weights, some in bfloat16, with biases and norms of heads where a family has them.
+    """
     source = torch.Generator().manual_seed(seed)
 
     def numbers(*shape: int) -> torch.Tensor:
@@ -63,10 +65,10 @@ def layer(*, seed: int, with_options: bool) -> LayerWeights:
         qkv=PackedWeight.of(numbers(qkv_size, HIDDEN)),
         qkv_bias=optional(qkv_size),
         qk_norm=optional(HEADS + KV_HEADS, DIM),
-        output=PackedWeight.of(numbers(HIDDEN, HEADS * DIM)),
+        output=PackedWeight.of(numbers(HIDDEN, HEADS * DIM).bfloat16().float()),
         output_bias=optional(HIDDEN),
         mlp_norm=1 + numbers(HIDDEN),
-        gate_up=PackedWeight.of(numbers(2 * INNER, HIDDEN)),
+        gate_up=PackedWeight.of(numbers(2 * INNER, HIDDEN).bfloat16().float()),
         gate_up_bias=optional(2 * INNER),
         down=PackedWeight.of(numbers(HIDDEN, INNER)),
         down_bias=optional(HIDDEN),

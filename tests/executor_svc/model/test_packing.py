@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from executor_svc.model import load_model
+from executor_svc.model import load_model, packing
 from executor_svc.model.decoder import Decoder
 from kernels import packed_linear, paged_attention, rms_norm, rope_kv_write, silu_mul
 from kernels.layer_stack import LayerStack
@@ -22,6 +26,15 @@ def in_cpp():
     paged_attention.use_cpu_extension("off")
     for operation in (packed_linear, rms_norm, rope_kv_write, silu_mul):
         operation.use_cpu_extension(wanted=False)
+
+
+def in_bfloat16(directory: Path, copy: Path) -> Path:
+    """A copy of a checkpoint with its weights rounded to bfloat16."""
+    shutil.copytree(directory, copy)
+    file = copy / "model.safetensors"
+    rounded = {name: tensor.bfloat16() for name, tensor in load_file(file).items()}
+    save_file(rounded, file, metadata={"format": "pt"})
+    return copy
 
 
 def logits_of(bench: Bench) -> torch.Tensor:
@@ -86,6 +99,28 @@ class TestPacking:
             assert all(isinstance(matrix, PackedWeight) for matrix in matrices)
         # Panels of up to 48 columns are full, but for each matrix's last.
         assert plain.weight_bytes <= model.weight_bytes < 1.3 * plain.weight_bytes
+
+    @pytest.mark.parametrize("family", ["llama_mha", "llama_tied_biased"])
+    def test_checkpoint_in_bfloat16_takes_half_the_memory_and_gives_the_same_bits(
+        self, zoo, family, tmp_path, monkeypatch
+    ):
+        """
+        Numbers that came in bfloat16 stay so, and logits are those of weights kept in float32.
+        """
+        directory = in_bfloat16(zoo(family), tmp_path / family)
+        found = []
+        for dtype_of in (packing.packed_dtype, lambda _: torch.float32):
+            monkeypatch.setattr(packing, "packed_dtype", dtype_of)
+            model = load_model(directory, dtype="float32", device="cpu", packs=True)
+            bench = Bench.build(directory, dtype="float32", max_model_len=64)
+            bench.runner._decoder = Decoder(model, 64)
+            found.append((logits_of(bench), model.weights))
+        (narrow_logits, narrow), (wide_logits, wide) = found
+        assert torch.equal(wide_logits, narrow_logits)
+        assert 2 * narrow.lm_head.nbytes == wide.lm_head.nbytes
+        for name in ("qkv", "output", "gate_up", "down"):
+            sizes = [getattr(each.layers[1], name).nbytes for each in (narrow, wide)]
+            assert 2 * sizes[0] == sizes[1]
 
     @pytest.mark.parametrize(("dtype", "wanted"), [("bfloat16", True), ("float32", False)])
     def test_what_has_better_products_stays_as_it_is(self, zoo, dtype, wanted):

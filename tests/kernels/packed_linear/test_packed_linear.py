@@ -10,6 +10,7 @@ from kernels.dispatch import configure
 from kernels.packed_linear import (
     PackedWeight,
     can_pack,
+    packed_dtype,
     packed_elements,
     packed_linear,
     reference,
@@ -26,6 +27,16 @@ BLOCK_OF_ROWS = (700, 400, 33)
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def narrow_numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Numbers that bfloat16 holds, in float32."""
+    return numbers(*shape, seed=seed).bfloat16().float()
+
+
+def packed_wide(weight: torch.Tensor) -> PackedWeight:
+    """In float32, whatever the numbers."""
+    return PackedWeight.of(weight, torch.empty(packed_elements(*weight.shape)))
 
 
 def relative_error(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
@@ -112,22 +123,109 @@ class TestProducts:
         )
 
 
+class TestNarrowWeights:
+    @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 19, 40, 300, 700])
+    def test_product_has_the_bits_of_a_float32_weight(self, rows):
+        """
+        Numbers kept in bfloat16 give the bits of the same numbers in float32, in one tile and in
+        many, in one piece of width and in more.
+        """
+        for width, columns in ((2, 1), (64, 97), (402, 130)):
+            x, weight = numbers(rows, width), narrow_numbers(columns, width, seed=1)
+            narrow, wide = PackedWeight.of(weight), packed_wide(weight)
+            assert (True, False) == (narrow.is_narrow, wide.is_narrow)
+            assert 2 * narrow.nbytes == wide.nbytes
+            assert torch.equal(packed_linear(x, wide), packed_linear(x, narrow))
+
+    def test_bias_and_residual_are_added_as_to_any(self):
+        """
+        A bias and a residual change nothing about that.
+        """
+        x, weight, bias = numbers(9, 40), narrow_numbers(37, 40), numbers(37, seed=2)
+        expected, found = numbers(9, 37, seed=3), numbers(9, 37, seed=3)
+        packed_linear(x, packed_wide(weight), bias, residual=expected)
+        packed_linear(x, PackedWeight.of(weight), bias, residual=found)
+        assert torch.equal(expected, found)
+
+    def test_row_has_the_same_bits_alone_and_among_others(self):
+        """
+        A row's result is the same alone and among 2 to 700 others.
+        """
+        x, weight = numbers(700, 300), PackedWeight.of(narrow_numbers(530, 300, seed=1))
+        alone = packed_linear(x[5:6], weight)
+        for first, last in ((5, 7), (4, 13), (4, 20), (0, 61), (0, 700)):
+            assert torch.equal(alone[0], packed_linear(x[first:last], weight)[5 - first])
+
+    def test_numbers_at_the_ends_of_the_range_are_kept(self):
+        """
+        Infinities, NaN, both zeros, the largest and the smallest numbers are what they were.
+        """
+        ends = torch.tensor(
+            [[float("inf"), -float("inf"), float("nan"), 0.0, -0.0, 3.3895e38, 1e-38, 9.2e-41]]
+        )
+        weight = ends.bfloat16().float()
+        packed = PackedWeight.of(weight)
+        assert packed.is_narrow
+        identity = torch.eye(8)
+        expected = packed_linear(identity, packed_wide(weight))
+        found = packed_linear(identity, packed)
+        assert torch.equal(expected.view(torch.int32), found.view(torch.int32))
+        rows = packed.rows(torch.tensor([0]))
+        assert torch.equal(weight.view(torch.int32), rows.view(torch.int32))
+
+    def test_one_number_that_bfloat16_lacks_keeps_a_weight_in_float32(self):
+        """
+        Nothing is rounded: a single number of more digits, wherever it is, decides for the whole
+        weight.
+        """
+        weight = narrow_numbers(1100, 1000)
+        assert torch.bfloat16 == packed_dtype(weight)
+        weight[-1, -1] = 1 + 2**-9
+        assert torch.float32 == packed_dtype(weight)
+        assert not PackedWeight.of(weight[-3:]).is_narrow
+        with pytest.raises(ValueError, match=r"must be torch.float32 .* got torch.bfloat16"):
+            PackedWeight.of(weight[-3:], torch.empty(48 * 1000, dtype=torch.bfloat16))
+
+    def test_odd_width_stays_in_float32(self):
+        """
+        A weight whose words of two numbers would not be whole is kept in float32.
+        """
+        assert torch.float32 == packed_dtype(narrow_numbers(4, 33))
+        assert torch.float32 == packed_dtype(narrow_numbers(4, 0))
+
+    def test_definition_multiplies_them_too(self):
+        """
+        Without C++ the definition widens what was packed for it.
+        """
+        x, weight = numbers(5, 40), narrow_numbers(37, 40)
+        configure({"packed_linear": "reference"})
+        try:
+            packed = PackedWeight.of(weight)
+            assert packed.is_narrow
+            assert torch.equal(packed_linear(x, packed_wide(weight)), packed_linear(x, packed))
+        finally:
+            configure({})
+
+
 class TestPacking:
     @pytest.mark.parametrize("panel", [1, 16, 32])
     def test_packing_loses_nothing(self, panel):
         """
         What is packed can be unpacked, whatever the panel.
         """
-        weight = numbers(50, 7)
-        assert torch.equal(weight, reference.unpack(reference.pack(weight, panel), 50))
+        weight = narrow_numbers(50, 8)
+        for dtype in (torch.float32, torch.bfloat16):
+            packed = reference.pack(weight, panel, dtype)
+            assert dtype == packed.dtype
+            assert torch.equal(weight, reference.unpack(packed, 50))
 
     def test_rows_of_a_packed_weight_are_the_weights(self):
         """
         An embedding can be looked up in the packed output projection that it shares.
         """
-        weight = numbers(70, 24)
         index = torch.tensor([0, 69, 31, 32, 31], dtype=torch.int32)
-        assert torch.equal(weight[index], PackedWeight.of(weight).rows(index))
+        for weight in (numbers(70, 24), narrow_numbers(70, 24)):
+            assert torch.equal(weight[index], PackedWeight.of(weight).rows(index))
 
     def test_weight_is_packed_where_it_is_told(self):
         """
@@ -141,7 +239,7 @@ class TestPacking:
         assert torch.equal(
             packed_linear(weight, PackedWeight.of(weight)), packed_linear(weight, packed)
         )
-        with pytest.raises(ValueError, match="memory of a packed weight"):
+        with pytest.raises(ValueError, match="memory of this packed weight"):
             PackedWeight.of(weight, memory[1:])
 
     def test_packed_weight_is_no_matrix_to_the_framework(self):
