@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "export.h"
+#include "lines.h"
 #include "operations.h"
 #include "room.h"
 #include "vectors.h"
@@ -30,7 +31,6 @@ constexpr int kVectors = 2, kRows = 6;
 #endif
 constexpr int kPanel = kVectors * kLanes;
 constexpr int kPanelBytes = kPanel * 4;  // of one k in float32
-constexpr int kLineBytes = 64;
 constexpr int kLinesOfRow = kPanelBytes > kLineBytes ? kPanelBytes / kLineBytes : 1;
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a word's lower half comes first");
 constexpr int64_t kBlockBytes = 512 << 10;  // of rows that are multiplied with a panel in a go
@@ -52,7 +52,7 @@ inline void add_products(Floats (&sums)[kVectors], const Floats (&columns)[kVect
   Floats value;
   asm("vbroadcastss %4, %3\n\tvfmadd231ps %5, %3, %0\n\tvfmadd231ps %6, %3, %1\n\t"
       "vfmadd231ps %7, %3, %2"
-      : "+v"(sums[0]), "+v"(sums[1]), "+v"(sums[2]), "=&v"(value)
+      : "+&v"(sums[0]), "+&v"(sums[1]), "+&v"(sums[2]), "=&v"(value)
       : "m"(*from), "v"(columns[0]), "v"(columns[1]), "v"(columns[2]));
 #else
   for (int v = 0; v < kVectors; ++v) sums[v] += columns[v] * splat(*from);

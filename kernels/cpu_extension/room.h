@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "lines.h"
+
 namespace tandem {
 
 class Room {
@@ -17,8 +19,8 @@ class Room {
   }
 
  private:
-  static constexpr int64_t kLineFloats = 16;
-  struct alignas(64) Line {
+  static constexpr int64_t kLineFloats = kLineBytes / 4;
+  struct alignas(kLineBytes) Line {
     float floats[kLineFloats];
   };
   std::vector<Line> lines_;

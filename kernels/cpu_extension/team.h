@@ -8,23 +8,23 @@
 
 #include <atomic>
 #include <cstdint>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #endif
 #include <linux/futex.h>
+#include <omp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "lines.h"
+
 namespace tandem {
 
-// What a team shares.
+// What a team shares. Who takes things does not disturb those that look at the round.
 struct Team {
-  std::atomic<uint32_t> round{0};  // moves on when all have come
-  std::atomic<int64_t> arrived{0}, asleep{0};
-  std::atomic<int64_t> taken{0};  // of what is shared out one by one; 0 after each wait
+  alignas(kLineBytes) std::atomic<uint32_t> round{0};  // moves on when all have come
+  alignas(kLineBytes) std::atomic<int64_t> arrived{0}, asleep{0};
+  alignas(kLineBytes) std::atomic<int64_t> taken{0};  // one by one; 0 after each wait
 };
 
 // One thread of a team.
@@ -73,7 +73,9 @@ class Member {
   }
 
   void futex(int operation, uint32_t value) {
-    static_assert(sizeof team_.round == sizeof(uint32_t), "as the kernel reads it");
+    static_assert(sizeof team_.round == sizeof(uint32_t) &&
+                      std::atomic<uint32_t>::is_always_lock_free,
+                  "as the kernel reads it");
     syscall(SYS_futex, &team_.round, operation, value, nullptr, nullptr, 0);
   }
 
@@ -92,11 +94,7 @@ void with_team(int64_t num_threads, const Work& work) {
   }
 #pragma omp parallel num_threads(static_cast<int>(num_threads))
   {
-#if defined(_OPENMP)
     Member member(team, omp_get_thread_num(), omp_get_num_threads());
-#else
-    Member member(team, 0, 1);
-#endif
     work(member);
   }
 }

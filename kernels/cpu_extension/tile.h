@@ -7,6 +7,7 @@
 
 #include <limits>
 
+#include "lines.h"
 #include "vectors.h"
 
 namespace tandem {
@@ -14,8 +15,6 @@ namespace tandem {
 constexpr int kTile = 64;
 constexpr int kScoreVectors = kLanes == 16 ? 4 : 2;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-constexpr int kLineBytes = 64;
 
 // Keys and values that will be needed next, asked for line by line between what is done now, in the
 // order in which they lie.
