@@ -68,6 +68,8 @@ class _Connection:
     def reset(self) -> None:
         """Close both ends with a reset."""
         for writer in self._writers:
+            if writer.is_closing():  # its peer has gone, and its socket, before our pump knows
+                continue
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             writer.transport.abort()
