@@ -313,5 +313,6 @@ class ServiceBench:
             frontend.close()
         if self.has_real_link:
             self.real_link.stop(release=False)
+        self.loop.turns.end()  # also on the link's thread, should that be late
         self.socket.close()
         self.wakeup.close()
