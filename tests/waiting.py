@@ -9,7 +9,11 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 
-def wait_until(condition: Callable[[], Found], what: str, limit_s: float = 60.0) -> Found:
+LIMIT_S = 200.0
+"""Longer than anything takes on a busy machine, and shorter than pytest lets a test take."""
+
+
+def wait_until(condition: Callable[[], Found], what: str, limit_s: float = LIMIT_S) -> Found:
     """Poll a condition until it is true; returns its value. It is asked once more when time is up."""
     end_s = time.monotonic() + limit_s
     is_late = False

@@ -22,8 +22,6 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = ROOT / "deploy/models/tandem-py"
-START_S = 120.0
-"""Longest wait for a process to be ready; machines that run tests are busy."""
 STEPS_AT_A_TIME = 4
 PATIENCE = ("--lost-after-s=600", "--recovery-timeout-s=600")
 """Longer than any test: who stops, holds or replaces an executor may take their time."""
@@ -41,6 +39,22 @@ def environment() -> dict[str, str]:
 def num_requests(stats: Stats) -> int:
     """Requests that run or wait."""
     return stats.running_requests + stats.waiting_requests
+
+
+def wait_idle(ask: Callable[[], Stats]) -> Stats:
+    """
+    Wait until no request is in the system, no block in use and no step under way; gives the
+    counters then.
+    """
+
+    def idle() -> Stats | None:
+        stats = ask()
+        busy = num_requests(stats) + stats.used_blocks + stats.steps_in_flight
+        return None if busy else stats
+
+    stats = wait_until(idle, "no request, block and step")
+    assert stats is not None
+    return stats
 
 
 @contextlib.contextmanager
@@ -90,7 +104,7 @@ class Process:
 
     def addresses(self) -> dict[str, Any]:
         """Wait for the ready file and return what it says."""
-        wait_until(lambda: self._ready_file.exists() or self._has_ended(), "ready file", START_S)
+        wait_until(lambda: self._ready_file.exists() or self._has_ended(), "ready file")
         assert not self._has_ended(), self.log.read_text()
         return json.loads(self._ready_file.read_text())
 
@@ -164,7 +178,7 @@ class Cluster:
         )
         self.executor.addresses()
         if ready:
-            wait_until(self.is_ready, "tandem.ready", START_S)
+            wait_until(self.is_ready, "tandem.ready")
 
     def is_ready(self) -> bool:
         """Whether the public port says that requests are served."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import model_zoo
-from tests.e2e.cluster import BUNDLED_MODEL, Cluster, num_requests
-from tests.waiting import wait_until
+from tests.e2e.cluster import BUNDLED_MODEL, Cluster, wait_idle
 
 
 def running(cluster):
@@ -47,13 +46,5 @@ def bundled(tmp_path_factory):
 
 @pytest.fixture
 def idle():
-    """Gives a function that waits until a cluster holds no request and no block."""
-
-    def wait(cluster):
-        def is_idle():
-            stats = cluster.stats()
-            return None if num_requests(stats) + stats.used_blocks else stats
-
-        return wait_until(is_idle, "no request and no block")
-
-    return wait
+    """Gives a function that waits until a cluster holds nothing and does nothing."""
+    return lambda cluster: wait_idle(cluster.stats)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, Client, Delta, is_serving
-from tests.e2e.cluster import PATIENCE, Process, num_requests
+from tests.e2e.cluster import PATIENCE, Process, wait_idle
 from tests.ports import free_port
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 PROMPT = "def fibonacci(n):"
 STEP_MS = 20
@@ -106,13 +106,8 @@ class Scheduler:
             return [one.output_tokens for one in admin.list_requests().requests]
 
     def wait_idle(self):
-        """Wait until no request and no block is held; gives the figures then."""
-
-        def idle():
-            stats = self.stats()
-            return None if num_requests(stats) + stats.used_blocks else stats
-
-        return wait_until(idle, "no request and no block")
+        """Wait until nothing is held and nothing done; gives the figures then."""
+        return wait_idle(self.stats)
 
 
 class Reader:
@@ -152,7 +147,7 @@ class Reader:
     def finish(self) -> list[list[int]]:
         """Wait for the end of all streams."""
         for thread in self._threads:
-            thread.join(120)
+            thread.join(LIMIT_S)
             assert not thread.is_alive(), "a stream does not end"
         return self.tokens
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tandem_client import NO_RETRY, AdminClient, Client, Delta, Scheduled
-from tests.e2e.cluster import ROOT, START_S, environment, paused
-from tests.waiting import wait_until
+from tests.e2e.cluster import ROOT, environment, paused
+from tests.waiting import LIMIT_S, wait_until
 
 ANY_PORTS = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")]
 PROMPT = "def fibonacci(n):"
@@ -84,7 +84,7 @@ class TestUp:
             members = family(process)
             assert len(members) >= 4
             process.send_signal(number)
-            _, errors = process.communicate(timeout=START_S)
+            _, errors = process.communicate(timeout=LIMIT_S)
 
             assert 0 == process.returncode
             assert "Traceback" not in errors
@@ -135,7 +135,7 @@ class TestUp:
             members = family(process)
             (scheduler,) = (m for m in members if "scheduler_svc" in m.cmdline())
             scheduler.kill()
-            _, errors = process.communicate(timeout=START_S)
+            _, errors = process.communicate(timeout=LIMIT_S)
 
             assert 1 == process.returncode
             assert "tandem: the scheduler was killed by SIGKILL" in errors
@@ -162,7 +162,7 @@ class TestUp:
             ids = [i for event in events if isinstance(event, Delta) for i in event.token_ids]
             assert list(expected.token_ids) == ids
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=START_S)
+            _, errors = process.communicate(timeout=LIMIT_S)
             assert "the executor was killed by SIGKILL" in errors
             assert "starting it again" in errors
 
@@ -174,7 +174,7 @@ class TestUp:
         weights = broken / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:3000])
         with command("up", broken, *ANY_PORTS) as process:
-            _, errors = process.communicate(timeout=START_S)
+            _, errors = process.communicate(timeout=LIMIT_S)
 
         assert 2 == process.returncode
         assert "INVALID_MODEL: " in errors
@@ -188,7 +188,7 @@ class TestUp:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             with command("up", tiny_model, f"--listen={address}", *ANY_PORTS[1:]) as process:
-                _, errors = process.communicate(timeout=START_S)
+                _, errors = process.communicate(timeout=LIMIT_S)
 
         assert 1 == process.returncode
         assert "ADDRESS_IN_USE: " in errors
@@ -213,7 +213,7 @@ class TestGenerateUp:
             process.stdout.read(1)
             members = family(process)
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=START_S)
+            _, errors = process.communicate(timeout=LIMIT_S)
 
             assert 130 == process.returncode
             assert "Traceback" not in errors
@@ -224,7 +224,7 @@ class TestGenerateUp:
         A model directory that does not exist is named, with exit code 2.
         """
         with command("generate", PROMPT, "--up", tmp_path / "nothing") as process:
-            output, errors = process.communicate(timeout=START_S)
+            output, errors = process.communicate(timeout=LIMIT_S)
 
         assert (2, "") == (process.returncode, output)
         assert "INVALID_MODEL: " in errors
@@ -251,7 +251,7 @@ class TestRefusedStarts:
         """
         program = (sys.executable, "-m", "scheduler_svc")
         with command(*arguments, program=program) as process:
-            _, errors = process.communicate(timeout=START_S)
+            _, errors = process.communicate(timeout=LIMIT_S)
 
         assert 2 == process.returncode
         assert errors.startswith(line)
@@ -270,8 +270,8 @@ class TestDemo:
             command(*options, program=program) as one,
             command(*options, program=program) as two,
         ):
-            first, errors = one.communicate(timeout=2 * START_S)
-            second, _ = two.communicate(timeout=2 * START_S)
+            first, errors = one.communicate(timeout=LIMIT_S)
+            second, _ = two.communicate(timeout=LIMIT_S)
 
         assert (0, 0) == (one.returncode, two.returncode), errors
         assert first.startswith(PROMPT)
@@ -326,7 +326,7 @@ class TestBench:
         """
         shape = ["--input-len=16", "--output-len=8", "--requests=8", "--concurrency=2"]
         with command("bench", "serve", f"--address={small.address}", "--json", *shape) as process:
-            output, errors = process.communicate(timeout=START_S)
+            output, errors = process.communicate(timeout=LIMIT_S)
         outcome = json.loads(output)
 
         assert (0, "") == (process.returncode, errors)

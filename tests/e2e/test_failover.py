@@ -8,7 +8,7 @@ from tandem.errors import ExecutorLost, ModelChanged
 from tests.e2e.cluster import paused
 from tests.e2e.failover import Fleet, Reader
 from tests.ports import free_port
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 NUM_STREAMS = 8
 pytestmark = pytest.mark.slow
@@ -139,7 +139,7 @@ class TestKilledExecutor:
         reader = Reader(scheduler, num_streams=NUM_STREAMS)
         reader.wait_for(20)
         first.process.terminate()
-        assert 0 == first.process.wait(60)
+        assert 0 == first.process.wait(LIMIT_S)
         reader.wait_for(20)
         assert_nothing_lost(scheduler, reader, fleet)
 

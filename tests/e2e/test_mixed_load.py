@@ -16,7 +16,7 @@ from tandem_client import FinishReason
 NUM_CLIENTS = 8
 NUM_TURNS = 25
 """Of each client at least: they go on until all that can happen did,"""
-LONGEST_S = 60.0
+LONGEST_S = 200.0
 """but no longer than this."""
 PROMPTS = [[10 + number] * (3 + 9 * number) for number in range(6)]
 OPTIONS = {"max_tokens": 24, "ignore_eos": True, "seed": 9, "temperature": 0.9}

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.cluster import ROOT, START_S, environment
+from tests.e2e.cluster import ROOT, environment
 from tests.faults.step_count import StepCount
 from tests.ports import free_port
 from tests.waiting import wait_until
@@ -69,7 +69,7 @@ class Zygote:
         with self._lock:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
-            return self._started.get(timeout=60)
+            return self._started.get(timeout=600)
 
     def close(self) -> None:
         """End it, and with it every child."""
@@ -184,4 +184,4 @@ def working(executors: list[Executor]) -> Executor:
     def gaining() -> list[Executor]:
         return [executor for executor, count in before if executor.num_steps() > count]
 
-    return wait_until(gaining, "a step of any executor", START_S)[0]
+    return wait_until(gaining, "a step of any executor")[0]

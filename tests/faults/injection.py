@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 
 from scheduler_svc.core.step_log import DECODE_LINE_INTERVAL
-from tests.e2e.cluster import START_S
 from tests.faults.controlled import Controlled
 from tests.faults.load import StormRequest
 from tests.faults.marks import BAD_ROW_MARK, POISON_LATER_MARK, POISON_MARK
@@ -147,12 +146,10 @@ def _until_another_works(target: Target, strike: Callable[[], object]) -> None:
     num_before = rig.stats().executor_sessions
     strike()
     wait_until(
-        lambda: rig.stats().executor_sessions > num_before,
-        "a session with another executor",
-        START_S,
+        lambda: rig.stats().executor_sessions > num_before, "a session with another executor"
     )
     began_s = time.monotonic()
-    wait_until(lambda: target.streams.flows_since(began_s), "another executor's tokens", START_S)
+    wait_until(lambda: target.streams.flows_since(began_s), "another executor's tokens")
 
 
 def _other_weights(fault: Fault, target: Target) -> None:

@@ -13,7 +13,7 @@ import psutil
 
 from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, is_serving
-from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, START_S, Process, num_requests
+from tests.e2e.cluster import BUNDLED_MODEL, PATIENCE, Process, wait_idle
 from tests.faults.controlled import Controlled
 from tests.faults.executors import Executor, Zygote, clock_environment, working
 from tests.ports import free_port
@@ -103,13 +103,13 @@ class Rig:
     def wait_ready(self) -> None:
         """Wait until the public port says that requests are served."""
         try:
-            wait_until(self.is_ready, "tandem.ready", START_S)
+            wait_until(self.is_ready, "tandem.ready")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.log_ends()}") from error
 
     def wait_successor(self, ended: Process) -> None:
         """Wait until another scheduler serves; clients may still read what this one sent."""
-        wait_until(lambda: self.scheduler is not ended, "another scheduler", START_S)
+        wait_until(lambda: self.scheduler is not ended, "another scheduler")
         self.wait_ready()
 
     def is_ready(self) -> bool:
@@ -142,20 +142,11 @@ class Rig:
             except TandemError:
                 return None
 
-        return wait_until(ask, "the operators' port", START_S)
+        return wait_until(ask, "the operators' port")
 
     def wait_idle(self) -> Any:
-        """
-        Wait until no request is in the system, no block in use and no step under way; gives the
-        counters.
-        """
-
-        def idle() -> Any:
-            stats = self.stats()
-            busy = num_requests(stats) + stats.used_blocks + stats.steps_in_flight
-            return None if busy else stats
-
-        return wait_until(idle, "no request, block and step")
+        """Wait until nothing is held and nothing done; gives the counters then."""
+        return wait_idle(self.stats)
 
     def set_clock(self, offset_s: float) -> None:
         """Make the wall clock of every service jump."""

@@ -116,7 +116,7 @@ class Streams:
         self._is_stopping = True
         for worker in self._workers:
             worker.cancel()
-        self._run(end()).result(30)
+        self._run(end()).result(300)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
