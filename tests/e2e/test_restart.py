@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tandem.status import from_rpc_error
 from tandem_client import Client, Delta, FinishReason, RetryPolicy, is_serving
 from tests.e2e.cluster import Cluster, paused
+from tests.e2e.failover import NO_LEASE_MS
 from tests.ports import free_port
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +119,7 @@ def survive(cluster: Cluster, strike: Callable[[list[Read]], object]) -> list[Re
         cluster.start_scheduler()  # an executor that is held at a session's end gives itself up
         wait_until(cluster.is_ready, "tandem.ready")
         for task in tasks:
-            task.result(120)
+            task.result(LIMIT_S)
         wholes = list(
             pool.map(lambda one: again(cluster.address, *one), zip(requests, reads, strict=True))
         )
@@ -134,7 +136,7 @@ def survive(cluster: Cluster, strike: Callable[[list[Read]], object]) -> list[Re
 def cluster(tiny_model, tmp_path_factory):
     """A scheduler whose requests are handed over at once when it stops, and an executor that stays."""
     limits = ["--max-num-blocks=1024", "--max-model-len=512", "--max-batch-size=32"]
-    scheduler = ["--drain-grace-s=0", "--frontends=2", "--lease-ms=60000"]
+    scheduler = ["--drain-grace-s=0", "--frontends=2", f"--lease-ms={NO_LEASE_MS}"]
     cluster = Cluster(tiny_model, tmp_path_factory.mktemp("restart"), limits, scheduler)
     try:
         cluster.start_executor()
@@ -147,7 +149,7 @@ class TestScheduler:
     def test_streams_survive_its_death(self, cluster, idle):
         """
         Killed and started again, the scheduler leaves every stream with the output of an unbroken one; its executor
-        stays, is ready without waiting for a lease of a minute, and holds nothing of the dead.
+        stays, is ready without waiting for the end of a lease, and holds nothing of the dead.
         """
         survive(cluster, lambda _: cluster.scheduler.kill())
         idle(cluster)
@@ -161,7 +163,7 @@ class TestScheduler:
             cluster.scheduler.process.terminate()
             wait_until(lambda: all(one.breaks for one in reads), "all streams to be handed over")
             cluster.gate.open()
-            assert 0 == cluster.scheduler.process.wait(60)
+            assert 0 == cluster.scheduler.process.wait(LIMIT_S)
 
         reads = survive(cluster, strike)
         assert {"HANDED_OVER"} == {one.breaks[0] for one in reads}
@@ -176,7 +178,7 @@ class TestScheduler:
             frontends = cluster.scheduler.family()[1:]
             assert 2 == len(frontends)
             frontends[0].kill()
-            assert 1 == cluster.scheduler.process.wait(60)
+            assert 1 == cluster.scheduler.process.wait(LIMIT_S)
 
         survive(cluster, strike)
         idle(cluster)
@@ -188,17 +190,20 @@ class TestScheduler:
         arguments = ["--seed=3", "--temperature=1", f"--max-tokens={NUM_TOKENS}", "--ignore-eos"]
         with Client(cluster.address) as client:
             expected = client.complete("hello", seed=3, temperature=1.0, **LONG).text
-        with subprocess.Popen(
-            [TANDEM, "generate", "hello", f"--address={cluster.address}", *arguments],
-            bufsize=0,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as command:
+        with contextlib.ExitStack() as stack:
             with cluster.held(NUM_STEPS):
+                command = stack.enter_context(
+                    subprocess.Popen(
+                        [TANDEM, "generate", "hello", f"--address={cluster.address}", *arguments],
+                        bufsize=0,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                    )
+                )
                 begun = command.stdout.read(ENOUGH)
                 cluster.scheduler.kill()
             cluster.start_scheduler()
-            rest, errors = command.communicate(timeout=120)
+            rest, errors = command.communicate(timeout=LIMIT_S)
         assert 0 == command.returncode, errors
         assert f"{expected}\n" == (begun + rest).decode()
         assert b"looking for a server to go on" in errors
@@ -207,8 +212,8 @@ class TestScheduler:
 class TestDrain:
     def test_successor_goes_on_where_a_drained_scheduler_stopped(self, cluster, idle):
         """
-        Drain hands a stream over and gives the executor back: another scheduler, of another name, is ready within
-        seconds though the lease is a minute, and goes on after the ids that any client sends it.
+        Drain hands a stream over and gives the executor back: another scheduler, of another name, is ready long before
+        the lease would end, and goes on after the ids that any client sends it.
         """
         first = cluster.scheduler
         request = pb.GenerateRequest(
@@ -216,8 +221,9 @@ class TestDrain:
             sampling={"temperature": 1.0},
             stopping=LONG,
         )
-        call, ids, text = generate(cluster.address, request), [], ""
+        ids, text = [], ""
         with cluster.held(NUM_STEPS):
+            call = generate(cluster.address, request)
             for message in call:
                 if message.HasField("started"):
                     seed = message.started.resolved_params.seed
@@ -253,7 +259,7 @@ class TestDrain:
             rest[-1].done.usage.output_tokens,
         )
         first.process.terminate()
-        assert 0 == first.process.wait(60)
+        assert 0 == first.process.wait(LIMIT_S)
         idle(cluster)
 
 
@@ -272,5 +278,5 @@ class TestLiveness:
                 with paused(cluster.scheduler.process.pid):
                     wait_until(lambda: not is_alive(), "liveness off")
                 wait_until(is_alive, "liveness on")
-            task.result(120)
+            task.result(LIMIT_S)
         assert ([], NUM_TOKENS) == (took.breaks, len(took.ids[0]))
