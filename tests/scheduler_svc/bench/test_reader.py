@@ -287,10 +287,10 @@ class TestStarting:
         """
         Where one process ends before it took its requests, all are ended, and that is an error.
         """
-        before = psutil.Process().children()
+        before = set(psutil.Process().children())
         with pytest.raises(ReaderFailed, match="ended with 1"):
             Reader(["false"], [bytes(1 << 20)] * 2, kind="compiled", num_processes=2)
-        assert before == psutil.Process().children()
+        assert set(psutil.Process().children()) <= before
 
     @for_both
     def test_nobody_listening_ends_the_reader(self, kind, capfd):
