@@ -152,7 +152,7 @@ def measure(point: Point, *, seconds: float) -> Costs:
 def _start_core(point: Point, executor: FixedStepExecutor, directory: Path) -> Core:
     window, run_ahead = min(point.window, 2), point.window
     if point.clients == 0:
-        return CoreAlone(executor, point.rows, window, run_ahead)
+        return CoreAlone(executor, point.rows, window, run_ahead, directory=directory)
     return CoreWithClients(
         executor, point.rows, window, run_ahead, clients=point.clients, directory=directory
     )

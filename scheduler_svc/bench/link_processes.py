@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import signal
 import subprocess
@@ -26,6 +27,8 @@ START_DEADLINE_S = 60.0
 _POLL_S = 0.02
 _STOP_DEADLINE_S = 20.0
 _SEES_STEPS_S = 0.1
+_QUIET = {"GRPC_VERBOSITY": "ERROR"}
+"""gRPC's native library would tell on stderr of every peer that ends, as all do at the end."""
 
 
 class BenchFailed(Exception):
@@ -43,6 +46,7 @@ class Process:
                 stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 text=True,
+                env=_QUIET | os.environ,
             )
         )
 
@@ -161,11 +165,20 @@ class Core(Protocol):
 class CoreAlone(Process):
     """A core process without frontends; see link_worker."""
 
-    def __init__(self, executor: FixedStepExecutor, rows: int, window: int, run_ahead: int) -> None:
+    def __init__(
+        self,
+        executor: FixedStepExecutor,
+        rows: int,
+        window: int,
+        run_ahead: int,
+        *,
+        directory: Path,
+    ) -> None:
         super().__init__(
             (
                 "scheduler_svc.bench.link_worker",
                 f"--executor={executor.address}",
+                f"--directory={directory}",
                 f"--rows={rows}",
                 f"--window={window}",
                 f"--run-ahead={run_ahead}",

@@ -2,7 +2,8 @@
 A core process without frontends, for the step link's benchmark: the service's own loop, session and
 link, driven by requests made here, whose outputs are encoded and dropped.
 
-Prints one line, `steady`, once every request decodes, and ends when its input is closed.
+Prints one line, `steady`, once every request decodes, and ends when its input is closed, also
+before that.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -86,19 +86,18 @@ def main() -> int:
     given = _parser().parse_args()
     configure_logging("error", "console")
     poll_where_waited(os.environ)  # as the service does
-    with tempfile.TemporaryDirectory(prefix="tandem-bench-", ignore_cleanup_errors=True) as name:
-        _serve(given, Path(name))
+    _serve(given)
     return 0
 
 
-def _serve(given: argparse.Namespace, directory: Path) -> None:
+def _serve(given: argparse.Namespace) -> None:
     from scheduler_svc.bench.link_service import make_loop  # noqa: PLC0415 -- this imports gRPC
 
     socket = SilentSocket(given.rows)
     loop, link = make_loop(
         given.executor,
         cast("CoreSocket", socket),
-        directory,
+        given.directory,
         window=given.window,
         run_ahead=given.run_ahead,
         rows=given.rows,
@@ -106,14 +105,9 @@ def _serve(given: argparse.Namespace, directory: Path) -> None:
     link.start()
     core = threading.Thread(target=loop.run, name="core", daemon=True)
     core.start()
+    # Not on this thread: while it waits for an event without end it hears of nothing else.
+    threading.Thread(target=_submit, args=(socket, given.rows), name="submit", daemon=True).start()
     try:
-        socket.put(Hello(0, 0))
-        socket.has_model.wait()
-        for message in submits(given.rows):
-            socket.put(message)
-        socket.is_steady.wait()
-        sys.stdout.write("steady\n")
-        sys.stdout.flush()
         sys.stdin.read()
     finally:
         loop.stop(0.0)
@@ -121,9 +115,21 @@ def _serve(given: argparse.Namespace, directory: Path) -> None:
         link.stop(release=True)
 
 
+def _submit(socket: SilentSocket, rows: int) -> None:
+    """Have all requests run, and say so."""
+    socket.put(Hello(0, 0))
+    socket.has_model.wait()
+    for message in submits(rows):
+        socket.put(message)
+    socket.is_steady.wait()
+    sys.stdout.write("steady\n")
+    sys.stdout.flush()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.bench.link_worker")
     parser.add_argument("--executor", required=True)
+    parser.add_argument("--directory", type=Path, required=True, help="for tokenizer files")
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--window", type=int, required=True)
     parser.add_argument("--run-ahead", type=int, required=True)
