@@ -87,7 +87,7 @@ class TestStoppedFrontend:
         A frontend that stood still for longer than the deadline ends nobody for it.
         """
         async with running_frontend(
-            tmp_path, max_pending_bytes=2**30, stall_deadline_s=30.0
+            tmp_path, max_pending_bytes=2**30, stall_deadline_s=600.0
         ) as frontend:
             await serve(frontend, model(model_dir))
             async with small_window(frontend) as stub:
@@ -97,7 +97,7 @@ class TestStoppedFrontend:
                 inbox = next(iter(frontend.client._inboxes.values()))
                 await flood(frontend, stream_id, inbox, 0)
                 began_s = await until(lambda: inbox._write_began_s)
-                frontend.clock.lead_s = 100.0
+                frontend.clock.lead_s = 1000.0
                 await until(lambda: inbox._write_began_s != began_s)
                 total = FLOOD * NUM_FLOODS
                 end = ended(stream_id, FinishReason.MAX_TOKENS, total)
@@ -109,14 +109,14 @@ class TestStoppedFrontend:
         """
         A frontend that stood still says at no moment that the core is not alive.
         """
-        async with running_frontend(tmp_path, core_timeout_s=30.0) as frontend:
+        async with running_frontend(tmp_path, core_timeout_s=600.0) as frontend:
             await serve(frontend, model(model_dir))
             client = frontend.client
             await within(client.served.get())
             seen: list[bool] = []
             client.on_change(lambda: seen.append(client.is_alive()))
             turns = client.num_turns
-            frontend.clock.lead_s = 100.0
+            frontend.clock.lead_s = 1000.0
             await until(lambda: client.num_turns > turns + 1)
             assert all(seen)
             assert client.is_alive()
