@@ -58,7 +58,7 @@ class _FrontendExited:
 
 @dataclass(frozen=True, slots=True)
 class _CoreEnded:
-    has_failed: bool
+    """In good order; one that breaks is a broken thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,11 @@ class Service:
         ]
 
     def _run_core(self) -> None:
-        has_failed = True
         try:
             self._loop.run()
-            has_failed = False
         finally:
             self._socket.close()
-            self._news.put(_CoreEnded(has_failed))
+        self._news.put(_CoreEnded())
 
     def _on_thread_broken(self, about: threading.ExceptHookArgs) -> None:
         thread = "" if about.thread is None else about.thread.name
@@ -197,8 +195,8 @@ class Service:
                     _log.error("frontend_exited", frontend=frontend, exit_code=exit_code)
                     self._loop.frontend_died(frontend)
                     return 1
-                case _CoreEnded(has_failed=has_failed):
-                    return int(has_failed)
+                case _CoreEnded():
+                    return 0
                 case _ThreadBroken():
                     return 1
 

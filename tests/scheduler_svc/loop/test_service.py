@@ -30,16 +30,20 @@ NOBODY = ("--executor", "127.0.0.1:9")
 MAIN = "import sys; from scheduler_svc.__main__ import main; sys.exit(main())"
 BREAKING = """
 import os, threading, time
-from scheduler_svc import service
+from scheduler_svc import service, tick_watch
 from scheduler_svc.loop import CoreLoop
+tick_watch.LAST_WORD_S = 600.0
 turn, file = CoreLoop.turn, os.environ["TMPDIR"] + "/../break"
 def broken(self, wait_s):
     if os.path.exists(file):
         {how}
     turn(self, wait_s)
 CoreLoop.turn = broken
+is_stopping, stop, tell = threading.Event(), service.stop_frontends, service.Service._on_thread_broken
+service.stop_frontends = lambda frontends: (is_stopping.set(), stop(frontends))
+service.Service._on_thread_broken = lambda *about: is_stopping.wait(1.0) or tell(*about)
 """
-"""A core thread that breaks once a file is there."""
+"""A core thread that breaks once a file is there, and is late to say so."""
 
 
 class Process:
