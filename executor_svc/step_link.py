@@ -178,7 +178,8 @@ class StepLink:
 
     def between_steps(self, errand: Callable[[], None]) -> None:
         """Have the runner thread call `errand`, after the steps received so far."""
-        self._jobs.put(Errand(errand))
+        with self._lock:  # not while jobs are taken out and put back
+            self._jobs.put(Errand(errand))
 
     def next_job(self) -> QueuedStep | SlotReset | Errand | None:
         """

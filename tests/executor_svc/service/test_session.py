@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import structlog
 
 from executor_svc.loaded import Engine
 from executor_svc.server import ExecutorServer
-from executor_svc.step_link import SlotReset, StepLink
+from executor_svc.step_link import Errand, SlotReset, StepLink
 from executor_svc.step_stream import StepStream
 from tandem.errors import (
     Draining,
@@ -315,6 +316,31 @@ class TestLease:
         clock.advance(5.1)
         link.beat()
         assert 2 == link.open_session(TWO, take_over=False, lease_s=5.0)[0]
+
+    def test_errands_keep_their_order_while_a_session_opens(self, link):
+        """
+        What is to be done between steps is done in the order in which it was asked for, also where a session that
+        begins drops steps meanwhile.
+        """
+        asked: list[str] = []
+        late = threading.Thread(target=lambda: link.between_steps(lambda: asked.append("second")))
+
+        class Jobs(queue.SimpleQueue):
+            def empty(self) -> bool:
+                was_empty = super().empty()
+                if was_empty and late.ident is None:
+                    late.start()
+                    late.join(0.05)
+                return was_empty
+
+        link._jobs = Jobs()
+        link.between_steps(lambda: asked.append("first"))
+        link.open_session(ONE, take_over=False, lease_s=5.0)
+        late.join()
+        for _ in range(3):
+            if isinstance(job := link.next_job(), Errand):
+                job.run()
+        assert ["first", "second"] == asked
 
     def test_stopped_link_refuses_sessions_and_gives_no_work(self, link):
         """
