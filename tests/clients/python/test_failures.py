@@ -77,11 +77,15 @@ class TestExitCodes:
                 "[DNS resolution failed for nonsense: Domain name not found]",
                 "Domain name not found",
             ),
+            (
+                "Stream removed (GOAWAY received; Error code: 2; Debug Text: )",
+                "Stream removed (GOAWAY received; Error code: 2; Debug Text: )",
+            ),
         ],
     )
     def test_unreachable_server_is_told_with_the_last_cause(self, message, why):
         """
-        Of gRPC's chain of causes the line keeps the last, and says what to do.
+        Of gRPC's chain of causes the line keeps the last, or all where that says nothing, and says what to do.
         """
         said = describe(PeerUnavailable(message), "nonsense")
         assert f"cannot reach nonsense: {why}. Is it running? Start one with: tandem up" == said

@@ -86,6 +86,8 @@ def describe(error: TandemError, address: str | None = None) -> str:
     if isinstance(error, PeerUnavailable):
         where = "the server" if address is None else address
         why = line.rsplit(": ", 1)[-1]
+        if not any(map(str.isalpha, why)):  # "... Debug Text: )" of a peer that gave no reason
+            why = line
         if "[" not in why:
             why = why.removesuffix("]")
         return f"cannot reach {where}: {why}. Is it running? Start one with: tandem up"
