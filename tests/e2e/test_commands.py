@@ -325,6 +325,7 @@ class TestBench:
         `tandem bench serve` finds no error on a healthy server and orders its percentiles.
         """
         shape = ["--input-len=16", "--output-len=8", "--requests=8", "--concurrency=2"]
+        shape += ["--max-time-s=600"]
         with command("bench", "serve", f"--address={small.address}", "--json", *shape) as process:
             output, errors = process.communicate(timeout=LIMIT_S)
         outcome = json.loads(output)
