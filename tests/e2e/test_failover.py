@@ -115,7 +115,7 @@ class TestKilledExecutor:
         """Running requests fail MODEL_CHANGED after recovery_timeout_s; new ones get the new model."""
         fleet = make_fleet(num_executors=2)
         executor = fleet.executor(0)
-        scheduler = fleet.scheduler("--recovery-timeout-s=3")
+        scheduler = fleet.scheduler("--recovery-timeout-s=8")
         scheduler.wait_ready()
         fleet.executor(1, seed=1)
         reader = Reader(scheduler, num_streams=NUM_STREAMS)
