@@ -20,7 +20,8 @@ from scheduler_svc.bench.link_requests import (
     NUM_BLOCKS,
     generate_requests,
 )
-from scheduler_svc.bench.reader import start_reader
+from scheduler_svc.bench.reader import Reader, start_reader
+from scheduler_svc.bench.reader.readers import ReaderKind
 from tandem.printing_commands import started_process
 
 START_DEADLINE_S = 60.0
@@ -29,6 +30,10 @@ _STOP_DEADLINE_S = 20.0
 _SEES_STEPS_S = 0.1
 _QUIET = {"GRPC_VERBOSITY": "ERROR"}
 """gRPC's native library would tell on stderr of every peer that ends, as all do at the end."""
+
+
+_TRY_AGAIN = {"14", "8"}
+"""A frontend does not know the executor yet; the core still has the streams of the last try."""
 
 
 class BenchFailed(Exception):
@@ -225,7 +230,7 @@ class CoreWithClients(Process):
         with self.closed_on_failure():
             self.wait_for(ready_file.exists, "the scheduler did not listen")
             address = json.loads(ready_file.read_text())["address"]
-            self._reader = start_reader(address, generate_requests(clients, rows // clients))
+            self._reader = started_reader(address, generate_requests(clients, rows // clients))
 
     def check(self) -> None:
         """
@@ -243,6 +248,40 @@ class CoreWithClients(Process):
         """Close the streams, then the service."""
         self._reader.close()
         super().close()
+
+
+def started_reader(
+    address: str, requests: Sequence[bytes], *, connections: int = 4, kind: ReaderKind = "auto"
+) -> Reader:
+    """
+    Open streams and return once all were accepted; see `start_reader`. A service that listens may
+    have frontends that were not told of the executor yet: then all are opened again.
+
+    Raises:
+        BenchFailed: They did not start.
+    """
+    deadline_s = time.monotonic() + START_DEADLINE_S
+    while True:
+        with contextlib.ExitStack() as opened:
+            reader = opened.enter_context(
+                start_reader(address, requests, connections=connections, kind=kind)
+            )
+            if _have_started(reader, deadline_s):
+                opened.pop_all()
+                return reader
+        time.sleep(_POLL_S)
+
+
+def _have_started(reader: Reader, deadline_s: float) -> bool:
+    """Wait until all streams were accepted; False where they are to be opened again."""
+    while (counts := reader.report()).started < counts.streams or counts.failed:
+        is_late = time.monotonic() > deadline_s
+        if is_late or not counts.statuses.keys() <= _TRY_AGAIN:
+            raise BenchFailed(f"streams did not start: {counts}")
+        if counts.failed:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def cpu_ns(pid: int) -> int:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scheduler_svc.bench.link_processes import BenchFailed, FixedStepExecutor
+from scheduler_svc.bench.link_processes import BenchFailed, FixedStepExecutor, started_reader
 from scheduler_svc.bench.link_requests import generate_requests
-from scheduler_svc.bench.reader import ReadCounts, Reader, start_reader
+from scheduler_svc.bench.reader import ReadCounts, Reader
 from scheduler_svc.bench.reader.build import NoCompiler
 from scheduler_svc.bench.reader.readers import ReaderFailed, ReaderKind
 from scheduler_svc.bench.stream_service import StreamService, Usage
@@ -170,14 +170,13 @@ def measure(
                 directory,
                 is_to_stall=point.stalled > 0,
             ) as service,
-            start_reader(
+            started_reader(
                 service.address,
                 generate_requests(point.streams, 1),
                 connections=connections,
                 kind=kind,
             ) as reader,
         ):
-            _wait(reader, lambda counts: counts.started >= point.streams, "streams did not start")
             time.sleep(_SETTLE_S)
 
             def now() -> _Moment:

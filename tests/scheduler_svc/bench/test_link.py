@@ -6,15 +6,16 @@ import json
 import os
 import signal
 from types import SimpleNamespace
+from typing import ClassVar, Self
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
-from scheduler_svc.bench import link
+from scheduler_svc.bench import link, link_processes
 from scheduler_svc.bench.__main__ import main
 from scheduler_svc.bench.link import MAIN_POINTS, Costs, Point, _chosen, _measure, _parser
-from scheduler_svc.bench.link_processes import BenchFailed, CoreWithClients
+from scheduler_svc.bench.link_processes import BenchFailed, CoreWithClients, started_reader
 from scheduler_svc.bench.stream_service import StreamService
 from tandem_client.cli.app import app
 
@@ -143,6 +144,47 @@ class TestProcesses:
         with pytest.raises(BenchFailed, match="the scheduler did not listen"):
             kind(executor, **arguments, directory=tmp_path)
         assert set(psutil.Process().children()) <= before
+
+
+class FakeReader:
+    """Reports of one attempt after another, each of which ends with the last of its reports."""
+
+    attempts: ClassVar[list[list[dict[str, object]]]] = []
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._reports = self.attempts.pop(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.attempts.append([])  # closed
+
+    def report(self) -> SimpleNamespace:
+        report = {"streams": 2, "started": 0, "statuses": {}} | self._reports.pop(0)
+        return SimpleNamespace(failed=sum(report["statuses"].values()), **report)
+
+
+class TestStarting:
+    def test_streams_that_came_too_early_are_opened_again(self, monkeypatch):
+        """
+        Where a frontend does not know the executor yet all streams are opened again, until all are accepted.
+        """
+        monkeypatch.setattr(link_processes, "start_reader", FakeReader)
+        early = [{"started": 1}, {"started": 1, "statuses": {"14": 1}}]
+        monkeypatch.setattr(FakeReader, "attempts", [early, [{}, {"started": 2}]])
+        started_reader("127.0.0.1:1", [b""] * 2)
+        assert [[]] == FakeReader.attempts
+
+    def test_streams_that_fail_for_good_are_an_error(self, monkeypatch):
+        """
+        Another status is told, and the reader is closed.
+        """
+        monkeypatch.setattr(link_processes, "start_reader", FakeReader)
+        monkeypatch.setattr(FakeReader, "attempts", [[{"statuses": {"3": 1}}]])
+        with pytest.raises(BenchFailed, match=r"streams did not start: .*'3'"):
+            started_reader("127.0.0.1:1", [b""] * 2)
+        assert [[]] == FakeReader.attempts
 
 
 class TestOutput:
