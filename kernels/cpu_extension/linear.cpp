@@ -33,6 +33,7 @@ constexpr int kPanel = kVectors * kLanes;
 constexpr int kPanelBytes = kPanel * 4;  // of one k in float32
 constexpr int kLinesOfRow = kPanelBytes > kLineBytes ? kPanelBytes / kLineBytes : 1;
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a word's lower half comes first");
+constexpr int kPairLines = (kLinesOfRow + 1) / 2;  // that one of two tiles asks for, of two narrow k
 constexpr int64_t kBlockBytes = 512 << 10;  // of rows that are multiplied with a panel in a go
 constexpr int64_t kFewTiles = 4;
 constexpr int64_t kAhead = 6144;  // bytes that a lone tile asks for before it needs them
@@ -106,32 +107,36 @@ AddTile tile_of(int64_t rows) {
 inline Floats earlier(Words words) { return as<Floats>(words << 16); }
 inline Floats later(Words words) { return as<Floats>(words & 0xffff0000u); }
 
-// to = the products of R rows, which `x` holds as [width, R], with a narrow panel, all [R, kPanel].
-template <int R>
-void multiply_narrow(const float* x, const uint32_t* weight, int64_t width, float* to) {
+// add_tile with a narrow panel, two k at a time: for them, it asks for Lines cache lines and moves on
+// by `step`. Keeps: leaves the columns widened in `kept`, for other tiles.
+template <int R, int Lines, bool Keeps>
+void add_narrow_tile(const float* x, const uint32_t* weight, int64_t width, const float* from,
+                     float* to, const char* ahead, int64_t step, float* kept) {
   Floats sums[R][kVectors];
 #pragma GCC unroll 9
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = Floats{};
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = load(from + r * kPanel + v * kLanes);
   }
   const float* const end = x + width * R;
   do {
-    const char* const ahead = reinterpret_cast<const char*>(weight) + kAhead;
 #pragma GCC unroll 3
-    for (int line = 0; line < kLinesOfRow; ++line)
-      __builtin_prefetch(ahead + line * kLineBytes, 0, 3);
-    Floats columns[kVectors];
+    for (int line = 0; line < Lines; ++line) __builtin_prefetch(ahead + line * kLineBytes, 0, 3);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      Floats columns[kVectors];
 #pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v)
-      columns[v] = earlier(load_bits<Words>(weight + v * kLanes));
+      for (int v = 0; v < kVectors; ++v) {
+        const Words words = load_bits<Words>(weight + v * kLanes);
+        columns[v] = half == 0 ? earlier(words) : later(words);
+        if constexpr (Keeps) store(kept + v * kLanes, columns[v]);
+      }
+      if constexpr (Keeps) kept += kPanel;
 #pragma GCC unroll 9
-    for (int r = 0; r < R; ++r) add_products(sums[r], columns, x + r);
-#pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) columns[v] = later(load_bits<Words>(weight + v * kLanes));
-#pragma GCC unroll 9
-    for (int r = 0; r < R; ++r) add_products(sums[r], columns, x + R + r);
-    weight += kPanel, x += 2 * R;
+      for (int r = 0; r < R; ++r) add_products(sums[r], columns, x + r);
+      x += R;
+    }
+    weight += kPanel, ahead += step;
   } while (x != end);
 #pragma GCC unroll 9
   for (int r = 0; r < R; ++r) {
@@ -140,25 +145,15 @@ void multiply_narrow(const float* x, const uint32_t* weight, int64_t width, floa
   }
 }
 
-using MultiplyNarrow = void (*)(const float*, const uint32_t*, int64_t, float*);
+using AddNarrowTile = void (*)(const float*, const uint32_t*, int64_t, const float*, float*,
+                               const char*, int64_t, float*);
 
-template <int R = kRows>
-MultiplyNarrow narrow_tile_of(int64_t rows) {
+template <int Lines, bool Keeps, int R = kRows>
+AddNarrowTile narrow_tile_of(int64_t rows) {
   if constexpr (R == 1) {
-    return multiply_narrow<1>;
+    return add_narrow_tile<1, Lines, Keeps>;
   } else {
-    return rows == R ? multiply_narrow<R> : narrow_tile_of<R - 1>(rows);
-  }
-}
-
-// Some k of a narrow panel, as many as an even number, in float32.
-void widen(const uint32_t* narrow, int64_t num_k, float* to) {
-  for (int64_t k = 0; k < num_k; k += 2, narrow += kPanel, to += 2 * kPanel) {
-    for (int v = 0; v < kVectors; ++v) {
-      const Words words = load_bits<Words>(narrow + v * kLanes);
-      store(to + v * kLanes, earlier(words));
-      store(to + kPanel + v * kLanes, later(words));
-    }
+    return rows == R ? add_narrow_tile<R, Lines, Keeps> : narrow_tile_of<Lines, Keeps, R - 1>(rows);
   }
 }
 
@@ -221,10 +216,12 @@ alignas(64) constexpr float kZeros[kRows * kPanel] = {};
 // Rows from `begin` to `end`, one tile of them, with some narrow panels.
 void multiply_narrow_tile(const Product& product, int64_t begin, int64_t end, int64_t first_panel,
                           int64_t last_panel, const float* x, float* sums) {
-  const MultiplyNarrow tile = narrow_tile_of(end - begin);
+  const AddNarrowTile add = narrow_tile_of<kLinesOfRow, false>(end - begin);
   const int64_t words = product.width / 2 * kPanel;  // of a panel
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-    tile(x, static_cast<const uint32_t*>(product.packed) + panel * words, product.width, sums);
+    const uint32_t* weight = static_cast<const uint32_t*>(product.packed) + panel * words;
+    const char* ahead = reinterpret_cast<const char*>(weight) + kAhead;
+    add(x, weight, product.width, kZeros, sums, ahead, kPanelBytes, nullptr);
     put(product, begin, end, panel, sums);
   }
 }
@@ -235,26 +232,28 @@ void multiply_narrow_tile(const Product& product, int64_t begin, int64_t end, in
 // A tile's results leave when the last piece is done, while they are near; the next tile does not
 // wait for them to arrive. A lone tile waits for memory, so it asks for what it reads itself a
 // little later. More tiles take a panel piece by piece, so that all but one find it in the nearest
-// cache, and share the asking for the next piece. A narrow piece is widened for all of them at once.
+// cache, and share the asking for the next piece. Of a narrow piece all but one find it widened.
 void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, int64_t end,
                     int64_t first_panel, int64_t last_panel, const float* x, float* sums) {
-  const bool is_alone = tiles.count == 1;
-  if (is_alone && product.is_narrow) {
+  const bool is_alone = tiles.count == 1, is_narrow = product.is_narrow;
+  if (is_alone && is_narrow) {
     multiply_narrow_tile(product, begin, end, first_panel, last_panel, x, sums);
     return;
   }
-  const auto tile_of_rows = is_alone           ? tile_of<kRows, kLinesOfRow>
-                            : tiles.count == 2 ? tile_of<kRows, (kLinesOfRow + 1) / 2>
-                                               : tile_of<kRows, 1>;
+  const auto tile_of_rows = is_alone                         ? tile_of<kRows, kLinesOfRow>
+                            : tiles.count == 2 && !is_narrow ? tile_of<kRows, (kLinesOfRow + 1) / 2>
+                                                             : tile_of<kRows, 1>;
   const AddTile low = tile_of_rows(tiles.least), high = tile_of_rows(tiles.least + 1);
+  const AddNarrowTile first_add = narrow_tile_of<kPairLines, true>(tiles.height(0));
   const int64_t width = product.width;
-  const int64_t bytes_of_k = product.is_narrow ? kPanelBytes / 2 : kPanelBytes;
+  const int64_t bytes_of_k = is_narrow ? kPanelBytes / 2 : kPanelBytes;
   const int64_t bytes = tiles.count <= kFewTiles ? kFewBytes : kManyBytes;
   const int64_t piece = is_alone ? width : bytes / kPanelBytes;
   const int64_t step = (bytes_of_k + tiles.count - 1) / tiles.count;
-  alignas(64) float widened[kManyBytes / 4];
+  alignas(kLineBytes) float widened[kManyBytes / 4];
   for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-    const char* const numbers = static_cast<const char*>(product.packed) + panel * width * bytes_of_k;
+    const char* const numbers =
+        static_cast<const char*>(product.packed) + panel * width * bytes_of_k;
     if (width == 0) {
       std::fill_n(sums, (end - begin) * kPanel, 0.0f);
       put(product, begin, end, panel, sums);
@@ -265,17 +264,19 @@ void multiply_block(const Product& product, const Tiles& tiles, int64_t begin, i
       // Panels follow each other, so the next piece may be of the next one.
       const bool is_last = panel + 1 == last_panel && k + length == width;
       const char* next = is_alone ? here + kAhead : is_last ? here : here + length * bytes_of_k;
-      const float* weight = reinterpret_cast<const float*>(here);
-      if (product.is_narrow) {
-        widen(reinterpret_cast<const uint32_t*>(here), length, widened);
-        weight = widened;
-      }
+      const float* weight = is_narrow ? widened : reinterpret_cast<const float*>(here);
       const float* from = x;
       float* to = sums;
       for (int64_t tile = 0; tile < tiles.count; ++tile, next += step * length) {
         const int64_t height = tiles.height(tile);
-        const AddTile add = tile < tiles.num_higher ? high : low;
-        add(from + k * height, weight, length, k == 0 ? kZeros : to, to, next, step);
+        const float* before = k == 0 ? kZeros : to;
+        if (is_narrow && tile == 0) {
+          first_add(from + k * height, reinterpret_cast<const uint32_t*>(here), length, before, to,
+                    next, 2 * step, widened);
+        } else {
+          const AddTile add = tile < tiles.num_higher ? high : low;
+          add(from + k * height, weight, length, before, to, next, step);
+        }
         if (k + length == width) {
           const int64_t row = begin + tiles.first_row(tile);
           put(product, row, row + height, panel, to);
