@@ -6,9 +6,9 @@
 // Every sum runs over k in order, in one accumulator: a row's bits depend on the row and the weight
 // alone, not on the other rows, their number or the number of threads.
 //
-// A weight whose numbers are all bfloat16 as well is kept in 2 bytes each, [N / kPanel, K / 2, kPanel,
-// 2]: a word has a column's numbers of two k, the earlier in its lower half. Widened in registers
-// they are what float32 would have held, so sums have the same bits and memory gives half as much.
+// A weight whose numbers are all bfloat16 as well is kept in 2 bytes each, [N / kPanel, K / 2,
+// kPanel, 2]: a word has a column's numbers of two k, the earlier in its lower half. Widened in
+// registers they are what float32 would have held: sums have the same bits, and half as much is read.
 //
 // Panels in memory and tiles of sums in registers: Goto and van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication", 2008. Here nothing is packed at run time.
@@ -33,7 +33,7 @@ constexpr int kPanel = kVectors * kLanes;
 constexpr int kPanelBytes = kPanel * 4;  // of one k in float32
 constexpr int kLinesOfRow = kPanelBytes > kLineBytes ? kPanelBytes / kLineBytes : 1;
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a word's lower half comes first");
-constexpr int kPairLines = (kLinesOfRow + 1) / 2;  // that one of two tiles asks for, of two narrow k
+constexpr int kPairLines = (kLinesOfRow + 1) / 2;  // of two narrow k, that one of two tiles asks for
 constexpr int64_t kBlockBytes = 512 << 10;  // of rows that are multiplied with a panel in a go
 constexpr int64_t kFewTiles = 4;
 constexpr int64_t kAhead = 6144;  // bytes that a lone tile asks for before it needs them
@@ -107,8 +107,8 @@ AddTile tile_of(int64_t rows) {
 inline Floats earlier(Words words) { return as<Floats>(words << 16); }
 inline Floats later(Words words) { return as<Floats>(words & 0xffff0000u); }
 
-// add_tile with a narrow panel, two k at a time: for them, it asks for Lines cache lines and moves on
-// by `step`. Keeps: leaves the columns widened in `kept`, for other tiles.
+// add_tile with a narrow panel, two k at a time: for both it asks for Lines cache lines, and moves
+// on by `step`. Keeps: leaves the columns widened in `kept`, for other tiles.
 template <int R, int Lines, bool Keeps>
 void add_narrow_tile(const float* x, const uint32_t* weight, int64_t width, const float* from,
                      float* to, const char* ahead, int64_t step, float* kept) {
