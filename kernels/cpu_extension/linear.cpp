@@ -60,19 +60,33 @@ inline void add_products(Floats (&sums)[kVectors], const Floats (&columns)[kVect
 #endif
 }
 
+// A tile's sums, [R, kPanel]. Every loop over them is unrolled, or they would live in memory.
+template <int R>
+inline void load_sums(const float* from, Floats (&sums)[R][kVectors]) {
+#pragma GCC unroll 9
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = load(from + r * kPanel + v * kLanes);
+  }
+}
+
+template <int R>
+inline void store_sums(float* to, const Floats (&sums)[R][kVectors]) {
+#pragma GCC unroll 9
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 3
+    for (int v = 0; v < kVectors; ++v) store(to + r * kPanel + v * kLanes, sums[r][v]);
+  }
+}
+
 // to = from + the products of R rows, which `x` holds as [width, R], with a panel, all [R, kPanel];
 // meanwhile asks for Lines cache lines per k from `ahead` on, `step` bytes per k: what will be
 // needed next. The processor itself looks ahead to the end of a page at most.
 template <int R, int Lines>
 void add_tile(const float* x, const float* weight, int64_t width, const float* from, float* to,
               const char* ahead, int64_t step) {
-  // Every loop over the sums is unrolled, or they would live in memory.
   Floats sums[R][kVectors];
-#pragma GCC unroll 9
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = load(from + r * kPanel + v * kLanes);
-  }
+  load_sums(from, sums);
   const float* const end = x + width * R;
   do {  // at least once: what might not run at all would move the sums to memory and back
 #pragma GCC unroll 3
@@ -84,11 +98,7 @@ void add_tile(const float* x, const float* weight, int64_t width, const float* f
     for (int r = 0; r < R; ++r) add_products(sums[r], columns, x + r);
     weight += kPanel, x += R, ahead += step;
   } while (x != end);
-#pragma GCC unroll 9
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) store(to + r * kPanel + v * kLanes, sums[r][v]);
-  }
+  store_sums(to, sums);
 }
 
 using AddTile = void (*)(const float*, const float*, int64_t, const float*, float*, const char*,
@@ -113,11 +123,7 @@ template <int R, int Lines, bool Keeps>
 void add_narrow_tile(const float* x, const uint32_t* weight, int64_t width, const float* from,
                      float* to, const char* ahead, int64_t step, float* kept) {
   Floats sums[R][kVectors];
-#pragma GCC unroll 9
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) sums[r][v] = load(from + r * kPanel + v * kLanes);
-  }
+  load_sums(from, sums);
   const float* const end = x + width * R;
   do {
 #pragma GCC unroll 3
@@ -138,11 +144,7 @@ void add_narrow_tile(const float* x, const uint32_t* weight, int64_t width, cons
     }
     weight += kPanel, ahead += step;
   } while (x != end);
-#pragma GCC unroll 9
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) store(to + r * kPanel + v * kLanes, sums[r][v]);
-  }
+  store_sums(to, sums);
 }
 
 using AddNarrowTile = void (*)(const float*, const uint32_t*, int64_t, const float*, float*,
