@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from scheduler_svc.core.scheduler import Scheduler
-from tandem.errors import ExecutorLost, SessionLost, TandemError
+from tandem.errors import ExecutorLost, OutOfMemory, SessionLost, TandemError
 from tandem.link.batch import Batch, StepResult
 from tandem_embedded.backend import Runner
 from tandem_embedded.ledger import Ledger
@@ -60,7 +60,7 @@ class Driver:
             with self._lock:
                 for _ in range(num_due):
                     self._apply(self._under_way.popleft())
-        except (TandemError, RuntimeError) as error:
+        except (TandemError, RuntimeError, MemoryError) as error:
             self._recover(error)
         with self._lock:
             self._ledger.note(self._core.take_events())
@@ -78,20 +78,29 @@ class Driver:
         self._ledger.note(self._core.take_events())
         self._failures_in_a_row = 0
 
-    def _recover(self, error: TandemError | RuntimeError) -> None:
-        """Start over with an empty runner; after too many failures in a row all requests fail."""
+    def _recover(self, error: TandemError | RuntimeError | MemoryError) -> None:
+        """
+        Start over with an empty runner; after too many failures in a row all requests fail.
+
+        A step that ran out of memory is no such failure: the core makes the next ones smaller, and
+        ends a request that has no memory alone.
+        """
         self._under_way.clear()
         self._runner.reset()
-        self._failures_in_a_row += 1
+        is_memory = isinstance(error, OutOfMemory | MemoryError)
         with self._lock:
             now = self._clock()
+            if is_memory:  # The step planned last is the one that was computed.
+                self._core.executor_lost(now, self._core.num_inflight - 1, out_of_memory=True)
+                return
             self._core.executor_lost(now)
+            self._failures_in_a_row += 1
             if self._failures_in_a_row > MAX_STEP_RETRIES:
                 self._failures_in_a_row = 0
                 self._core.fail_all(_step_error(error), now)
 
 
-def _step_error(error: TandemError | RuntimeError) -> TandemError:
+def _step_error(error: TandemError | RuntimeError | MemoryError) -> TandemError:
     if isinstance(error, TandemError):
         return error
     return ExecutorLost(f"computing a step failed {MAX_STEP_RETRIES + 1} times in a row: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduler_svc.core.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
+from tandem.errors import OutOfMemory
 from tandem.link.batch import Batch, StepResult
 from tandem_embedded import Backend, InferenceEngine, SimpleTokenizer
 from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
@@ -12,12 +13,18 @@ VOCAB_SIZE = SimpleTokenizer.vocab_size
 
 
 class FakeRunner:
-    """The core's fake executor as a runner; each error in `fail_next` is raised by one step."""
+    """
+    The core's fake executor as a runner; each error in `fail_next` is raised by one step, and every
+    step that does not pass `fits` runs out of memory.
+    """
 
     def __init__(self, geometry: ExecutorGeometry) -> None:
         self._geometry = geometry
         self.executor = FakeExecutor(geometry, VOCAB_SIZE)
         self.fail_next: list[Exception] = []
+        self.fits = lambda batch: True
+        self.row_counts: list[int] = []
+        """Rows of each step that was computed."""
         self.num_resets = 0
 
     @property
@@ -27,6 +34,9 @@ class FakeRunner:
     def execute(self, batch: Batch, step_id: int) -> StepResult:
         if self.fail_next:
             raise self.fail_next.pop(0)
+        if not self.fits(batch):
+            raise OutOfMemory(f"no memory for {len(batch.row_slot)} rows")
+        self.row_counts.append(len(batch.row_slot))
         return self.executor.execute(batch)
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""The embedded engine over a fake runner: its calls, errors, threads and recovery."""
+"""The embedded engine over a fake runner: its calls, errors and threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 import tandem_embedded
 from tandem.engine_config import EngineConfig
-from tandem.errors import SessionLost
 from tandem_embedded import (
     ConfigError,
     CoreOptions,
@@ -373,38 +372,6 @@ class TestErrors:
         assert isinstance(completed[1].error, ExecutionError)
         assert str(completed[1].error).startswith("Execution error: ")
         assert (True, False, True) == tuple(completed[number].success for number in range(3))
-
-
-class TestRecovery:
-    @pytest.mark.parametrize("error", [SessionLost("gap"), RuntimeError("device")])
-    def test_a_failed_step_is_recomputed(self, error):
-        """
-        A step that fails is tried again from nothing, and no token is lost or repeated.
-        """
-        engine, runner = engine_and_runner(window=2)
-        engine.submit_request("abc", EIGHT)
-        for _ in range(4):
-            engine.step()
-        runner.fail_next = [error, error]
-        completed = engine.run()[0]
-        assert expected("abc", 8) == completed.output_tokens
-        assert 2 == runner.num_resets
-
-    def test_three_failures_in_a_row_fail_the_requests(self):
-        """
-        After two retries all requests fail with what went wrong, and the engine can be used on.
-        """
-        engine, runner = engine_and_runner()
-        engine.submit_request("abc", EIGHT)
-        engine.submit_request("abcd", EIGHT)
-        runner.fail_next = [RuntimeError("device is gone")] * 3
-        completed = engine.run()
-        assert 2 == len(completed)
-        for request in completed:
-            assert isinstance(request.error, ExecutionError)
-            assert "device is gone" in request.error.message
-        engine.submit_request("abc", EIGHT)
-        assert expected("abc", 8) == engine.run()[0].output_tokens
 
 
 class TestThreads:

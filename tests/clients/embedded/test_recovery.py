@@ -1,0 +1,102 @@
+"""What becomes of an embedded engine's requests when a step fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.engine_config import EngineConfig
+from tandem.errors import SessionLost
+from tandem_embedded import (
+    CoreOptions,
+    EngineMemoryError,
+    ExecutionError,
+    GenerationParams,
+)
+from tests.clients.embedded.fake_backend import engine_and_runner, expected
+
+EIGHT = GenerationParams(max_tokens=8)
+WIDE = EngineConfig(
+    block_size=4,
+    max_num_blocks=256,
+    max_batch_size=16,
+    max_model_len=128,
+    max_total_tokens=64,
+    memory_threshold=1.0,
+)
+BOLD = CoreOptions(schedule_conservativeness=0.0)
+
+
+class TestRecovery:
+    @pytest.mark.parametrize("error", [SessionLost("gap"), RuntimeError("device")])
+    def test_a_failed_step_is_recomputed(self, error):
+        """
+        A step that fails is tried again from nothing, and no token is lost or repeated.
+        """
+        engine, runner = engine_and_runner(window=2)
+        engine.submit_request("abc", EIGHT)
+        for _ in range(4):
+            engine.step()
+        runner.fail_next = [error, error]
+        completed = engine.run()[0]
+        assert expected("abc", 8) == completed.output_tokens
+        assert 2 == runner.num_resets
+
+    def test_three_failures_in_a_row_fail_the_requests(self):
+        """
+        After two retries all requests fail with what went wrong, and the engine can be used on.
+        """
+        engine, runner = engine_and_runner()
+        engine.submit_request("abc", EIGHT)
+        engine.submit_request("abcd", EIGHT)
+        runner.fail_next = [RuntimeError("device is gone")] * 3
+        completed = engine.run()
+        assert 2 == len(completed)
+        for request in completed:
+            assert isinstance(request.error, ExecutionError)
+            assert "device is gone" in request.error.message
+        engine.submit_request("abc", EIGHT)
+        assert expected("abc", 8) == engine.run()[0].output_tokens
+
+
+class TestOutOfMemory:
+    @pytest.mark.parametrize("window", [1, 2])
+    def test_steps_without_memory_become_smaller_and_no_request_fails(self, window):
+        """
+        Where only so many requests fit into a step together, steps are halved until they do and
+        every request gets its tokens, however many failures in a row that takes.
+        """
+        engine, runner = engine_and_runner(WIDE, window=window, options=BOLD)
+        runner.fits = lambda batch: len(batch.row_slot) <= 1
+        prompts = [f"prompt {number:02}" for number in range(16)]
+        for prompt in prompts:
+            engine.submit_request(prompt, EIGHT)
+        completed = sorted(engine.run(), key=lambda request: request.request_id)
+        assert [expected(prompt, 8) for prompt in prompts] == [r.output_tokens for r in completed]
+        assert 4 <= runner.num_resets <= 5
+        assert 1 == max(runner.row_counts)
+
+    def test_a_request_that_has_no_memory_alone_fails_alone(self):
+        """
+        A request whose own steps run out of memory again and again fails with a memory error; the
+        others end well.
+        """
+        engine, runner = engine_and_runner(WIDE, options=BOLD)
+        runner.fits = lambda batch: all(batch.row_start + batch.row_num_tokens <= 40)
+        engine.submit_request([5] * 4, GenerationParams(max_tokens=100))
+        for number in range(4):
+            engine.submit_request([6, number + 4], EIGHT)
+        failed, *others = sorted(engine.run(), key=lambda request: request.request_id)
+        assert isinstance(failed.error, EngineMemoryError)
+        assert "OUT_OF_MEMORY" == failed.error.reason
+        assert [expected([6, number + 4], 8) for number in range(4)] == [
+            request.output_tokens for request in others
+        ]
+
+    def test_memory_of_the_host_counts_too(self):
+        """
+        A MemoryError of Python is the same: smaller steps, no failed request.
+        """
+        engine, runner = engine_and_runner(WIDE)
+        engine.submit_request("abc", EIGHT)
+        runner.fail_next = [MemoryError()] * 2
+        assert expected("abc", 8) == engine.run()[0].output_tokens
