@@ -68,7 +68,8 @@ class Client:
 
         Raises:
             TandemError: From the iteration: what the server refused or why the stream broke.
-            InvalidParameter: At once, where the arguments cannot be sent.
+            InvalidParameter: At once, where a value cannot be sent.
+            TypeError: At once, where an option has an unknown name.
         """
         request = build_request(prompt, options)
         return GenerationStream(self._start, request, self._retry, _deadline(deadline_s))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from tandem.errors import InvalidParameter
@@ -81,6 +82,26 @@ _SAMPLING = (
 )
 _PLAIN = ("request_id", "n", "priority", "tenant", "cache_salt", "logprobs", "idempotency_key")
 _STOPPING = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
+_ELSEWHERE = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "num_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "eos_token_id": "stop_token_ids",
+    "prompt_token_ids": "token_ids",
+    "input_ids": "token_ids",
+    "num_return_sequences": "n",
+    "best_of": "n",
+    "top_logprobs": "logprobs",
+    "repeat_penalty": "repetition_penalty",
+    "timeout": "deadline_s",
+    "timeout_s": "deadline_s",
+    "user": "tenant",
+}
+"""What other libraries call an option of ours."""
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> inference.GenerateRequest:
@@ -89,9 +110,11 @@ def build_request(prompt: str | None, options: GenerateOptions) -> inference.Gen
     cannot carry is refused here.
 
     Raises:
+        TypeError: An option has an unknown name.
         InvalidParameter: Not exactly one of prompt, messages and token_ids, or a value of the wrong
-        type.
+            type.
     """
+    _refuse_unknown(options)
     request = inference.GenerateRequest()
     _set_prompt(request, prompt, options)
     given = {name: value for name, value in options.items() if value is not None}
@@ -104,12 +127,30 @@ def build_request(prompt: str | None, options: GenerateOptions) -> inference.Gen
     for name, value in stopping.items():
         _set(request.stopping, f"stopping.{name}", name, value)
     if "time_limit_s" in given:
-        limit_ms = round(float(options["time_limit_s"] or 0.0) * 1000)
-        _set(request, "time_limit_ms", "time_limit_ms", limit_ms)
+        _set(request, "time_limit_ms", "time_limit_ms", _milliseconds(given["time_limit_s"]))
     for name in _PLAIN:
         if name in given:
             _set(request, name, name, given[name])
     return request
+
+
+def _refuse_unknown(names: Iterable[str]) -> None:
+    known = {*GenerateOptions.__annotations__, "deadline_s"}
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = _ELSEWHERE.get(name) or next(iter(close), None)
+            hint = f". Did you mean {meant!r}?" if meant else ": see tandem_client.GenerateOptions"
+            raise TypeError(f"unexpected keyword argument {name!r}{hint}")
+
+
+def _milliseconds(limit_s: Any) -> int:
+    try:
+        return round(float(limit_s) * 1000)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidParameter(
+            f"time_limit_s must be a number of seconds, not {limit_s!r}", field="time_limit_ms"
+        ) from error
 
 
 def _set_prompt(
@@ -125,16 +166,24 @@ def _set_prompt(
         _set(request, "prompt.text", "text", prompt)
     elif token_ids is not None:
         request.token_ids.SetInParent()
-        _set(request.token_ids, "prompt.token_ids", "ids", list(token_ids))
+        _set(request.token_ids, "prompt.token_ids", "ids", _listed("token_ids", token_ids))
     else:
         request.chat.SetInParent()
-        for index, message in enumerate(messages or ()):
+        for index, message in enumerate(_listed("messages", messages)):
             if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
                 raise InvalidParameter(
                     f"messages[{index}] must have exactly the keys role and content",
                     field=f"chat.messages[{index}]",
                 )
             _append(request.chat, index, message)
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidParameter(
+            f"{name} must be a list, not {type(values).__name__}", field=f"prompt.{name}"
+        )
+    return list(values)
 
 
 def _append(chat: request_pb2.ChatMessages, index: int, message: Mapping[str, str]) -> None:
@@ -145,11 +194,11 @@ def _append(chat: request_pb2.ChatMessages, index: int, message: Mapping[str, st
 
 def _set(message: Any, path: str, name: str, value: Any) -> None:
     try:
-        if isinstance(value, Sequence) and not isinstance(value, str):
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             getattr(message, name).extend(value)
         elif isinstance(value, Mapping):
             getattr(message, name).update(value)
         else:
             setattr(message, name, value)
-    except (TypeError, ValueError, UnicodeError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise InvalidParameter(f"{name} cannot be sent: {error}", field=path) from error

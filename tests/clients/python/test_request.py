@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tandem.errors import InvalidParameter
+from tandem_client import AsyncClient, Client, GenerateOptions
+from tandem_client import request as request_module
 from tandem_client.request import build_request
 
 
@@ -98,6 +100,17 @@ class TestBuildRequest:
             ("hi", {"time_limit_s": -1}, "time_limit_ms"),
             ("\ud800", {}, "prompt.text"),
             (None, {"token_ids": [2**40]}, "prompt.token_ids"),
+            (["hi"], {}, "prompt.text"),
+            ("hi", {"max_tokens": [9]}, "stopping.max_tokens"),
+            ("hi", {"temperature": {"0": 1}}, "sampling.temperature"),
+            ("hi", {"logit_bias": [1]}, "sampling.logit_bias"),
+            ("hi", {"stop_token_ids": 2}, "stopping.stop_token_ids"),
+            ("hi", {"stop": 2}, "stopping.stop"),
+            ("hi", {"time_limit_s": "long"}, "time_limit_ms"),
+            ("hi", {"time_limit_s": float("inf")}, "time_limit_ms"),
+            (None, {"token_ids": 7}, "prompt.token_ids"),
+            (None, {"messages": "hi"}, "prompt.messages"),
+            (None, {"messages": {"role": "user", "content": "hi"}}, "prompt.messages"),
             (None, {"messages": [{"role": "user"}]}, "chat.messages[0]"),
             (None, {"messages": [{"role": "user", "content": 3}]}, "chat.messages[0].content"),
         ],
@@ -110,3 +123,39 @@ class TestBuildRequest:
             build_request(prompt, options)
 
         assert field == refused.value.field
+
+
+class TestUnknownNames:
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("temprature", "Did you mean 'temperature'?"),
+            ("max_new_tokens", "Did you mean 'max_tokens'?"),
+            ("timeout", "Did you mean 'deadline_s'?"),
+            ("colour", "see tandem_client.GenerateOptions"),
+        ],
+    )
+    @pytest.mark.parametrize("method", ["generate", "complete"])
+    async def test_unknown_option_is_refused_at_every_entrance(self, server, method, name, hint):
+        """
+        An option of an unknown name raises TypeError, as Python does, with the name that was meant.
+        """
+        with Client(server.address) as client, pytest.raises(TypeError) as refused:
+            getattr(client, method)("hi", **{name: 1})
+        async with AsyncClient(server.address) as client:
+            with pytest.raises(TypeError) as refused_async:
+                await getattr(client, method)("hi", **{name: 1})
+
+        assert f"unexpected keyword argument {name!r}" in str(refused.value)
+        assert hint in str(refused.value)
+        assert str(refused.value) == str(refused_async.value)
+        assert [] == [*server.seen.generate, *server.seen.complete]
+
+    def test_hints_name_options_that_exist(self):
+        """
+        Each name of another library points to an option of ours.
+        """
+        known = {*GenerateOptions.__annotations__, "deadline_s"}
+
+        assert set() == set(request_module._ELSEWHERE.values()) - known
+        assert set() == set(request_module._ELSEWHERE) & known
