@@ -87,12 +87,29 @@ class TestStatusProto:
         packed.Pack(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="example.com"))
         assert from_status_proto(status_pb2.Status(code=8, details=[packed])) is None
 
-    def test_unknown_reason_is_internal(self):
+    def test_reason_of_a_newer_version_keeps_its_code(self):
         """
-        A reason of a newer version is rebuilt as InternalError with its message.
+        A reason that only a newer peer knows is rebuilt with its name, its code and its message.
         """
         packed = any_pb2.Any()
         packed.Pack(error_details_pb2.ErrorInfo(reason="NEW_ONE", domain="tandem"))
+        rebuilt = from_status_proto(
+            status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="hm", details=[packed])
+        )
+        assert ("NEW_ONE", "RESOURCE_EXHAUSTED", "hm") == (
+            rebuilt.reason,
+            rebuilt.code,
+            rebuilt.message,
+        )
+        assert not isinstance(rebuilt, InternalError)
+
+    @pytest.mark.parametrize("reason", ["", "NEW_ONE"])
+    def test_reason_without_a_code_is_internal(self, reason):
+        """
+        What carries no reason, or no code that means something, is an InternalError with its message.
+        """
+        packed = any_pb2.Any()
+        packed.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="tandem"))
         rebuilt = from_status_proto(status_pb2.Status(message="hm", details=[packed]))
         assert (InternalError, "hm") == (type(rebuilt), rebuilt.message)
 

@@ -107,6 +107,15 @@ class AdminClient:
         retry: RetryPolicy | None = None,
         options: ChannelOptions | None = None,
     ) -> None:
+        """
+        Args:
+            address: HOST:PORT, [IPv6]:PORT or unix:PATH.
+            retry: How calls recover by themselves.
+            options: Encryption, metadata and limits of the connection.
+
+        Raises:
+            InvalidConfig: It is no address of a server.
+        """
         self.address = address
         self._retry = RetryPolicy() if retry is None else retry
         self._options = ChannelOptions() if options is None else options

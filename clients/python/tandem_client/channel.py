@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
+from tandem_client.address import check_address
+
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
 _THIS_MACHINE = ("127.", "localhost:", "[::1]:", "unix:")
@@ -57,13 +59,20 @@ class ChannelOptions:
         return options
 
     def open(self, address: str) -> grpc.Channel:
-        """A channel for threads; connects with the first call."""
+        """
+        Return a channel for threads; it connects with the first call.
+
+        Raises:
+            InvalidConfig: It is no address of a server.
+        """
+        check_address(address)
         if self.credentials is None:
             return grpc.insecure_channel(address, options=self.grpc_options(address))
         return grpc.secure_channel(address, self.credentials, options=self.grpc_options(address))
 
     def open_async(self, address: str) -> grpc.aio.Channel:
-        """A channel for the running event loop; connects with the first call."""
+        """Return a channel for the running event loop, as `open` does for threads."""
+        check_address(address)
         if self.credentials is None:
             return grpc.aio.insecure_channel(address, options=self.grpc_options(address))
         return grpc.aio.secure_channel(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
@@ -82,12 +84,22 @@ def from_status_proto(status: status_pb2.Status) -> TandemError | None:
     if info.domain != DOMAIN:
         return None
     violations = bad_request.field_violations
-    return ERROR_BY_REASON.get(info.reason, InternalError)(
+    error = ERROR_BY_REASON.get(info.reason) or _newer(info.reason, status.code)
+    return error(
         status.message,
         field=violations[0].field if violations else None,
         retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if found_retry else None,
         metadata=dict(info.metadata),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _newer(reason: str, number: int) -> type[TandemError]:
+    """Return a class for a reason that only a newer peer knows: what its gRPC code means holds."""
+    names = {code.value[0]: code.name for code in grpc.StatusCode}
+    if not reason or names.get(number, "UNKNOWN") in {"OK", "UNKNOWN", "INTERNAL"}:
+        return InternalError
+    return type("NewerError", (TandemError,), {"reason": reason, "code": names[number]})
 
 
 def _pack(message: object) -> any_pb2.Any:

@@ -384,8 +384,8 @@ class FakeServer:
 
 
 @contextmanager
-def fake_server() -> Iterator[FakeServer]:
-    """Run a fake on a free port until the block ends."""
+def fake_server(credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeServer]:
+    """Run a fake on a free port until the block ends, with TLS where it has credentials."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -398,7 +398,11 @@ def fake_server() -> Iterator[FakeServer]:
         inference_grpc.add_InferenceServiceServicer_to_server(servicer, server)
         admin_grpc.add_AdminServiceServicer_to_server(FakeAdmin(seen), server)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = (
+            server.add_insecure_port("127.0.0.1:0")
+            if credentials is None
+            else server.add_secure_port("127.0.0.1:0", credentials)
+        )
         await server.start()
         return server, port, checks
 

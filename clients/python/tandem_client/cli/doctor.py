@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import typer
 
 from tandem.errors import TandemError
+from tandem_client.address import check_address
 from tandem_client.admin import AdminClient, is_serving
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
@@ -64,6 +65,8 @@ def doctor(
     ] = False,
 ) -> None:
     """Check this machine and a running server; exit code 1 if anything fails."""
+    for port in (address, admin_address):
+        check_address(port)
     findings = [
         *check_python(),
         *check_packages(),
