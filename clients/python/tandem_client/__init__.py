@@ -1,41 +1,47 @@
 """Python client and command line of Tandem."""
 
-from tandem_client.admin import AdminClient, Setting, Stats, is_serving
-from tandem_client.admin_requests import (
-    BlockStats,
-    KvMode,
-    RequestEvent,
-    RequestEventKind,
-    RequestList,
-    RequestState,
-    RequestSummary,
-)
-from tandem_client.aio import AsyncClient
-from tandem_client.aio_stream import AsyncGenerationStream
-from tandem_client.channel import ChannelOptions
-from tandem_client.client import Client
-from tandem_client.events import (
-    Choice,
-    Completion,
-    Delta,
-    Done,
-    Event,
-    Finished,
-    FinishReason,
-    Model,
-    Prefilled,
-    Queued,
-    ResolvedParams,
-    Scheduled,
-    Started,
-    Timings,
-    TokenLogprobs,
-    Usage,
-)
-from tandem_client.profile import Profile, ProfileProgress
-from tandem_client.request import GenerateOptions
-from tandem_client.retry import NO_RETRY, RetryPolicy
-from tandem_client.stream import GenerationStream
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tandem_client.admin import AdminClient, Setting, Stats, is_serving
+    from tandem_client.admin_requests import (
+        BlockStats,
+        KvMode,
+        RequestEvent,
+        RequestEventKind,
+        RequestList,
+        RequestState,
+        RequestSummary,
+    )
+    from tandem_client.aio import AsyncClient
+    from tandem_client.aio_stream import AsyncGenerationStream
+    from tandem_client.channel import ChannelOptions
+    from tandem_client.client import Client
+    from tandem_client.events import (
+        Choice,
+        Completion,
+        Delta,
+        Done,
+        Event,
+        Finished,
+        FinishReason,
+        Model,
+        Prefilled,
+        Queued,
+        ResolvedParams,
+        Scheduled,
+        Started,
+        Timings,
+        TokenLogprobs,
+        Usage,
+    )
+    from tandem_client.profile import Profile, ProfileProgress
+    from tandem_client.request import GenerateOptions
+    from tandem_client.retry import NO_RETRY, RetryPolicy
+    from tandem_client.stream import GenerationStream
 
 __all__ = [
     "NO_RETRY",
@@ -76,3 +82,37 @@ __all__ = [
     "Usage",
     "is_serving",
 ]
+
+_HOMES = {
+    "admin": "AdminClient Setting Stats is_serving",
+    "admin_requests": (
+        "BlockStats KvMode RequestEvent RequestEventKind RequestList RequestState RequestSummary"
+    ),
+    "aio": "AsyncClient",
+    "aio_stream": "AsyncGenerationStream",
+    "channel": "ChannelOptions",
+    "client": "Client",
+    "events": (
+        "Choice Completion Delta Done Event Finished FinishReason Model Prefilled Queued "
+        "ResolvedParams Scheduled Started Timings TokenLogprobs Usage"
+    ),
+    "profile": "Profile ProfileProgress",
+    "request": "GenerateOptions",
+    "retry": "NO_RETRY RetryPolicy",
+    "stream": "GenerationStream",
+}
+"""Which module defines each name: loading all of them takes a moment that the command lacks."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module of a name when it is first used."""
+    for module, names in _HOMES.items():
+        if name in names.split():
+            value = getattr(import_module(f"tandem_client.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -62,39 +62,6 @@ def tandem():
         process.communicate()
 
 
-LOADING = """
-import sys, time
-from tandem_client.cli import main
-
-class Slow:
-    def find_spec(self, name, *_):
-        if name == "tandem_client.cli.app":
-            print("loading", flush=True)
-            time.sleep(600)
-
-sys.meta_path.insert(0, Slow())
-main()
-"""
-
-
-class TestStart:
-    def test_ctrl_c_while_loading_is_silent(self):
-        """
-        Ctrl-C while the command's modules are still being loaded ends it at once, without a traceback.
-        """
-        process = subprocess.Popen(
-            [sys.executable, "-c", LOADING],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert "loading\n" == process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=PATIENCE_S)
-
-        assert (-signal.SIGINT, "") == (process.returncode, errors)
-
-
 class TestSummary:
     @pytest.mark.parametrize(
         ("num_tokens", "expected"),

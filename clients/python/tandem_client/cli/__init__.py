@@ -1,15 +1,23 @@
 """The command line, `tandem`: `tandem --help` lists what it can do."""
 
+import os
 import signal
+from types import FrameType
+
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command that the arguments name."""
     # Loading takes a moment and leaves nothing to clean up: Ctrl-C then just ends it, in silence.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, _leave)
     from tandem_client.cli import app  # noqa: PLC0415 -- see above
 
     app.main()
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
 
 
 __all__ = ["main"]

@@ -1,54 +1,119 @@
-"""The command line's root."""
+"""The command line's root: which commands there are; each is loaded when it is named."""
 
 from __future__ import annotations
 
 import signal
-from importlib.metadata import version
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
 
-from tandem_client.cli.bench import bench
-from tandem_client.cli.cache import cache
-from tandem_client.cli.chat import chat
-from tandem_client.cli.config_commands import config_commands
-from tandem_client.cli.doctor import doctor
-from tandem_client.cli.drain import drain
-from tandem_client.cli.failures import EXIT_CODES_HELP
-from tandem_client.cli.generate import generate
-from tandem_client.cli.profile import profile
-from tandem_client.cli.requests import requests
-from tandem_client.cli.simulate import PASS_ON, simulate
-from tandem_client.cli.suspend import resume, suspend
-from tandem_client.cli.top import top
-from tandem_client.cli.up import up
+from tandem_client.cli.exit_codes import EXIT_CODES_HELP
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Every argument, --help too, belongs to the program that the command runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """
+    A command of the root.
+
+    Attributes:
+        module: Module of the package `tandem_client.cli` that has it.
+        summary: Its line in the list of commands.
+        name: Of the function or the group in the module; None = as the command.
+        passes_on: True where another program reads all arguments.
+    """
+
+    module: str
+    summary: str
+    name: str | None = None
+    passes_on: bool = False
+
+
+COMMANDS = {
+    "up": Entry("up", "Start an executor and a scheduler, and serve until Ctrl-C."),
+    "generate": Entry("generate", "Continue a prompt, and print the text as it comes."),
+    "chat": Entry("chat", "Talk with the model; it remembers the conversation."),
+    "top": Entry("top", "Watch what a running server does."),
+    "requests": Entry("requests", "List the requests in the system, or the events of one."),
+    "profile": Entry("profile", "Record a trace of the executor's next steps."),
+    "doctor": Entry("doctor", "Check this machine, and a server if one is running."),
+    "simulate": Entry("simulate", "Compare scheduling policies on a virtual clock.", None, True),
+    "drain": Entry("drain", "Stop admission, finish or hand over what runs, free the executor."),
+    "suspend": Entry("suspend", "Stop computing until `tandem resume`; requests wait."),
+    "resume": Entry("suspend", "Go on after `tandem suspend`.", "resume"),
+    "config": Entry(
+        "config_commands", "Show, check, suggest and judge configurations.", "config_commands"
+    ),
+    "cache": Entry("cache", "Manage the prefix cache of a running server."),
+    "bench": Entry("bench", "Measure a running server, or its parts alone."),
+}
+
+
+class LoadsWhenNamed(TyperGroup):
+    """
+    A group that knows its commands by name, and imports the module of the one that is run.
+
+    Attributes:
+        on_loaded: Called when it is there, before its arguments are read.
+    """
+
+    on_loaded: Callable[[], object] | None = None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command as any group does, and load it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is None or command is None:
+            return name, command, rest
+        loaded = load(name)
+        if self.on_loaded is not None:
+            self.on_loaded()
+        return name, loaded, rest
+
+
+def load(name: str) -> Any:
+    """Import a command of the root."""
+    entry = COMMANDS[name]
+    module = import_module(f"tandem_client.cli.{entry.module}")
+    command = getattr(module, entry.name or name)
+    holder = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    if isinstance(command, typer.Typer):
+        holder.add_typer(command, name=name)
+    elif entry.passes_on:
+        holder.command(name, context_settings=PASS_ON)(command)
+    else:
+        holder.command(name, epilog=EXIT_CODES_HELP)(command)
+    return get_group(holder).commands[name]
+
 
 app = typer.Typer(
     name="tandem",
+    cls=LoadsWhenNamed,
     help="Serve language models and talk to them.",
     epilog=EXIT_CODES_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
-app.command(epilog=EXIT_CODES_HELP)(up)
-app.command(epilog=EXIT_CODES_HELP)(generate)
-app.command(epilog=EXIT_CODES_HELP)(chat)
-app.command(epilog=EXIT_CODES_HELP)(top)
-app.command(epilog=EXIT_CODES_HELP)(requests)
-app.command(epilog=EXIT_CODES_HELP)(profile)
-app.command(epilog=EXIT_CODES_HELP)(doctor)
-app.command(context_settings=PASS_ON)(simulate)
-app.add_typer(config_commands, name="config")
-app.command(epilog=EXIT_CODES_HELP)(drain)
-app.command(epilog=EXIT_CODES_HELP)(suspend)
-app.command(epilog=EXIT_CODES_HELP)(resume)
-app.add_typer(cache, name="cache")
-app.add_typer(bench, name="bench")
+
+
+def _not_loaded() -> None:
+    """Stand for a command in the list of all."""
+
+
+for _name, _entry in COMMANDS.items():
+    app.command(_name, help=_entry.summary)(_not_loaded)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version  # noqa: PLC0415 -- takes a moment, rarely used
+
         typer.echo(version("tandem-serve"))
         raise typer.Exit
 
@@ -67,7 +132,9 @@ def _root(
 
 def main() -> None:
     """Run the command that the arguments name."""
-    command = typer.main.get_command(app)  # takes a moment too, in which Ctrl-C just ends us
+    command = get_command(app)
+    assert isinstance(command, LoadsWhenNamed)
     # A shell starts background jobs with SIGINT ignored; whoever sends it to us still means it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Until the command is loaded there is nothing to clean up, and Ctrl-C just ends us.
+    command.on_loaded = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
     command(prog_name="tandem")

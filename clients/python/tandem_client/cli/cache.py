@@ -9,7 +9,7 @@ from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import EXIT_CODES_HELP, readable_errors
 
-cache = typer.Typer(help="The prefix cache of a running server.", no_args_is_help=True)
+cache = typer.Typer(help="Manage the prefix cache of a running server.", no_args_is_help=True)
 
 
 @cache.callback()

@@ -25,7 +25,7 @@ class _ShowsByDefault(TyperGroup):
 
 config_commands = typer.Typer(
     cls=_ShowsByDefault,
-    help="Show what a service runs with; suggest a configuration; advise on a running server.",
+    help="Show, check, suggest and judge configurations.",
     epilog="Without a subcommand: show. " + EXIT_CODES_HELP,
 )
 config_commands.command(name="show", epilog=EXIT_CODES_HELP)(config)

@@ -64,7 +64,11 @@ def doctor(
         bool, typer.Option("--server", help="A server must be running: fail if none is.")
     ] = False,
 ) -> None:
-    """Check this machine and a running server; exit code 1 if anything fails."""
+    """
+    Check this machine, and a server if one is running.
+
+    The exit code is 1 if any check fails.
+    """
     for port in (address, admin_address):
         check_address(port)
     findings = [

@@ -25,7 +25,11 @@ def drain(
         ),
     ] = None,
 ) -> None:
-    """Take no new request, hand over what still runs after a while, give the executor back."""
+    """
+    Stop admission, finish or hand over what runs, free the executor.
+
+    A drained server takes no request again: stop it, and start another.
+    """
     with AdminClient(address, retry=options.RETRY) as admin:
         handed_over = admin.drain(grace_s)
     typer.echo(f"drained; {handed_over} handed over. Stop the scheduler now.")

@@ -79,8 +79,9 @@ def generate(
     as_json: options.Json = False,
 ) -> None:
     """
-    Continue a prompt, printing the text as it comes; several completions one after the other, once
-    all are there.
+    Continue a prompt, and print the text as it comes.
+
+    Several completions (--n) are printed one after the other, once all of them have ended.
     """
     given = locals()
     text = sys.stdin.read() if prompt == "-" else prompt

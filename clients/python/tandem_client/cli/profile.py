@@ -43,7 +43,11 @@ def profile(
     ] = False,
     address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS,
 ) -> None:
-    """Record what the executor does in its next steps; open the file in ui.perfetto.dev."""
+    """
+    Record a trace of the executor's next steps.
+
+    Requests must run meanwhile. Open the file in ui.perfetto.dev or chrome://tracing.
+    """
     if not output.parent.is_dir():
         raise fail(f"{output}: there is no folder {output.parent}", ExitCode.USAGE)
     if output.is_dir():

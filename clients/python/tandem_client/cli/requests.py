@@ -39,7 +39,11 @@ def requests(
     max_results: Annotated[int, typer.Option("--max", min=1, help="Most to show.")] = 100,
     as_json: options.Json = False,
 ) -> None:
-    """List the requests in the system, oldest first, or show what happened to one."""
+    """
+    List the requests in the system, or the events of one.
+
+    The oldest request comes first. Events are kept by servers with --track-request-events.
+    """
     with AdminClient(address, retry=options.RETRY) as admin:
         if request_id is not None:
             _show_events(admin.request_events(request_id), as_json=as_json)

@@ -9,13 +9,10 @@ import typer
 
 from tandem_client.cli.failures import ExitCode, readable_errors
 
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Every argument, --help too, belongs to the simulator."""
-
 
 @readable_errors
 def simulate(context: typer.Context) -> None:
-    """Compare scheduling policies on a virtual clock; --help lists workloads and all options."""
+    """Compare scheduling policies on a virtual clock."""
     # In a process of its own: clients never import services.
     command = [sys.executable, "-m", "scheduler_svc.simulator", *context.args]
     outcome = subprocess.run(command, check=False)  # noqa: S603 -- our own interpreter

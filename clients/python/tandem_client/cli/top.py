@@ -26,7 +26,11 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Look once and exit.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Watch a server's load; one JSON object per look with --json."""
+    """
+    Watch what a running server does.
+
+    With --json each look is one JSON object on a line of its own.
+    """
     with AdminClient(address, retry=options.RETRY) as admin:
         if once or as_json:
             _print_looks(admin, interval_s, once=once, as_json=as_json)

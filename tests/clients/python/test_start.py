@@ -1,0 +1,124 @@
+"""What happens before a command runs: which modules are loaded, and Ctrl-C meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import tandem_client
+from tandem_client.cli import app as root
+from tests.clients.python.fake_server import PATIENCE_S
+
+LOADING = """
+import sys, time
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            print("loading", flush=True)
+            time.sleep(600)
+
+sys.meta_path.insert(0, Slow())
+sys.argv = ["tandem", "generate", "hi", "--address", "127.0.0.1:1"]
+from tandem_client.cli import main
+main()
+"""
+NOT_LOADED = """
+import sys
+{run}
+heavy = {{"grpc", "numpy", "google.protobuf", "torch", "asyncio"}} & set(sys.modules)
+print(*heavy, file=sys.stderr)
+"""
+RUN_MAIN = """
+from tandem_client.cli import main
+sys.argv = ["tandem", {argument!r}]
+try:
+    main()
+except SystemExit as left:
+    assert left.code in (None, 0), left.code
+"""
+
+
+class TestLoading:
+    @pytest.mark.parametrize(
+        "module", ["tandem_client.cli.app", "tandem_client.cli.generate", "grpc", "typer"]
+    )
+    def test_ctrl_c_while_loading_is_silent(self, module):
+        """
+        Ctrl-C while modules are still being loaded ends the command at once with 130, without a traceback.
+        """
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOADING.format(module=module)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert "loading\n" == process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+
+        assert (130, "") == (process.returncode, errors)
+
+    @pytest.mark.parametrize(
+        "run",
+        [
+            "import tandem_client",
+            RUN_MAIN.format(argument="--help"),
+            RUN_MAIN.format(argument="--version"),
+        ],
+        ids=["import", "help", "version"],
+    )
+    def test_nothing_heavy_is_loaded_for_a_list(self, run):
+        """
+        The package, the list of commands and the version need neither gRPC nor numpy.
+        """
+        outcome = subprocess.run(
+            [sys.executable, "-c", NOT_LOADED.format(run=run)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+
+        assert "" == outcome.stderr.strip()
+
+
+class TestPackage:
+    def test_every_public_name_is_there(self):
+        """
+        Each name of the package is found when it is used, and no other.
+        """
+        for name in tandem_client.__all__:
+            value = getattr(tandem_client, name)
+            assert getattr(value, "__name__", name) in {name, "Union"}
+        with pytest.raises(AttributeError, match="no attribute 'Cleint'"):
+            _ = tandem_client.Cleint
+        assert set(tandem_client.__all__) <= set(dir(tandem_client))
+
+
+class TestListOfCommands:
+    @pytest.mark.parametrize("name", root.COMMANDS)
+    def test_each_command_can_be_loaded(self, name):
+        """
+        Each line of the list names a command that has help of its own, and the same summary.
+        """
+        entry = root.COMMANDS[name]
+        found = getattr(import_module(f"tandem_client.cli.{entry.module}"), entry.name or name)
+        about = found.info.help if isinstance(found, typer.Typer) else found.__doc__
+
+        assert about.strip().startswith(entry.summary.removesuffix("."))
+        assert name == root.load(name).name
+
+    def test_misspelt_command_is_told_the_right_one(self):
+        """
+        An unknown command is refused with the one that was meant.
+        """
+        result = CliRunner().invoke(root.app, ["genrate"])
+
+        assert 2 == result.exit_code
+        assert "Did you mean 'generate'?" in result.stderr
