@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 import uuid
@@ -26,6 +25,8 @@ from executor_svc.step_link import StepLink
 from executor_svc.step_profile.profiles import Profiles
 from tandem.errors import AddressInUse, Draining, InternalError, TandemError
 from tandem.link.wire import MAX_MESSAGE_BYTES
+from tandem.listen_address import ListenAddress
+from tandem.telemetry import warn_where_unprotected
 
 READY = "tandem.ready"
 PROGRESS = "tandem.progress"
@@ -50,33 +51,6 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 _log = structlog.get_logger(__name__)
-
-
-def _check_free(address: str) -> None:
-    """
-    Try the address with a plain socket first: gRPC itself would only log why it cannot bind.
-
-    Raises:
-        AddressInUse: With the operating system's reason.
-    """
-    if address.startswith("unix:"):
-        return
-    host, _, port = address.rpartition(":")
-    try:
-        where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        for family, _, _, _, sockaddr in where:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(sockaddr)
-    except OSError as error:
-        raise _not_ours(address, str(error.strerror).lower()) from error
-
-
-def _not_ours(address: str, why: str) -> AddressInUse:
-    return AddressInUse(
-        f"cannot listen on {address}: {why}; stop what listens there or choose another address "
-        "with --listen"
-    )
 
 
 class ExecutorServer:
@@ -107,6 +81,7 @@ class ExecutorServer:
         """
         self.boot_id = uuid.uuid4().hex
         self.address = ""
+        self._place: ListenAddress | None = None
         self.has_abandoned_step = False
         self._progress = Progress()
         self._link = StepLink(self.boot_id, max_inflight_steps, progress=self._progress)
@@ -132,13 +107,14 @@ class ExecutorServer:
         Bind and serve; calls that need the model answer EXECUTOR_LOADING until it is loaded.
 
         Raises:
-            AddressInUse: Something else listens there, or the address is not this machine's.
+            AddressInUse: Something else listens there.
+            InvalidConfig: Nothing can listen there: it is not an address of this machine, for one.
         """
-        _check_free(address)
+        self._place = ListenAddress("listen", address)
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise _not_ours(address, "gRPC could not bind it") from error
+            raise AddressInUse(f"cannot listen on {address}: gRPC could not bind it") from error
         self.address = address
         if not address.startswith("unix:"):
             self.address = f"{address.rpartition(':')[0]}:{port}"
@@ -146,6 +122,7 @@ class ExecutorServer:
             self._health.set(name, status)
         self._server.start()
         _log.info("listening", address=self.address, boot_id=self.boot_id)
+        warn_where_unprotected({"listen": self.address})
 
     def load(self) -> None:
         """Start loading, heartbeats and, once loaded, steps."""
@@ -176,6 +153,8 @@ class ExecutorServer:
         self._stopping.set()
         self._link.end_streams()
         self._server.stop(_STREAM_END_GRACE_S).wait()
+        if self._place is not None:
+            self._place.release()
         return not is_loading and not self.has_abandoned_step
 
     def write_ready_file(self, path: Path) -> None:

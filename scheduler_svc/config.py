@@ -33,6 +33,7 @@ from tandem.settings.schema import (
     LogLevel,
     Program,
     ServiceSettings,
+    TcpAddress,
 )
 
 
@@ -67,7 +68,7 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
     admin_listen: Address | None = Field(
         "127.0.0.1:50052", description="operators' gRPC address; empty for none"
     )
-    metrics_listen: Address | None = Field(
+    metrics_listen: TcpAddress | None = Field(
         "127.0.0.1:9464", description="HTTP address of /metrics; empty for none"
     )
     frontends: int = Field(1, ge=1, le=64, description="frontend processes that share --listen")
@@ -141,6 +142,11 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
     def executor_addresses(self) -> tuple[str, ...]:
         """Every executor's address, preferred ones first."""
         return tuple(self.executor.split(","))
+
+    def listen_addresses(self) -> dict[str, str]:
+        """Where it listens, by setting; without those that were set to none."""
+        names = ("listen", "admin_listen", "metrics_listen")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
 _PROGRAM = Program(

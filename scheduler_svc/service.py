@@ -23,7 +23,6 @@ from typing import NoReturn
 
 import structlog
 
-from scheduler_svc.addresses import ListenAddress
 from scheduler_svc.config import LoadedSettings, SchedulerSettings
 from scheduler_svc.executor_connection import ExecutorConnector
 from scheduler_svc.executor_link import ExecutorLink
@@ -37,6 +36,8 @@ from scheduler_svc.supervisor import Frontend, stop_frontends
 from scheduler_svc.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
 from scheduler_svc.wakeup import Wakeup
 from tandem.link.session import SchedulerId
+from tandem.listen_address import ListenAddress, check_all_free
+from tandem.telemetry import warn_where_unprotected
 
 HELLO_DEADLINE_S = 60.0
 SAME_SIGNAL_S = 0.5
@@ -127,15 +128,19 @@ class Service:
     def _frontend_settings(self, stack: ExitStack) -> list[FrontendSettings]:
         settings = self._settings
         is_shared = settings.frontends > 1
-        public = stack.enter_context(ListenAddress("listen", settings.listen, is_shared=is_shared))
-        for name in ("admin_listen", "metrics_listen"):
-            if address := getattr(settings, name):
-                ListenAddress(name, address)
+        addresses = settings.listen_addresses()
+        check_all_free(addresses)
+        held = {
+            name: stack.enter_context(
+                ListenAddress(name, address, is_shared=is_shared and name == "listen")
+            )
+            for name, address in addresses.items()
+        }
         return [
             FrontendSettings(
                 index=index,
                 ipc_path=str(self._ipc_path),
-                listen=public.address,
+                listen=held["listen"].address,
                 share_port=is_shared,
                 admin_listen=settings.admin_listen if index == 0 else None,
                 metrics_listen=settings.metrics_listen if index == 0 else None,
@@ -236,6 +241,7 @@ class Service:
             "pid": os.getpid(),
         }
         _log.info("listening", frontends=len(self._frontends), **addresses)
+        warn_where_unprotected(self._settings.listen_addresses())
         if self._settings.ready_file is not None:
             _write_whole(self._settings.ready_file, json.dumps(addresses))
 

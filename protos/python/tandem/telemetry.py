@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Mapping
 from typing import TextIO
 
 import structlog
+
+from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
 
 
 class LineLogger:
@@ -66,3 +69,12 @@ def configure_logging(level: str, log_format: str) -> None:
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
+
+
+def warn_where_unprotected(addresses: Mapping[str, str]) -> None:
+    """Log a warning for each address, by setting, that other machines can reach."""
+    for setting, address in addresses.items():
+        if reaches_beyond_this_machine(address):
+            structlog.get_logger().warning(
+                "listening_unprotected", setting=setting, address=address, message=UNPROTECTED
+            )

@@ -175,8 +175,8 @@ class TestRefusals:
         A taken port: ADDRESS_IN_USE, which address, what to do, exit code 1.
         """
         expected = (
-            f"ADDRESS_IN_USE: cannot listen on 127.0.0.1:{refusals['port_number']}: address already "
-            "in use; stop what listens there or choose another address with --listen"
+            f"ADDRESS_IN_USE: listen 127.0.0.1:{refusals['port_number']} is in use by another "
+            "process: stop it or choose another --listen"
         )
         assert (1, expected) == refusals["port"]
 

@@ -169,8 +169,8 @@ class TestLoading:
         with pytest.raises(AddressInUse) as refused:
             start_server(model_dir, "--listen", executor.server.address)
         assert (
-            f"cannot listen on {executor.server.address}: address already in use; stop what listens "
-            "there or choose another address with --listen" == refused.value.message
+            f"listen {executor.server.address} is in use by another process: stop it or choose "
+            "another --listen" == refused.value.message
         )
 
 

@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import typer
 
 from tandem.errors import TandemError
+from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
 from tandem_client.address import check_address
 from tandem_client.admin import AdminClient, is_serving
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
@@ -184,11 +185,16 @@ def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterato
     try:
         with AdminClient(admin_address, retry=NO_RETRY) as admin:
             stats = admin.stats(deadline_s=TIMEOUT_S)
+            settings = admin.config(deadline_s=TIMEOUT_S)
     except TandemError:
         yield Finding("warn", "admin", f"{admin_address} does not answer", "set --admin-address")
         return
     load = f"{stats.running_requests} running, {stats.waiting_requests} waiting"
     yield Finding("ok", "admin", f"{load}, {stats.used_blocks}/{stats.total_blocks} blocks used")
+    for one in settings:
+        if one.name.endswith("listen") and one.value and reaches_beyond_this_machine(one.value):
+            advice = "listen on 127.0.0.1, or keep that network to those you trust"
+            yield Finding("warn", "security", f"{one.name} {one.value}: {UNPROTECTED}", advice)
 
 
 def _advice(admin_address: str) -> str:

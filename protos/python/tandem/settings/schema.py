@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -44,24 +45,45 @@ class Metavar:
     text: str
 
 
-def _address(text: str) -> str:
+_LISTEN_HOST = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+(%\w+)?\]")
+
+
+def _target(text: str) -> str:
     host, colon, port = text.rpartition(":")
     is_tcp = bool(host and colon) and port.isdecimal() and int(port) < 65_536
-    if not is_tcp and not text.startswith("unix:"):
+    if not is_tcp and not _is_unix(text):
         raise ValueError("must be HOST:PORT or unix:PATH")
     return text
 
 
-def _addresses(text: str) -> str:
-    parts = [_address(part.strip()) for part in text.split(",")]
+def _listen_address(text: str) -> str:
+    return text if _is_unix(text) else _tcp_address(text, "must be HOST:PORT or unix:PATH")
+
+
+def _tcp_address(text: str, rule: str = "must be HOST:PORT") -> str:
+    host = _target(text).rpartition(":")[0]
+    if _is_unix(text) or not _LISTEN_HOST.fullmatch(host):
+        raise ValueError(f"{rule}, an IPv6 host in brackets")
+    return text
+
+
+def _is_unix(text: str) -> bool:
+    return bool(text.removeprefix("unix:").strip("/")) and text.startswith("unix:")
+
+
+def _targets(text: str) -> str:
+    parts = [_target(part.strip()) for part in text.split(",")]
     if len(set(parts)) != len(parts):
         raise ValueError("must not name an address twice")
     return ",".join(parts)
 
 
-Address = Annotated[str, AfterValidator(_address), Metavar("HOST:PORT")]
-Addresses = Annotated[str, AfterValidator(_addresses), Metavar("HOST:PORT[,HOST:PORT...]")]
-"""One or several, without spaces; none twice."""
+Address = Annotated[str, AfterValidator(_listen_address), Metavar("HOST:PORT")]
+"""Where a service listens: HOST:PORT or unix:PATH."""
+TcpAddress = Annotated[str, AfterValidator(_tcp_address), Metavar("HOST:PORT")]
+"""Where a service listens that knows no unix sockets."""
+Addresses = Annotated[str, AfterValidator(_targets), Metavar("HOST:PORT[,HOST:PORT...]")]
+"""Where to connect to: one or several, without spaces; none twice."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 
