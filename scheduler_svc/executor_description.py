@@ -12,6 +12,7 @@ from scheduler_svc.ipc.messages import Model
 from tandem.errors import IncompatibleExecutor
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.link import PROTOCOL_VERSION
+from tandem.sampling_ranges import broken_range
 
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_K = 0
@@ -100,11 +101,10 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
         ),
         default_top_k=max(0, defaults.top_k) if defaults.HasField("top_k") else DEFAULT_TOP_K,
         default_top_p=defaults.top_p if defaults.HasField("top_p") else DEFAULT_TOP_P,
-        # what is unset or has no meaning is off
         default_repetition_penalty=(
-            defaults.repetition_penalty if defaults.repetition_penalty > 0 else 1.0
+            defaults.repetition_penalty if defaults.HasField("repetition_penalty") else 1.0
         ),
-        default_min_p=defaults.min_p if 0 <= defaults.min_p <= 1 else 0.0,
+        default_min_p=defaults.min_p,
         features=tuple(answer.features),
     )
 
@@ -134,3 +134,10 @@ def _check(answer: DescribeResponse) -> None:
         raise IncompatibleExecutor(
             "the executor describes itself with eos_token_ids that are not whole int32 tokens"
         )
+    for descriptor, value in answer.generation_defaults.ListFields():
+        rule = broken_range(descriptor.name, value)
+        if rule is not None:  # every request that does not set it would be refused by the link
+            raise IncompatibleExecutor(
+                f"the executor describes its model with a default {descriptor.name} of {value:g}, "
+                f"which {rule}"
+            )

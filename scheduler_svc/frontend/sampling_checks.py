@@ -1,18 +1,15 @@
-"""Ranges of everything that decides how a token is drawn."""
+"""Checks of what a request says about how its tokens are drawn."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from tandem.errors import InvalidParameter
 from tandem.inference.v1 import request_pb2
+from tandem.sampling_ranges import broken_range
 
-MIN_TEMPERATURE = 0.01
-MAX_TEMPERATURE = 2.0
-MAX_PENALTY = 2.0
 MAX_BIASED_IDS = 1024
 MAX_BIAS = 100.0
 MAX_LOGPROBS = 20
@@ -29,30 +26,11 @@ def check_sampling(sampling: request_pb2.SamplingParams, path: str) -> None:
     Raises:
         InvalidParameter: With the field's path.
     """
-    top_p, min_p = sampling.top_p, sampling.min_p
-    if sampling.HasField("temperature"):
-        _check_temperature(sampling.temperature, f"{path}temperature")
-    if sampling.HasField("top_k") and sampling.top_k < -1:
-        raise InvalidParameter(
-            f"top_k must be 0 (disable), or at least 1, got {sampling.top_k}.",
-            field=f"{path}top_k",
-        )
-    if sampling.HasField("top_p") and not 0 < top_p <= 1:
-        raise InvalidParameter(
-            f"top_p must be in (0, 1], got {_shortest(top_p)}.", field=f"{path}top_p"
-        )
-    if not 0 <= min_p <= 1:
-        raise InvalidParameter(
-            f"min_p must be in [0, 1], got {_shortest(min_p)}.", field=f"{path}min_p"
-        )
-    if sampling.HasField("repetition_penalty"):
-        _check_repetition(sampling.repetition_penalty, f"{path}repetition_penalty")
-    for name in ("frequency_penalty", "presence_penalty"):
-        penalty = getattr(sampling, name)
-        if not -MAX_PENALTY <= penalty <= MAX_PENALTY:
-            raise InvalidParameter(
-                f"{name} must be in [-2, 2], got {_shortest(penalty)}.", field=f"{path}{name}"
-            )
+    for descriptor, value in sampling.ListFields():  # those that are set
+        name = descriptor.name
+        if descriptor.message_type is None and (rule := broken_range(name, value)) is not None:
+            shown = _shortest(value) if isinstance(value, float) else value
+            raise InvalidParameter(f"{name} {rule}, got {shown}.", field=f"{path}{name}")
 
 
 def check_logit_bias(bias: Mapping[int, float], vocab_size: int, *, field: str) -> None:
@@ -77,32 +55,6 @@ def check_logit_bias(bias: Mapping[int, float], vocab_size: int, *, field: str) 
                 f"a logit bias must be in [-100, 100], got {_shortest(bias[token_id])}.",
                 field=f"{field}[{token_id}]",
             )
-
-
-def _check_temperature(temperature: float, field: str) -> None:
-    if not math.isfinite(temperature):
-        raise InvalidParameter(
-            f"temperature must be a finite number, got {temperature}.", field=field
-        )
-    if temperature < 0:
-        raise InvalidParameter(
-            f"temperature must be non-negative, got {_shortest(temperature)}.", field=field
-        )
-    if temperature > MAX_TEMPERATURE:
-        raise InvalidParameter(
-            f"temperature must be in [0, 2], got {_shortest(temperature)}.", field=field
-        )
-
-
-def _check_repetition(penalty: float, field: str) -> None:
-    if not math.isfinite(penalty):
-        raise InvalidParameter(
-            f"repetition_penalty must be a finite number, got {penalty}.", field=field
-        )
-    if penalty <= 0:
-        raise InvalidParameter(
-            f"repetition_penalty must be greater than zero, got {_shortest(penalty)}.", field=field
-        )
 
 
 def _shortest(value: float) -> str:

@@ -19,13 +19,13 @@ from scheduler_svc.frontend.names import (
 )
 from scheduler_svc.frontend.sampling_checks import (
     MAX_LOGPROBS,
-    MIN_TEMPERATURE,
     check_logit_bias,
     check_sampling,
 )
 from scheduler_svc.ipc.messages import Model
 from tandem.errors import EmptyPrompt, InvalidParameter
 from tandem.inference.v1 import inference_service_pb2, request_pb2
+from tandem.sampling_ranges import MIN_TEMPERATURE
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024

@@ -31,13 +31,12 @@ def described(**defaults: float) -> DescribeResponse:
     [
         ({}, 1.0, 0.0),
         ({"repetition_penalty": 1.25, "min_p": 0.5}, 1.25, 0.5),
-        ({"repetition_penalty": 0.0, "min_p": 2.0}, 1.0, 0.0),
     ],
-    ids=["silent", "recommended", "without-meaning"],
+    ids=["silent", "recommended"],
 )
 def test_recommended_penalties_reach_frontends(defaults, repetition_penalty, min_p):
     """
-    What the model's author recommends is told to frontends; what is unset or has no meaning is off.
+    What the model's author recommends is told to frontends; what is unset is off.
     """
     model = read_description(described(**defaults)).model("", 64, CoreOptions())
     assert (repetition_penalty, min_p) == (model.default_repetition_penalty, model.default_min_p)
@@ -63,3 +62,23 @@ def test_description_that_cannot_be_is_refused(changes, words):
         setattr(answer, name, value)
     with pytest.raises(IncompatibleExecutor, match=words):
         read_description(answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 5.0),
+        ("temperature", float("nan")),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("min_p", 2.0),
+    ],
+)
+def test_recommendation_that_no_request_may_ask_for_is_refused(name, value):
+    """
+    An executor whose model's defaults the step link would refuse is not used: no request is to blame for them.
+    """
+    with pytest.raises(IncompatibleExecutor, match=f"a default {name} of {value:g}, which must"):
+        read_description(described(**{name: value}))

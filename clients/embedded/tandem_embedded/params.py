@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.link.batch import RowSampling
+from tandem.sampling_ranges import MIN_TEMPERATURE, broken_range
 from tandem_embedded.errors import ValidationError
 
-MIN_TEMPERATURE = 0.01
-MAX_TEMPERATURE = 2.0
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
 
@@ -24,6 +22,7 @@ _NUMBERS = (
     "presence_penalty",
     "min_p",
 )
+_RANGED = (*_NUMBERS, "top_k")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +72,15 @@ class GenerationParams:
             ValidationError: Naming the first parameter that is wrong.
         """
         self._check_kinds()
-        temperature, top_p, top_k = self.temperature, self.top_p, self.top_k
+        for name in _RANGED:
+            rule = broken_range(name, getattr(self, name))
+            if rule is not None:
+                message = f"{name} {rule}, got {getattr(self, name)}."
+                raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
         rules = (
             (self.max_tokens >= 1, "max_tokens", "must be at least 1"),
-            (math.isfinite(temperature), "temperature", "must be a finite number"),
-            (temperature >= 0, "temperature", "must be non-negative"),
-            (temperature <= MAX_TEMPERATURE, "temperature", "must be in [0, 2]"),
-            (0 < top_p <= 1, "top_p", "must be in (0, 1]"),
-            (top_k >= -1, "top_k", "must be 0 (disable), or at least 1"),
             (self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", "must be in [0, 2**64)"),
-            *self._rules_of_penalties(),
+            *self._rules_of_lengths(),
         )
         for holds, name, rule in rules:
             if not holds:
@@ -103,14 +101,9 @@ class GenerationParams:
                 )
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="logit_bias")
 
-    def _rules_of_penalties(self) -> tuple[tuple[bool, str, str], ...]:
-        repetition, biases = self.repetition_penalty, self.logit_bias.values()
+    def _rules_of_lengths(self) -> tuple[tuple[bool, str, str], ...]:
+        biases = self.logit_bias.values()
         return (
-            (math.isfinite(repetition), "repetition_penalty", "must be a finite number"),
-            (repetition > 0, "repetition_penalty", "must be greater than zero"),
-            (-2 <= self.frequency_penalty <= 2, "frequency_penalty", "must be in [-2, 2]"),
-            (-2 <= self.presence_penalty <= 2, "presence_penalty", "must be in [-2, 2]"),
-            (0 <= self.min_p <= 1, "min_p", "must be in [0, 1]"),
             (self.min_tokens >= 0, "min_tokens", "must be non-negative"),
             (
                 self.min_tokens <= self.max_tokens,
