@@ -12,6 +12,12 @@ from executor_svc.model.json_fields import JsonFields
 from executor_svc.model.rope import Rope, read_rope
 from tandem.errors import InvalidModel
 
+MAX_LAYERS = 10_000
+MAX_WIDTH = 2**24
+MAX_HEADS = 2**16
+MAX_HEAD_DIM = 2**14
+"""Far above every model; what is larger would cost time and memory before its weights are seen."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
@@ -37,7 +43,11 @@ class ModelConfig:
         qk_norm: Queries and keys are normalised per head before rotation.
         checkpoint_dtype: "float32", "bfloat16" or "float16" as config.json names it; None where it
             does not.
-        eos_token_ids: Ids that end a sequence, from generation_config.json, then config.json.
+        tied_embeddings: The output projection is the embedding. What config.json says at first; a
+            checkpoint that holds both tensors with unlike values overrules it when it is loaded.
+        eos_token_ids: Ids that end a sequence: those of generation_config.json, then those of
+            config.json. Where neither file has the key it is the family's default, as in
+            transformers: 2 in Llama, Mistral and Ministral, none in Qwen. null is none.
     """
 
     architecture: str
@@ -101,21 +111,25 @@ def _refuse_unsupported(fields: JsonFields) -> None:
             f"{fields.path}: quantized checkpoints (quantization_config) are not supported; "
             "use the model's bfloat16, float16 or float32 weights"
         )
+    if fields.get("per_layer_config"):
+        raise InvalidModel(
+            f"{fields.path}: layers with settings of their own (per_layer_config) are not supported"
+        )
 
 
 def _model_config(fields: JsonFields, family: Family, generation: JsonFields | None) -> ModelConfig:
-    hidden_size = fields.positive_int("hidden_size")
-    num_heads = fields.positive_int("num_attention_heads")
+    hidden_size = fields.positive_int("hidden_size", at_most=MAX_WIDTH)
+    num_heads = fields.positive_int("num_attention_heads", at_most=MAX_HEADS)
     num_kv_heads = fields.positive_int("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise InvalidModel(
             f"{fields.path}: num_attention_heads ({num_heads}) must be a multiple of "
             f"num_key_value_heads ({num_kv_heads})"
         )
-    head_dim = fields.positive_int("head_dim", hidden_size // num_heads)
+    head_dim = fields.positive_int("head_dim", hidden_size // num_heads, at_most=MAX_HEAD_DIM)
     if head_dim % 2:
         raise InvalidModel(f"{fields.path}: head_dim must be even for rotary positions: {head_dim}")
-    num_layers = fields.positive_int("num_hidden_layers")
+    num_layers = fields.positive_int("num_hidden_layers", at_most=MAX_LAYERS)
     max_positions = fields.positive_int("max_position_embeddings")
     vocab_size = fields.positive_int("vocab_size")
     attention_bias = fields.boolean("attention_bias", default=False)
@@ -123,7 +137,7 @@ def _model_config(fields: JsonFields, family: Family, generation: JsonFields | N
         architecture=family.architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=fields.positive_int("intermediate_size"),
+        intermediate_size=fields.positive_int("intermediate_size", at_most=MAX_WIDTH),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -155,11 +169,13 @@ def _checkpoint_dtype(fields: JsonFields) -> str | None:
 def _eos_token_ids(
     fields: JsonFields, generation: JsonFields | None, vocab_size: int
 ) -> tuple[int, ...]:
-    found: list[int] = []
-    for source in (generation, fields):
-        if source is not None:
-            found += source.token_ids("eos_token_id", vocab_size)
-    return tuple(dict.fromkeys(found))
+    key = "eos_token_id"
+    sources = [source for source in (generation, fields) if source and key in source.content]
+    if sources:
+        found = [token for source in sources for token in source.token_ids(key, vocab_size)]
+        return tuple(dict.fromkeys(found))
+    default = fields.get(key)
+    return (default,) if default is not None and default < vocab_size else ()
 
 
 def _generation_defaults(generation: JsonFields | None) -> GenerationDefaults:

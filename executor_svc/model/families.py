@@ -13,11 +13,13 @@ from tandem.errors import InvalidModel
 
 
 class WindowRule(enum.Enum):
-    """Which layers attend to a sliding window."""
+    """
+    Where sliding_window counts; layer_types then tells each layer's kind, if it is there.
+    """
 
-    NONE = "no layer"
-    ALL_LAYERS = "all layers when sliding_window is set"
-    BY_LAYER = "layer_types, or layers from max_window_layers, when use_sliding_window is set"
+    NEVER = "no layer has a window"
+    ALWAYS = "without layer_types all layers have it"
+    SWITCHED = "with use_sliding_window; without layer_types layers from max_window_layers have it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class Family:
 
     Attributes:
         architecture: Name in config.json.
+        model_types: What config.json's model_type may be, where it is given.
         qkv_bias: Query, key and value projections always have a bias.
         attention_bias_key: config.json's attention_bias gives all four projections one.
         mlp_bias_key: config.json's mlp_bias gives the three MLP projections one.
@@ -36,11 +39,12 @@ class Family:
     """
 
     architecture: str
+    model_types: tuple[str, ...]
     qkv_bias: bool = False
     attention_bias_key: bool = False
     mlp_bias_key: bool = False
     qk_norm: bool = False
-    window: WindowRule = WindowRule.NONE
+    window: WindowRule = WindowRule.NEVER
     defaults: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -51,39 +55,56 @@ _QWEN_DEFAULTS = {
     "max_window_layers": 28,
 }
 
+_MISTRAL_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096 * 32,
+    "sliding_window": 4096,
+    "eos_token_id": 2,
+}
+_MISTRAL_TYPES = ("mistral", "ministral")
+"""transformers reads a mistral that has layer_types as a ministral: they compute the same."""
+
 FAMILIES = {
     family.architecture: family
     for family in (
         Family(
             architecture="LlamaForCausalLM",
+            model_types=("llama",),
             attention_bias_key=True,
             mlp_bias_key=True,
-            defaults={"max_position_embeddings": 2048},
+            defaults={"max_position_embeddings": 2048, "eos_token_id": 2},
         ),
         Family(
             architecture="MistralForCausalLM",
-            window=WindowRule.ALL_LAYERS,
-            defaults={
-                "num_key_value_heads": 8,
-                "max_position_embeddings": 4096 * 32,
-                "sliding_window": 4096,
-            },
+            model_types=_MISTRAL_TYPES,
+            window=WindowRule.ALWAYS,
+            defaults=_MISTRAL_DEFAULTS,
+        ),
+        Family(
+            architecture="MinistralForCausalLM",
+            model_types=_MISTRAL_TYPES,
+            window=WindowRule.ALWAYS,
+            defaults=_MISTRAL_DEFAULTS,
         ),
         Family(
             architecture="Qwen2ForCausalLM",
+            model_types=("qwen2",),
             qkv_bias=True,
-            window=WindowRule.BY_LAYER,
+            window=WindowRule.SWITCHED,
             defaults=_QWEN_DEFAULTS,
         ),
         Family(
             architecture="Qwen3ForCausalLM",
+            model_types=("qwen3",),
             attention_bias_key=True,
             qk_norm=True,
-            window=WindowRule.BY_LAYER,
+            window=WindowRule.SWITCHED,
             defaults={**_QWEN_DEFAULTS, "head_dim": 128},
         ),
     )
 }
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def family_of(fields: JsonFields) -> Family:
@@ -91,7 +112,8 @@ def family_of(fields: JsonFields) -> Family:
     Find the family config.json names.
 
     Raises:
-        InvalidModel: No architecture, or one we do not compute; the message lists those we do.
+        InvalidModel: No architecture, or one we do not compute; the message lists those we do. Or
+            a model_type of another family: then one of the two describes another computation.
     """
     names = fields.get("architectures")
     known = ", ".join(FAMILIES)
@@ -104,6 +126,13 @@ def family_of(fields: JsonFields) -> Family:
         raise InvalidModel(
             f"{fields.path}: architecture {names[0]!r} is not supported; known: {known}"
         )
+    model_type = fields.get("model_type")
+    if model_type is not None and model_type not in family.model_types:
+        raise InvalidModel(
+            f"{fields.path}: model_type {model_type!r} does not fit architecture "
+            f"{family.architecture!r}, which is of model_type {' or '.join(family.model_types)}: "
+            "one of the two describes another computation"
+        )
     return family
 
 
@@ -112,31 +141,47 @@ def layer_windows(fields: JsonFields, family: Family, num_layers: int) -> tuple[
     Decide each layer's sliding window in tokens; None is full attention.
 
     Raises:
-        InvalidModel: layer_types has another length than the model, or a kind we do not compute.
+        InvalidModel: layer_types has another length than the model, a kind we do not compute, or a
+            sliding layer where there is no window; or a family without windows is given one.
     """
-    if family.window is WindowRule.NONE:
-        return (None,) * num_layers
-    by_layer = family.window is WindowRule.BY_LAYER
-    if by_layer and not fields.boolean("use_sliding_window", default=False):
-        _layer_types(fields, num_layers, allowed={"full_attention"})
-        return (None,) * num_layers
-    if fields.get("sliding_window") is None:
-        return (None,) * num_layers
-    window = fields.positive_int("sliding_window")
-    if not by_layer:
-        return (window,) * num_layers
-    kinds = _layer_types(fields, num_layers, allowed={"full_attention", "sliding_attention"})
+    window = _window(fields, family)
+    kinds = _layer_types(fields, num_layers)
     if kinds is None:
-        first = fields.get("max_window_layers")
-        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise InvalidModel(
-                f"{fields.path}: max_window_layers must be 0 or a positive integer, got {first!r}"
-            )
+        first = 0
+        if window is not None and family.window is WindowRule.SWITCHED:
+            first = fields.whole_number("max_window_layers")
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    if window is None and _SLIDING in kinds:
+        raise InvalidModel(
+            f"{fields.path}: layer_types has a {_SLIDING} layer but there is no window: "
+            f"in {family.architecture} {_HOW_TO_WINDOW[family.window]}"
+        )
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
 
 
-def _layer_types(fields: JsonFields, num_layers: int, allowed: set[str]) -> list[str] | None:
+_HOW_TO_WINDOW = {
+    WindowRule.NEVER: WindowRule.NEVER.value,
+    WindowRule.ALWAYS: "sliding_window sets it",
+    WindowRule.SWITCHED: "sliding_window and use_sliding_window set it",
+}
+
+
+def _window(fields: JsonFields, family: Family) -> int | None:
+    is_switched = family.window is WindowRule.SWITCHED
+    if is_switched and not fields.boolean("use_sliding_window", default=False):
+        return None
+    if fields.get("sliding_window") is None:
+        return None
+    window = fields.positive_int("sliding_window")
+    if family.window is WindowRule.NEVER:
+        raise InvalidModel(
+            f"{fields.path}: sliding_window is {window}, but in {family.architecture} "
+            f"{family.window.value}: remove it, or name the architecture that has one"
+        )
+    return window
+
+
+def _layer_types(fields: JsonFields, num_layers: int) -> list[str] | None:
     kinds = fields.get("layer_types")
     if kinds is None:
         return None
@@ -145,9 +190,9 @@ def _layer_types(fields: JsonFields, num_layers: int, allowed: set[str]) -> list
             f"{fields.path}: layer_types must list {num_layers} layers, got {kinds!r}"
         )
     for kind in kinds:
-        if kind not in allowed:
+        if kind not in (_FULL, _SLIDING):
             raise InvalidModel(
                 f"{fields.path}: layer type {kind!r} is not supported here; "
-                f"supported: {', '.join(sorted(allowed))}"
+                f"supported: {_FULL}, {_SLIDING}"
             )
     return kinds

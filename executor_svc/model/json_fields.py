@@ -10,6 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import InvalidModel
+from tandem.sampling_ranges import broken_range
+
+MAX_JSON_BYTES = 64 << 20
+"""No file that describes a model is larger: the index of a thousand shards has a few MB."""
+MAX_SIZE = 2**31 - 1
+"""Token ids, positions and sizes are int32."""
+
+_MAX_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +39,15 @@ class JsonFields:
         Read a file.
 
         Raises:
-            InvalidModel: Unreadable, not JSON, or not an object.
+            InvalidModel: Unreadable, too large, not JSON, or not an object.
         """
         try:
+            num_bytes = path.stat().st_size
+            if num_bytes > MAX_JSON_BYTES:
+                raise InvalidModel(
+                    f"{path} has {num_bytes} bytes, more than the {MAX_JSON_BYTES} that a file of "
+                    "settings may have"
+                )
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InvalidModel(f"cannot read {path}: {error.strerror}") from error
@@ -61,11 +75,20 @@ class JsonFields:
             raise self._wrong(key, "an object", value)
         return JsonFields(self.path, value, {})
 
-    def positive_int(self, key: str, default: int | None = None) -> int:
+    def positive_int(self, key: str, default: int | None = None, *, at_most: int = MAX_SIZE) -> int:
         """An integer of at least 1."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(key, "a positive integer", value)
+        if value > at_most:
+            raise self._wrong(key, f"at most {at_most}", value)
+        return value
+
+    def whole_number(self, key: str) -> int:
+        """An integer of at least 0."""
+        value = self._value(key, None)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._wrong(key, "0 or a positive integer", value)
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:
@@ -76,19 +99,23 @@ class JsonFields:
         return float(value)
 
     def optional_int(self, key: str) -> int | None:
-        """An integer or None."""
+        """An integer that a sampling parameter of this name may be, or None."""
         value = self.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "an integer", value)
+        self._check_range(key, value)
         return value
 
     def optional_float(self, key: str) -> float | None:
-        """A finite number or None."""
+        """A finite number that a sampling parameter of this name may be, or None."""
         value = self.get(key)
         if value is None:
             return None
         if not _is_number(value):
             raise self._wrong(key, "a finite number", value)
+        self._check_range(key, float(value))
         return float(value)
 
     def boolean(self, key: str, *, default: bool) -> bool:
@@ -124,9 +151,25 @@ class JsonFields:
             raise InvalidModel(f"{self.path} lacks {key}")
         return value
 
+    def _check_range(self, key: str, value: float) -> None:
+        rule = broken_range(key, value)
+        if rule is not None:
+            raise InvalidModel(f"{self.path}: {key} {rule}, got {_shown(self.get(key))}")
+
     def _wrong(self, key: str, expected: str, value: object) -> InvalidModel:
-        return InvalidModel(f"{self.path}: {key} must be {expected}, got {value!r}")
+        return InvalidModel(f"{self.path}: {key} must be {expected}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """A value as Python writes it, cut where it is long: it stands in a sentence."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer over every float
+        return False

@@ -93,15 +93,19 @@ def read_rope(fields: JsonFields, max_positions: int) -> Rope:
         factor=factor,
         low_freq_factor=inner.positive_float("low_freq_factor"),
         high_freq_factor=inner.positive_float("high_freq_factor"),
-        original_max_positions=inner.positive_int(
-            "original_max_position_embeddings", max_positions
-        ),
+        original_max_positions=_original_max_positions(inner, fields, max_positions),
     )
     if rope.high_freq_factor <= rope.low_freq_factor:
         raise InvalidModel(
             f"{fields.path}: {name}.high_freq_factor must be greater than low_freq_factor"
         )
     return rope
+
+
+def _original_max_positions(inner: JsonFields, fields: JsonFields, max_positions: int) -> int:
+    """Length of pre-training; beside the rope's own keys it counts before one among them."""
+    key = "original_max_position_embeddings"
+    return fields.positive_int(key, inner.positive_int(key, max_positions))
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:

@@ -44,7 +44,7 @@ class TestDefaults:
         assert not any((config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm))
         assert config.windows == (None,) * 4
         assert config.norm_eps == 1e-6
-        assert config.eos_token_ids == ()
+        assert config.eos_token_ids == (2,)
         assert GenerationDefaults() == config.generation_defaults
 
     def test_mistral_has_a_window_unless_it_is_null(self, tmp_path: Path):
@@ -80,6 +80,67 @@ class TestDefaults:
         assert config.eos_token_ids == (5, 7)
         assert config.generation_defaults == GenerationDefaults(
             temperature=0.6, top_k=20, repetition_penalty=1.05
+        )
+
+    @pytest.mark.parametrize(
+        ("architecture", "changes", "generation", "expected"),
+        [
+            ("LlamaForCausalLM", {}, None, (2,)),
+            ("MistralForCausalLM", {}, {"temperature": 0.5}, (2,)),
+            ("MinistralForCausalLM", {}, {}, (2,)),
+            ("Qwen2ForCausalLM", {}, None, ()),
+            ("Qwen3ForCausalLM", {}, None, ()),
+            ("LlamaForCausalLM", {"eos_token_id": None}, None, ()),
+            ("LlamaForCausalLM", {"eos_token_id": []}, None, ()),
+            ("LlamaForCausalLM", {}, {"eos_token_id": 9}, (9,)),
+            ("LlamaForCausalLM", {}, {"eos_token_id": None}, ()),
+            ("LlamaForCausalLM", {"eos_token_id": 8}, {"eos_token_id": [9, 8]}, (9, 8)),
+            ("LlamaForCausalLM", {"vocab_size": 2}, None, ()),
+        ],
+    )
+    def test_end_of_sequence_is_the_familys_where_no_file_has_the_key(
+        self,
+        tmp_path: Path,
+        architecture: str,
+        changes: Mapping[str, Any],
+        generation: object,
+        expected: tuple[int, ...],
+    ):
+        """
+        Without eos_token_id in either file Llama and Mistral end at 2, as in transformers; null ends nowhere.
+        """
+        config = {**LLAMA, "architectures": [architecture], "num_key_value_heads": 2, **changes}
+        found = read_model_config(directory(tmp_path, config, generation)).eos_token_ids
+        assert expected == found
+
+    @pytest.mark.parametrize("family", ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3"])
+    def test_defaults_of_every_family_are_those_of_transformers(self, tmp_path: Path, family: str):
+        """
+        A config.json that says no more than its sizes means what it means to transformers.
+        """
+        import transformers  # noqa: PLC0415 - takes seconds to import
+
+        right = getattr(transformers, f"{family}Config")()
+        sizes = {"vocab_size": 1000, "hidden_size": 4096, "intermediate_size": 128}
+        sizes |= {"num_hidden_layers": 30, "num_attention_heads": 32}
+        found = read_model_config(
+            directory(tmp_path, {"architectures": [f"{family}ForCausalLM"], **sizes})
+        )
+        end = right.eos_token_id
+        assert (
+            right.num_key_value_heads,
+            right.max_position_embeddings,
+            right.rms_norm_eps,
+            right.tie_word_embeddings,
+            right.rope_parameters["rope_theta"],
+            () if end is None else (end,),
+        ) == (
+            found.num_kv_heads,
+            found.max_position_embeddings,
+            found.norm_eps,
+            found.tied_embeddings,
+            found.rope.theta,
+            found.eos_token_ids,
         )
 
 
@@ -146,6 +207,20 @@ class TestRefusals:
             ),
             ({"eos_token_id": 1000}, r"eos_token_id must be in \[0, 1000\)"),
             ({"quantization_config": {"bits": 4}}, "quantized checkpoints .* are not supported"),
+            ({"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config. are not supported"),
+            ({"model_type": "granite"}, "model_type 'granite' does not fit architecture 'LlamaFor"),
+            ({"model_type": 5}, "model_type 5 does not fit .* which is of model_type llama"),
+            ({"sliding_window": 8}, "sliding_window is 8, but in LlamaForCausalLM no layer has"),
+            ({"layer_types": ["sliding_attention"] * 4}, "there is no window: in LlamaForCausalLM"),
+            ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 10000, got 1000000"),
+            ({"hidden_size": 10**30}, "hidden_size must be at most 16777216, got 1000"),
+            ({"vocab_size": 2**31}, "vocab_size must be at most 2147483647, got 2147483648"),
+            ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive number, got 1000"),
+            ({"num_attention_heads": -8}, "num_attention_heads must be a positive integer, got -8"),
+            (
+                {"eos_token_id": [1, -1]},
+                r"eos_token_id must be in \[0, 1000\), the vocabulary, got -1",
+            ),
         ],
     )
     def test_what_we_do_not_compute_is_named(
@@ -167,6 +242,14 @@ class TestRefusals:
                 "'chunked_attention' is not supported here",
             ),
             ({"max_window_layers": -1}, "max_window_layers must be 0 or a positive integer"),
+            (
+                {"sliding_window": None, "layer_types": ["sliding_attention"] * 4},
+                "layer but there is no window: in Qwen2ForCausalLM sliding_window and use_sliding",
+            ),
+            (
+                {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 4},
+                "layer but there is no window: in Qwen2ForCausalLM sliding_window and use_sliding",
+            ),
         ],
     )
     def test_bad_window_settings_are_named(
@@ -205,4 +288,56 @@ class TestRefusals:
         """
         (tmp_path / "config.json").write_bytes(content)
         with pytest.raises(InvalidModel, match=sentence):
+            read_model_config(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("key", "value", "rule"),
+        [
+            ("top_p", 0.0, r"must be in \(0, 1\], got 0.0"),
+            ("top_p", -0.5, r"must be in \(0, 1\], got -0.5"),
+            ("top_p", 1.5, r"must be in \(0, 1\], got 1.5"),
+            ("top_p", 1e-60, r"must be in \(0, 1\], got 1e-60"),
+            ("top_p", "0.9", "must be a finite number, got '0.9'"),
+            ("top_p", True, "must be a finite number, got True"),
+            ("temperature", -1, "must be non-negative, got -1"),
+            ("temperature", 5, r"must be in \[0, 2\], got 5"),
+            ("temperature", float("nan"), "must be a finite number, got nan"),
+            ("temperature", 10**400, "must be a finite number, got 1000"),
+            ("top_k", -2, r"must be 0 \(disable\), or at least 1, got -2"),
+            ("top_k", 10**12, "must be at most 2147483647, got 1000000000000"),
+            ("top_k", 2.5, "must be an integer, got 2.5"),
+            ("min_p", 1.01, r"must be in \[0, 1\], got 1.01"),
+            ("repetition_penalty", 0, "must be greater than zero, got 0"),
+            ("repetition_penalty", 1e39, "must be a finite number, got 1e"),
+            ("repetition_penalty", [1.0], r"must be a finite number, got \[1.0\]"),
+            ("eos_token_id", 1000, r"must be in \[0, 1000\), the vocabulary, got 1000"),
+        ],
+    )
+    def test_recommended_sampling_out_of_range_is_named(
+        self, tmp_path: Path, key: str, value: object, rule: str
+    ):
+        """
+        What no request may ask for no model may recommend: file, key, range and value are named.
+        """
+        with pytest.raises(InvalidModel, match=f"{key} {rule}") as caught:
+            read_model_config(directory(tmp_path, LLAMA, {key: value}))
+        assert str(tmp_path / "generation_config.json") in caught.value.message
+
+    def test_recommended_sampling_at_the_ends_of_its_ranges_is_taken(self, tmp_path: Path):
+        """
+        The least and the greatest value of each range may be recommended, and null is none.
+        """
+        low = {"temperature": 0, "top_k": -1, "top_p": 1e-30, "min_p": 0, "repetition_penalty": 0.1}
+        high = {"temperature": 2.0, "top_k": 2**31 - 1, "top_p": 1, "min_p": 1.0}
+        for given in (low, high, dict.fromkeys(low)):
+            found = read_model_config(directory(tmp_path, LLAMA, given)).generation_defaults
+            assert GenerationDefaults(**given) == found
+
+    def test_oversized_file_is_named(self, tmp_path: Path):
+        """
+        A config.json of hundreds of MB is refused before it is read.
+        """
+        with (tmp_path / "config.json").open("wb") as file:
+            file.truncate(65 << 20)
+        with pytest.raises(InvalidModel, match="has 68157440 bytes, more than the 67108864"):
             read_model_config(tmp_path)
