@@ -24,8 +24,7 @@ from executor_svc.memory_budget import (
 )
 from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
 from executor_svc.model import ModelConfig, read_model_config
-from executor_svc.model.checkpoint import Checkpoint
-from executor_svc.model.loader import check_weights_fit
+from executor_svc.model.loader import check_weights_fit, open_checkpoint
 from executor_svc.model.weights import weight_bytes
 from executor_svc.profiling import estimate_activations
 from tandem.engine_config import EngineConfig
@@ -105,9 +104,9 @@ def forecast(
     """
     settings = loaded.settings
     config = read_model_config(settings.model)
-    Checkpoint.open(settings.model)
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, config.checkpoint_dtype, device)
+    config, _ = open_checkpoint(settings.model, config, dtype)
     limits = fit_limits(loaded, config)
     needed = weight_bytes(config, dtype)
     check_weights_fit(settings.model, needed, dtype, device)

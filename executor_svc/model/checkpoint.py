@@ -91,13 +91,16 @@ class Checkpoint:
         return cls(tensors, tuple(files))
 
 
-def read_pieces(tensor: StoredTensor, handle: BinaryIO) -> Iterator[tuple[int, Tensor]]:
+def read_pieces(
+    tensor: StoredTensor, handle: BinaryIO, *, rows: int | None = None
+) -> Iterator[tuple[int, Tensor]]:
     """
     Read a tensor in pieces of whole rows and bounded size.
 
     Args:
         tensor: Which one.
         handle: Its file, open for reading without buffering.
+        rows: Of a piece; None: as many as a piece may have.
 
     Yields:
         The first row's index and the rows, shape ``[rows, *shape[1:]]`` in the stored type; the
@@ -108,14 +111,14 @@ def read_pieces(tensor: StoredTensor, handle: BinaryIO) -> Iterator[tuple[int, T
     """
     num_rows = tensor.shape[0] if tensor.shape else 1
     row_bytes = tensor.num_bytes // max(1, num_rows)
-    rows_per_piece = max(1, min(num_rows, _PIECE_BYTES // max(1, row_bytes)))
+    rows_per_piece = rows or max(1, min(num_rows, _PIECE_BYTES // max(1, row_bytes)))
     buffer = torch.empty(rows_per_piece * row_bytes, dtype=torch.uint8)
     handle.seek(tensor.offset)
     for start in range(0, num_rows, rows_per_piece):
-        rows = min(rows_per_piece, num_rows - start)
-        piece = buffer[: rows * row_bytes]
+        count = min(rows_per_piece, num_rows - start)
+        piece = buffer[: count * row_bytes]
         _read_into(handle, piece.numpy().data, tensor)
-        yield start, piece.view(tensor.dtype).view(rows, *tensor.shape[1:])
+        yield start, piece.view(tensor.dtype).view(count, *tensor.shape[1:])
 
 
 def _read_into(handle: BinaryIO, target: memoryview, tensor: StoredTensor) -> None:
@@ -164,7 +167,7 @@ def _stored_tensor(file: Path, name: str, entry: Any, data_start: int) -> Stored
         shape = tuple(int(size) for size in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
         type_name = str(entry["dtype"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InvalidModel(f"{file} is corrupt: its header misdescribes tensor {name!r}") from error
     dtype = _DTYPES.get(type_name)
     if dtype is None:

@@ -13,9 +13,16 @@ import torch
 from executor_svc.device import available_bytes, dtype_name, resolve_device, resolve_dtype
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig, read_model_config
+from executor_svc.model.embeddings import settle_tie
 from executor_svc.model.fingerprint import model_fingerprint
 from executor_svc.model.packing import pack_weights
-from executor_svc.model.weights import DecoderWeights, load_weights, stored_bytes, weight_bytes
+from executor_svc.model.weights import (
+    DecoderWeights,
+    check_tensors,
+    load_weights,
+    stored_bytes,
+    weight_bytes,
+)
 from kernels.packed_linear import can_pack
 from tandem.errors import OutOfMemory
 
@@ -70,9 +77,9 @@ def load_model(
     """
     started = time.monotonic()
     config = read_model_config(model_dir)
-    checkpoint = Checkpoint.open(model_dir)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, config.checkpoint_dtype, where)
+    config, checkpoint = open_checkpoint(model_dir, config, kind)
     needed = weight_bytes(config, kind)
     check_weights_fit(model_dir, needed, kind, where)
     with ThreadPoolExecutor(1, thread_name_prefix="fingerprint") as pool:
@@ -98,6 +105,24 @@ def load_model(
         seconds=round(time.monotonic() - started, 3),
     )
     return model
+
+
+def open_checkpoint(
+    model_dir: Path, config: ModelConfig, dtype: torch.dtype
+) -> tuple[ModelConfig, Checkpoint]:
+    """
+    Open the weights' files and compare what they describe with the model.
+
+    Returns:
+        The model, as the files say whether its embeddings are tied, and the files.
+
+    Raises:
+        InvalidModel: Missing, incomplete or corrupt files, or another model's.
+    """
+    checkpoint = Checkpoint.open(model_dir)
+    config = settle_tie(config, checkpoint, dtype)
+    check_tensors(config, checkpoint)
+    return config, checkpoint
 
 
 def check_weights_fit(

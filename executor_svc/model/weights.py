@@ -13,6 +13,7 @@ from torch import Tensor
 
 from executor_svc.model.checkpoint import Checkpoint, StoredTensor, read_pieces
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.embeddings import EMBEDDING, OUTPUT
 from kernels.layer_stack import LayerWeights
 from tandem.errors import InvalidModel
 
@@ -45,21 +46,40 @@ def stored_bytes(weights: DecoderWeights) -> int:
     return sum(tensor.nbytes for tensor in distinct_tensors(weights))
 
 
+def check_tensors(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """
+    Compare what the model needs with what the files describe; costs no memory, whatever they say.
+
+    Raises:
+        InvalidModel: A tensor is missing, unknown or of another shape.
+    """
+    nowhere = allocate_weights(config, torch.float32, torch.device("meta"))
+    targets = _targets(config, checkpoint, nowhere)
+    _check_names(config, checkpoint, targets)
+    for name, target in targets.items():
+        _check_shape(checkpoint.tensors[name], target)
+    if config.tied_embeddings and OUTPUT in checkpoint.tensors:
+        _check_shape(checkpoint.tensors[OUTPUT], _Target(nowhere.lm_head))
+
+
 def load_weights(
     config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> DecoderWeights:
     """
     Allocate the weights and fill them, converting to `dtype` on the way.
 
+    Args:
+        config: The model.
+        checkpoint: Files that passed `check_tensors`.
+        dtype: What to convert to.
+        device: Where the weights go.
+
     Raises:
-        InvalidModel: A tensor is missing, unknown or of another shape; a file ends early.
+        InvalidModel: A file ends early.
     """
     weights = allocate_weights(config, dtype, device)
-    targets = _targets(config, weights)
-    _check_names(config, checkpoint, targets)
+    targets = _targets(config, checkpoint, weights)
     wanted = [checkpoint.tensors[name] for name in targets]
-    for stored in wanted:
-        _check_shape(stored, targets[stored.name])
     for file in checkpoint.files:
         with file.open("rb", buffering=0) as handle:
             for stored in sorted(wanted, key=lambda each: each.offset):
@@ -135,14 +155,17 @@ def distinct_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
                 yield tensor
 
 
-def _targets(config: ModelConfig, weights: DecoderWeights) -> dict[str, _Target]:
+def _targets(
+    config: ModelConfig, checkpoint: Checkpoint, weights: DecoderWeights
+) -> dict[str, _Target]:
     """Every stored name the model needs, and where its rows go."""
-    targets = {
-        "model.embed_tokens.weight": _Target(weights.embedding),
-        "model.norm.weight": _Target(weights.norm),
-    }
+    targets = {"model.norm.weight": _Target(weights.norm)}
+    if config.tied_embeddings and EMBEDDING not in checkpoint.tensors:
+        targets[OUTPUT] = _Target(weights.embedding)  # some writers keep a tied pair as this one
+    else:
+        targets[EMBEDDING] = _Target(weights.embedding)
     if not config.tied_embeddings:
-        targets["lm_head.weight"] = _Target(weights.lm_head)
+        targets[OUTPUT] = _Target(weights.lm_head)
     for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}."
         for name, target in _layer_targets(config, layer):
@@ -195,14 +218,14 @@ def _check_names(config: ModelConfig, checkpoint: Checkpoint, targets: dict[str,
     for name in targets:
         if name not in checkpoint.tensors:
             hint = ""
-            if name == "lm_head.weight":
+            if name == OUTPUT:
                 hint = (
                     "; if the embeddings are tied, config.json must say tie_word_embeddings: true"
                 )
             raise InvalidModel(f"tensor {name!r} is missing from {_places(checkpoint)}{hint}")
     for name, stored in checkpoint.tensors.items():
         redundant = name.endswith(".rotary_emb.inv_freq") or (
-            config.tied_embeddings and name == "lm_head.weight"
+            config.tied_embeddings and name == OUTPUT
         )
         if name not in targets and not redundant:
             raise InvalidModel(

@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from executor_svc.model import checkpoint, load_model, loader
 from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory
-from tests.executor_svc.stepping import Bench, Row, batch
+from tests.executor_svc.stepping import Bench, Row, batch, hugging_face_logits
 
 Zoo = Callable[[str], Path]
 Tensors = dict[str, torch.Tensor]
 
 NORM = "model.layers.1.input_layernorm.weight"
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @pytest.fixture
@@ -51,6 +52,19 @@ def shard(model_dir: Path) -> tuple[Path, Path]:
     index = model_dir / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return model_dir / files[0], model_dir / files[1]
+
+
+def keep_of_pair(tensors: Tensors, kept: str) -> None:
+    """Leave embedding, output projection or both; "unlike": they differ, "last row unlike": there."""
+    embedding = tensors.pop(EMBEDDING)
+    if kept != "output":
+        tensors[EMBEDDING] = embedding
+    if kept != "embedding":
+        tensors[OUTPUT] = embedding.clone()
+    if kept == "unlike":
+        tensors[OUTPUT] = embedding.flip(0)
+    if kept == "last row unlike":
+        tensors[OUTPUT][-1, -1] += 1.0
 
 
 def load(model_dir: Path, dtype: str = "float32") -> loader.LoadedModel:
@@ -98,16 +112,16 @@ class TestReading:
 
     def test_redundant_tensors_are_skipped(self, zoo: Zoo, tmp_path: Path):
         """
-        Stored rotary frequencies, and an output projection beside tied embeddings, change nothing.
+        Stored rotary frequencies, and a copy of tied embeddings, change nothing and take no memory.
         """
         model_dir = Path(shutil.copytree(zoo("llama_tied_biased"), tmp_path / "model"))
-        whole = some_logits(model_dir)
-        extra = {
-            "lm_head.weight": torch.zeros(320, 64),
-            "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8),
-        }
-        rewrite(model_dir, lambda tensors: tensors.update(extra))
+        whole, num_bytes = some_logits(model_dir), load(model_dir).weight_bytes
+        extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+        rewrite(
+            model_dir, lambda tensors: tensors.update(extra, **{OUTPUT: tensors[EMBEDDING] * 1})
+        )
         assert torch.equal(whole, some_logits(model_dir))
+        assert num_bytes == load(model_dir).weight_bytes
 
     def test_weight_bytes_count_shared_tensors_once(self, zoo: Zoo):
         """
@@ -119,6 +133,57 @@ class TestReading:
             )
             assert 4 * numbers == load(zoo(family)).weight_bytes
             assert 2 * numbers == load(zoo(family), "float16").weight_bytes
+
+
+class TestTiedEmbeddings:
+    @pytest.mark.parametrize("family", ["llama_tied_biased", "qwen3"])
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("kept", ["embedding", "output", "equal", "unlike", "last row unlike"])
+    def test_what_the_file_holds_counts_as_in_transformers(
+        self, zoo: Zoo, tmp_path: Path, family: str, tied: bool, kept: str
+    ):
+        """
+        Whichever of the two tensors is stored, equal or not, the logits are those of transformers, or it is refused where one is made up.
+        """
+        model_dir = Path(shutil.copytree(zoo(family), tmp_path / "model"))
+        config = json.loads((model_dir / "config.json").read_text())
+        (model_dir / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+        rewrite(model_dir, lambda tensors: keep_of_pair(tensors, kept))
+        if not tied and kept in {"embedding", "output"}:
+            with pytest.raises(
+                InvalidModel, match=r"tensor '(lm_head|model.embed_tokens).weight' is"
+            ):
+                load(model_dir)
+            return
+        tokens = [9, 8, 7, 6, 5, 319]
+        bench = Bench.build(model_dir)
+        found = bench.runner.forward_logits(batch(Row(0, 0, 6), admits=[bench.admit(0, tokens)]))
+        assert (hugging_face_logits(model_dir, tokens) - found).abs().max() <= 1e-4
+
+    def test_values_equal_in_the_computed_type_are_tied(self, zoo: Zoo, tmp_path: Path):
+        """
+        A pair that differs in float32 only below what bfloat16 tells apart is one tensor in bfloat16 and two in float32.
+        """
+        model_dir = Path(shutil.copytree(zoo("qwen3"), tmp_path / "model"))
+        rewrite(model_dir, lambda tensors: tensors.update({OUTPUT: tensors[EMBEDDING].bfloat16()}))
+        assert load(model_dir, "bfloat16").config.tied_embeddings
+        assert not load(model_dir, "float32").config.tied_embeddings
+
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("shape", [(319, 64), (320, 63), (640, 64), (320 * 64,), ()])
+    def test_output_projection_of_another_shape_is_named(
+        self, zoo: Zoo, tmp_path: Path, tied: bool, shape: tuple[int, ...]
+    ):
+        """
+        An lm_head of a wrong shape is refused with both shapes, also where it would not be used.
+        """
+        model_dir = Path(shutil.copytree(zoo("llama_tied_biased"), tmp_path / "model"))
+        config = json.loads((model_dir / "config.json").read_text())
+        (model_dir / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+        rewrite(model_dir, lambda tensors: tensors.update({OUTPUT: torch.zeros(shape)}))
+        expected = rf"'lm_head.weight' has shape \[{', '.join(map(str, shape))}\], .* \[320, 64\]"
+        with pytest.raises(InvalidModel, match=expected):
+            load(model_dir)
 
 
 class TestFingerprint:
