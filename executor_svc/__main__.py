@@ -2,65 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
-from executor_svc.config import LoadedSettings, load_settings
-from executor_svc.idle_threads import let_idle_threads_sleep
-from executor_svc.process import EXIT_STOPPED, refuse, serve
-from executor_svc.step_profile.quiet import silence_profiler
-from tandem.errors import TandemError
-from tandem.grpc_polling import poll_where_waited
-from tandem.telemetry import configure_logging
+from tandem.process_start import end_quietly_on_signals, run_or_refuse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one executor process; gives its exit code."""
-    try:
-        loaded = load_settings(sys.argv[1:] if argv is None else argv, os.environ)
-        configure_logging(loaded.settings.log_level, loaded.settings.log_format)
-        return _forecast(loaded) if loaded.settings.dry_run else _serve(loaded)
-    except TandemError as error:
-        return refuse(error)
+    end_quietly_on_signals()
+    from executor_svc.run import run  # noqa: PLC0415 -- takes a while, in which Ctrl-C may come
 
-
-def _forecast(loaded: LoadedSettings) -> int:
-    """
-    Print the memory plan; a line of JSON where logs are JSON.
-
-    Raises:
-        TandemError: Why the executor could not start.
-    """
-    from executor_svc.memory_plan import as_json, as_text, forecast  # noqa: PLC0415
-
-    show = as_json if loaded.settings.log_format == "json" else as_text
-    sys.stdout.write(show(forecast(loaded)))
-    return EXIT_STOPPED
-
-
-def _serve(loaded: LoadedSettings) -> int:
-    """
-    Serve until a signal or a fatal error.
-
-    Raises:
-        TandemError: Why the process cannot go on.
-    """
-    let_idle_threads_sleep(os.environ)
-    poll_where_waited(os.environ)
-    silence_profiler(os.environ)
-    # These import gRPC, which reads its environment then, and PyTorch: seconds that --help or a
-    # mistyped flag need not wait for.
-    from executor_svc.engine import load_engine  # noqa: PLC0415
-    from executor_svc.server import ExecutorServer  # noqa: PLC0415
-
-    settings = loaded.settings
-    return serve(
-        lambda on_fatal: ExecutorServer(lambda boot_id: load_engine(loaded, boot_id), on_fatal),
-        listen=settings.listen,
-        ready_file=settings.ready_file,
-        stop_grace_s=settings.stop_grace_s,
-    )
+    return run_or_refuse(lambda: run(sys.argv[1:] if argv is None else argv))
 
 
 if __name__ == "__main__":

@@ -14,26 +14,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from executor_svc.waiting import wait_for_news
-from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory, TandemError
+from tandem.errors import TandemError
+from tandem.process_start import EXIT_FAILED, EXIT_STOPPED, refuse
 
 if TYPE_CHECKING:  # It imports gRPC, which reads its environment then: that is set up before.
     from executor_svc.server import ExecutorServer
 
-EXIT_STOPPED = 0
-EXIT_FAILED = 1
-EXIT_REFUSED = 2
-"""The configuration or the model cannot work; starting again will not help."""
 FAILED_GRACE_S = 1.0
 """How long a process that has failed waits for its own runner: what is stuck stays stuck."""
 
 _log = structlog.get_logger(__name__)
-
-
-def refuse(error: TandemError) -> int:
-    """Say in one line why the process cannot go on; gives its exit code."""
-    sys.stderr.write(f"{error.reason}: {error.message}\n")
-    is_refused = isinstance(error, InvalidConfig | InvalidModel | OutOfMemory)
-    return EXIT_REFUSED if is_refused else EXIT_FAILED
 
 
 def serve(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 import time
 from pathlib import Path
 
+from tandem.temporary import temporary_folder
+
 PREFIX = "tandem-"
+CORE_SOCKET = "ipc/core.sock"
+"""Where the core and its frontends meet."""
 _LOCK = "lock"
 _YOUNG_S = 60.0
 """A directory younger than this may not have been locked yet by whoever makes it."""
@@ -24,9 +27,14 @@ class ScratchDirectory:
     """
 
     def __init__(self) -> None:
-        """Make it, after removing what this user's dead schedulers left."""
-        _remove_abandoned(Path(tempfile.gettempdir()))
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        """
+        Make it, and remove what this user's dead schedulers left beside it.
+
+        Raises:
+            InvalidConfig: There is no place for it.
+        """
+        self.path = temporary_folder(PREFIX, deepest=CORE_SOCKET)
+        _remove_abandoned(self.path.parent)
         # Not inherited by child processes: they must not keep the lock alive.
         self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

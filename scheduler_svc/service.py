@@ -31,7 +31,7 @@ from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.model_cache import ModelCache
-from scheduler_svc.scratch import ScratchDirectory
+from scheduler_svc.scratch import CORE_SOCKET, ScratchDirectory
 from scheduler_svc.supervisor import Frontend, stop_frontends
 from scheduler_svc.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
 from scheduler_svc.wakeup import Wakeup
@@ -76,8 +76,11 @@ class Service:
     def __init__(self, loaded: LoadedSettings) -> None:
         self._settings = loaded.settings
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        # Before there is anything that a signal would leave behind; `run` obeys it.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
         self._scratch = ScratchDirectory()
-        self._ipc_path = self._scratch.path / "ipc" / "core.sock"
+        self._ipc_path = self._scratch.path / CORE_SOCKET
         self._wakeup = Wakeup()
         self._socket = CoreSocket(self._ipc_path)
         connector = ExecutorConnector(
@@ -112,8 +115,6 @@ class Service:
         with ExitStack() as stack:
             stack.callback(self._scratch.remove)
             settings = self._frontend_settings(stack)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._on_signal)
             threading.excepthook = self._on_thread_broken
             # Frontends first: no gRPC thread runs yet in the process that starts them.
             self._frontends = [Frontend(one, self._on_frontend_exit) for one in settings]

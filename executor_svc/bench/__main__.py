@@ -10,9 +10,9 @@ import os
 import sys
 
 from executor_svc.idle_threads import let_idle_threads_sleep
-from executor_svc.process import refuse
 from tandem.errors import TandemError
 from tandem.printing_commands import run_printing
+from tandem.process_start import refuse
 
 _MODULES = {
     "kernels": "executor_svc.bench.kernels",

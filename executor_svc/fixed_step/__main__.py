@@ -11,9 +11,10 @@ from dataclasses import asdict
 
 from executor_svc.fixed_step.accounting import IdleAccount
 from executor_svc.fixed_step.settings import FixedStepSettings, read_settings
-from executor_svc.process import refuse, serve
+from executor_svc.process import serve
 from tandem.errors import TandemError
 from tandem.grpc_polling import poll_where_waited
+from tandem.process_start import refuse
 from tandem.telemetry import configure_logging
 
 

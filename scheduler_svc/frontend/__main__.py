@@ -2,129 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import os
 import signal
 import sys
-import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
-
-import msgspec
-import structlog
-import zmq.asyncio
-
-from scheduler_svc.frontend.core_client import CoreClient
-from scheduler_svc.frontend.server import start_servers
-from scheduler_svc.frontend.settings import FrontendSettings, parse_settings
-from scheduler_svc.ipc.messages import Hello
-from scheduler_svc.ipc.sockets import connect_frontend
-from scheduler_svc.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
-from tandem.errors import HandedOver, TandemError
-from tandem.telemetry import configure_logging
-
-log = structlog.get_logger()
-
-STOP_GRACE_S = 0.5
-"""For the last statuses to reach clients."""
-NICENESS = 5
-"""Where cores are few the core goes first: a late delta delays one reader, a late step all."""
-FORCED_EXIT_S = 3.0
-"""After the parent is gone, whatever still hangs."""
 
 
 def main() -> int:
-    """Parse, serve, stop when the parent does; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.frontend")
-    parser.add_argument("--settings-json", required=True, help="FrontendSettings as JSON")
-    try:
-        settings = parse_settings(parser.parse_args().settings_json)
-    except msgspec.ValidationError as error:
-        sys.stderr.write(f"INVALID_CONFIG: --settings-json: {error}\n")
-        return 2
-    configure_logging(settings.log_level, settings.log_format)
-    structlog.contextvars.bind_contextvars(frontend=settings.index)
+    """Run one frontend; gives its exit code."""
     # Terminals signal the whole group, but only the parent knows when frontends may stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(NICENESS)
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(settings))
-    except TandemError as error:
-        sys.stderr.write(f"{error.reason}: {error.message}\n")
-        return 1
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    from scheduler_svc.frontend.run import run  # noqa: PLC0415 -- takes a while; see above
+    from tandem.process_start import run_or_refuse  # noqa: PLC0415
 
-
-async def _serve(settings: FrontendSettings) -> int:
-    parent_gone = asyncio.Event()
-    _watch_parent(asyncio.get_running_loop(), parent_gone)
-    context = zmq.asyncio.Context()
-    socket = connect_frontend(context, Path(settings.ipc_path), settings.index)
-    core = CoreClient(settings, socket, time.monotonic)
-    servers = await start_servers(settings, core, time.monotonic)
-    hello = Hello(
-        settings.index,
-        os.getpid(),
-        servers.address,
-        servers.admin_address,
-        servers.metrics_address,
-    )
-    log.info("frontend_listening", address=servers.address)
-    pipe = asyncio.create_task(core.run(hello))
-    _watch_loop(core)
-    stop = asyncio.create_task(parent_gone.wait())
-    await asyncio.wait((pipe, stop), return_when=asyncio.FIRST_COMPLETED)
-
-    broken = pipe.done()
-    if broken:
-        log.error("core_pipe_broken", error=repr(pipe.exception()))
-    core.lose(HandedOver("the scheduler is stopping: send the request again"))
-    await servers.stop(STOP_GRACE_S)
-    for task in (pipe, stop):
-        task.cancel()
-    await asyncio.gather(pipe, stop, return_exceptions=True)
-    core.close()
-    context.destroy(linger=0)
-    log.info("frontend_stopped")
-    return 1 if broken else 0
-
-
-def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
-    """Set `gone` when stdin ends; in a thread, so that a stuck loop cannot outlive the parent."""
-
-    def wait_for_end() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        loop.call_soon_threadsafe(gone.set)
-        time.sleep(FORCED_EXIT_S)
-        os._exit(1)
-
-    threading.Thread(target=wait_for_end, name="parent-watch", daemon=True).start()
-
-
-def _watch_loop(core: CoreClient) -> None:
-    """End the process when its event loop hangs: health is answered by that loop, too."""
-    loop_thread = threading.get_ident()
-
-    def look() -> None:
-        watch = TickWatch(time.monotonic())
-        while watch.look(core.num_turns, time.monotonic()) <= EXIT_AFTER_S:
-            time.sleep(LOOK_INTERVAL_S)
-        exit_stuck("frontend", loop_thread)
-
-    threading.Thread(target=look, name="loop-watch", daemon=True).start()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415  # not on every platform
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    return run_or_refuse(lambda: run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

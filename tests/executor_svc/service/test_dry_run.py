@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from executor_svc import __main__ as executor_main
+from executor_svc import run as executor
 from executor_svc.model import loader
+from tandem.process_start import run_or_refuse
 from tandem.settings.schema import KV_SIZE_KNOBS
 
 
@@ -19,10 +20,9 @@ def dry_run(model_dir, capsys, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(loader, "load_weights", lambda *_: pytest.fail("weights are loaded"))
             # Loggers of other tests' modules would keep writing to the stream captured here.
-            patch.setattr(executor_main, "configure_logging", lambda *_: None)
-            code = executor_main.main(
-                ["--model", str(model_dir), "--device=cpu", "--dry-run", *flags]
-            )
+            patch.setattr(executor, "configure_logging", lambda *_: None)
+            argv = ["--model", str(model_dir), "--device=cpu", "--dry-run", *flags]
+            code = run_or_refuse(lambda: executor.run(argv))
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

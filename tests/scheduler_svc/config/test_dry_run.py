@@ -1,10 +1,10 @@
 import json
-import sys
 
 import pytest
 
-from scheduler_svc import __main__ as scheduler_main
+from scheduler_svc import run as scheduler
 from scheduler_svc.service import Service
+from tandem.process_start import run_or_refuse
 
 
 @pytest.fixture
@@ -13,8 +13,7 @@ def dry_run(capsys, monkeypatch):
     monkeypatch.setattr(Service, "run", lambda _self: pytest.fail("the service was started"))
 
     def run(*flags: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["scheduler_svc", "--dry-run", *flags])
-        code = scheduler_main.main()
+        code = run_or_refuse(lambda: scheduler.run(["--dry-run", *flags]))
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

@@ -33,9 +33,9 @@ def settings(directory: Path, **changes: object) -> str:
 PLANTED = """
 import sys, time
 from scheduler_svc import tick_watch
-from scheduler_svc.frontend import __main__ as program, core_client
+from scheduler_svc.frontend import __main__ as entry, core_client, run as program
 {}
-sys.exit(program.main())
+sys.exit(entry.main())
 """
 PATIENT = "program.STOP_GRACE_S = program.FORCED_EXIT_S = 60.0"
 """As long as it takes to stop in good order on a busy machine."""

@@ -154,7 +154,7 @@ class TestImports:
     def test_no_process_of_the_service_reaches_torch(self):
         """Neither core nor frontend imports torch, triton, the executor or a client."""
         code = (
-            "import sys, scheduler_svc.__main__, scheduler_svc.frontend.__main__\n"
+            "import sys, scheduler_svc.service, scheduler_svc.frontend.run\n"
             "names = {name.split('.')[0] for name in sys.modules}\n"
             "print(sorted(names & {'torch', 'triton', 'executor_svc', 'kernels', 'transformers'}))"
         )

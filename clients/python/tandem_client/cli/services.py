@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import TandemError
+from tandem.temporary import temporary_folder
 from tandem_client.admin import is_serving
 from tandem_client.cli.failures import ExitCode, Terminated, signal_name
 
 CHILD = Path(__file__).with_name("child.py")
 POLL_S = 0.05
+EXECUTOR_SOCKET = "executor.sock"
 STOP_S = 10.0
 """Seconds a child may take to stop, on top of what it was asked to wait for running requests."""
 
@@ -211,7 +213,8 @@ def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[Runn
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_stop_signals())
-        private = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
+        private = temporary_folder("tandem-", deepest=EXECUTOR_SOCKET)
+        stack.callback(shutil.rmtree, private, ignore_errors=True)
         server = RunningServer(plan.log_folder or private)
         server.log_folder.mkdir(parents=True, exist_ok=True)
         stack.callback(server.stop, plan.drain_grace_s)
@@ -245,7 +248,7 @@ def _start(
         (folder / f"{name}.json").unlink(missing_ok=True)
     # A socket in our own folder: no port to find first, so both start at once, and no one else
     # can reach the executor.
-    executor_address = f"unix:{private}/executor.sock"
+    executor_address = f"unix:{private / EXECUTOR_SOCKET}"
     link = f"--executor={executor_address}"
     drain = f"--drain-grace-s={plan.drain_grace_s}"
     say("starting")

@@ -1,0 +1,136 @@
+"""
+How a service process begins, and how it ends when it cannot: in one line, with an exit code.
+
+Imports nothing heavy: what takes seconds is imported after `end_quietly_on_signals`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from tandem.errors import InternalError, InvalidConfig, InvalidModel, OutOfMemory, TandemError
+
+EXIT_STOPPED = 0
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+"""The configuration, the model or the machine cannot work; starting again will not help."""
+
+MIN_OPEN_FILES = 64
+WANTED_OPEN_FILES = 4096
+"""Each client's connection takes one."""
+
+_GIB = 2**30
+
+
+def end_quietly_on_signals() -> None:
+    """
+    Let SIGINT and SIGTERM end the process at once, without a word, until other handlers are set.
+
+    For the seconds of imports, in which there is nothing to clean up. The default actions would do
+    for SIGTERM, but not in the first process of a container, where the kernel ignores them.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _end)
+
+
+def run_or_refuse(run: Callable[[], int]) -> int:
+    """Run a service; gives its exit code, after one line on stderr if it could not go on."""
+    try:
+        return run()
+    except TandemError as error:
+        return refuse(error)
+    except (OSError, MemoryError, ImportError) as error:
+        return refuse(as_refusal(error))
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        return refuse(as_refusal(error))
+
+
+def refuse(error: TandemError) -> int:
+    """Say in one line why the process cannot go on; gives its exit code."""
+    sys.stderr.write(f"{error.reason}: {error.message}\n")
+    is_refused = isinstance(error, InvalidConfig | InvalidModel | OutOfMemory)
+    return EXIT_REFUSED if is_refused else EXIT_FAILED
+
+
+def check_limits(min_address_space_bytes: int) -> None:
+    """
+    Make sure that this process may have what it needs; takes more open files where it may.
+
+    Args:
+        min_address_space_bytes: Below this it ends somewhere in a library, without a sentence.
+
+    Raises:
+        InvalidConfig: A limit is too low.
+    """
+    most_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most_bytes != resource.RLIM_INFINITY and most_bytes < min_address_space_bytes:
+        raise InvalidConfig(
+            f"this process may have {_gib(most_bytes)} GiB of address space and needs at least "
+            f"{_gib(min_address_space_bytes)}: raise or lift that limit (ulimit -v)"
+        )
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _is_below(most, MIN_OPEN_FILES):
+        raise InvalidConfig(
+            f"this process may have {most} open files and needs at least {MIN_OPEN_FILES}, and one "
+            f"more for each client: raise that limit (ulimit -n), to {WANTED_OPEN_FILES} say"
+        )
+    if _is_below(now, WANTED_OPEN_FILES):
+        wanted = most if _is_below(most, WANTED_OPEN_FILES) else WANTED_OPEN_FILES
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def as_refusal(error: OSError | MemoryError | ImportError | RuntimeError) -> TandemError:
+    """What a process lacked that could not start, as an error with what to do about it."""
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"memory ran out at the start{_address_space()}: give this process more")
+    if isinstance(error, ImportError):
+        return InternalError(
+            f"cannot load {error.name or 'a library'}: {_line(error)}{_address_space()}: free or "
+            "allow more memory, or install the packages again"
+        )
+    if isinstance(error, RuntimeError) or error.errno == errno.EAGAIN:
+        return InvalidConfig(
+            f"{_line(error)}{_address_space()}: allow this user more processes and threads (ulimit "
+            "-u, pids.max of its control group) or this process more memory"
+        )
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return InvalidConfig(
+            f"all {most} files that this process may have are open: raise that limit (ulimit -n)"
+        )
+    where = f"{error.filename}: " if error.filename else ""
+    return InvalidConfig(f"the start failed: {where}{error.strerror or _line(error)}")
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def _is_below(limit: int, number: int) -> bool:
+    return limit != resource.RLIM_INFINITY and limit < number
+
+
+def _address_space() -> str:
+    """A clause about a limit that may be the cause."""
+    most_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most_bytes == resource.RLIM_INFINITY:
+        return ""
+    return f" (this process may have {_gib(most_bytes)} GiB of address space: ulimit -v)"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2g}"

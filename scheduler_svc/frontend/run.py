@@ -1,0 +1,123 @@
+"""What a frontend process does: serve until its parent closes the other end of its stdin."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+import zmq.asyncio
+
+from scheduler_svc.frontend.core_client import CoreClient
+from scheduler_svc.frontend.server import start_servers
+from scheduler_svc.frontend.settings import FrontendSettings, parse_settings
+from scheduler_svc.ipc.messages import Hello
+from scheduler_svc.ipc.sockets import connect_frontend
+from scheduler_svc.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
+from tandem.errors import HandedOver, InvalidConfig
+from tandem.telemetry import configure_logging
+
+log = structlog.get_logger()
+
+STOP_GRACE_S = 0.5
+"""For the last statuses to reach clients."""
+NICENESS = 5
+"""Where cores are few the core goes first: a late delta delays one reader, a late step all."""
+FORCED_EXIT_S = 3.0
+"""After the parent is gone, whatever still hangs."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """
+    Parse, serve, stop when the parent does; gives the exit code.
+
+    Raises:
+        TandemError: An address cannot be listened on.
+    """
+    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.frontend")
+    parser.add_argument("--settings-json", required=True, help="FrontendSettings as JSON")
+    try:
+        settings = parse_settings(parser.parse_args(argv).settings_json)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"--settings-json: {error}") from error
+    configure_logging(settings.log_level, settings.log_format)
+    structlog.contextvars.bind_contextvars(frontend=settings.index)
+    os.nice(NICENESS)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings))
+
+
+async def _serve(settings: FrontendSettings) -> int:
+    parent_gone = asyncio.Event()
+    _watch_parent(asyncio.get_running_loop(), parent_gone)
+    context = zmq.asyncio.Context()
+    socket = connect_frontend(context, Path(settings.ipc_path), settings.index)
+    core = CoreClient(settings, socket, time.monotonic)
+    servers = await start_servers(settings, core, time.monotonic)
+    hello = Hello(
+        settings.index,
+        os.getpid(),
+        servers.address,
+        servers.admin_address,
+        servers.metrics_address,
+    )
+    log.info("frontend_listening", address=servers.address)
+    pipe = asyncio.create_task(core.run(hello))
+    _watch_loop(core)
+    stop = asyncio.create_task(parent_gone.wait())
+    await asyncio.wait((pipe, stop), return_when=asyncio.FIRST_COMPLETED)
+
+    broken = pipe.done()
+    if broken:
+        log.error("core_pipe_broken", error=repr(pipe.exception()))
+    core.lose(HandedOver("the scheduler is stopping: send the request again"))
+    await servers.stop(STOP_GRACE_S)
+    for task in (pipe, stop):
+        task.cancel()
+    await asyncio.gather(pipe, stop, return_exceptions=True)
+    core.close()
+    context.destroy(linger=0)
+    log.info("frontend_stopped")
+    return 1 if broken else 0
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
+    """Set `gone` when stdin ends; in a thread, so that a stuck loop cannot outlive the parent."""
+
+    def wait_for_end() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        loop.call_soon_threadsafe(gone.set)
+        time.sleep(FORCED_EXIT_S)
+        os._exit(1)
+
+    threading.Thread(target=wait_for_end, name="parent-watch", daemon=True).start()
+
+
+def _watch_loop(core: CoreClient) -> None:
+    """End the process when its event loop hangs: health is answered by that loop, too."""
+    loop_thread = threading.get_ident()
+
+    def look() -> None:
+        watch = TickWatch(time.monotonic())
+        while watch.look(core.num_turns, time.monotonic()) <= EXIT_AFTER_S:
+            time.sleep(LOOK_INTERVAL_S)
+        exit_stuck("frontend", loop_thread)
+
+    threading.Thread(target=look, name="loop-watch", daemon=True).start()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415  # not on every platform
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,45 @@
+"""What a scheduler process does: read settings, serve, stop on SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from scheduler_svc.config import load_settings
+from scheduler_svc.dry_run import as_json, as_text, forecast
+from tandem.grpc_polling import poll_where_waited
+from tandem.process_start import EXIT_STOPPED, check_limits
+from tandem.telemetry import configure_logging
+
+MIN_ADDRESS_SPACE_BYTES = 1 << 29
+"""With less gRPC waits for threads that it cannot start, for ever."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """
+    Run one scheduler; gives its exit code.
+
+    Raises:
+        TandemError: Why the process cannot go on.
+        OSError, MemoryError, ImportError, RuntimeError: What it lacked.
+    """
+    loaded = load_settings(argv, os.environ)
+    settings = loaded.settings
+    if settings.dry_run:
+        show = as_json if settings.log_format == "json" else as_text
+        sys.stdout.write(show(forecast(loaded)))
+        return EXIT_STOPPED
+    configure_logging(settings.log_level, settings.log_format)
+    check_limits(MIN_ADDRESS_SPACE_BYTES)
+    log: structlog.stdlib.BoundLogger = structlog.get_logger()
+    log.info("starting", executor=settings.executor, set_by_user=loaded.sources)
+    for warning in settings.engine_config().warnings():
+        log.warning("unusual_setting", message=warning)
+    poll_where_waited(os.environ)
+    # This imports gRPC, which reads its environment then.
+    from scheduler_svc.service import Service  # noqa: PLC0415
+
+    return Service(loaded).run()

@@ -1,0 +1,155 @@
+"""How service processes begin, and what they say when they cannot."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tandem.errors import OutOfMemory
+from tandem.process_start import as_refusal, run_or_refuse
+from tests.waiting import LIMIT_S
+
+LOADING = """
+import sys
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "{package}.run":
+            print("loading", flush=True)
+            sys.stdin.read()
+            print("went on", flush=True)
+            raise SystemExit(7)
+
+sys.meta_path.insert(0, Slow())
+from {package}.__main__ import main
+main()
+"""
+"""A service that loads its modules until its stdin ends."""
+
+
+def interrupted(package, number):
+    """Exit code and output of a service that gets a signal while it loads its modules."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADING.format(package=package)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert "loading\n" == process.stdout.readline()
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=LIMIT_S)
+    assert not errors
+    return process.returncode, output
+
+
+class TestSignals:
+    @pytest.mark.parametrize("package", ["executor_svc", "scheduler_svc"])
+    @pytest.mark.parametrize(
+        ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+    )
+    def test_signal_while_loading_ends_a_service_in_silence(self, package, number, code):
+        """
+        A signal while modules are still being loaded ends the process at once, without a traceback.
+        """
+        assert (code, "") == interrupted(package, number)
+
+    def test_frontend_leaves_signals_to_its_parent(self):
+        """
+        A frontend that is still loading passes over Ctrl-C: its parent decides when it stops.
+        """
+        assert (7, "went on\n") == interrupted("scheduler_svc.frontend", signal.SIGINT)
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        "service",
+        [("scheduler_svc",), ("executor_svc", "--model=/nowhere")],
+        ids=["scheduler", "executor"],
+    )
+    @pytest.mark.parametrize(
+        ("limit", "sentence"),
+        [
+            ("-n 16", "this process may have 16 open files and needs at least 64"),
+            ("-v 200000", "this process may have 0.19 GiB of address space and needs at least"),
+        ],
+        ids=["files", "memory"],
+    )
+    def test_limit_that_is_too_low_is_one_line_at_once(self, service, limit, sentence):
+        """
+        Too few files or too little address space: INVALID_CONFIG with the limit's name, exit code 2.
+        """
+        flags = ["--listen=127.0.0.1:0"]
+        done = subprocess.run(
+            [
+                "sh",
+                "-c",
+                f'ulimit {limit}; exec "$@"',
+                "sh",
+                sys.executable,
+                "-m",
+                *service,
+                *flags,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert (2, 1) == (done.returncode, done.stderr.count("\n"))
+        assert done.stderr.startswith(f"INVALID_CONFIG: {sentence}")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("error", "line"),
+        [
+            (OSError(errno.EMFILE, "Too many open files"), "INVALID_CONFIG: all "),
+            (
+                OSError(errno.ENOSPC, "No space left", "/t"),
+                "INVALID_CONFIG: the start failed: /t: No",
+            ),
+            (MemoryError(), "OUT_OF_MEMORY: memory ran out at the start"),
+            (ImportError("no room", name="torch"), "INTERNAL: cannot load torch: no room"),
+            (
+                RuntimeError("can't start new thread"),
+                "INVALID_CONFIG: can't start new thread: allow",
+            ),
+        ],
+        ids=["files", "disk", "memory", "library", "threads"],
+    )
+    def test_what_the_machine_lacks_is_one_line(self, error, line, capsys):
+        """
+        What a service cannot get at its start is a reason and a sentence, not a traceback.
+        """
+
+        def fail():
+            raise error
+
+        code = run_or_refuse(fail)
+        said = capsys.readouterr().err
+
+        assert said.startswith(line)
+        assert 1 == said.count("\n")
+        assert (1 if line.startswith("INTERNAL") else 2) == code
+
+    def test_own_mistake_keeps_its_traceback(self):
+        """
+        A broken program is no refusal: its error goes on as it is.
+        """
+
+        def fail():
+            raise RuntimeError("a bug")
+
+        with pytest.raises(RuntimeError, match="a bug"):
+            run_or_refuse(fail)
+
+    def test_memory_is_refused_for_good(self):
+        """
+        Memory that is not there is not there at the next start either.
+        """
+        assert isinstance(as_refusal(MemoryError()), OutOfMemory)
