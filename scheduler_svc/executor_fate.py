@@ -21,6 +21,7 @@ from scheduler_svc.service_state import ServiceState
 from scheduler_svc.session_neighbours import Link
 from tandem.errors import ExecutorLost, ModelChanged, TandemError
 from tandem.link.session import LossCause
+from tandem.readiness import why_unready
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -106,19 +107,21 @@ class ExecutorFate:
         """Tell every frontend what has changed, and the log why."""
         state, session = self._state, self._session
         is_progressing = session.is_progressing()
-        is_alive = session.is_alive(self._settings.ready_grace_s)
-        availability = Availability(
-            executor_attached=session.is_attached,
-            ready=is_alive
+        is_computing = (
+            session.is_alive(self._settings.ready_grace_s)
             and is_progressing
-            and not state.draining
             and not state.is_suspended
             and not state.executor_given_up
-            and not session.refusals.is_fenced,
+            and not session.refusals.is_fenced
+        )
+        availability = Availability(
+            executor_attached=session.is_attached,
+            ready=is_computing and not state.draining,
             draining=state.draining,
             progressing=is_progressing,
             refusal=session.refusals.text,
             frontends_alive=state.frontends_alive,
+            blocked_by="" if is_computing or not session.counts.sessions else self._blocked_by(),
         )
         if availability == state.availability:
             return
@@ -133,6 +136,16 @@ class ExecutorFate:
             executor_attached=availability.executor_attached,
             draining=availability.draining,
             progressing=availability.progressing,
+        )
+
+    def _blocked_by(self) -> str:
+        """Say what accepted requests wait for; while the service drains they go on."""
+        return why_unready(
+            is_draining=False,
+            is_suspended=self._state.is_suspended,
+            refusal=self._session.refusals.text,
+            is_attached=self._session.is_attached,
+            num_sessions=self._session.counts.sessions,
         )
 
     def _require_model(self) -> None:

@@ -119,6 +119,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 prepared.starts,
                 started=prepared.started,
                 end_at_stop_string=end_at_stop_string,
+                blocked_by=lambda: self._core.availability.blocked_by,
             )
             async with aclosing(messages):
                 yield inbox, messages

@@ -55,7 +55,7 @@ class ServedModel:
             InvalidModel: Its tokenizer or template cannot be used.
         """
         if self._loading is None:
-            why = self.refusal or "try again"
+            why = self.refusal or "it is missing or still loading, see the scheduler's log"
             raise NoExecutor(f"no executor has been attached yet, so no model is known: {why}")
         return await asyncio.shield(self._loading)
 

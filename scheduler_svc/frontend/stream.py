@@ -28,6 +28,7 @@ async def stream_messages(
     *,
     started: stream_pb2.Started,
     end_at_stop_string: EndAtStopString,
+    blocked_by: Callable[[], str],
 ) -> AsyncGenerator[Message, None]:
     """
     Yield the stream of a request that was handed to the core.
@@ -39,6 +40,7 @@ async def stream_messages(
         starts: Where each choice begins.
         started: The first message.
         end_at_stop_string: See `EndAtStopString`.
+        blocked_by: Says why nothing is computed; empty while it is.
 
     Raises:
         TandemError: The request was refused or failed; what was produced before was yielded.
@@ -63,7 +65,7 @@ async def stream_messages(
         ]
         # What brought the first token with it came before it.
         if news.progress is not None or _needs_sign_of_life(news, deltas):
-            yield _progress(news.progress or inbox.progress)
+            yield _progress(news.progress or inbox.progress, blocked_by())
         for message in deltas:
             yield message
         if news.failure is not None:
@@ -129,8 +131,8 @@ def _needs_sign_of_life(news: News, deltas: list[Message]) -> bool:
     return news.is_silent and not deltas
 
 
-def _progress(progress: StreamProgress | None) -> GenerateResponse:
-    message = stream_pb2.Progress()
+def _progress(progress: StreamProgress | None, blocked_by: str) -> GenerateResponse:
+    message = stream_pb2.Progress(blocked_by=blocked_by)
     if progress is None or progress.kind == ProgressKind.QUEUED:
         message.queued.position = 0 if progress is None else progress.value
     elif progress.kind == ProgressKind.SCHEDULED:

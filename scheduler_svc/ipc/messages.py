@@ -134,6 +134,8 @@ class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only
     """Why an executor that answers is not used, where only an operator can change that."""
     frontends_alive: bool = True
     """False while a frontend was not heard for as long as liveness allows."""
+    blocked_by: str = ""
+    """Why nothing is computed, in a sentence for people; empty while it is."""
 
 
 class Accepted(msgspec.Struct, array_like=True, tag=12, frozen=True):

@@ -69,9 +69,13 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """It waits; `position` requests are ahead."""
+    """
+    It waits; `position` requests are ahead. `blocked_by`, here and in the next two, is a sentence
+    that says why the server computes nothing at present; empty while it does.
+    """
 
     position: int
+    blocked_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,7 @@ class Scheduled:
     """It got a place; the KV of `cached_tokens` leading prompt tokens was there already."""
 
     cached_tokens: int
+    blocked_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,7 @@ class Prefilled:
     """So many prompt tokens are computed."""
 
     done_tokens: int
+    blocked_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,13 +342,14 @@ def _started(message: stream_pb2.Started) -> Started:
 
 
 def _progress(message: stream_pb2.Progress) -> Queued | Scheduled | Prefilled | None:
+    why = message.blocked_by
     match message.WhichOneof("state"):
         case "queued":
-            return Queued(position=message.queued.position)
+            return Queued(position=message.queued.position, blocked_by=why)
         case "scheduled":
-            return Scheduled(cached_tokens=message.scheduled.cached_tokens)
+            return Scheduled(cached_tokens=message.scheduled.cached_tokens, blocked_by=why)
         case "prefilled":
-            return Prefilled(done_tokens=message.prefilled.done_tokens)
+            return Prefilled(done_tokens=message.prefilled.done_tokens, blocked_by=why)
     return None
 
 

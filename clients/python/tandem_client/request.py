@@ -200,5 +200,7 @@ def _set(message: Any, path: str, name: str, value: Any) -> None:
             getattr(message, name).update(value)
         else:
             setattr(message, name, value)
+    except UnicodeError as error:
+        raise InvalidParameter(f"{name} is not valid UTF-8 text", field=path) from error
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidParameter(f"{name} cannot be sent: {error}", field=path) from error

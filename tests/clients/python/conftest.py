@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
 
+import pytest
+from typer.testing import CliRunner
+
+from tandem_client.cli.app import app
 from tests.clients.python.fake_server import fake_server
 
 
@@ -12,3 +17,35 @@ def server():
     """A fake server that answers well unless told otherwise."""
     with fake_server() as running:
         yield running
+
+
+@pytest.fixture
+def run():
+    """Runs a command in this process; returns its result."""
+
+    def invoke(*arguments, stdin=None):
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+    return invoke
+
+
+@pytest.fixture
+def tandem():
+    """Starts a command in a process of its own."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tandem_client", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -79,6 +79,8 @@ class Act:
     accept: bool = True
     truncated: int = 0
     resumes: bool = True
+    blocked_by: str = ""
+    """What its progress says of the server."""
 
 
 @dataclass
@@ -233,7 +235,9 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
         act = self._next_act(context)
         if act.accept:
             yield inference.GenerateResponse(started=started(request, act))
-            progress = stream_pb2.Progress(queued=stream_pb2.Queued(position=0))
+            progress = stream_pb2.Progress(
+                queued=stream_pb2.Queued(position=0), blocked_by=act.blocked_by
+            )
             yield inference.GenerateResponse(progress=progress)
             for delta in pieces(act, request):
                 yield inference.GenerateResponse(delta=delta)

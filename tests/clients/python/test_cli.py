@@ -9,57 +9,21 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from importlib import import_module
 from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from tandem.errors import Draining, PromptTooLong, QueueFull
 from tandem_client import Done, Finished, FinishReason, Stats, Timings, Usage
-from tandem_client.cli.app import app
 from tandem_client.cli.generate import summary
 from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
 
 # Modules whose names their package gives to commands.
 doctor = import_module("tandem_client.cli.doctor")
 top = import_module("tandem_client.cli.top")
-
-
-@pytest.fixture
-def run():
-    """Runs a command in this process; returns its result."""
-
-    def invoke(*arguments, stdin=None):
-        return CliRunner().invoke(app, list(arguments), input=stdin)
-
-    return invoke
-
-
-@pytest.fixture
-def tandem():
-    """Starts a command in a process of its own."""
-    started = []
-
-    def start(*arguments):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tandem_client", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 class TestSummary:
@@ -219,64 +183,6 @@ class TestGenerate:
 
         assert 1 == process.wait(PATIENCE_S)
         assert "" == process.stderr.read()
-
-
-class TestChat:
-    def test_history_goes_with_every_turn(self, run, server):
-        """
-        Each turn is sent with all turns before it, the system's first; end of input leaves with 0.
-        """
-        result = run(
-            "chat", "--system", "be brief", "--address", server.address, stdin="one\ntwo\n"
-        )
-        turns = [(m.role, m.content) for m in server.seen.generate[1].chat.messages]
-
-        assert 0 == result.exit_code
-        assert [
-            ("system", "be brief"),
-            ("user", "one"),
-            ("assistant", ANSWER),
-            ("user", "two"),
-        ] == turns
-        assert 2 == result.stdout.count(ANSWER)
-
-    def test_reset_forgets_all_but_the_instructions(self, run, server):
-        """
-        /reset drops the turns so far and sends nothing itself.
-        """
-        run("chat", "--system", "x", "--address", server.address, stdin="one\n/reset\n\ntwo\n")
-
-        assert [1, 1] == [len(r.chat.messages) - 1 for r in server.seen.generate]
-
-    def test_refused_turn_leaves_the_conversation_as_it_was(self, run, server):
-        """
-        After a refused turn the conversation goes on without it.
-        """
-        server.play(Act(accept=False, error=PromptTooLong("too long")), Act())
-        result = run("chat", "--address", server.address, stdin="one\ntwo\n")
-
-        assert "PROMPT_TOO_LONG: too long" in result.stderr
-        assert ["two"] == [m.content for m in server.seen.generate[1].chat.messages]
-
-    def test_ctrl_c_stops_the_answer_only(self, tandem, server):
-        """
-        Ctrl-C ends the running answer, keeps what was said, and the conversation goes on.
-        """
-        server.play(Act(num_tokens=5, hang=True), Act())
-        process = tandem("chat", "--address", server.address)
-        process.stdin.write("one\n")
-        process.stdin.flush()
-        heard = ""
-        while ANSWER[:5] not in heard:
-            heard += process.stdout.read(1)
-        assert server.seen.hanging.wait(PATIENCE_S)
-        process.send_signal(signal.SIGINT)
-        assert server.seen.cancelled.wait(PATIENCE_S)
-        output, _ = process.communicate("two\n", timeout=PATIENCE_S)
-
-        assert 0 == process.returncode
-        assert ANSWER in output
-        assert ANSWER[:5] == server.seen.generate[1].chat.messages[1].content
 
 
 class TestConfig:

@@ -7,7 +7,7 @@ import pytest
 
 from scheduler_svc.core.events import ProgressKind
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.ipc.messages import Accepted, Refused, StreamProgress, Update
+from scheduler_svc.ipc.messages import Accepted, Availability, Refused, StreamProgress, Update
 from tandem.errors import (
     InvalidLogits,
     QueueFull,
@@ -218,6 +218,25 @@ class TestGrammar:
             call.cancel()
         assert ["started", *["progress"] * (len(messages) - 1)] == kinds(messages)
         assert [messages[-1]] * 2 == again
+
+    async def test_progress_says_why_nothing_is_computed(self, tmp_path, model_dir):
+        """
+        While the core computes nothing every progress says why, and no longer once it does.
+        """
+        async with running_frontend(tmp_path, progress_interval_s=0.0) as frontend:
+            await serve(frontend, model(model_dir))
+            call = stub_of(frontend).Generate(request())
+            await frontend.core.accept()
+            await within(call.read())
+            for why in ("an operator suspended it", ""):
+                availability = Availability(
+                    executor_attached=True, ready=not why, draining=False, blocked_by=why
+                )
+                await frontend.core.send(availability)
+                message = await within(call.read())
+                while message.progress.blocked_by != why:
+                    message = await within(call.read())
+            call.cancel()
 
     async def test_deadline_keeps_partial_output(self, frontend, stub):
         """

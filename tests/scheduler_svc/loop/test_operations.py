@@ -95,12 +95,17 @@ class TestOperators:
         assert bench.reply(frontend, "suspend", argument).error is None
         assert [Suspend(kv_mode=mode)] == bench.link.runner.commands
         assert not frontend.availabilities[-1].ready
+        assert "an operator suspended it" in frontend.availabilities[-1].blocked_by
         frontend.submit(2, [9], 3)
         bench.until(lambda: 2 in frontend.accepted)
         assert snapshot.decode_stats(bench.reply(frontend, "stats").result).suspended
         assert bench.reply(frontend, "resume").error is None
         assert isinstance(bench.link.runner.commands[-1], Resume)
         bench.until(lambda: len(frontend.ended) == 2)
+        assert (True, "") == (
+            frontend.availabilities[-1].ready,
+            frontend.availabilities[-1].blocked_by,
+        )
         assert expected_outputs(PROMPT, 40) == frontend.tokens[1]
         assert expected_outputs([9], 3) == frontend.tokens[2]
 

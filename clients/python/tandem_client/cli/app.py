@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -137,4 +140,19 @@ def main() -> None:
     # A shell starts background jobs with SIGINT ignored; whoever sends it to us still means it.
     # Until the command is loaded there is nothing to clean up, and Ctrl-C just ends us.
     command.on_loaded = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+    _prepare_streams()
     command(prog_name="tandem")
+
+
+def _prepare_streams() -> None:
+    """Make standard streams take any text: what is not UTF-8 is refused where it is used."""
+    for name, mode, errors in (
+        ("stdin", "r", "surrogateescape"),
+        ("stdout", "w", "backslashreplace"),  # a terminal may lack characters of ours
+        ("stderr", "w", "backslashreplace"),
+    ):
+        stream = getattr(sys, name)
+        if stream is None:  # closed before the start
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)

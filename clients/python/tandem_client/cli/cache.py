@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from tandem_client.admin import AdminClient
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import EXIT_CODES_HELP, readable_errors
+from tandem_client.cli.waiting import operators_of
 
 cache = typer.Typer(help="Manage the prefix cache of a running server.", no_args_is_help=True)
 
@@ -21,5 +21,5 @@ def _cache() -> None:
 @readable_errors
 def flush(*, address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS) -> None:
     """Forget everything cached; running requests go on."""
-    with AdminClient(address, retry=options.RETRY) as admin:
+    with operators_of(address) as admin:
         typer.echo(f"{admin.flush_prefix_cache()} blocks freed")

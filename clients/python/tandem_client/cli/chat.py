@@ -11,14 +11,20 @@ import typer
 from tandem.errors import TandemError
 from tandem_client.channel import DEFAULT_ADDRESS
 from tandem_client.cli import options
+from tandem_client.cli.chat_commands import (
+    Conversation,
+    Leave,
+    Mistake,
+    read_message,
+    run_command,
+)
 from tandem_client.cli.failures import describe, readable_errors
-from tandem_client.cli.generate import server_at, summary
+from tandem_client.cli.generate import server_at, summary, text_of
+from tandem_client.cli.waiting import Waits, no_answer, told
 from tandem_client.client import Client
 from tandem_client.request import GenerateOptions
 
-HINT = "Ctrl-C stops an answer, /reset forgets the conversation, Ctrl-D leaves"
-
-Turn = dict[str, str]
+HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands"
 
 
 @readable_errors
@@ -39,7 +45,12 @@ def chat(
     presence_penalty: options.PresencePenalty = None,
     seed: options.Seed = None,
 ) -> None:
-    """Talk with the model; it remembers the conversation."""
+    """
+    Talk with the model; it remembers the conversation.
+
+    Lines that begin with / are commands, /help lists them. A message of several lines stands
+    between two lines of three quotation marks, or has a backslash at the end of each line.
+    """
     arguments = GenerateOptions(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -54,57 +65,60 @@ def chat(
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415 -- gives input() history and editing
     with server_at(address, up) as where, Client(where, retry=options.stream_retry(up)) as client:
-        model = client.get_model()
-        typer.secho(f"{model.name} at {where}. {HINT}", err=True, dim=True)
-        Conversation(client, system, arguments).run()
+        with Waits(no_answer(where)):
+            model = client.get_model()
+        _remark(f"{model.name} at {where}. {HINT}")
+        _talk(client, Conversation(system=system, options=arguments))
 
 
-class Conversation:
-    """The turns so far, and the loop that adds to them."""
+def _talk(client: Client, conversation: Conversation) -> None:
+    """Read and answer until the end of input."""
+    while True:
+        try:
+            message = read_message(_ask)
+        except EOFError:
+            typer.echo()
+            return
+        except KeyboardInterrupt:
+            _remark(f"\n({HINT})")
+            continue
+        try:
+            if message.is_command:
+                _remark(f"({run_command(message.text, conversation)})")
+            elif message.text:
+                _answer(client, conversation, message.text)
+        except Leave:
+            return
+        except Mistake as mistake:
+            typer.echo(f"{mistake}", err=True)
 
-    def __init__(self, client: Client, system: str | None, arguments: GenerateOptions) -> None:
-        self._client = client
-        self._opening: list[Turn] = [] if system is None else [_turn("system", system)]
-        self._turns: list[Turn] = []
-        self._arguments = arguments
 
-    def run(self) -> None:
-        """Ask and answer until the end of input."""
-        while True:
-            try:
-                line = input("> ").strip()
-            except EOFError:
-                typer.echo()
-                return
-            except KeyboardInterrupt:
-                typer.secho(f"\n({HINT})", err=True, dim=True)
-                continue
-            if line == "/reset":
-                self._turns.clear()
-                typer.secho("(forgotten)", err=True, dim=True)
-            elif line:
-                self._answer(line)
-
-    def _answer(self, line: str) -> None:
-        asked = [*self._turns, _turn("user", line)]
-        answer = ""
-        with self._client.generate(
-            None, **(self._arguments | GenerateOptions(messages=[*self._opening, *asked]))
+def _answer(client: Client, conversation: Conversation, asked: str) -> None:
+    answer = ""
+    try:
+        with client.generate(
+            None,
+            **(conversation.options | GenerateOptions(messages=conversation.messages_with(asked))),
         ) as stream:
             try:
-                for piece in stream.text:
+                for piece in text_of(told(stream, client.address)):
                     answer += piece
                     sys.stdout.write(piece)
                     sys.stdout.flush()
             except KeyboardInterrupt:
                 stream.close()
-            except TandemError as error:
-                # The conversation stays as it was, so that the user can change or repeat the turn.
-                typer.echo(f"\n{describe(error, self._client.address)}", err=True)
-                return
-            typer.secho(f"\n[{summary(stream)}]", err=True, dim=True)
-        self._turns = [*asked, _turn("assistant", answer)]
+            _remark(f"\n[{summary(stream)}]")
+    except TandemError as error:
+        # The conversation stays as it was, so that the user can change or repeat the turn.
+        typer.echo(f"\n{describe(error, client.address)}", err=True)
+        return
+    conversation.add(asked, answer)
 
 
-def _turn(role: str, content: str) -> Turn:
-    return {"role": role, "content": content}
+def _ask(prompt: str) -> str:
+    """Read a line; a file that is piped in needs no prompt."""
+    return input(prompt if sys.stdin.isatty() else "")
+
+
+def _remark(text: str) -> None:
+    typer.secho(text, err=True, dim=True)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tandem_client.admin import AdminClient
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import readable_errors
+from tandem_client.cli.waiting import operators_of
 
 
 @readable_errors
@@ -30,6 +30,6 @@ def drain(
 
     A drained server takes no request again: stop it, and start another.
     """
-    with AdminClient(address, retry=options.RETRY) as admin:
+    with operators_of(address, "waiting: running requests may go on for a while") as admin:
         handed_over = admin.drain(grace_s)
     typer.echo(f"drained; {handed_over} handed over. Stop the scheduler now.")

@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -18,8 +18,9 @@ from tandem_client.channel import DEFAULT_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import fail, readable_errors
 from tandem_client.cli.services import LocalServer, ServiceFailed, local_server
+from tandem_client.cli.waiting import say, told
 from tandem_client.client import Client
-from tandem_client.events import Choice, Completion, Delta, TokenLogprobs, completion_of
+from tandem_client.events import Choice, Completion, Delta, Event, TokenLogprobs, completion_of
 from tandem_client.request import GenerateOptions
 from tandem_client.stream import GenerationStream
 
@@ -36,8 +37,8 @@ def server_at(address: str, up: Path | None) -> Iterator[str]:
         scheduler_arguments=["--listen", "127.0.0.1:0", "--admin-listen=", "--metrics-listen="],
     )
     try:
-        with local_server(plan, _say) as server:
-            _say(f"ready at {server.address} after {time.monotonic() - started_s:.1f} s")
+        with local_server(plan, say) as server:
+            say(f"ready at {server.address} after {time.monotonic() - started_s:.1f} s")
             yield server.address
     except ServiceFailed as failure:
         raise fail(failure.line, failure.code) from None
@@ -93,12 +94,13 @@ def generate(
         Client(where, retry=options.stream_retry(up)) as client,
         client.generate(None if chat else text, deadline_s=deadline_s, **arguments) as stream,
     ):
+        events = told(stream, where)
         if as_json:
-            typer.echo(json.dumps(_as_json(collect(stream))))
+            typer.echo(json.dumps(_as_json(collect(stream, events))))
             return
         if echo:
             _write(text)
-        _write_stream(stream, several=(n or 1) > 1, with_logprobs=logprobs is not None)
+        _write_stream(stream, events, several=(n or 1) > 1, with_logprobs=logprobs is not None)
 
 
 def _request_options(given: Mapping[str, Any]) -> GenerateOptions:
@@ -112,12 +114,12 @@ def _request_options(given: Mapping[str, Any]) -> GenerateOptions:
     return cast("GenerateOptions", asked)
 
 
-def collect(stream: GenerationStream) -> Completion:
-    """Read a stream to its end."""
+def collect(stream: GenerationStream, events: Iterable[Event]) -> Completion:
+    """Read the events of a stream to its end."""
     token_ids: dict[int, list[int]] = {}
     logprobs: dict[int, list[TokenLogprobs]] = {}
     texts: dict[int, str] = {}
-    for event in stream:
+    for event in events:
         if isinstance(event, Delta):
             token_ids.setdefault(event.choice, []).extend(event.token_ids)
             logprobs.setdefault(event.choice, []).extend(event.logprobs)
@@ -136,6 +138,13 @@ def collect(stream: GenerationStream) -> Completion:
         for choice, finished in sorted(stream.finished_choices.items())
     )
     return completion_of(stream.started, choices, stream.done)
+
+
+def text_of(events: Iterable[Event]) -> Iterator[str]:
+    """Yield the new text of every delta of choice 0 that has some."""
+    for event in events:
+        if isinstance(event, Delta) and event.choice == 0 and event.text:
+            yield event.text
 
 
 def summary(stream: GenerationStream) -> str:
@@ -157,23 +166,25 @@ def summary(stream: GenerationStream) -> str:
     return f"{', '.join(parts)}; ended by {', '.join(reasons)}"
 
 
-def _write_stream(stream: GenerationStream, *, several: bool, with_logprobs: bool) -> None:
+def _write_stream(
+    stream: GenerationStream, events: Iterable[Event], *, several: bool, with_logprobs: bool
+) -> None:
     if several:
-        for one in collect(stream).choices:
+        for one in collect(stream, events).choices:
             _write(f"--- choice {one.choice}, {one.reason.name}\n{one.text}\n")
             for line in logprob_lines(one.token_ids, one.logprobs):
                 _write(f"{line}\n")
     elif with_logprobs:
-        for event in stream:
+        for event in events:
             if isinstance(event, Delta):
                 lines = logprob_lines(event.token_ids, event.logprobs)
                 _write("".join(f"{line}\n" for line in lines))
                 _write(f"{json.dumps(event.text, ensure_ascii=False)}\n" if event.text else "")
     else:
-        for piece in stream.text:
+        for piece in text_of(events):
             _write(piece)
         _write("\n")
-    _say(summary(stream))
+    say(summary(stream))
 
 
 def logprob_lines(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[str]:
@@ -205,7 +216,3 @@ def _finite(logprob: float) -> float | None:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _say(line: str) -> None:
-    typer.secho(f"[{line}]", err=True, dim=True)

@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tandem_client.admin import AdminClient
 from tandem_client.admin_requests import RequestEvent, RequestList, RequestState, RequestSummary
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import readable_errors
+from tandem_client.cli.waiting import operators_of
 
 StateName = enum.StrEnum(  # type: ignore[misc]  # typer wants an enum of the names
     "StateName", [state.name.lower() for state in RequestState if state]
@@ -44,7 +44,7 @@ def requests(
 
     The oldest request comes first. Events are kept by servers with --track-request-events.
     """
-    with AdminClient(address, retry=options.RETRY) as admin:
+    with operators_of(address) as admin:
         if request_id is not None:
             _show_events(admin.request_events(request_id), as_json=as_json)
             return

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tandem_client.admin import AdminClient
 from tandem_client.admin_requests import KvMode
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import readable_errors
+from tandem_client.cli.waiting import operators_of
 
 
 class KvModeName(enum.StrEnum):
@@ -34,7 +34,7 @@ def suspend(
     ] = KvModeName.persist,
 ) -> None:
     """Stop computing until `tandem resume`; requests wait."""
-    with AdminClient(address, retry=options.RETRY) as admin:
+    with operators_of(address) as admin:
         memory = admin.suspend(KvMode[kv_mode.name.upper()])
     typer.echo(f"suspended; {memory / 2**20:.0f} MiB of device memory in use")
 
@@ -42,6 +42,6 @@ def suspend(
 @readable_errors
 def resume(*, address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS) -> None:
     """Go on after `tandem suspend`."""
-    with AdminClient(address, retry=options.RETRY) as admin:
+    with operators_of(address) as admin:
         admin.resume()
     typer.echo("resumed")

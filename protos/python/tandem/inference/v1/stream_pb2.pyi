@@ -43,14 +43,16 @@ class Prefilled(_message.Message):
     def __init__(self, done_tokens: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("queued", "scheduled", "prefilled")
+    __slots__ = ("queued", "scheduled", "prefilled", "blocked_by")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_BY_FIELD_NUMBER: _ClassVar[int]
     queued: Queued
     scheduled: Scheduled
     prefilled: Prefilled
-    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ...) -> None: ...
+    blocked_by: str
+    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., blocked_by: _Optional[str] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs")

@@ -1,0 +1,117 @@
+"""What a command waits for, said on stderr once it has been silent for about a second."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+import typer
+
+from tandem_client.admin import AdminClient
+from tandem_client.cli import options
+from tandem_client.events import Delta, Event, Prefilled, Queued, Scheduled, Started
+
+PATIENCE_S = 1.0
+
+
+class Waits:
+    """
+    Says what is waited for after it has been so for a while, and each thing once only.
+
+    Its `with` block is the time that counts; a thread of its own looks at the clock.
+    """
+
+    def __init__(self, waits_for: str) -> None:
+        """
+        Args:
+            waits_for: What the block waits for until `now_for` says otherwise; a sentence.
+        """
+        self._changed = threading.Condition()
+        self._waits_for = waits_for
+        self._said: set[str] = set()
+        self._is_over = False
+        self._kind = waits_for
+        self._thread = threading.Thread(target=self._run, name="waits", daemon=True)
+
+    def now_for(self, kind: str, sentence: str = "") -> None:
+        """
+        Take note of what is waited for now.
+
+        Args:
+            kind: Sentences of one kind are said once in all.
+            sentence: For people; empty = nothing that is worth a word.
+        """
+        with self._changed:
+            self._kind, self._waits_for = kind, sentence
+            self._changed.notify()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._is_over:
+                kind = self._kind
+                is_told = not self._waits_for or kind in self._said
+                self._changed.wait_for(
+                    lambda before=kind: self._is_over or self._kind != before,  # type: ignore[misc]
+                    None if is_told else PATIENCE_S,
+                )
+                if not self._is_over and self._kind == kind and self._waits_for:
+                    self._said.add(kind)
+                    with contextlib.suppress(OSError):  # a closed stderr is no reason to fail
+                        say(self._waits_for)
+
+
+def told(events: Iterable[Event], address: str) -> Iterator[Event]:
+    """Yield the events of a stream, and say what it waits for while none with output comes."""
+    num_prompt_tokens = 0
+    with Waits(no_answer(address)) as waits:
+        for event in events:
+            match event:
+                case Started():
+                    num_prompt_tokens = event.prompt_tokens
+                    waits.now_for("accepted", "waiting: the server has accepted the request")
+                case Queued() | Scheduled() | Prefilled() if event.blocked_by:
+                    waits.now_for(event.blocked_by, f"waiting: {event.blocked_by}")
+                case Queued():
+                    ahead = f"{event.position} are ahead" if event.position else "it is next"
+                    waits.now_for("queued", f"waiting: the request is queued, {ahead}")
+                case Scheduled() | Prefilled():
+                    waits.now_for(
+                        "prefill", f"waiting: the prompt is computed ({num_prompt_tokens} tokens)"
+                    )
+                case Delta():
+                    waits.now_for("output")
+                case _:
+                    waits.now_for("end")
+            yield event
+
+
+@contextlib.contextmanager
+def operators_of(address: str, waits_for: str = "") -> Iterator[AdminClient]:
+    """Yield a client of a server's port for operators; say so if it does not answer."""
+    with (
+        AdminClient(address, retry=options.RETRY) as admin,
+        Waits(waits_for or no_answer(address)),
+    ):
+        yield admin
+
+
+def no_answer(address: str) -> str:
+    """Say that nothing came from there."""
+    return f"waiting: {address} has not answered yet"
+
+
+def say(line: str) -> None:
+    """Print a remark about an answer, apart from it."""
+    typer.secho(f"[{line}]", err=True, dim=True)
