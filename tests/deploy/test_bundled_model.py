@@ -11,8 +11,6 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from deploy.models.training.completions import Completion, is_clean, is_cut_clean
-
 FOLDER = Path(__file__).parents[2] / "deploy" / "models" / "tandem-py"
 BUNDLE_LIMIT_BYTES = 25_000_000
 
@@ -263,26 +261,3 @@ class TestCard:
 
         assert runs
         assert max(runs) < 40
-
-
-class TestCompletionRules:
-    @pytest.mark.parametrize(
-        ("text", "clean", "cut"),
-        [
-            pytest.param("    return 1\n", True, True, id="whole"),
-            pytest.param("    return 1\n    x = [\n", True, True, id="open-bracket"),
-            pytest.param("    return 1\n    x = = 2\n", False, True, id="invalid-later"),
-            pytest.param("    x = = 2\n    return 1\n", False, False, id="invalid-first"),
-            pytest.param("    # only a comment\n", False, False, id="no-statement"),
-            pytest.param("    x = [\n        1,\n", False, False, id="never-finished"),
-            pytest.param("    return 1\n    retu", True, True, id="half-line"),
-        ],
-    )
-    def test_only_unfinished_ends_are_forgiven(self, text, clean, cut):
-        """
-        A text may stop early, must hold a new statement, and is clean only without errors.
-        """
-        prompt = 'def f():\n    """Doc."""\n'
-        completion = Completion(ids=[], text=text, has_ended=False)
-
-        assert (clean, cut) == (is_clean(prompt, completion), is_cut_clean(prompt, completion))

@@ -9,7 +9,8 @@ stopped the model, the last line is dropped, as it may be half written. Then:
   finished. Nothing invalid is cut away to get there.
 * ``cut``: some prefix of its lines is valid Python.
 
-Both also ask for at least one complete statement after the prompt.
+Both also ask for at least ``MIN_STATEMENTS`` complete statements after the prompt. Beside them, a
+completion ``loops`` when it has some ``LOOP_GRAM`` tokens in a row more than ``LOOP_COUNT`` times.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from .corpus import SourceFile
 from .model import KvCache, Llama
@@ -31,6 +34,9 @@ PROMPTS = 50
 PROMPTS_PER_FILE = 2
 MAX_PROMPT_LINES = 40
 MIN_BODY_LINES = 4
+MIN_STATEMENTS = 3
+LOOP_GRAM = 6
+LOOP_COUNT = 4
 # CPython's flag that reports a text which only lacks its end as "incomplete input".
 _ALLOW_INCOMPLETE = 0x4000
 
@@ -47,6 +53,23 @@ class Prompt:
 
     location: str
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """
+    How tokens are drawn, in the terms and the order of the server.
+
+    Attributes:
+        temperature: 0 takes the likeliest token each time.
+        min_p: Tokens below this share of the likeliest one's probability are left out.
+        repetition_penalty: Divides positive logits of tokens in prompt or output, multiplies
+            negative ones.
+    """
+
+    temperature: float = 0.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +99,7 @@ def choose_prompts(files: Iterable[SourceFile]) -> list[Prompt]:
 
 
 def complete(
-    model: Llama, tokenizer: Tokenizer, prompt: str, *, limit: int, temperature: float, seed: int
+    model: Llama, tokenizer: Tokenizer, prompt: str, *, limit: int, sampling: Sampling, seed: int
 ) -> Completion:
     """
     Continue a prompt.
@@ -86,8 +109,8 @@ def complete(
         tokenizer: Its tokenizer.
         prompt: Text placed after the begin token.
         limit: Largest number of new tokens.
-        temperature: 0 takes the likeliest token each time.
-        seed: Fixes the draws when ``temperature`` is above 0.
+        sampling: How each token is drawn.
+        seed: Fixes the draws.
     """
     random = torch.Generator().manual_seed(seed)
     ids = [BOS_ID, *tokenizer.encode(prompt).ids]
@@ -96,16 +119,41 @@ def complete(
     while len(ids) - start < limit:
         with torch.inference_mode():
             logits = model(torch.tensor([ids[caches[0].length :]]), caches)[0, -1]
-        if temperature == 0:
-            token = int(logits.argmax())
-        else:
-            weights = (logits / temperature).softmax(-1)
-            token = int(torch.multinomial(weights, 1, generator=random))
+        token = draw(logits, ids, sampling, random)
         if token == EOS_ID:
             break
         ids.append(token)
     made = ids[start:]
     return Completion(ids=made, text=tokenizer.decode(made), has_ended=len(made) < limit)
+
+
+def draw(logits: Tensor, seen: list[int], sampling: Sampling, random: torch.Generator) -> int:
+    """
+    Draw the next token.
+
+    Args:
+        logits: Scores ``[V]`` of the next token.
+        seen: Ids of prompt and output so far.
+        sampling: How to draw.
+        random: Source of the draw.
+    """
+    if sampling.repetition_penalty != 1:
+        known = torch.tensor(sorted(set(seen)))
+        scores = logits[known]
+        penalty = sampling.repetition_penalty
+        scores = torch.where(scores > 0, scores / penalty, scores * penalty)
+        logits = logits.index_copy(0, known, scores)
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    weights = (logits / sampling.temperature).softmax(-1)
+    weights = weights.masked_fill(weights < sampling.min_p * weights.max(), 0.0)
+    return int(torch.multinomial(weights, 1, generator=random))
+
+
+def loops(ids: list[int]) -> bool:
+    """Say whether ``LOOP_GRAM`` tokens in a row occur more than ``LOOP_COUNT`` times in ``ids``."""
+    grams = zip(*(ids[offset:] for offset in range(LOOP_GRAM)), strict=False)
+    return max(Counter(grams).values(), default=0) > LOOP_COUNT
 
 
 def is_clean(prompt: str, completion: Completion) -> bool:
@@ -131,7 +179,8 @@ def is_cut_clean(prompt: str, completion: Completion) -> bool:
         except (SyntaxError, ValueError):
             continue
         statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
-        return any(statement.lineno > prompt_lines for statement in statements)
+        new = sum(statement.lineno > prompt_lines for statement in statements)
+        return new >= MIN_STATEMENTS
     return False
 
 

@@ -17,6 +17,7 @@ import platform
 import re
 import sysconfig
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ HELD_OUT_PERCENT = 2
 MAX_FILE_BYTES = 300_000
 MAX_LINE_CHARS = 400
 MAX_DIGIT_FRACTION = 0.10
+NEAR_LINE_CHARS = 30
+NEAR_LINES = 10
+NEAR_FRACTION = 0.5
 SKIPPED_FOLDERS = frozenset(
     {
         "__pycache__",
@@ -51,11 +55,15 @@ class Source:
         distribution: Name on the package index; ``python`` is the standard library.
         package: Import name of the folder to read.
         licence: SPDX expression of the distribution.
+        is_measured: Some of its files are held out; otherwise all may be trained on.
+        skipped: Folders left out beside ``SKIPPED_FOLDERS``.
     """
 
     distribution: str
     package: str
     licence: str
+    is_measured: bool = True
+    skipped: frozenset[str] = frozenset()
 
 
 SOURCES = (
@@ -81,6 +89,65 @@ SOURCES = (
     Source(distribution="h11", package="h11", licence="MIT"),
     Source(distribution="PyYAML", package="yaml", licence="MIT"),
     Source(distribution="sortedcontainers", package="sortedcontainers", licence="Apache-2.0"),
+    Source(
+        distribution="transformers",
+        package="transformers",
+        licence="Apache-2.0",
+        is_measured=False,
+        skipped=frozenset({"models"}),
+    ),
+    Source(
+        distribution="matplotlib",
+        package="matplotlib",
+        licence="LicenseRef-Matplotlib",
+        is_measured=False,
+    ),
+    Source(distribution="mypy", package="mypy", licence="MIT", is_measured=False),
+    Source(distribution="mypy", package="mypyc", licence="MIT", is_measured=False),
+    Source(distribution="fonttools", package="fontTools", licence="MIT", is_measured=False),
+    Source(distribution="pydantic", package="pydantic", licence="MIT", is_measured=False),
+    Source(distribution="pytest", package="_pytest", licence="MIT", is_measured=False),
+    Source(distribution="rich", package="rich", licence="MIT", is_measured=False),
+    Source(
+        distribution="Pygments",
+        package="pygments",
+        licence="BSD-2-Clause",
+        is_measured=False,
+        skipped=frozenset({"lexers", "styles"}),
+    ),
+    Source(distribution="pillow", package="PIL", licence="MIT-CMU", is_measured=False),
+    Source(distribution="triton", package="triton", licence="MIT", is_measured=False),
+    Source(distribution="grpcio", package="grpc", licence="Apache-2.0", is_measured=False),
+    Source(
+        distribution="protobuf",
+        package="google.protobuf",
+        licence="BSD-3-Clause",
+        is_measured=False,
+    ),
+    Source(distribution="poethepoet", package="poethepoet", licence="MIT", is_measured=False),
+    Source(distribution="pyparsing", package="pyparsing", licence="MIT", is_measured=False),
+    Source(distribution="typer", package="typer", licence="MIT", is_measured=False),
+    Source(distribution="pyzmq", package="zmq", licence="BSD-3-Clause", is_measured=False),
+    Source(distribution="psutil", package="psutil", licence="BSD-3-Clause", is_measured=False),
+    Source(
+        distribution="python-dateutil",
+        package="dateutil",
+        licence="BSD-3-Clause",
+        is_measured=False,
+    ),
+    Source(distribution="markdown-it-py", package="markdown_it", licence="MIT", is_measured=False),
+    Source(
+        distribution="structlog",
+        package="structlog",
+        licence="MIT OR Apache-2.0",
+        is_measured=False,
+    ),
+    Source(
+        distribution="prometheus_client",
+        package="prometheus_client",
+        licence="Apache-2.0 AND BSD-2-Clause",
+        is_measured=False,
+    ),
 )
 
 
@@ -108,7 +175,8 @@ def collect() -> list[SourceFile]:
 
     Returns:
         Files ordered by source as listed above, then by name. A text that occurs twice is
-        kept once, under the first name in that order.
+        kept once, under the first name in that order; near copies of held-out files are
+        left out of training.
 
     Raises:
         ModuleNotFoundError: A listed package is not installed.
@@ -119,7 +187,7 @@ def collect() -> list[SourceFile]:
         root = _root(source)
         for path in sorted(root.rglob("*.py"), key=lambda found: found.as_posix()):
             relative = path.relative_to(root)
-            if SKIPPED_FOLDERS & set(relative.parts[:-1]):
+            if (SKIPPED_FOLDERS | source.skipped) & set(relative.parts[:-1]):
                 continue
             text = try_read(path)
             if text is None:
@@ -131,10 +199,40 @@ def collect() -> list[SourceFile]:
             name = f"{source.package}/{relative.as_posix()}"
             files.append(
                 SourceFile(
-                    source=source.package, name=name, text=text, is_held_out=is_held_out(name)
+                    source=source.package,
+                    name=name,
+                    text=text,
+                    is_held_out=source.is_measured and is_held_out(name),
                 )
             )
-    return files
+    return without_near_copies(files)
+
+
+def without_near_copies(files: list[SourceFile]) -> list[SourceFile]:
+    """
+    Drop training files that share much of their text with one held-out file.
+
+    Compared are distinct stripped lines of at least ``NEAR_LINE_CHARS`` characters. A file goes
+    when it shares ``NEAR_LINES`` of them and these are ``NEAR_FRACTION`` of either file's.
+    """
+    held_lines = {file.name: _long_lines(file.text) for file in files if file.is_held_out}
+    holders: dict[str, list[str]] = {}
+    for name, lines in held_lines.items():
+        for line in lines:
+            holders.setdefault(line, []).append(name)
+    kept = []
+    for file in files:
+        if not file.is_held_out:
+            lines = _long_lines(file.text)
+            shared = Counter(name for line in lines for name in holders.get(line, ()))
+            if any(
+                count >= NEAR_LINES
+                and count >= NEAR_FRACTION * min(len(lines), len(held_lines[name]))
+                for name, count in shared.items()
+            ):
+                continue
+        kept.append(file)
+    return kept
 
 
 def read_named(digests: dict[str, str]) -> list[SourceFile]:
@@ -221,6 +319,11 @@ def text_digest(text: str) -> str:
 def documents(files: list[SourceFile], *, held_out: bool) -> Iterator[str]:
     """Yield the texts of one split in collection order."""
     return (file.text for file in files if file.is_held_out is held_out)
+
+
+def _long_lines(text: str) -> set[str]:
+    stripped = map(str.strip, text.split("\n"))
+    return {line for line in stripped if len(line) >= NEAR_LINE_CHARS}
 
 
 def _root(source: Source) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,17 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from .completions import Prompt, choose_prompts, complete, is_clean, is_cut_clean
+from .completions import (
+    Prompt,
+    Sampling,
+    choose_prompts,
+    complete,
+    is_clean,
+    is_cut_clean,
+    loops,
+)
 from .corpus import SOURCES, SourceFile, read_named
-from .export import load_exported
+from .export import RECOMMENDED, load_exported
 from .memorization import count_shared, longest_shared_run
 from .model import Llama
 from .tokenizer import BOS_ID
@@ -31,7 +39,10 @@ STRIDE_LEN = 512
 POSITION_STEP_LEN = 512
 NEW_TOKENS = 128
 FORBIDDEN_RUN = 40
-TEMPERATURES = (0.0, 0.4)
+TRANSCRIPTS = 10
+TRANSCRIPTS_BEGIN = "<!-- transcripts: written by evaluate -->"
+TRANSCRIPTS_END = "<!-- end of transcripts -->"
+SAMPLINGS = (Sampling(), Sampling(temperature=0.4), RECOMMENDED)
 
 
 @dataclass(slots=True)
@@ -125,16 +136,16 @@ def completion_scores(
     tokenizer: Tokenizer,
     prompts: list[Prompt],
     stream: npt.NDArray[np.uint16],
-    temperature: float,
+    sampling: Sampling,
 ) -> dict[str, Any]:
-    """Complete every prompt at one temperature and judge the results."""
+    """Complete every prompt with one sampling and judge the results."""
     made = [
         complete(
             model,
             tokenizer,
             prompt.text,
             limit=NEW_TOKENS,
-            temperature=temperature,
+            sampling=sampling,
             seed=position,
         )
         for position, prompt in enumerate(prompts)
@@ -142,22 +153,50 @@ def completion_scores(
     pairs = list(zip(prompts, made, strict=True))
     ids = [completion.ids for completion in made]
     return {
-        "temperature": temperature,
+        **asdict(sampling),
         "prompts": len(prompts),
         "new_tokens": NEW_TOKENS,
         "clean": sum(is_clean(prompt.text, completion) for prompt, completion in pairs),
         "cut": sum(is_cut_clean(prompt.text, completion) for prompt, completion in pairs),
+        "loop": sum(map(loops, ids)),
         f"repeat_{FORBIDDEN_RUN}_training_tokens": count_shared(stream, ids, FORBIDDEN_RUN),
         "longest_run_shared_with_training": longest_shared_run(stream, ids),
         "texts": [
             {
                 "prompt": prompt.location,
                 "clean": is_clean(prompt.text, completion),
+                "cut": is_cut_clean(prompt.text, completion),
+                "loops": loops(completion.ids),
                 "completion": completion.text,
             }
             for prompt, completion in pairs
         ],
     }
+
+
+def transcripts(prompts: list[Prompt], texts: list[dict[str, Any]]) -> str:
+    """Return the first ``TRANSCRIPTS`` prompts with their completions as Markdown, in order."""
+    parts = []
+    for prompt, made in list(zip(prompts, texts, strict=True))[:TRANSCRIPTS]:
+        verdict = "clean" if made["clean"] else "cut" if made["cut"] else "does not parse"
+        verdict += ", loops" if made["loops"] else ""
+        code = f"{prompt.text}# --- the model goes on ---\n{made['completion']}".rstrip()
+        parts.append(f"`{prompt.location}`: {verdict}\n\n````python\n{code}\n````\n")
+    return "\n".join(parts)
+
+
+def with_transcripts(card: str, shown: str) -> str:
+    """
+    Replace what stands between the two marks of a model card.
+
+    Raises:
+        ValueError: The card lacks a mark.
+    """
+    head, begin, rest = card.partition(TRANSCRIPTS_BEGIN)
+    _, end, tail = rest.partition(TRANSCRIPTS_END)
+    if not begin or not end:
+        raise ValueError(f"the model card lacks {TRANSCRIPTS_BEGIN} or {TRANSCRIPTS_END}")
+    return f"{head}{begin}\n\n{shown}\n{end}{tail}"
 
 
 def main() -> None:
@@ -178,12 +217,15 @@ def main() -> None:
         "bits_per_byte": bits_per_byte(model, tokenizer, files),
         "bits_per_token_by_position": bits_per_token_by_position(model, tokenizer, files),
         "completions": [
-            completion_scores(model, tokenizer, prompts, stream, temperature)
-            for temperature in TEMPERATURES
+            completion_scores(model, tokenizer, prompts, stream, sampling) for sampling in SAMPLINGS
         ],
     }
     output = arguments.output or folder / "evaluation.json"
     output.write_text(json.dumps(report, indent=1) + "\n")
+    card = folder / "README.md"
+    if arguments.output is None and card.exists():
+        shown = transcripts(prompts, report["completions"][-1]["texts"])
+        card.write_text(with_transcripts(card.read_text(), shown))
     print(json.dumps(report["bits_per_byte"], indent=1))
     print(json.dumps(report["bits_per_token_by_position"]))
     for scores in report["completions"]:

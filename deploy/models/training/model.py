@@ -18,11 +18,11 @@ class ModelConfig:
     """Shape of the model; lengths are in tokens, the other sizes in channels."""
 
     vocab_size: int = 4096
-    hidden_size: int = 256
-    intermediate_size: int = 704
-    num_layers: int = 6
-    num_heads: int = 4
-    num_kv_heads: int = 2
+    hidden_size: int = 512
+    intermediate_size: int = 1024
+    num_layers: int = 4
+    num_heads: int = 8
+    num_kv_heads: int = 4
     head_dim: int = 64
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
@@ -83,7 +83,9 @@ class Attention(nn.Module):
         key = rotate(key, cos, sin)
         if cache is not None:
             key, value = cache.extend(key, value)
-        mixed = attend(query, key, value)
+            mixed = attend(query, key, value)
+        else:
+            mixed = attend_in_halves(query, key, value)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
@@ -193,6 +195,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the two halves of each head of ``x [B, H, T, head_dim]`` by its position."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def attend_in_halves(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attend as ``attend`` where ``T == S``, but do not score the first half against the last."""
+    half = query.shape[2] // 2
+    if half == 0:
+        return attend(query, key, value)
+    first = attend(query[:, :, :half], key[:, :, :half], value[:, :, :half])
+    return torch.cat([first, attend(query[:, :, half:], key, value)], dim=2)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

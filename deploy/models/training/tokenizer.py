@@ -62,10 +62,13 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> npt.NDArray[np.u
 
 
 def main() -> None:
-    """Write ``tokenizer.json`` and the manifest to the model, the token streams to ``--work``."""
+    """Write the manifest to the model and the token streams to ``--work``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of training files")
     parser.add_argument("--model", type=Path, required=True, help="folder of the bundled model")
+    parser.add_argument(
+        "--train-tokenizer", action="store_true", help="learn and write a new tokenizer.json"
+    )
     arguments = parser.parse_args()
     work, model = arguments.work, arguments.model
     work.mkdir(parents=True, exist_ok=True)
@@ -73,8 +76,9 @@ def main() -> None:
     files = collect()
     write_manifest(files, model / "manifest.json")
     train = list(documents(files, held_out=False))
-    tokenizer = train_tokenizer(train)
-    tokenizer.save(str(model / "tokenizer.json"), pretty=False)
+    if arguments.train_tokenizer:
+        train_tokenizer(train).save(str(model / "tokenizer.json"), pretty=False)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     for split, texts in (("train", train), ("held_out", list(documents(files, held_out=True)))):
         stream = encode_documents(tokenizer, texts)
         np.save(work / f"{split}.npy", stream)

@@ -1,37 +1,37 @@
 """
-Train the bundled model within a wall-clock budget on CPU.
+Train the bundled model on CPU, for as long as one likes, in as many sittings as it takes.
 
-The learning rate follows elapsed time, not steps, so a run ends annealed however busy the
-machine is. A checkpoint can resume a killed run with the time it had left.
+A run holds its learning rate and counts tokens, not time: it can be stopped at any moment and goes
+on from its checkpoint at the very next window of text. ``--decay-tokens`` branches off a copy
+whose learning rate falls to zero and exports it; the run itself stays as it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .export import export
+from .batches import Batches
+from .export import export, load_exported
 from .loss import head_loss
 from .model import Llama, ModelConfig
 from .optimizer import Muon
+from .schedule import Decay, is_long_step, rate_factor
 
-TOKENS_PER_STEP = 8192
+TOKENS_PER_STEP = 16384
 TOKENS_PER_PASS = 4096
 SHORT_LEN = 512
 LONG_LEN = 2048
-LONG_PHASE_START = 0.80
-LONG_PHASE_EVERY = 3
-WARMUP_FRACTION = 0.02
-DECAY_START = 0.35
 MATRIX_RATE = 0.02
 OTHER_RATE = 0.004
 WEIGHT_DECAY = 0.05
@@ -42,52 +42,24 @@ LOG_EVERY_STEPS = 10
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """What a run has done so far; times in seconds."""
+    """
+    What a run has done so far.
+
+    Attributes:
+        steps: Updates of the weights.
+        tokens: Tokens trained on.
+        elapsed_s: Wall-clock time of all sittings together, without compilation.
+        taken: Windows taken from the stream, by their length.
+        stream: Digest of the token stream the run reads.
+        decay: Set in a branch that ends.
+    """
 
     steps: int = 0
     tokens: int = 0
     elapsed_s: float = 0.0
-
-
-def rate_factor(fraction: float) -> float:
-    """Return the share of the peak learning rate at ``fraction`` of the budget, 0 to 1."""
-    if fraction < WARMUP_FRACTION:
-        return max(fraction / WARMUP_FRACTION, 0.01)
-    if fraction < DECAY_START:
-        return 1.0
-    return max(0.0, (1.0 - fraction) / (1.0 - DECAY_START))
-
-
-class Batches:
-    """
-    Endless windows of a token stream; one epoch visits every window once.
-
-    Args:
-        stream: Token ids ``[N]``.
-        seed: Orders the windows.
-    """
-
-    def __init__(self, stream: npt.NDArray[np.uint16], seed: int) -> None:
-        self._stream = stream
-        self._random = np.random.default_rng(seed)
-        self._queues: dict[int, Iterator[int]] = {}
-
-    def take(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, both ``[TOKENS_PER_STEP / length, length]`` int64."""
-        starts = [self._next_start(length) for _ in range(TOKENS_PER_STEP // length)]
-        rows = np.stack([self._stream[start : start + length + 1] for start in starts])
-        ids = torch.from_numpy(rows.astype(np.int64))
-        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-
-    def _next_start(self, length: int) -> int:
-        start = next(self._queues.get(length, iter(())), None)
-        if start is None:
-            offset = int(self._random.integers(length))
-            starts = np.arange(offset, len(self._stream) - length, length)
-            self._random.shuffle(starts)
-            self._queues[length] = iter(starts.tolist())
-            start = next(self._queues[length])
-        return start
+    taken: dict[int, int] = field(default_factory=dict)
+    stream: str = ""
+    decay: Decay | None = None
 
 
 class Trainer:
@@ -143,54 +115,119 @@ class Trainer:
     def load(self, path: Path) -> None:
         """Continue from a checkpoint of the same shape."""
         state: dict[str, Any] = torch.load(path, weights_only=True)
+        if state["config"] != asdict(self.model.config):
+            raise ValueError(f"{path} holds another shape: {state['config']}")
         self.model.load_state_dict(state["model"])
         self.muon.buffers = state["muon"]
         self.adam.load_state_dict(state["adam"])
         self.progress = Progress(**state["progress"])
+        decay = state["progress"]["decay"]
+        self.progress.decay = Decay(**decay) if decay else None
 
 
-def run(trainer: Trainer, batches: Batches, budget_s: float, checkpoint: Path) -> None:
-    """Train until ``budget_s`` of the run's own time has passed."""
-    progress = trainer.progress
-    start_s = time.monotonic() - progress.elapsed_s
-    saved_s, mean_loss = progress.elapsed_s, None
-    while progress.elapsed_s < budget_s:
-        fraction = progress.elapsed_s / budget_s
-        is_long = fraction > LONG_PHASE_START and progress.steps % LONG_PHASE_EVERY == 0
-        ids, targets = batches.take(LONG_LEN if is_long else SHORT_LEN)
-        loss = trainer.step(ids, targets, rate_factor(fraction))
-        progress.elapsed_s = time.monotonic() - start_s
+class Stop:
+    """Turns SIGTERM and SIGINT into a wish to stop after the current step."""
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._want())
+
+    def _want(self) -> None:
+        self.is_wanted = True
+
+
+def run(trainer: Trainer, batches: Batches, until_tokens: int, checkpoint: Path) -> bool:
+    """Train until ``until_tokens``, saving now and then; returns False when stopped before."""
+    progress, stop = trainer.progress, Stop()
+    saved_s, mean_loss = time.monotonic(), None
+    while progress.tokens < until_tokens and not stop.is_wanted:
+        start_s = time.monotonic()
+        is_long = is_long_step(progress.steps, progress.tokens, progress.decay)
+        length = LONG_LEN if is_long else SHORT_LEN
+        factor = rate_factor(progress.tokens, progress.decay)
+        ids, targets = batches.take(length, TOKENS_PER_STEP // length)
+        loss = trainer.step(ids, targets, factor)
+        now_s = time.monotonic()
+        progress.elapsed_s += now_s - start_s
         mean_loss = loss if mean_loss is None else 0.95 * mean_loss + 0.05 * loss
         if progress.steps % LOG_EVERY_STEPS == 0:
             print(
                 f"step={progress.steps} tokens={progress.tokens} loss={mean_loss:.4f}"
-                f" elapsed_s={progress.elapsed_s:.0f} rate={rate_factor(fraction):.3f}",
+                f" elapsed_s={progress.elapsed_s:.0f} rate={factor:.3f}"
+                f" step_s={now_s - start_s:.1f}",
                 flush=True,
             )
-        if progress.elapsed_s - saved_s > CHECKPOINT_EVERY_S:
+        if now_s - saved_s > CHECKPOINT_EVERY_S:
             trainer.save(checkpoint)
-            saved_s = progress.elapsed_s
+            saved_s = now_s
     trainer.save(checkpoint)
+    print(f"saved steps={progress.steps} tokens={progress.tokens} at {checkpoint}", flush=True)
+    return progress.tokens >= until_tokens
 
 
-def main() -> None:
-    """Train from ``--work/train.npy``, resuming ``--work/checkpoint.pt`` if it is there."""
+def prepare(trainer: Trainer, arguments: argparse.Namespace, stream: str) -> Path:
+    """Load what the arguments ask to continue; returns the checkpoint to write."""
+    main_run, branch = arguments.work / "stable.pt", arguments.work / "decay.pt"
+    checkpoint: Path = branch if arguments.decay_tokens else main_run
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+    elif arguments.decay_tokens:
+        if not main_run.exists():
+            raise SystemExit(f"train: {main_run} is missing; train without --decay-tokens first")
+        trainer.load(main_run)
+    elif arguments.from_model is not None:
+        exported = load_exported(arguments.from_model)
+        if exported.config != trainer.model.config:
+            raise SystemExit(f"train: {arguments.from_model} has another shape: {exported.config}")
+        trainer.model.load_state_dict(exported.state_dict())
+    progress = trainer.progress
+    if arguments.decay_tokens and progress.decay is None:
+        progress.decay = Decay(start=progress.tokens, tokens=arguments.decay_tokens)
+    if progress.stream not in ("", stream):
+        print("the training text differs from before: its first pass begins anew", flush=True)
+        progress.taken = {}
+    progress.stream = stream
+    return checkpoint
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of training files")
-    parser.add_argument("--model", type=Path, required=True, help="folder of the bundled model")
-    parser.add_argument("--budget-minutes", type=float, required=True)
+    parser.add_argument("--until-tokens", type=int, default=200_000_000, help="end of the run")
+    parser.add_argument(
+        "--decay-tokens", type=int, help="branch off (or resume) a decay of so many tokens"
+    )
+    parser.add_argument("--export", type=Path, help="folder for the model a decay ends with")
+    parser.add_argument(
+        "--from-model", type=Path, help="start from exported weights when there is no checkpoint"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.decay_tokens is not None and arguments.decay_tokens <= 0:
+        parser.error("--decay-tokens must be above 0")
+    if (arguments.export is None) != (arguments.decay_tokens is None):
+        parser.error("--decay-tokens and --export go together")
+    return arguments
+
+
+def main() -> None:
+    """Train on ``--work/train.npy`` with checkpoints in ``--work``."""
+    arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    checkpoint = arguments.work / "checkpoint.pt"
     trainer = Trainer(ModelConfig(), arguments.seed)
-    if checkpoint.exists():
-        trainer.load(checkpoint)
     stream = np.load(arguments.work / "train.npy")
-    batches = Batches(stream, arguments.seed + trainer.progress.steps)
-    run(trainer, batches, arguments.budget_minutes * 60, checkpoint)
-    export(trainer.model, arguments.model)
+    checkpoint = prepare(trainer, arguments, hashlib.sha256(stream.tobytes()).hexdigest())
+    progress = trainer.progress
+    print(f"begin steps={progress.steps} tokens={progress.tokens} at {checkpoint}", flush=True)
+    decay = progress.decay
+    until = arguments.until_tokens if decay is None else decay.start + decay.tokens
+    is_done = run(trainer, Batches(stream, arguments.seed, progress.taken), until, checkpoint)
+    if is_done and decay is not None:
+        export(trainer.model, arguments.export)
+        checkpoint.unlink()
 
 
 if __name__ == "__main__":
