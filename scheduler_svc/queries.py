@@ -230,7 +230,11 @@ class Queries:
     def _service_stats(self, now: float) -> Stats:
         """What is known without a core."""
         refused, counts = self._metrics.refused_by_reason.total(), self._session.counts
+        model = self._state.model
         return Stats(
+            model="" if model is None else model.name,
+            dtype="" if model is None else model.dtype,
+            max_model_len=0 if model is None else model.max_model_len,
             refused_requests=refused,
             executor_attached=self._session.is_attached,
             draining=self._state.draining,
@@ -292,6 +296,10 @@ class Queries:
             new_token_ratio=core.new_token_ratio,
             refused_by_limit=core.refused_by_limit,
             schedule_s=self._metrics.sum_s("schedule_time"),
+            first_tokens=sum(core.ttft_s.counts),
+            time_to_first_token_s=core.ttft_s.total,
+            next_tokens=sum(core.inter_token_s.counts),
+            inter_token_s=core.inter_token_s.total,
         )
 
     def _metrics_snapshot(self, now: float) -> MetricsSnapshot:

@@ -212,6 +212,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     executor_forward_s: float = 0.0
     executor_sample_s: float = 0.0
     out_of_memory_steps: int = 0
+    first_tokens: int = 0
+    time_to_first_token_s: float = 0.0
+    next_tokens: int = 0
+    inter_token_s: float = 0.0
+    model: str = ""
+    dtype: str = ""
+    max_model_len: int = 0
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):

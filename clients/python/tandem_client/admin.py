@@ -86,6 +86,13 @@ class Stats:
     executor_forward_s: float
     executor_sample_s: float
     out_of_memory_steps: int
+    first_tokens: int
+    time_to_first_token_s: float
+    next_tokens: int
+    inter_token_s: float
+    model: str
+    dtype: str
+    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

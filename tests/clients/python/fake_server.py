@@ -95,6 +95,9 @@ class Seen:
     drain_grace_s: list[float | None] = field(default_factory=list)
     listed: list[requests_pb2.ListRequestsRequest] = field(default_factory=list)
     num_flushes: int = 0
+    num_looks: int = 0
+    """Calls of GetStats: each finds the server 1.5 s older."""
+    model: str = "fake"
     executor_refusal: str = ""
     """What GetStats says of it."""
     suspensions: list[int | None] = field(default_factory=list)
@@ -313,6 +316,8 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
         self._seen = seen
 
     async def GetStats(self, request, context):  # noqa: N802 -- the rpc's name
+        self._seen.num_looks += 1
+        looks = self._seen.num_looks
         return stats_pb2.GetStatsResponse(
             running_requests=2,
             used_blocks=5,
@@ -320,18 +325,28 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             free_blocks=1,
             total_blocks=9,
             token_usage=5 / 9,
-            uptime_s=1.5,
-            prefix_cache_lookup_tokens=200,
-            prefix_cache_hit_tokens=50,
+            uptime_s=1.5 * looks,
+            prefix_cache_lookup_tokens=200 * looks,
+            prefix_cache_hit_tokens=50 * looks,
+            output_tokens=300 * looks,
+            prefill_tokens=1_500 * looks,
+            first_tokens=2 * looks,
+            time_to_first_token_s=0.25 * looks,
+            next_tokens=100 * looks,
+            inter_token_s=1.25 * looks,
+            model=self._seen.model,
+            dtype="float32",
+            max_model_len=512,
+            block_size=16,
             retractions=4,
             refused_by_limit={"max_num_seqs": 6},
             schedule_policy="lpm",
             executor_refusal=self._seen.executor_refusal,
-            steps=200,
-            graph_steps=150,
-            executor_queued_s=0.1,
-            executor_forward_s=1.0,
-            executor_sample_s=0.25,
+            steps=200 * looks,
+            graph_steps=150 * looks,
+            executor_queued_s=0.1 * looks,
+            executor_forward_s=1.0 * looks,
+            executor_sample_s=0.25 * looks,
         )
 
     async def Drain(self, request, context):  # noqa: N802 -- the rpc's name

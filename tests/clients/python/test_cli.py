@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import json
 import os
-import re
 import signal
 import socket
 from importlib import import_module
@@ -14,10 +11,9 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from tandem.errors import Draining, PromptTooLong, QueueFull
-from tandem_client import Done, Finished, FinishReason, Stats, Timings, Usage
+from tandem_client import Done, Finished, FinishReason, Timings, Usage
 from tandem_client.cli.generate import summary
 from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
 
@@ -236,36 +232,6 @@ class TestConfig:
         assert {"name": "block_size", "value": 16, "source": "default"} in json.loads(
             result.stdout
         )["settings"]
-
-
-class TestTop:
-    def test_one_look_shows_load_and_blocks(self, run, server):
-        """
-        --once prints requests, blocks and rates and exits; with --json all counters as one object.
-        """
-        shown = run("top", "--once", "--admin-address", server.address)
-        counters = json.loads(
-            run("top", "--once", "--json", "--admin-address", server.address).stdout
-        )
-
-        assert 0 == shown.exit_code
-        assert "2 running, 0 waiting" in shown.stdout
-        assert "5/9 used (56%)" in shown.stdout
-        assert (2, 5, 9) == tuple(
-            counters[name] for name in ("running_requests", "used_blocks", "total_blocks")
-        )
-
-    def test_rates_count_from_the_look_before(self):
-        """
-        Rates are what was gained since the previous snapshot, over the time between the two.
-        """
-        zero = {field.name: 0 for field in dataclasses.fields(Stats)} | {"refused_by_limit": {}}
-        before = Stats(**zero | {"uptime_s": 10.0, "output_tokens": 100})
-        now = Stats(**zero | {"uptime_s": 12.0, "output_tokens": 150})
-        console = Console(file=io.StringIO())
-        console.print(top.table(now, before))
-
-        assert re.search(r"output tokens +25\.0/s", console.file.getvalue())
 
 
 class TestDoctor:

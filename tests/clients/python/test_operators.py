@@ -236,22 +236,3 @@ class TestDrainCommand:
         said = "drained; 1 handed over. Stop the scheduler now.\n"
         assert [said, said] == [run("drain").stdout, run("drain", "--grace-s", "2.5").stdout]
         assert [None, 2.5] == server.seen.drain_grace_s
-
-
-class TestTop:
-    def test_cache_and_retractions_are_shown(self, run):
-        """
-        One look shows the share of prompt tokens found cached, blocks by kind, and refusals by limit.
-        """
-        shown = run("top", "--once").stdout
-        assert "5/9 used (56%), 3 cached, 1 free" in shown
-        assert "25% of prompt tokens found, 50 in all" in shown
-        assert "4 for lack of blocks" in shown
-        assert "max_num_seqs 6" in shown
-
-    def test_parts_of_a_step_are_shown(self, run):
-        """
-        One look shows what a step takes on the executor, part by part, and the share of graphs.
-        """
-        shown = run("top", "--once").stdout
-        assert "forward 5.00 ms, sample 1.25 ms, queued 0.50 ms; 75% from graphs" in shown

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tandem_client.admin import Stats
-from tandem_client.cli import top
+from tandem_client.cli.top_table import executor_line
 from tandem_client.cli.unready import why_unready
 
 ZERO = Stats(
@@ -38,4 +38,4 @@ class TestUnready:
     )
     def test_top_names_the_executor_that_is_lost(self, now, words):
         """Without an executor `tandem top` says so, and which one it was."""
-        assert words == top._executor(now)
+        assert words == executor_line(now)

@@ -35,6 +35,8 @@ STATS = {
     "schedule_policy": "lpm",
     "executor_address": "host:1",
     "executor_refusal": "no",
+    "model": "tiny",
+    "dtype": "float32",
 }
 SERVING, NOT_SERVING = (
     health_pb2.HealthCheckResponse.SERVING,

@@ -1,0 +1,156 @@
+"""`tandem top`: what is shown of a server, and what rates are of."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from tandem_client import Stats
+from tandem_client.cli.top import WINDOW_S, Looks
+from tandem_client.cli.top_rates import rates_between
+from tandem_client.cli.top_table import table
+
+ZERO = Stats(
+    **{
+        field.name: {"str": "", "dict[str, int]": {}}.get(str(field.type), 0)
+        for field in dataclasses.fields(Stats)
+    }
+)
+SERVING = dataclasses.replace(ZERO, executor_attached=True, executor_address="box:1")
+
+
+def shown(now, before=None, *, width=80, **console):
+    """What a terminal of this width shows."""
+    screen = Console(file=io.StringIO(), width=width, **console)
+    screen.print(table(now, before, width))
+    return screen.file.getvalue()
+
+
+class TestCommand:
+    def test_one_look_shows_what_happens_now(self, run, server):
+        """
+        --once looks twice, and shows the model, load, KV cache, and rates and latencies of the time between.
+        """
+        server.seen.num_looks = 1000  # what happened before does not count
+        result = run("top", "--once", "--interval-s", "0.1", "--admin-address", server.address)
+
+        assert (0, 1002) == (result.exit_code, server.seen.num_looks)
+        for words in (
+            "fake, float32, context of 512 tokens",
+            "2 running, 0 waiting, policy lpm",
+            "56% of 144 tokens, 48 cached",
+            "200 output tokens/s, 1,000 prompt tokens/s",
+            "TTFT 125 ms, ITL 12.5 ms",
+            "25% of prompt tokens found",
+            "133/s, forward 5.0 ms, sampling 1.2 ms, 75% from CUDA graphs",
+            "6 by max_num_seqs",
+        ):
+            assert words in result.stdout
+
+    def test_json_has_all_counters_and_the_rates(self, run, server):
+        """
+        --json prints every counter of the snapshot, and the rates beside them.
+        """
+        where = ("--admin-address", server.address)
+        content = json.loads(run("top", "--once", "--json", "--interval-s", "0.1", *where).stdout)
+
+        assert {field.name for field in dataclasses.fields(Stats)} | {"rates"} == set(content)
+        assert (2, 5, 9) == tuple(
+            content[name] for name in ("running_requests", "used_blocks", "total_blocks")
+        )
+        assert (1.5, 200.0, 125.0, 12.5) == tuple(
+            content["rates"][name]
+            for name in ("window_s", "output_tokens_per_s", "ttft_ms", "itl_ms")
+        )
+
+
+class TestLooks:
+    def test_rates_are_of_the_last_seconds(self):
+        """
+        Rates count from the oldest look that is needed for the window, whatever was before.
+        """
+        looks = Looks(dataclasses.replace(ZERO, uptime_s=10.0, output_tokens=9_000))
+        assert looks.before is None
+        for second in range(1, 9):
+            looks.add(
+                dataclasses.replace(ZERO, uptime_s=10.0 + second, output_tokens=9_000 + second**2)
+            )
+        assert looks.before.uptime_s == looks.now.uptime_s - WINDOW_S
+        assert (64 - 9) / 5 == rates_between(looks.now, looks.before).output_tokens_per_s
+
+    def test_server_that_was_restarted_begins_anew(self):
+        """
+        Counters of a server before its restart are forgotten: no rate is negative.
+        """
+        looks = Looks(dataclasses.replace(ZERO, uptime_s=10.0, output_tokens=9_000))
+        looks.add(dataclasses.replace(ZERO, uptime_s=1.0))
+
+        assert looks.before is None
+        assert rates_between(looks.now, looks.before).output_tokens_per_s is None
+
+
+class TestTable:
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({}, "serving, up 0 s"),
+            ({"suspended": True}, "suspended, up 0 s; an operator suspended it"),
+            ({"executor_attached": False, "executor_sessions": 1}, "not serving, up 0 s; its exec"),
+            ({"uptime_s": 3 * 86400.0}, "up 3 days"),
+            ({"waiting_requests": 3, "queued_tokens": 4096}, "3 waiting (4,096 prompt tokens)"),
+            ({"preemptions": 7, "retractions": 4}, "7 times, 4 of them for lack of KV blocks"),
+            ({"executor_losses": 2, "recomputed_tokens": 64}, "lost 2 times since the start"),
+            ({"executor_reattachments": 2}, "connection restored 2 times"),
+            ({"host_blocks": 5, "used_host_blocks": 1}, "1 of 5 blocks used"),
+        ],
+    )
+    def test_what_is_unusual_is_said(self, changes, words):
+        """
+        States and counters that are worth a word appear in words of the field.
+        """
+        assert words in shown(dataclasses.replace(SERVING, **changes), width=120)
+
+    def test_what_never_happened_takes_no_line(self):
+        """
+        A server without preemptions, host memory and a known model shows no lines for them.
+        """
+        names = {line.split("  ")[0] for line in shown(SERVING).splitlines()}
+
+        assert set() == names & {"model", "preempted", "host memory"}
+
+    @pytest.mark.parametrize(
+        ("usage", "colour"), [(0.5, "32"), (0.85, "33"), (0.97, "31")], ids=["ok", "high", "full"]
+    )
+    def test_bar_takes_the_colour_of_what_is_left(self, usage, colour):
+        """
+        The bar of the KV cache is green, yellow when little is left, and red when nearly nothing is.
+        """
+        seen = shown(
+            dataclasses.replace(SERVING, token_usage=usage, total_blocks=100),
+            force_terminal=True,
+            color_system="standard",
+        )
+        line = next(line for line in seen.splitlines() if "KV cache" in line)
+
+        assert f"\x1b[{colour}m\N{BOX DRAWINGS HEAVY HORIZONTAL}" in line
+
+    def test_every_line_fits_eighty_columns(self):
+        """
+        The lines of a busy server with large numbers are not wrapped at 80 columns.
+        """
+        before = dataclasses.replace(SERVING, uptime_s=1.0)
+        now = dataclasses.replace(
+            SERVING, uptime_s=3601.0, model="llama-3.1-8b", dtype="bfloat16", max_model_len=131_072,
+            running_requests=256, waiting_requests=999, queued_tokens=999_999, schedule_policy="lpm",
+            token_usage=0.5, total_blocks=25_600, block_size=16, cached_blocks=9_999,
+            output_tokens=36_000_000, prefill_tokens=99_000_000, finished_requests=99_999,
+            first_tokens=9, time_to_first_token_s=9.0, next_tokens=9, inter_token_s=1.0,
+            steps=99_999, executor_forward_s=999.0, executor_sample_s=99.0, graph_steps=99_999,
+            steps_in_flight=16, prefix_cache_lookup_tokens=9, prefix_cache_hit_tokens=3,
+        )  # fmt: skip
+
+        assert 10 == len(shown(now, before).splitlines())
