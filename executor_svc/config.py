@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from executor_svc.graphs.sizes import GraphCount, check_graph_count
+from executor_svc.model_directory import find_model
 from tandem.engine_config import MAX_GIB, MAX_THREADS, EngineConfig
 from tandem.settings.computing import COMPUTING
 from tandem.settings.reader import read_settings
@@ -40,7 +41,7 @@ class ExecutorSettings(ServiceSettings):
 
     model: Annotated[Path, Metavar("DIR")] = Field(
         description="model directory in Hugging Face format: config.json, *.safetensors, "
-        "tokenizer.json"
+        "tokenizer.json; or ORG/NAME of a model that is in the Hugging Face cache"
     )
     model_name: str | None = Field(
         None, min_length=1, description="name clients see; default: the directory's name"
@@ -189,5 +190,10 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
         SystemExit: After --help.
     """
     read = read_settings(_PROGRAM, argv, environ)
-    check_graph_count(read.settings.num_cuda_graphs)
-    return LoadedSettings(settings=read.settings, sources=read.sources, places=read.places)
+    settings = read.settings
+    check_graph_count(settings.num_cuda_graphs)
+    model = find_model(settings.model, environ)
+    if model != settings.model:  # the directory of a snapshot is named like its revision
+        name = settings.model_name or str(settings.model)
+        settings = settings.model_copy(update={"model": model, "model_name": name})
+    return LoadedSettings(settings=settings, sources=read.sources, places=read.places)

@@ -19,6 +19,7 @@ from executor_svc.memory_budget import MemoryPlan
 from executor_svc.memory_plan import Readings, described, plan_memory
 from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
 from executor_svc.model import LoadedModel, load_model
+from executor_svc.model.weights import weight_bytes
 from executor_svc.profiling import measure_activations
 from executor_svc.runner import ModelRunner
 from executor_svc.step_profile.torch_recorder import TorchRecorder
@@ -204,6 +205,8 @@ def _describe(
             min_p=defaults.min_p,
         ),
         device=_device_name(model.device),
+        num_parameters=weight_bytes(model.config, model.dtype) // model.dtype.itemsize,
+        num_threads=torch.get_num_threads(),
         features=_features(loaded.settings),
         heartbeat_interval_ms=int(HEARTBEAT_INTERVAL_S * 1000),
     )

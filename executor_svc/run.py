@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from executor_svc.config import LoadedSettings, load_settings
 from executor_svc.idle_threads import let_idle_threads_sleep
+from executor_svc.model_directory import check_model_directory
 from executor_svc.process import serve
 from executor_svc.step_profile.quiet import silence_profiler
 from tandem.grpc_polling import poll_where_waited
@@ -29,6 +30,7 @@ def run(argv: Sequence[str]) -> int:
     loaded = load_settings(argv, os.environ)
     configure_logging(loaded.settings.log_level, loaded.settings.log_format)
     check_limits(MIN_ADDRESS_SPACE_BYTES)
+    check_model_directory(loaded.settings.model)  # before imports that take seconds
     return _forecast(loaded) if loaded.settings.dry_run else _serve(loaded)
 
 

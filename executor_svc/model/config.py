@@ -10,6 +10,7 @@ from pathlib import Path
 from executor_svc.model.families import Family, family_of, layer_windows
 from executor_svc.model.json_fields import JsonFields
 from executor_svc.model.rope import Rope, read_rope
+from executor_svc.model_directory import FORMAT, check_model_directory
 from tandem.errors import InvalidModel
 
 MAX_LAYERS = 10_000
@@ -80,18 +81,10 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         InvalidModel: No such directory or file, bad JSON, an architecture, activation or rope type
             we do not compute, or a value that is missing or out of range.
     """
-    if not model_dir.is_dir():
-        what = "is not a directory" if model_dir.exists() else "does not exist"
-        raise InvalidModel(
-            f"model directory {model_dir} {what}: give a directory in Hugging Face format "
-            "(config.json, *.safetensors, tokenizer.json)"
-        )
+    check_model_directory(model_dir)
     path = model_dir / "config.json"
     if not path.is_file():
-        raise InvalidModel(
-            f"{model_dir} has no config.json: give a directory in Hugging Face format "
-            "(config.json, *.safetensors, tokenizer.json)"
-        )
+        raise InvalidModel(f"{model_dir} has no config.json: give {FORMAT}")
     family = family_of(JsonFields.read(path))
     fields = JsonFields.read(path, defaults=family.defaults)
     _refuse_unsupported(fields)

@@ -127,16 +127,18 @@ class TestRefusals:
         output, log = process.communicate(timeout=PROCESS_DEADLINE_S)
         expected = (
             "INVALID_MODEL: model directory /nowhere/model does not exist: give a directory in "
-            "Hugging Face format (config.json, *.safetensors, tokenizer.json)"
+            "Hugging Face format (config.json, *.safetensors, tokenizer.json). Nothing is "
+            "downloaded here; the package huggingface_hub gets one: hf download ORG/NAME "
+            "--local-dir DIR"
         )
         assert (2, expected) == refused(f"{log}CODE {process.returncode}")
         assert not output
 
-    def test_reason_is_said_by_a_process_that_leaves_a_thread_behind(self):
+    def test_reason_is_said_by_a_process_that_leaves_a_thread_behind(self, tmp_path):
         """
         A refused model is a line and exit code 2 also where the thread that loaded it is not waited for.
         """
-        flags = ["--model=/nowhere/model", "--listen=127.0.0.1:0", "--log-level=error"]
+        flags = [f"--model={tmp_path}", "--listen=127.0.0.1:0", "--log-level=error"]
         done = subprocess.run(
             [sys.executable, "-c", ABANDONED_STEP, *flags],
             env=clean_environment(),
@@ -147,7 +149,7 @@ class TestRefusals:
         )
         grace, refusal = done.stderr.splitlines()
         assert (2, "GRACE 1.0") == (done.returncode, grace)
-        assert refusal.startswith("INVALID_MODEL: model directory /nowhere/model does not exist")
+        assert refusal.startswith(f"INVALID_MODEL: {tmp_path} has no config.json")
 
     @pytest.mark.parametrize(
         ("name", "code", "reason", "words"),

@@ -11,8 +11,10 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from safetensors.numpy import load_file
 
 from executor_svc.progress import LEARN_EVERY, Progress
 from executor_svc.tokenizer_files import MAX_CHUNK_BYTES, TokenizerFile, chunks
@@ -40,7 +42,7 @@ def health(running, name):
 
 
 class TestDescribe:
-    def test_limits_and_model_are_the_real_ones(self, start):
+    def test_limits_and_model_are_the_real_ones(self, start, model_dir):
         """
         Describe gives the flags' limits, the model's vocabulary and ends, and KV bytes by formula.
         """
@@ -65,6 +67,9 @@ class TestDescribe:
         assert [EOS_TOKEN_ID] == np.frombuffer(about.eos_token_ids, "<i4").tolist()
         # block x layers x key heads x head size x (keys, values) x bytes
         assert 8 * 2 * 1 * 16 * 2 * 4 == about.kv_bytes_per_block
+        stored = load_file(model_dir / "model.safetensors").values()
+        assert sum(tensor.size for tensor in stored) == about.num_parameters
+        assert torch.get_num_threads() == about.num_threads
         assert 64 == len(about.model_fingerprint)
         assert 1 <= about.max_inflight_steps
         assert 200 == about.heartbeat_interval_ms
