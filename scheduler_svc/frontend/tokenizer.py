@@ -40,6 +40,7 @@ class TextModel:
         chat_template: ChatTemplate | None,
         make_detokenizer: DetokenizerFactory,
         max_token_bytes: float,
+        special_tokens: Mapping[str, str],
     ) -> None:
         """
         Use `TextModel.load`.
@@ -50,12 +51,14 @@ class TextModel:
             chat_template: None where the model has none.
             make_detokenizer: For the output of a prompt.
             max_token_bytes: No token stands for more UTF-8 bytes of prompt; inf where unknown.
+            special_tokens: Texts of those that the model's files name, by their names there.
         """
         self._plain = plain
         self._marked = marked
         self._chat_template = chat_template
         self._make_detokenizer = make_detokenizer
         self._max_token_bytes = max_token_bytes
+        self._special_tokens = special_tokens
         self._special_texts = _special_texts(marked) if marked else {}
         self._special_pattern = re.compile(
             "|".join(re.escape(text) for text in sorted(self._special_texts, key=len, reverse=True))
@@ -79,6 +82,7 @@ class TextModel:
                 chat_template=None,
                 make_detokenizer=lambda _: NoText(),
                 max_token_bytes=math.inf,
+                special_tokens={},
             )
         sections = _parse(source, directory / "tokenizer.json")
         plain, marked = _tokenizer(source, directory), _tokenizer(source, directory)
@@ -95,12 +99,24 @@ class TextModel:
             chat_template=None if template is None else ChatTemplate(template, special_tokens),
             make_detokenizer=detokenizer_factory(plain, sections.get("decoder")),
             max_token_bytes=_max_token_bytes(plain, sections["model"]),
+            special_tokens=special_tokens,
         )
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
         return self._chat_template is not None
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are in [0, vocab_size); 0 without a tokenizer."""
+        plain = self._plain
+        return 0 if plain is None else int(plain.get_vocab_size(with_added_tokens=True))
+
+    def special_token_id(self, name: str) -> int | None:
+        """Id of a token of `SPECIAL_TOKEN_NAMES`; None where the model's files name none."""
+        text = self._special_tokens.get(name)
+        return None if text is None or self._plain is None else self._plain.token_to_id(text)
 
     def min_tokens(self, text: str) -> int:
         """Number of tokens that `text` has at least; costs nothing, however long it is."""

@@ -160,6 +160,7 @@ class TestFromFile:
         path = tmp_path / "config.json"
         path.write_text('{"block_size": 32}')
         assert EngineConfig(block_size=32) == EngineConfig.from_file(path)
+        assert EngineConfig(block_size=32) == EngineConfig.from_file(str(path))
 
     def test_what_is_written_is_read_back(self, tmp_path):
         """

@@ -142,5 +142,5 @@ class TestEveryWayOfServing:
                 comparison.check(
                     reference.output_tokens, found.output_tokens, reference.margins, what
                 )
-            assert 0 == engine.get_memory_stats().used
+            assert 0 == engine.get_memory_stats().used_blocks
         comparison.assert_not_vacuous()

@@ -74,7 +74,7 @@ def serve_all(
             preempt_at = None
         finished |= {one.request_id: one for one in engine.step()}
     assert preempt_at is None
-    assert 0 == engine.get_memory_stats().used
+    assert 0 == engine.get_memory_stats().used_blocks
     return [finished[request_id] for request_id in ids]
 
 

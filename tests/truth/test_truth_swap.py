@@ -98,4 +98,4 @@ def test_swapped_requests_get_their_tokens(model_dir, unlimited, moved, num_host
     assert moved["write"] > 0
     if num_host_blocks == 64 and not how["prefix_caching"]:
         assert moved["write"] == moved["read"]
-    assert 0 == engine.get_memory_stats().used
+    assert 0 == engine.get_memory_stats().used_blocks

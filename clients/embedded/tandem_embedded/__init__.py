@@ -22,19 +22,22 @@ from tandem_embedded.errors import (
     SchedulerError,
     ValidationError,
 )
-from tandem_embedded.params import GenerationParams
+from tandem_embedded.params import GenerationParams, SamplingDefaults
 from tandem_embedded.results import (
+    CompletedChoice,
     CompletedRequest,
     EngineMetrics,
     MemoryStats,
     Request,
     RequestState,
 )
+from tandem_embedded.stream import TextPiece, TextStream
 from tandem_embedded.tokenizer import HuggingFaceTokenizer, SimpleTokenizer, Tokenizer
 
 __all__ = [
     "PRESETS",
     "Backend",
+    "CompletedChoice",
     "CompletedRequest",
     "ConfigError",
     "CoreOptions",
@@ -55,10 +58,13 @@ __all__ = [
     "Request",
     "RequestState",
     "Runner",
+    "SamplingDefaults",
     "SchedulePolicy",
     "SchedulerError",
     "SimpleTokenizer",
     "StepPriority",
+    "TextPiece",
+    "TextStream",
     "Tokenizer",
     "ValidationError",
     "VictimRule",

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from executor_svc.idle_threads import let_idle_threads_sleep
+from scheduler_svc.core.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
-from tandem.link.batch import Batch, StepResult
+from tandem.link.batch import Batch, KvMode, StepResult
+from tandem_embedded.params import SamplingDefaults
 
 if TYPE_CHECKING:
     from executor_svc.memory import KvMemory
     from executor_svc.model import LoadedModel
+    from executor_svc.model.config import GenerationDefaults
     from executor_svc.runner import ModelRunner
+
+
+GIB = 2**30
 
 
 class Runner(Protocol):
@@ -29,7 +35,13 @@ class Runner(Protocol):
         """Apply and compute one batch."""
 
     def reset(self) -> None:
-        """Forget all slots."""
+        """Forget all slots, and end a suspension."""
+
+    def suspend(self, mode: KvMode) -> None:
+        """Give KV memory back until `resume`; under RECOMPUTE no slot is live then."""
+
+    def resume(self) -> None:
+        """End a suspension; raises OutOfMemory, and stays suspended, where others have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +54,7 @@ class Backend:
         max_positions: Longest sequence the model supports.
         vocab_size: Token ids are in [0, vocab_size).
         eos_token_ids: Ids that end a sequence.
-        kv_bytes: Memory the KV blocks take.
+        defaults: What a request gets that sets nothing.
         num_host_blocks: Host blocks that preempted requests can be swapped to.
     """
 
@@ -51,8 +63,20 @@ class Backend:
     max_positions: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    kv_bytes: int
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     num_host_blocks: int = 0
+
+    def geometry(self, config: EngineConfig) -> ExecutorGeometry:
+        """What the scheduler core has to plan for under these limits."""
+        return ExecutorGeometry(
+            num_blocks=config.max_num_blocks,
+            block_size=config.block_size,
+            num_slots=self.num_slots,
+            max_batch_size=config.max_batch_size,
+            max_total_tokens=config.max_total_tokens,
+            max_model_len=config.max_model_len,
+            num_host_blocks=self.num_host_blocks,
+        )
 
 
 def load_backend(
@@ -65,13 +89,15 @@ def load_backend(
     collect_margins: bool,
     batch_invariant: bool = False,
     swap_space_gb: float = 0.0,
+    buffer_size_gb: float | None = None,
     cpu_extension: str = "auto",
 ) -> tuple[EngineConfig, Backend]:
     """
     Load a model and allocate its KV blocks.
 
     Returns:
-        The limits in force, which the model's longest sequence may lower, and the backend.
+        The limits in force, and the backend: the model's longest sequence may lower a limit, and
+        `buffer_size_gb` decides how many blocks there are.
 
     Raises:
         InvalidModel, InvalidConfig or OutOfMemory: Saying what to do.
@@ -90,6 +116,7 @@ def load_backend(
     model = load_model(model_dir, dtype=dtype, device=device, packs=True)
     config = _fit_length(config, model.config.max_position_embeddings)
     per_block = memory.kv_bytes_per_block(model.config, config.block_size, model.dtype)
+    config = _sized(config, buffer_size_gb, per_block)
     kv = memory.KvMemory(
         model.config,
         config.max_num_blocks,
@@ -97,6 +124,7 @@ def load_backend(
         model.dtype,
         model.device,
         num_host_blocks=memory.host_blocks_within(swap_space_gb, per_block),
+        kv_knob="max_num_blocks" if buffer_size_gb is None else "buffer_size_gb",
     )
     runner = _runner(
         model, kv, config, collect_margins=collect_margins, batch_invariant=batch_invariant
@@ -107,7 +135,7 @@ def load_backend(
         max_positions=model.config.max_position_embeddings,
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
-        kv_bytes=kv.bytes_per_block * config.max_num_blocks,
+        defaults=_sampling_defaults(model.config.generation_defaults),
         num_host_blocks=kv.num_host_blocks,
     )
 
@@ -140,6 +168,28 @@ def _runner(
     if graph_plan is not None:
         runner.warm_up()
     return runner
+
+
+def _sampling_defaults(own: GenerationDefaults) -> SamplingDefaults:
+    """What the model's author recommends, as far as that is set."""
+    found = asdict(own)
+    return SamplingDefaults(**{name: found[name] for name in found if found[name] is not None})
+
+
+def _sized(
+    config: EngineConfig, buffer_size_gb: float | None, bytes_per_block: int
+) -> EngineConfig:
+    """Set max_num_blocks to what fits into so many GiB, the dummy block included."""
+    if buffer_size_gb is None:
+        return config
+    num_blocks = int(buffer_size_gb * GIB) // bytes_per_block - 1
+    if num_blocks < 1:
+        message = (
+            f"buffer_size_gb is {buffer_size_gb:g}, which holds no KV block of {bytes_per_block} "
+            f"bytes beside the dummy: it takes at least {2 * bytes_per_block / GIB:.6f}"
+        )
+        raise InvalidConfig(message, field="buffer_size_gb")
+    return replace(config, max_num_blocks=num_blocks)
 
 
 def _fit_length(config: EngineConfig, longest: int) -> EngineConfig:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.errors import ExecutorLost, OutOfMemory, SessionLost, TandemError
-from tandem.link.batch import Batch, StepResult
+from tandem.link.batch import Batch, KvMode, StepResult
 from tandem_embedded.backend import Runner
 from tandem_embedded.ledger import Ledger
 
@@ -63,7 +63,60 @@ class Driver:
         except (TandemError, RuntimeError, MemoryError) as error:
             self._recover(error)
         with self._lock:
-            self._ledger.note(self._core.take_events())
+            self._ledger.settle(self._core, self._clock())
+
+    def suspend(self, mode: KvMode) -> None:
+        """
+        Give KV memory back as `mode` says; steps must not be asked for until `resume`.
+
+        Raises:
+            OutOfMemory: The host has no room for what the device gives back. Nothing is suspended;
+                what ran is computed again.
+        """
+        with self._lock:
+            self._core.suspend(mode, self._clock())
+        self._apply_all()
+        while self._core.is_command_due and self._core.take_command() is None:
+            self._release()
+        try:
+            self._runner.suspend(mode)
+            self._acknowledge()
+        except (TandemError, RuntimeError, MemoryError) as error:
+            with self._lock:
+                self._core.resume()
+            self._recover(error)
+            raise
+
+    def resume(self) -> None:
+        """
+        End a suspension.
+
+        Raises:
+            OutOfMemory: Others have the memory. The suspension goes on, and may be ended later.
+        """
+        self._runner.resume()
+        with self._lock:
+            self._core.resume()
+            self._core.take_command()
+        self._acknowledge()
+
+    def _apply_all(self) -> None:
+        with self._lock:
+            while self._under_way:
+                self._apply(self._under_way.popleft())
+
+    def _release(self) -> None:
+        """Compute what a suspension waits for: slots that are given back."""
+        with self._lock:
+            batch, state_hash = self._core.schedule(self._clock()), self._core.state_hash
+        assert batch is not None
+        self._under_way.append(self._compute(batch, state_hash))
+        self._apply_all()
+
+    def _acknowledge(self) -> None:
+        """Apply the result of a command that was given out: nothing was computed."""
+        self._under_way.append(self._compute(Batch(), self._core.state_hash))
+        self._apply_all()
 
     def _compute(self, batch: Batch, state_hash: int) -> StepResult:
         self._num_steps += 1
@@ -74,8 +127,9 @@ class Driver:
 
     def _apply(self, result: StepResult) -> None:
         self._ledger.note_margins(self._core, result)
-        self._core.apply(result, self._clock())
-        self._ledger.note(self._core.take_events())
+        now = self._clock()
+        self._core.apply(result, now)
+        self._ledger.settle(self._core, now)
         self._failures_in_a_row = 0
 
     def _recover(self, error: TandemError | RuntimeError | MemoryError) -> None:

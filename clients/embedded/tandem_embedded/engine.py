@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.core.options import CoreOptions, OnPressure
-from scheduler_svc.core.request import FinishReason, NewRequest
+from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request_events import RequestEvent
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
-from tandem.errors import RequestNotFound, TandemError
+from tandem.errors import RequestNotFound
 from tandem_embedded.backend import Backend, load_backend
 from tandem_embedded.driver import Driver
-from tandem_embedded.errors import ConfigError, ValidationError, engine_error
-from tandem_embedded.ledger import Entry, Ledger
+from tandem_embedded.errors import SchedulerError, engine_error, engine_errors
+from tandem_embedded.intake import Intake, Messages, Prompt
+from tandem_embedded.ledger import Delivery, Entry, Ledger
 from tandem_embedded.logs import quiet_unless_configured
 from tandem_embedded.params import GenerationParams
 from tandem_embedded.results import (
@@ -29,6 +27,8 @@ from tandem_embedded.results import (
     MemoryStats,
     Request,
 )
+from tandem_embedded.settings import check_buffer, check_options, kv_mode, model_directory
+from tandem_embedded.stream import TextStream
 from tandem_embedded.tokenizer import HuggingFaceTokenizer, Tokenizer
 
 
@@ -36,12 +36,12 @@ class InferenceEngine:
     """
     Serves requests in this process.
 
-    Any thread may submit, abort and ask; one thread at a time drives with `step` or `run`, others
-    that try wait. Errors are `EngineError`s.
+    Any thread may submit, abort and ask; one thread at a time drives with `step`, `run`, `complete`
+    or a stream, others that try wait. Errors are `EngineError`s.
 
     Args:
         config: Limits; the defaults if not given. A default max_model_len gives way to the model.
-        model_dir: Model in Hugging Face format.
+        model_dir: Model in Hugging Face format; the bundled one if not given.
         tokenizer: Instead of the model directory's tokenizer.json.
         dtype: "auto", "float32", "bfloat16" or "float16".
         device: "cpu", "cuda", "cuda:N" or "auto".
@@ -51,6 +51,9 @@ class InferenceEngine:
         batch_invariant: Give a request the same tokens, bit for bit, whatever is computed beside it
             and however its prompt is cut; slower.
         swap_space_gb: GiB of host memory that preempted requests' KV can be swapped to.
+        buffer_size_gb: GiB of KV memory, instead of the config's max_num_blocks.
+        kv_cache_management_mode: What `suspend` does with KV memory: "persist" keeps it, "offload"
+            moves it to the host until `resume`, "recompute" drops it.
         cpu_extension: "auto", "on" or "off": whether the CPU attends in C++, for the whole process;
             "auto" where a compiler or a library built earlier is found.
         options: How to schedule; by default as a service does, but requests that arrive at
@@ -76,23 +79,23 @@ class InferenceEngine:
         collect_margins: bool = False,
         batch_invariant: bool = False,
         swap_space_gb: float = 0.0,
+        buffer_size_gb: float | None = None,
+        kv_cache_management_mode: str = "persist",
         cpu_extension: str = "auto",
         options: CoreOptions | None = None,
         backend: Backend | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         quiet_unless_configured()
-        if window < 1:
-            raise ConfigError(f"window must be at least 1, got {window}", reason="INVALID_CONFIG")
         config = EngineConfig() if config is None else config
         options = CoreOptions(on_pressure=OnPressure.REFUSE) if options is None else options
-        directory = None if model_dir is None else Path(model_dir)
-        try:
+        with engine_errors():
             config.validate()
-            options.validate()
+            check_options(options, window)
+            check_buffer(config, buffer_size_gb)
+            self._kv_mode = kv_mode(kv_cache_management_mode)
             if backend is None:
-                if directory is None:
-                    raise ConfigError("model_dir is needed", reason="INVALID_CONFIG")
+                directory = model_directory(model_dir)
                 config, backend = load_backend(
                     config,
                     directory,
@@ -102,15 +105,17 @@ class InferenceEngine:
                     collect_margins=collect_margins,
                     batch_invariant=batch_invariant,
                     swap_space_gb=swap_space_gb,
+                    buffer_size_gb=buffer_size_gb,
                     cpu_extension=cpu_extension,
                 )
-            self._core = Scheduler(config, _geometry(config, backend), options)
-        except TandemError as error:
-            raise engine_error(error) from error
+                if tokenizer is None and (directory / "tokenizer.json").is_file():
+                    tokenizer = HuggingFaceTokenizer(directory)
+            self._core = Scheduler(config, backend.geometry(config), options)
         self.config = config
         self._backend = backend
-        self._tokenizer = _tokenizer(tokenizer, directory)
-        self._ledger = Ledger(self._tokenizer)
+        self._tokenizer = tokenizer
+        self._intake = Intake(backend, tokenizer, config.max_model_len)
+        self._ledger = Ledger(tokenizer)
         self._clock = clock
         self._next_id = 0
         self._lock = threading.Lock()
@@ -131,9 +136,7 @@ class InferenceEngine:
         """What turns text into tokens; None without one."""
         return self._tokenizer
 
-    def submit_request(
-        self, prompt: str | Sequence[int], params: GenerationParams | None = None
-    ) -> int:
+    def submit_request(self, prompt: Prompt, params: GenerationParams | None = None) -> int:
         """
         Queue a request; nothing is computed yet.
 
@@ -142,58 +145,65 @@ class InferenceEngine:
             params: The defaults if not given.
 
         Returns:
-            Its id; ids grow from 0.
+            Its id; ids grow from 0, by the request's number of choices.
 
         Raises:
             ValidationError: Prompt or parameters are wrong, or it can never fit.
             EngineMemoryError: Too many blocks are in use, and the engine refuses then.
             SchedulerError: max_num_seqs requests are in the system.
         """
-        params = GenerationParams() if params is None else params
-        params.validate()
-        params.check_ids(self._backend.vocab_size)
-        token_ids = self._token_ids(prompt)
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        with self._lock:
-            now = self._clock()
-            request_id = self._next_id
-            eos = () if params.ignore_eos else self._backend.eos_token_ids
-            new = NewRequest(
-                request_id=str(request_id),
-                handle=request_id,
-                prompt=np.array(token_ids, np.int32),
-                sampling=params.row_sampling(seed, {*eos, *params.stop_token_ids}),
-                max_tokens=params.max_tokens,
-                arrival_s=now,
-                eos_token_ids=frozenset(eos),
-                stop_token_ids=frozenset(params.stop_token_ids),
-            )
-            try:
-                acceptance = self._core.submit(new, now)
-            except TandemError as error:
-                raise engine_error(error) from error
-            self._next_id += 1
-            self._ledger.live[request_id] = Entry(
-                token_ids[acceptance.num_truncated_tokens :],
-                params,
-                seed,
-                now,
-                num_truncated=acceptance.num_truncated_tokens,
-            )
-        return request_id
+        return self._submit(prompt, None, params, None)
+
+    def submit_chat(self, messages: Messages, params: GenerationParams | None = None) -> int:
+        """Queue the answer to a conversation, as `submit_request` does a prompt."""
+        return self._submit(None, messages, params, None)
+
+    def complete(
+        self,
+        prompt: Prompt | None = None,
+        params: GenerationParams | None = None,
+        *,
+        messages: Messages | None = None,
+    ) -> CompletedRequest:
+        """
+        Serve one request, or the answer to a conversation, and drive the engine until it is over.
+
+        Others are served beside it; their results come with the next `step` or `run`.
+
+        Raises:
+            EngineError: As `submit_request`. A request that fails later is returned with its error.
+        """
+        with self._stream(prompt, messages, params, is_streamed=False) as stream:
+            return stream.wait()
+
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        params: GenerationParams | None = None,
+        *,
+        messages: Messages | None = None,
+    ) -> TextStream:
+        """
+        Serve one request, or the answer to a conversation, and give its text piece by piece.
+
+        Raises:
+            EngineError: As `submit_request`, at once.
+        """
+        return self._stream(prompt, messages, params, is_streamed=True)
 
     def step(self) -> list[CompletedRequest]:
-        """Plan and compute one step; returns who completed, each request once."""
-        with self._driving:
-            self._driver.turn()
-            # Once the last request is over, its blocks are given back at once.
-            while self._only_releases_left():
-                self._driver.turn()
-            with self._lock:
-                return self._ledger.take()
+        """
+        Plan and compute one step; returns the requests that completed, each once.
+
+        Raises:
+            SchedulerError: The engine is suspended.
+        """
+        self._drive()
+        with self._lock:
+            return self._ledger.take()
 
     def run(self) -> list[CompletedRequest]:
-        """Step until nothing is pending; returns who completed, each request once."""
+        """Step until nothing is pending; returns the requests that completed, each once."""
         completed = []
         while self.has_pending_work():
             completed += self.step()
@@ -204,6 +214,37 @@ class InferenceEngine:
         with self._lock:
             return bool(self._ledger.num_undelivered) or self._core.has_pending_work()
 
+    def suspend(self) -> None:
+        """
+        Compute nothing until `resume` and give KV memory back, as `kv_cache_management_mode` says.
+
+        Requests are taken meanwhile and wait. Those that ran go on where they were, or are computed
+        again under "recompute", with the same tokens. A second suspension does nothing.
+
+        Raises:
+            EngineMemoryError: The host has no room for the KV memory; nothing is suspended.
+        """
+        with self._driving, engine_errors():
+            if not self._core.is_suspended:
+                self._driver.suspend(self._kv_mode)
+
+    def resume(self) -> None:
+        """
+        End a suspension; without one it does nothing.
+
+        Raises:
+            EngineMemoryError: Others have the memory; the suspension goes on.
+        """
+        with self._driving, engine_errors():
+            if self._core.is_suspended:
+                self._driver.resume()
+
+    @property
+    def is_suspended(self) -> bool:
+        """True from `suspend` to `resume`."""
+        with self._lock:
+            return self._core.is_suspended
+
     def abort(self, request_id: int) -> None:
         """
         End a request with CANCELLED; its output so far comes with the next step.
@@ -212,11 +253,10 @@ class InferenceEngine:
             SchedulerError: No such request is live.
         """
         with self._lock:
-            try:
-                self._core.end_request(str(request_id), FinishReason.CANCELLED, self._clock())
-            except TandemError as error:
-                raise engine_error(error) from error
-            self._ledger.note(self._core.take_events())
+            now = self._clock()
+            with engine_errors():
+                self._core.end_request(str(request_id), FinishReason.CANCELLED, now)
+            self._ledger.settle(self._core, now)
 
     def preempt(self, request_id: int) -> None:
         """
@@ -225,67 +265,60 @@ class InferenceEngine:
         Raises:
             SchedulerError: No such request is live.
         """
-        with self._lock:
-            try:
-                self._core.preempt(str(request_id))
-            except TandemError as error:
-                raise engine_error(error) from error
+        with self._lock, engine_errors():
+            self._core.preempt(str(request_id))
 
-    def output_tokens(self, request_id: int) -> list[int]:
+    def output_tokens(self, request_id: int, choice: int = 0) -> list[int]:
         """
-        Output so far of a live request.
+        Output so far of one choice of a live request.
 
         Raises:
             SchedulerError: No such request is live.
         """
-        return self.get_request(request_id).output_tokens
+        with self._lock:
+            return list(self._entry(request_id).choices[choice].tokens)
 
     def get_request(self, request_id: int) -> Request:
         """
-        A live request as it is now.
+        A live request as it is now, by the first of its choices that is not over.
 
         Raises:
             SchedulerError: No such request is live.
         """
         with self._lock:
-            entry, state = self._ledger.live.get(request_id), self._core.state_of(request_id)
-            if entry is None or state is None:
-                message = f"no live request has the id {request_id}: it may have ended already"
-                raise engine_error(RequestNotFound(message))
+            entry = self._entry(request_id)
+            states = [self._core.state_of(handle) for handle in entry.handles]
             return Request(
                 request_id=request_id,
                 input_tokens=list(entry.prompt),
-                output_tokens=list(entry.outputs),
+                output_tokens=list(entry.choices[0].tokens),
                 params=entry.params,
-                state=STATE_OF_CORE[state],
+                state=next(STATE_OF_CORE[state] for state in states if state is not None),
                 created_at=entry.created_at,
             )
+
+    def request_events(self, request_id: int) -> list[RequestEvent]:
+        """
+        What happened to a request, live or over lately, in order of time.
+
+        Raises:
+            ConfigError: None of the options `track_*_events` is on.
+            SchedulerError: No events of this request are kept.
+        """
+        with self._lock, engine_errors():
+            return self._core.request_events(str(request_id))
 
     def get_memory_stats(self) -> MemoryStats:
         """KV blocks in use; printing it gives a line."""
         with self._lock:
             stats = self._core.stats()
-        return MemoryStats(
-            total=stats.total_blocks,
-            used=stats.used_blocks,
-            free=stats.free_blocks + stats.cached_blocks,
-            num_sequences=stats.num_running - stats.num_draining,
-        )
+        return MemoryStats.of(stats)
 
     def get_metrics(self) -> EngineMetrics:
         """Counts since the engine was made."""
         with self._lock:
             stats, num_requests = self._core.stats(), self._core.num_requests
-        return EngineMetrics(
-            total_requests=stats.accepted_requests,
-            completed_requests=stats.finished_requests,
-            failed_requests=stats.failed_requests,
-            total_tokens_generated=stats.output_tokens,
-            memory_utilization=stats.used_blocks / stats.total_blocks,
-            active_sequences=num_requests,
-            preemptions=stats.preemptions,
-            steps=stats.steps,
-        )
+        return EngineMetrics.of(stats, num_requests)
 
     def check_integrity(self) -> None:
         """
@@ -294,46 +327,57 @@ class InferenceEngine:
         Raises:
             ExecutionError: One does not hold: a bug of ours.
         """
+        with self._lock, engine_errors():
+            self._core.check_integrity()
+
+    def _submit(
+        self,
+        prompt: Prompt | None,
+        messages: Messages | None,
+        params: GenerationParams | None,
+        delivery: Delivery | None,
+    ) -> int:
+        params = GenerationParams() if params is None else params
+        entry = self._intake.prepare(prompt, messages, params, delivery)
         with self._lock:
-            try:
-                self._core.check_integrity()
-            except TandemError as error:
-                raise engine_error(error) from error
+            entry.request_id, entry.created_at = self._next_id, self._clock()
+            with engine_errors():
+                acceptance = self._core.submit(self._intake.new_request(entry), entry.created_at)
+            self._next_id += params.n
+            entry.num_truncated = acceptance.num_truncated_tokens
+            del entry.prompt[: entry.num_truncated]
+            self._ledger.add(entry)
+        return entry.request_id
+
+    def _stream(
+        self,
+        prompt: Prompt | None,
+        messages: Messages | None,
+        params: GenerationParams | None,
+        *,
+        is_streamed: bool,
+    ) -> TextStream:
+        delivery = Delivery(is_streamed)
+        request_id = self._submit(prompt, messages, params, delivery)
+        return TextStream(request_id, delivery, drive=self._drive, abort=self.abort)
+
+    def _drive(self) -> None:
+        """Compute one step; once the last request is over, its blocks are given back at once."""
+        with self._driving:
+            if self._core.is_suspended and not self._ledger.num_undelivered:
+                message = "the engine is suspended: call resume() first"
+                raise SchedulerError(message, reason="NO_EXECUTOR")
+            self._driver.turn()
+            while self._only_releases_left():
+                self._driver.turn()
 
     def _only_releases_left(self) -> bool:
         with self._lock:
             return not self._core.num_requests and self._core.has_pending_work()
 
-    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            if not prompt:
-                raise ValidationError("the prompt is empty.", reason="EMPTY_PROMPT", field="prompt")
-            if self._tokenizer is None:
-                message = "the model has no tokenizer.json: give token ids or a tokenizer."
-                raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt")
-            prompt = self._tokenizer.encode(prompt)
-        token_ids = [int(token) for token in prompt]
-        for token in token_ids:
-            if not 0 <= token < self.vocab_size:
-                message = f"token id {token} is not in the vocabulary, 0 to {self.vocab_size - 1}."
-                raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt")
-        return token_ids
-
-
-def _geometry(config: EngineConfig, backend: Backend) -> ExecutorGeometry:
-    return ExecutorGeometry(
-        num_blocks=config.max_num_blocks,
-        block_size=config.block_size,
-        num_slots=backend.num_slots,
-        max_batch_size=config.max_batch_size,
-        max_total_tokens=config.max_total_tokens,
-        max_model_len=config.max_model_len,
-        num_host_blocks=backend.num_host_blocks,
-    )
-
-
-def _tokenizer(given: Tokenizer | None, model_dir: Path | None) -> Tokenizer | None:
-    """The tokenizer given, else the model directory's, else none."""
-    if given is not None or model_dir is None or not (model_dir / "tokenizer.json").is_file():
-        return given
-    return HuggingFaceTokenizer(model_dir)
+    def _entry(self, request_id: int) -> Entry:
+        entry = self._ledger.entries.get(request_id)
+        if entry is None:
+            message = f"no live request has the id {request_id}: it may have ended already"
+            raise engine_error(RequestNotFound(message))
+        return entry

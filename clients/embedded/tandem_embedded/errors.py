@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from tandem.errors import TandemError
@@ -76,6 +78,7 @@ _KIND_BY_REASON: dict[str, type[EngineError]] = {
     "PROMPT_TOO_LONG": ValidationError,
     "TOTAL_TOO_LONG": ValidationError,
     "NEVER_FITS": ValidationError,
+    "CHAT_TEMPLATE": ValidationError,
     "QUEUE_FULL": SchedulerError,
     "REQUEST_NOT_FOUND": SchedulerError,
     "DUPLICATE_REQUEST_ID": SchedulerError,
@@ -92,3 +95,12 @@ def engine_error(error: TandemError) -> EngineError:
         field=error.field,
         retry_after_s=error.retry_after_s,
     )
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Raise what goes wrong within as an error of the engine."""
+    try:
+        yield
+    except TandemError as error:
+        raise engine_error(error) from error

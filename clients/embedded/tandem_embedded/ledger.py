@@ -3,62 +3,116 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from dataclasses import dataclass, field
 
 import structlog
 
 from scheduler_svc.core.events import CoreEvents, Ended
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.frontend.output import OutputChunk, OutputText
 from tandem.link.batch import StepResult
 from tandem.link.logprobs import TokenLogprob
 from tandem_embedded.errors import EngineError, engine_error
 from tandem_embedded.params import GenerationParams
-from tandem_embedded.results import CompletedRequest
-from tandem_embedded.tokenizer import Tokenizer
+from tandem_embedded.results import CompletedChoice, CompletedRequest
+from tandem_embedded.tokenizer import Tokenizer, detokenizer_of, output_text
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _ENDS_WITHOUT_TEXT = {FinishReason.EOS, FinishReason.STOP_TOKEN}
 
 
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Where the output of a request goes whose caller waits for it alone."""
+
+    is_streamed: bool
+    chunks: deque[tuple[int, OutputChunk]] = field(default_factory=deque)
+    """Text that became certain and was not taken yet, with its choice; none unless streamed."""
+    result: CompletedRequest | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Entry:
-    """One live request: what was asked, and its output so far."""
+    """
+    One live request.
+
+    Attributes:
+        params: As they are in force.
+        ends: Ids that end the output, for whatever reason.
+        fills_context: It is the context's end that bounds the output, not a number asked for.
+        delivery: None where the result comes with the next step's.
+    """
+
+    prompt: list[int]
+    params: GenerationParams
+    ends: frozenset[int]
+    fills_context: bool
+    seed: int
+    delivery: Delivery | None
+    request_id: int = -1
+    created_at: float = 0.0
+    num_truncated: int = 0
+    num_cached: int = 0
+    choices: list[Choice] = field(default_factory=list)
+
+    @property
+    def handles(self) -> range:
+        """Of its choices, in the core."""
+        return range(self.request_id, self.request_id + self.params.n)
+
+
+class Choice:
+    """One completion of a live request: its output so far, and its end once it has come."""
 
     __slots__ = (
-        "created_at", "logprobs", "margins", "num_truncated", "outputs", "params", "prompt", "seed",
+        "completed", "entry", "is_stopped", "logprobs", "margins", "number", "output", "texts",
+        "tokens",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        prompt: list[int],
-        params: GenerationParams,
-        seed: int,
-        created_at: float,
-        *,
-        num_truncated: int = 0,
-    ) -> None:
-        self.prompt = prompt
-        self.params = params
-        self.seed = seed
-        self.created_at = created_at
-        self.num_truncated = num_truncated
-        self.outputs: list[int] = []
+    def __init__(self, entry: Entry, number: int, output: OutputText | None) -> None:
+        self.entry = entry
+        self.number = number
+        self.output = output
+        """Follows the text while it grows; None where the whole is turned into text at the end."""
+        self.is_stopped = False
+        """A stop string is complete; tokens that follow do not count."""
+        self.texts: list[str] = []
+        """What `output` has released."""
+        self.tokens: list[int] = []
         self.margins: dict[int, float] = {}
         self.logprobs: list[TokenLogprob] = []
+        self.completed: CompletedChoice | None = None
 
 
 class Ledger:
-    """Turns the core's events into completed requests; whoever drives the core owns it."""
+    """Turns the core's events into completed requests; the thread that drives the core owns it."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._completed: list[CompletedRequest] = []
-        self.live: dict[int, Entry] = {}
+        self._stopped: list[Choice] = []
+        self._live: dict[int, Choice] = {}
+        """By handle; without those that are over."""
+        self.entries: dict[int, Entry] = {}
+        """Live requests by id."""
 
     @property
     def num_undelivered(self) -> int:
         """Completed requests that were not taken."""
         return len(self._completed)
+
+    def add(self, entry: Entry) -> None:
+        """Take over a request that the core has accepted."""
+        delivery = entry.delivery
+        follows = bool(entry.params.stop) or (delivery is not None and delivery.is_streamed)
+        for number, handle in enumerate(entry.handles):
+            output = self._follow(entry) if follows else None
+            entry.choices.append(Choice(entry, number, output))
+            self._live[handle] = entry.choices[-1]
+        self.entries[entry.request_id] = entry
 
     def note_margins(self, core: Scheduler, result: StepResult) -> None:
         """Remember the margins of a result that is about to be applied."""
@@ -74,16 +128,31 @@ class Ledger:
         for slot, generation, position, margin in rows:
             owner = core.row_owner(slot, generation)
             if owner is not None:
-                entry = self.live[owner]
-                entry.margins[position - len(entry.prompt)] = margin
+                choice = self._live[owner]
+                choice.margins[position - len(choice.entry.prompt)] = margin
 
-    def note(self, events: CoreEvents) -> None:
-        """Take over tokens and ends."""
+    def settle(self, core: Scheduler, now: float) -> None:
+        """Take over everything that happened in the core, and end there what a string stopped."""
+        self._note(core.take_events())
+        while self._stopped:
+            choice = self._stopped.pop()
+            if choice.completed is None:
+                assert choice.output is not None
+                handle = choice.entry.handles[choice.number]
+                core.end_handle(handle, FinishReason.STOP_STRING, now, choice.output.num_tokens)
+                self._note(core.take_events())
+
+    def take(self) -> list[CompletedRequest]:
+        """Completed requests, each once, in the order they completed."""
+        completed, self._completed = self._completed, []
+        return completed
+
+    def _note(self, events: CoreEvents) -> None:
         for handle, token in zip(events.token_handle.tolist(), events.token.tolist(), strict=True):
-            self.live[handle].outputs.append(token)
+            self._push(self._live[handle], token)
         for told in events.logprobs:
-            for handle, entry in zip(told.handle.tolist(), told.columns.entries(), strict=True):
-                self.live[handle].logprobs.append(entry)
+            for handle, logprob in zip(told.handle.tolist(), told.columns.entries(), strict=True):
+                self._live[handle].logprobs.append(logprob)
         for ended in events.ended:
             self._complete(ended.handle, ended, None)
         for failed in events.failed:
@@ -91,33 +160,79 @@ class Ledger:
         for line in events.log_lines:
             _log.log(logging.WARNING if line.is_warning else logging.INFO, line.text)
 
-    def take(self) -> list[CompletedRequest]:
-        """Completed requests, each once, in the order they completed."""
-        completed, self._completed = self._completed, []
-        return completed
+    def _push(self, choice: Choice, token: int) -> None:
+        choice.tokens.append(token)
+        output = choice.output
+        if output is None or choice.is_stopped:
+            return
+        output.push_all([token])
+        if output.stopped is not None:
+            choice.is_stopped = True
+            self._stopped.append(choice)
+        self._release(choice, output.take())
+
+    def _release(self, choice: Choice, chunk: OutputChunk | None) -> None:
+        if chunk is None:
+            return
+        choice.texts.append(chunk.text)
+        delivery = choice.entry.delivery
+        if delivery is not None and delivery.is_streamed:
+            delivery.chunks.append((choice.number, chunk))
 
     def _complete(self, handle: int, ended: Ended | None, error: EngineError | None) -> None:
-        entry, reason = self.live.pop(handle), None if ended is None else ended.reason
-        self._completed.append(
-            CompletedRequest(
-                request_id=handle,
-                output_text=self._text(entry.outputs, reason),
-                output_tokens=entry.outputs,
-                finish_reason=reason,
-                error=error,
-                num_prompt_tokens=len(entry.prompt),
-                seed=entry.seed,
-                num_truncated_tokens=entry.num_truncated,
-                num_cached_tokens=0 if ended is None else ended.num_cached_tokens,
-                num_preemptions=0 if ended is None else ended.num_preemptions,
-                margins=[entry.margins[at] for at in range(len(entry.outputs))]
-                if entry.margins
-                else [],
-                logprobs=entry.logprobs,
-            )
+        choice = self._live.pop(handle)
+        entry, reason = choice.entry, None if ended is None else ended.reason
+        text, stop_string = self._end_text(choice, reason)
+        if stop_string is not None:
+            reason = FinishReason.STOP_STRING
+        num_tokens = len(choice.tokens)
+        if ended is not None and choice.number == 0:
+            entry.num_cached = ended.num_cached_tokens
+        choice.completed = CompletedChoice(
+            output_text=text,
+            output_tokens=choice.tokens,
+            finish_reason=reason,
+            error=error,
+            stop_string=stop_string,
+            num_preemptions=0 if ended is None else ended.num_preemptions,
+            margins=[choice.margins[at] for at in range(num_tokens)] if choice.margins else [],
+            logprobs=choice.logprobs[:num_tokens],
         )
+        self._deliver_if_over(entry)
 
-    def _text(self, outputs: list[int], reason: FinishReason | None) -> str:
-        if self._tokenizer is None:
-            return ""
-        return self._tokenizer.decode(outputs[:-1] if reason in _ENDS_WITHOUT_TEXT else outputs)
+    def _end_text(self, choice: Choice, reason: FinishReason | None) -> tuple[str, str | None]:
+        """Text of an output that is over, cut where a string stopped it, and that string."""
+        entry, output, tokens = choice.entry, choice.output, choice.tokens
+        if output is None:
+            told = tokens[:-1] if reason in _ENDS_WITHOUT_TEXT else tokens
+            return output_text(self._tokenizer, entry.prompt, told), None
+        self._release(choice, output.finish())
+        if output.stopped is not None:
+            del tokens[output.num_tokens :]
+        return "".join(choice.texts), None if output.stopped is None else output.stopped.stop
+
+    def _deliver_if_over(self, entry: Entry) -> None:
+        choices = [one.completed for one in entry.choices if one.completed is not None]
+        if len(choices) < entry.params.n:
+            return
+        del self.entries[entry.request_id]
+        result = CompletedRequest(
+            request_id=entry.request_id,
+            choices=tuple(choices),
+            num_prompt_tokens=len(entry.prompt),
+            num_truncated_tokens=entry.num_truncated,
+            num_cached_tokens=entry.num_cached,
+            seed=entry.seed,
+        )
+        if entry.delivery is None:
+            self._completed.append(result)
+        else:
+            entry.delivery.result = result
+
+    def _follow(self, entry: Entry) -> OutputText:
+        return OutputText(
+            detokenizer_of(self._tokenizer, entry.prompt),
+            stops=entry.params.stop,
+            end_token_ids=entry.ends,
+            min_tokens=entry.params.min_tokens,
+        )

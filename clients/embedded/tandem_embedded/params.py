@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from scheduler_svc.executor_description import (
+    DEFAULT_TEMPERATURE,
+    DEFAULT_TOP_K,
+    DEFAULT_TOP_P,
+)
+from scheduler_svc.frontend.validation import (
+    MAX_CACHE_SALT_BYTES,
+    MAX_CHOICES,
+    MAX_STOP_STRING_BYTES,
+    MAX_STOP_STRINGS,
+)
 from tandem.link.batch import RowSampling
 from tandem.sampling_ranges import MIN_TEMPERATURE, broken_range
 from tandem_embedded.errors import ValidationError
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
+MAX_PRIORITY = 2**31 - 1
 
-_WHOLE_NUMBERS = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs")
+_WHOLE_NUMBERS = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", "n", "priority")
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -23,69 +35,117 @@ _NUMBERS = (
     "min_p",
 )
 _RANGED = (*_NUMBERS, "top_k")
+_WITH_MODEL_DEFAULT = ("temperature", "top_p", "top_k", "repetition_penalty", "min_p")
+_MAY_BE_NONE = {*_WITH_MODEL_DEFAULT, "max_tokens", "seed", "logprobs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What a request gets that sets nothing: what the model's author recommends, else these."""
+
+    temperature: float = DEFAULT_TEMPERATURE
+    top_p: float = DEFAULT_TOP_P
+    top_k: int = DEFAULT_TOP_K
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
     """
-    Parameters of one request.
+    Parameters of one request. One that is None is as the model's generation_config.json recommends,
+    and where that is silent as said here.
 
     Attributes:
-        max_tokens: Most output tokens, at least 1.
-        temperature: 0 to 2; 0 always takes the most likely token, (0, 0.01) counts as 0.01.
-        top_p: Share of probability to draw from, in (0, 1]; 1 is off.
-        top_k: Tokens to draw from; 0 and -1 are off.
+        max_tokens: Most output tokens, at least 1; None is 100 after a prompt and as many as the
+            context has left after a chat, never more than that.
+        temperature: 0 to 2; 0 always takes the most likely token, (0, 0.01) counts as 0.01. Else 1.
+        top_p: Share of probability to draw from, in (0, 1]; 1 is off. Else 0.9.
+        top_k: Tokens to draw from; 0 and -1 are off. Else off.
         seed: Key of the noise, a uint64; None lets the engine choose one.
         stop_token_ids: Ids that end the output, besides the model's end-of-sequence ids.
         ignore_eos: End-of-sequence tokens are like any other.
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
-            output; above 0, 1 is off.
+            output; above 0, 1 is off. Else off.
         frequency_penalty: Taken off a token's logit for each time it is in the output, -2 to 2.
         presence_penalty: Taken off once if it is there at all, -2 to 2.
-        min_p: Only tokens at least this many times as likely as the likeliest are drawn, 0 to 1.
+        min_p: Only tokens at least this many times as likely as the likeliest are drawn, 0 to 1;
+            0 is off. Else off.
         min_tokens: Output tokens before which nothing ends the output, 0 to max_tokens.
         logit_bias: Added to the logits of these ids, -100 to 100 each.
         logprobs: Tell each token's log probability and this many of the likeliest, 0 to 20; None
             tells nothing.
+        stop: Strings that end the output, which goes up to the first one that is complete; at most
+            16. They need a tokenizer.
+        n: Completions of the prompt, 1 to 16; more than one cannot be greedy.
+        priority: Lower ones are admitted first.
+        tenant: Whose request it is, for `CoreOptions.max_tenant_requests`; "" counts for nobody.
+        cache_salt: Only requests with the same salt share KV.
     """
 
-    max_tokens: int = 100
-    temperature: float = 1.0
-    top_p: float = 0.9
-    top_k: int = 0
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    min_p: float = 0.0
+    min_p: float | None = None
     min_tokens: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
 
     def validate(self) -> None:
         """
-        Check every range.
+        Check the range of everything that is set.
 
         Raises:
             ValidationError: Naming the first parameter that is wrong.
         """
         self._check_kinds()
         for name in _RANGED:
-            rule = broken_range(name, getattr(self, name))
-            if rule is not None:
-                message = f"{name} {rule}, got {getattr(self, name)}."
-                raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
-        rules = (
-            (self.max_tokens >= 1, "max_tokens", "must be at least 1"),
-            (self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", "must be in [0, 2**64)"),
-            *self._rules_of_lengths(),
-        )
-        for holds, name, rule in rules:
+            value = getattr(self, name)
+            broken = None if value is None else broken_range(name, value)
+            if broken is not None:
+                raise self._refusal(name, broken)
+        for holds, name, rule in self._rules():
             if not holds:
-                message = f"{name} {rule}, got {getattr(self, name)}."
-                raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
+                raise self._refusal(name, rule)
+        self._check_stop()
+
+    def resolved(self, defaults: SamplingDefaults, max_tokens: int) -> GenerationParams:
+        """
+        The parameters in force, none of them None that has a default.
+
+        Args:
+            defaults: For what is not set.
+            max_tokens: Likewise.
+
+        Raises:
+            ValidationError: Two that are in force do not go together.
+        """
+        found = replace(
+            self,
+            max_tokens=max_tokens if self.max_tokens is None else self.max_tokens,
+            **{
+                name: getattr(defaults if getattr(self, name) is None else self, name)
+                for name in _WITH_MODEL_DEFAULT
+            },
+        )
+        if self.min_tokens > (found.max_tokens or 0):
+            rule = f"must be less than or equal to max_tokens={found.max_tokens}"
+            raise self._refusal("min_tokens", rule)
+        if self.n > 1 and found.temperature == 0:
+            raise self._refusal("n", "must be 1 when using greedy sampling")
+        return found
 
     def check_ids(self, vocab_size: int) -> None:
         """
@@ -101,61 +161,80 @@ class GenerationParams:
                 )
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="logit_bias")
 
-    def _rules_of_lengths(self) -> tuple[tuple[bool, str, str], ...]:
+    def _rules(self) -> tuple[tuple[bool, str, str], ...]:
+        """What must hold, of which name, and in which words."""
         biases = self.logit_bias.values()
         return (
+            (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1"),
+            (self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", "must be in [0, 2**64)"),
+            (1 <= self.n <= MAX_CHOICES, "n", f"must be in [1, {MAX_CHOICES}]"),
+            (abs(self.priority) <= MAX_PRIORITY, "priority", "must be an int32"),
+            (
+                len(self.cache_salt.encode()) <= MAX_CACHE_SALT_BYTES,
+                "cache_salt",
+                f"must have at most {MAX_CACHE_SALT_BYTES} bytes",
+            ),
             (self.min_tokens >= 0, "min_tokens", "must be non-negative"),
-            (
-                self.min_tokens <= self.max_tokens,
-                "min_tokens",
-                f"must be less than or equal to max_tokens={self.max_tokens}",
-            ),
             (all(-100 <= bias <= 100 for bias in biases), "logit_bias", "must be in [-100, 100]"),
-            (
-                self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-                "logprobs",
-                "must be in [0, 20]",
-            ),
+            (0 <= (self.logprobs or 0) <= MAX_LOGPROBS, "logprobs", "must be in [0, 20]"),
         )
+
+    def _check_stop(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise self._refusal("stop", f"must have at most {MAX_STOP_STRINGS} strings")
+        for stop in self.stop:
+            if not stop:
+                message = "stop cannot contain an empty string."
+                raise ValidationError(message, reason="INVALID_PARAMETER", field="stop")
+            if len(stop.encode()) > MAX_STOP_STRING_BYTES:
+                rule = f"must have strings of at most {MAX_STOP_STRING_BYTES} bytes each"
+                raise self._refusal("stop", rule)
+
+    def _refusal(self, name: str, rule: str) -> ValidationError:
+        message = f"{name} {rule}, got {getattr(self, name)}."
+        return ValidationError(message, reason="INVALID_PARAMETER", field=name)
 
     def _check_kinds(self) -> None:
         for name in (*_WHOLE_NUMBERS, *_NUMBERS):
             value = getattr(self, name)
             kinds = (int, float) if name in _NUMBERS else (int,)
-            if value is None and name in {"seed", "logprobs"}:
+            if value is None and name in _MAY_BE_NONE:
                 continue
             if isinstance(value, bool) or not isinstance(value, kinds):
                 what = "a number" if float in kinds else "a whole number"
                 message = f"{name} must be {what}, got {value!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
+        for name in ("tenant", "cache_salt"):
+            if not isinstance(getattr(self, name), str):
+                raise self._refusal(name, "must be a string")
+        stop: Any = self.stop
+        if isinstance(stop, str) or not all(isinstance(one, str) for one in stop):
+            raise self._refusal("stop", "must be a tuple of strings")
         biases: Mapping[Any, Any] = self.logit_bias
         for token_id, bias in biases.items():
             if not (isinstance(token_id, int) and isinstance(bias, (int, float))):
                 message = f"logit_bias must map ids to numbers, got {token_id!r}: {bias!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="logit_bias")
 
-    @property
-    def effective_temperature(self) -> float:
-        """Temperature as it is applied."""
-        return max(self.temperature, MIN_TEMPERATURE) if self.temperature > 0 else 0.0
-
     def row_sampling(self, seed: int, end_ids: Iterable[int]) -> RowSampling:
         """
-        What the executor is told of them.
+        What the executor is told of them once they are resolved.
 
         Args:
-            seed: Chosen by whoever does.
+            seed: Of the noise.
             end_ids: All ids that end the output.
         """
+        found = self.resolved(SamplingDefaults(), self.max_tokens or self.min_tokens + 1)
+        temperature = found.temperature or 0.0
         return RowSampling(
-            temperature=self.effective_temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
+            temperature=max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0,
+            top_k=max(found.top_k or 0, 0),
+            top_p=found.top_p or 0.0,
             seed=seed,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=found.repetition_penalty or 0.0,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
-            min_p=self.min_p,
+            min_p=found.min_p or 0.0,
             min_tokens=self.min_tokens,
             end_ids=tuple(sorted(end_ids)) if self.min_tokens else (),
             logit_bias=tuple(sorted(self.logit_bias.items())),

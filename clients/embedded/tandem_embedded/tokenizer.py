@@ -1,15 +1,26 @@
-"""Text to token ids and back; any object of this shape can be given to an engine."""
+"""
+Text to token ids and back; any object of the shape `Tokenizer` can be given to an engine.
+
+A model's own tokenizer.json is read by the code that serves it over gRPC, so that both give a text
+the same ids and an output the same text.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from tokenizers import Tokenizer as Backend
-
-from tandem_embedded.errors import ConfigError
+from scheduler_svc.frontend.detokenizer import (
+    REPLACEMENT,
+    Decoded,
+    Detokenizer,
+    NoText,
+    decode_all,
+)
+from scheduler_svc.frontend.tokenizer import TextModel
+from tandem.errors import TandemError
+from tandem_embedded.errors import ConfigError, engine_error
 
 
 class Tokenizer(Protocol):
@@ -36,6 +47,73 @@ class Tokenizer(Protocol):
     @property
     def pad_token_id(self) -> int | None:
         """Fills up; has no text."""
+
+
+@runtime_checkable
+class StreamingTokenizer(Protocol):
+    """What a tokenizer may have besides, to turn an output into text token by token."""
+
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        """Detokenizer for the output that follows `prompt`."""
+
+
+@runtime_checkable
+class ChatTokenizer(Protocol):
+    """What a tokenizer may have besides, to encode conversations."""
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, max_prompt_len: int
+    ) -> list[int]:
+        """Ids of a conversation; messages have "role" and "content"."""
+
+
+def output_text(tokenizer: Tokenizer | None, prompt: Sequence[int], output: Sequence[int]) -> str:
+    """Text of a whole output that follows `prompt`; "" without a tokenizer."""
+    if tokenizer is None:
+        return ""
+    if isinstance(tokenizer, StreamingTokenizer):
+        return decode_all(tokenizer.detokenizer(prompt), output)
+    return tokenizer.decode(output)
+
+
+def detokenizer_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> Detokenizer:
+    """Detokenizer for the output that follows `prompt`, whatever the tokenizer has for that."""
+    if tokenizer is None:
+        return NoText()
+    if isinstance(tokenizer, StreamingTokenizer):
+        return tokenizer.detokenizer(prompt)
+    return _Redecoding(tokenizer)
+
+
+class _Redecoding:
+    """
+    Detokenizer that decodes the whole output for each token, for tokenizers that can only decode.
+
+    Text is certain once it continues what was told before and ends in no U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._told = ""
+
+    def push(self, token_id: int) -> Decoded:
+        """Take the next token."""
+        self._ids.append(token_id)
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith(REPLACEMENT) or not text.startswith(self._told):
+            return Decoded(None, "", False)
+        new, self._told = text[len(self._told) :], text
+        return Decoded(None, new, True)
+
+    def plain_text(self, token_ids: Sequence[int]) -> str | None:
+        """Tokens must be pushed, as later ones are decoded with them."""
+        del token_ids
+        return None
+
+    def flush(self) -> str:
+        """End: the text that was not certain."""
+        return self._tokenizer.decode(self._ids)[len(self._told) :]
 
 
 _PAD, _BOS, _EOS, _UNK = range(4)
@@ -87,72 +165,64 @@ class SimpleTokenizer:
 
 class HuggingFaceTokenizer:
     """
-    A `tokenizer.json`.
+    A model directory's `tokenizer.json`, with what lies beside it, read as the services read it.
+
+    Nothing in a text is taken for a special token, no text is truncated or padded, and what the
+    tokenizer puts after a text is left out.
 
     Args:
         path: The file, or the directory it is in.
 
     Raises:
-        ConfigError: There is no such file, or it is not a tokenizer.
+        ConfigError: There is no such file, or it is not a tokenizer that can be used.
     """
 
     def __init__(self, path: Path) -> None:
         file = path / "tokenizer.json" if path.is_dir() else path
-        if not file.is_file():
+        if not file.is_file() or file.name != "tokenizer.json":
             message = f"{file} does not exist: give a tokenizer.json, or submit token ids"
+            if file.is_file():
+                message = f"{file} must have the name tokenizer.json"
             raise ConfigError(message, reason="INVALID_MODEL")
         try:
-            self._backend = Backend.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception for every unreadable file
-            message = f"{file} is not a tokenizer that this version can read: {error}"
-            raise ConfigError(message, reason="INVALID_MODEL") from error
-        self._names = _special_names(file.with_name("tokenizer_config.json"))
+            self._text = TextModel.load(file.parent)
+        except TandemError as error:
+            raise engine_error(error) from error
 
     @property
     def vocab_size(self) -> int:
         """Ids are in [0, vocab_size)."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
+        return self._text.vocab_size
 
     @property
     def bos_token_id(self) -> int | None:
         """Begins a prompt."""
-        return self._special("bos_token")
+        return self._text.special_token_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
         """Ends an output; engines go by the model's own list."""
-        return self._special("eos_token")
+        return self._text.special_token_id("eos_token")
 
     @property
     def pad_token_id(self) -> int | None:
         """Fills up; has no text."""
-        return self._special("pad_token")
+        return self._text.special_token_id("pad_token")
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with what the tokenizer puts before every prompt."""
-        return list(self._backend.encode(text).ids)
+        return self._text.encode_text(text)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, max_prompt_len: int
+    ) -> list[int]:
+        """Ids of a conversation as the model's chat template writes it; see `TextModel`."""
+        return self._text.encode_chat(messages, max_prompt_len=max_prompt_len)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+        """Text of ids, as of a whole text; the output of a request follows its prompt instead."""
+        return decode_all(self.detokenizer(()), token_ids)
 
-    def _special(self, name: str) -> int | None:
-        content = self._names.get(name)
-        return None if content is None else self._backend.token_to_id(content)
-
-
-def _special_names(path: Path) -> dict[str, str]:
-    """Special tokens by role, as tokenizer_config.json names them; empty without one."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}", reason="INVALID_MODEL") from error
-    names = {}
-    for role in ("bos_token", "eos_token", "pad_token"):
-        token = content.get(role)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            names[role] = token
-    return names
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        """Detokenizer for the output that follows `prompt`."""
+        return self._text.detokenizer(prompt)

@@ -85,7 +85,7 @@ class EngineConfig:
         return found
 
     @classmethod
-    def from_file(cls, path: Path, *, base: EngineConfig | None = None) -> EngineConfig:
+    def from_file(cls, path: Path | str, *, base: EngineConfig | None = None) -> EngineConfig:
         """
         Read a JSON object of these names; missing ones are as in `base`, else the defaults.
 
@@ -93,6 +93,7 @@ class EngineConfig:
             InvalidConfig: Unreadable file, not a JSON object, an unknown name or a value of the
             wrong type.
         """
+        path = Path(path)
         try:
             content = json.loads(path.read_text())
         except OSError as error:

@@ -5,11 +5,28 @@ from __future__ import annotations
 from scheduler_svc.core.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
-from tandem.link.batch import Batch, StepResult
+from tandem.link.batch import Batch, KvMode, Resume, StepResult, Suspend
 from tandem_embedded import Backend, InferenceEngine, SimpleTokenizer
 from tests.scheduler_svc.core.fake_executor import FakeExecutor, expected_outputs
 
 VOCAB_SIZE = SimpleTokenizer.vocab_size
+
+
+class ScriptedExecutor(FakeExecutor):
+    """Draws the tokens of a script, whoever asks, if there is one."""
+
+    def __init__(self, geometry: ExecutorGeometry, vocab_size: int, script: list[int]) -> None:
+        super().__init__(geometry, vocab_size)
+        self.script = script
+        self._prompt_len: dict[int, int] = {}
+
+    def _admit(self, admission, salt: bytes) -> None:
+        self._prompt_len[admission.slot] = admission.num_prompt_tokens
+        super()._admit(admission, salt)
+
+    def _sample(self, slot: int) -> int:
+        at = len(self.holders[slot].prefixes) - self._prompt_len[slot]
+        return self.script[at] if at < len(self.script) else super()._sample(slot)
 
 
 class FakeRunner:
@@ -20,12 +37,16 @@ class FakeRunner:
 
     def __init__(self, geometry: ExecutorGeometry) -> None:
         self._geometry = geometry
-        self.executor = FakeExecutor(geometry, VOCAB_SIZE)
+        self.executor = ScriptedExecutor(geometry, VOCAB_SIZE, [])
         self.fail_next: list[Exception] = []
         self.fits = lambda batch: True
         self.row_counts: list[int] = []
         """Rows of each step that was computed."""
         self.num_resets = 0
+
+    def script(self, tokens: list[int]) -> None:
+        """Every request produces these tokens first."""
+        self.executor.script[:] = tokens
 
     @property
     def state_hash(self) -> int:
@@ -37,11 +58,19 @@ class FakeRunner:
         if not self.fits(batch):
             raise OutOfMemory(f"no memory for {len(batch.row_slot)} rows")
         self.row_counts.append(len(batch.row_slot))
+        if self.executor.is_suspended and not batch.num_tokens:
+            return self.executor._result([], [])
         return self.executor.execute(batch)
+
+    def suspend(self, mode: KvMode) -> None:
+        self.executor.obey(Suspend(kv_mode=mode))
+
+    def resume(self) -> None:
+        self.executor.obey(Resume())
 
     def reset(self) -> None:
         self.num_resets += 1
-        self.executor = FakeExecutor(self._geometry, VOCAB_SIZE)
+        self.executor = ScriptedExecutor(self._geometry, VOCAB_SIZE, self.executor.script)
 
 
 def engine_and_runner(
@@ -66,7 +95,6 @@ def engine_and_runner(
         max_positions=config.max_model_len,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=eos_token_ids,
-        kv_bytes=0,
     )
     settings = {"tokenizer": SimpleTokenizer()} | settings
     return InferenceEngine(config, backend=backend, **settings), runner

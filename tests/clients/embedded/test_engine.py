@@ -59,7 +59,7 @@ class TestServing:
         while engine.has_pending_work():
             completed += engine.step()
             stats = engine.get_memory_stats()
-            assert stats.total == stats.used + stats.free
+            assert stats.total_blocks == stats.used_blocks + stats.free_blocks
             engine.check_integrity()
         assert list(range(6)) == sorted(request.request_id for request in completed)
 
@@ -83,7 +83,7 @@ class TestServing:
         engine.submit_request("hello", EIGHT)
         while engine.has_pending_work():
             engine.step()
-        assert 0 == engine.get_memory_stats().used
+        assert 0 == engine.get_memory_stats().used_blocks
 
     def test_ten_thousand_ids_are_unique_and_grow(self):
         """
@@ -212,7 +212,12 @@ class TestAsking:
         engine.step()
         stats = engine.get_memory_stats()
         assert "Memory usage: 3/64 blocks (4.7%)" == str(stats)
-        assert (64, 3, 61, 1) == (stats.total, stats.used, stats.free, stats.num_sequences)
+        assert (64, 3, 61, 1) == (
+            stats.total_blocks,
+            stats.used_blocks,
+            stats.free_blocks,
+            stats.num_sequences,
+        )
 
     def test_metrics_add_up(self):
         """
@@ -250,7 +255,7 @@ class TestAsking:
             (request.request_id, request.finish_reason, request.generated_tokens)
             for request in completed
         ]
-        assert 0 == engine.get_memory_stats().used
+        assert 0 == engine.get_memory_stats().used_blocks
 
     def test_a_preempted_request_goes_on_with_its_tokens(self):
         """
@@ -282,13 +287,39 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"^Config error: .*absent does not exist"):
             InferenceEngine(EngineConfig(), tmp_path / "absent")
 
-    @pytest.mark.parametrize("settings", [{"window": 0}, {}], ids=["window", "no-model"])
-    def test_a_wrong_setting_is_a_config_error(self, settings):
+    @pytest.mark.parametrize(
+        ("settings", "text"),
+        [
+            ({"window": 0}, "window must be at least 1, got 0"),
+            ({"options": CoreOptions(window=8)}, r"CoreOptions\.window is 8, which has no effect"),
+            ({"options": CoreOptions(run_ahead=1)}, r"CoreOptions\.run_ahead is 1, which has no"),
+            ({"kv_cache_management_mode": "keep"}, "choose one of persist, offload, recompute"),
+            ({"buffer_size_gb": 0.0}, "buffer_size_gb must be over 0"),
+        ],
+        ids=["window", "options-window", "run-ahead", "kv-mode", "buffer"],
+    )
+    def test_a_wrong_setting_is_a_config_error(self, settings, text):
         """
-        A window below 1 and a missing model_dir are refused.
+        A setting that is out of range, or that one process has no use for, is refused with what to
+        do, before a model is looked for.
         """
-        with pytest.raises(ConfigError, match=r"^Config error: "):
-            InferenceEngine(EngineConfig(), **settings)
+        with pytest.raises(ConfigError, match=rf"^Config error: .*{text}"):
+            InferenceEngine(EngineConfig(), "absent", **settings)
+
+    def test_blocks_and_gigabytes_are_not_both_taken(self):
+        """
+        The KV memory is sized once.
+        """
+        with pytest.raises(ConfigError, match="keep one of them"):
+            InferenceEngine(EngineConfig(max_num_blocks=512), "absent", buffer_size_gb=1.0)
+
+    def test_an_engine_without_any_model_says_how_to_name_one(self, monkeypatch):
+        """
+        Where no model is given and none is bundled, the error says what the engine takes.
+        """
+        monkeypatch.setattr("tandem_embedded.settings.bundled_model", lambda: None)
+        with pytest.raises(ConfigError, match=r"InferenceEngine\(config, model_dir\) takes"):
+            InferenceEngine(EngineConfig())
 
     @pytest.mark.parametrize(
         ("prompt", "max_tokens", "text"),

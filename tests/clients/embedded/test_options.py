@@ -50,7 +50,7 @@ class TestOptions:
         engine.submit_request(PROMPT, EIGHT)
         engine.run()
         stats = engine.get_memory_stats()
-        assert (0, stats.total) == (stats.used, stats.free)
+        assert (0, stats.total_blocks) == (stats.used_blocks, stats.free_blocks)
 
     def test_long_prompt_can_be_truncated(self):
         """

@@ -61,6 +61,15 @@ REFUSED = [
     ),
     ({"logprobs": 21}, "logprobs must be in [0, 20], got 21."),
     ({"logprobs": 1.0}, "logprobs must be a whole number, got 1.0."),
+    ({"stop": ("",)}, "stop cannot contain an empty string."),
+    ({"stop": "ab"}, "stop must be a tuple of strings, got ab."),
+    ({"stop": ("a",) * 17}, f"stop must have at most 16 strings, got {('a',) * 17}."),
+    ({"n": 0}, "n must be in [1, 16], got 0."),
+    ({"n": 17}, "n must be in [1, 16], got 17."),
+    ({"n": 2, "temperature": 0.0}, "n must be 1 when using greedy sampling, got 2."),
+    ({"priority": 2**31}, f"priority must be an int32, got {2**31}."),
+    ({"tenant": 3}, "tenant must be a string, got 3."),
+    ({"cache_salt": "x" * 257}, f"cache_salt must have at most 256 bytes, got {'x' * 257}."),
 ]
 ACCEPTED = [
     {"temperature": 0.0}, {"temperature": 2.0}, {"top_p": 1.0}, {"top_p": 1e-6}, {"top_k": 0},
@@ -79,7 +88,7 @@ class TestGenerationParams:
         engine, _ = engine_and_runner()
         with pytest.raises(ValidationError) as caught:
             engine.submit_request("abc", GenerationParams(**values))
-        assert (text, *values) == (caught.value.message, caught.value.field)
+        assert (text, next(iter(values))) == (caught.value.message, caught.value.field)
         assert not engine.has_pending_work()
 
     @pytest.mark.parametrize("values", ACCEPTED, ids=str)
@@ -93,12 +102,15 @@ class TestGenerationParams:
         """
         100 tokens at temperature 1.0 and top_p 0.9, everything else off.
         """
-        found = GenerationParams()
-        assert (100, 1.0, 0.9, 0, None) == (
+        engine, _ = engine_and_runner()
+        found = engine.get_request(engine.submit_request("abc")).params
+        assert (100, 1.0, 0.9, 0, 1.0, 0.0, None) == (
             found.max_tokens,
             found.temperature,
             found.top_p,
             found.top_k,
+            found.repetition_penalty,
+            found.min_p,
             found.seed,
         )
 
@@ -109,7 +121,7 @@ class TestGenerationParams:
         """
         Temperatures in (0, 0.01) count as 0.01; 0 stays greedy.
         """
-        assert applied == GenerationParams(temperature=given).effective_temperature
+        assert applied == GenerationParams(temperature=given).row_sampling(0, ()).temperature
 
 
 class TestEngineErrors:

@@ -90,7 +90,7 @@ class TestEqualTokens:
         comparison.assert_not_vacuous()
         if "max_num_blocks" in changes:
             assert engine.get_metrics().preemptions > 0
-        assert 0 == engine.get_memory_stats().used
+        assert 0 == engine.get_memory_stats().used_blocks
 
     def test_the_seed_told_reproduces_an_output(self, model_dir):
         """

@@ -84,11 +84,14 @@ class TestHuggingFaceTokenizer:
         with pytest.raises(ConfigError, match=r"tokenizer\.json does not exist"):
             HuggingFaceTokenizer(tmp_path)
 
-    @pytest.mark.parametrize("content", ["{", "{}", "[]"])
-    def test_a_broken_file_is_named(self, tmp_path, content):
+    @pytest.mark.parametrize(
+        ("content", "why"),
+        [("{", "is not valid JSON"), ("{}", "is invalid"), ("[]", "must hold a JSON object")],
+    )
+    def test_a_broken_file_is_named(self, tmp_path, content, why):
         """
         A file that is no tokenizer is refused with its name.
         """
         (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(ConfigError, match=r"tokenizer\.json is not a tokenizer"):
+        with pytest.raises(ConfigError, match=rf"tokenizer\.json {why}"):
             HuggingFaceTokenizer(tmp_path)

@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tandem.bundled_model import bundled_model
 from tandem.errors import TandemError
 from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
 from tandem_client.address import check_address
@@ -25,7 +26,6 @@ from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import ExitCode, describe, readable_errors
 from tandem_client.cli.unready import why_unready
-from tandem_client.cli.up import bundled_model
 from tandem_client.client import Client
 from tandem_client.retry import NO_RETRY
 

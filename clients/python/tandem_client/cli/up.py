@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tandem.bundled_model import bundled_model
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli.failures import Terminated, fail, readable_errors
 from tandem_client.cli.service_config import ask_services
@@ -44,12 +45,6 @@ SchedulerArg = Annotated[
 
 
 Settings = dict[str, str | Path | None]
-
-
-def bundled_model() -> Path | None:
-    """The model that comes with a checkout of the project; None in other installations."""
-    folder = Path(__file__).resolve().parents[4] / "deploy" / "models" / "tandem-py"
-    return folder if folder.is_dir() else None
 
 
 @takes_service_flags

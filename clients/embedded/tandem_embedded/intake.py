@@ -1,0 +1,131 @@
+"""From what a caller asks for to what the core is told."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scheduler_svc.core.request import NewRequest
+from scheduler_svc.frontend.lengths import DEFAULT_MAX_TOKENS
+from scheduler_svc.frontend.names import check_tenant
+from tandem.errors import TandemError
+from tandem_embedded.backend import Backend
+from tandem_embedded.errors import ValidationError, engine_error
+from tandem_embedded.ledger import Delivery, Entry
+from tandem_embedded.params import GenerationParams
+from tandem_embedded.tokenizer import ChatTokenizer, Tokenizer
+
+Prompt = str | Sequence[int]
+"""Text or token ids."""
+Messages = Sequence[Mapping[str, str]]
+"""A conversation; each message has "role" and "content"."""
+
+
+class Intake:
+    """Checks requests and resolves their parameters; immutable."""
+
+    def __init__(self, backend: Backend, tokenizer: Tokenizer | None, max_model_len: int) -> None:
+        self._backend = backend
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+
+    def prepare(
+        self,
+        prompt: Prompt | None,
+        messages: Messages | None,
+        params: GenerationParams,
+        delivery: Delivery | None,
+    ) -> Entry:
+        """
+        Check and tokenize a request; what is known when it is accepted is still to be set.
+
+        Raises:
+            ValidationError: Naming what is wrong.
+        """
+        params.validate()
+        params.check_ids(self._backend.vocab_size)
+        self._check_needs(params)
+        if (prompt is None) is (messages is None):
+            message = "give either a prompt or messages."
+            raise ValidationError(message, reason="EMPTY_PROMPT", field="prompt")
+        token_ids = self._chat(messages) if prompt is None else self._token_ids(prompt)
+        room = max(1, self._max_model_len - len(token_ids))
+        is_chat, is_default = messages is not None, params.max_tokens is None
+        eos = () if params.ignore_eos else self._backend.eos_token_ids
+        return Entry(
+            prompt=token_ids,
+            params=params.resolved(
+                self._backend.defaults, room if is_chat else min(DEFAULT_MAX_TOKENS, room)
+            ),
+            ends=frozenset({*eos, *params.stop_token_ids}),
+            fills_context=is_default and (is_chat or room < DEFAULT_MAX_TOKENS),
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            delivery=delivery,
+        )
+
+    def new_request(self, entry: Entry) -> NewRequest:
+        """What the core is told of an entry."""
+        params = entry.params
+        assert params.max_tokens is not None
+        eos = () if params.ignore_eos else self._backend.eos_token_ids
+        return NewRequest(
+            request_id=str(entry.request_id),
+            handle=entry.request_id,
+            prompt=np.array(entry.prompt, np.int32),
+            sampling=params.row_sampling(entry.seed, entry.ends),
+            max_tokens=params.max_tokens,
+            arrival_s=entry.created_at,
+            eos_token_ids=frozenset(eos),
+            stop_token_ids=frozenset(params.stop_token_ids),
+            fills_context=entry.fills_context,
+            num_choices=params.n,
+            priority=params.priority,
+            tenant=params.tenant,
+            cache_salt=params.cache_salt.encode(),
+        )
+
+    def _check_needs(self, params: GenerationParams) -> None:
+        try:
+            check_tenant(params.tenant)
+        except TandemError as error:
+            raise engine_error(error) from error
+        if params.stop and self._tokenizer is None:
+            message = "stop strings need text: give a tokenizer, or stop_token_ids instead."
+            raise ValidationError(message, reason="INVALID_PARAMETER", field="stop")
+
+    def _chat(self, messages: Messages | None) -> list[int]:
+        if not messages:
+            message = "chat must have at least one message."
+            raise ValidationError(message, reason="EMPTY_PROMPT", field="messages")
+        for at, one in enumerate(messages):
+            parts: list[Any] = [one.get("role"), one.get("content")]
+            if not all(isinstance(part, str) for part in parts) or not one["role"]:
+                message = f'messages[{at}] must have a "role", not empty, and a "content".'
+                raise ValidationError(message, reason="INVALID_PARAMETER", field="messages")
+        tokenizer: object = self._tokenizer
+        if not isinstance(tokenizer, ChatTokenizer):
+            message = "the tokenizer has no chat template: send the prompt as text or token ids."
+            raise ValidationError(message, reason="CHAT_TEMPLATE", field="messages")
+        try:
+            return tokenizer.encode_chat(messages, max_prompt_len=self._max_model_len)
+        except TandemError as error:
+            raise engine_error(error) from error
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise ValidationError("the prompt is empty.", reason="EMPTY_PROMPT", field="prompt")
+            if self._tokenizer is None:
+                message = "the model has no tokenizer.json: give token ids or a tokenizer."
+                raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt")
+            prompt = self._tokenizer.encode(prompt)
+        token_ids = [int(token) for token in prompt]
+        vocab_size = self._backend.vocab_size
+        for token in token_ids:
+            if not 0 <= token < vocab_size:
+                message = f"token id {token} is not in the vocabulary, 0 to {vocab_size - 1}."
+                raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt")
+        return token_ids

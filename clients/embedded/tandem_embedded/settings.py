@@ -1,0 +1,90 @@
+"""What an engine was asked for, checked before anything is allocated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from scheduler_svc.core.options import CoreOptions
+from tandem.bundled_model import bundled_model
+from tandem.engine_config import MAX_GIB, EngineConfig
+from tandem.errors import InvalidConfig
+from tandem.link.batch import KvMode
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+def check_options(options: CoreOptions, window: int) -> None:
+    """
+    Check how steps are planned.
+
+    Raises:
+        InvalidConfig: A value is out of range, or would be without effect in one process.
+    """
+    options.validate()
+    if window < 1:
+        raise InvalidConfig(f"window must be at least 1, got {window}", field="window")
+    for name in ("window", "run_ahead"):
+        value = getattr(options, name)
+        if value != getattr(CoreOptions(), name):
+            message = (
+                f"CoreOptions.{name} is {value}, which has no effect in an embedded engine: no "
+                "result is under way to it that a step could be sent ahead of; give "
+                "InferenceEngine(window=...) to plan steps before earlier ones are applied"
+            )
+            raise InvalidConfig(message, field=name)
+
+
+def check_buffer(config: EngineConfig, buffer_size_gb: float | None) -> None:
+    """
+    Check the size of the KV memory in GiB, where it is given so.
+
+    Raises:
+        InvalidConfig: It is no size, or the number of blocks is given as well.
+    """
+    if buffer_size_gb is None:
+        return
+    if config.max_num_blocks != EngineConfig().max_num_blocks:
+        message = (
+            f"max_num_blocks ({config.max_num_blocks}) and buffer_size_gb ({buffer_size_gb:g}) set "
+            "the same: keep one of them"
+        )
+        raise InvalidConfig(message, field="buffer_size_gb")
+    if not 0 < buffer_size_gb <= MAX_GIB:
+        message = f"buffer_size_gb must be over 0 and at most {MAX_GIB}, got {buffer_size_gb}"
+        raise InvalidConfig(message, field="buffer_size_gb")
+
+
+def kv_mode(name: str) -> KvMode:
+    """
+    What `kv_cache_management_mode` names.
+
+    Raises:
+        InvalidConfig: It names nothing.
+    """
+    known = {mode.name.lower(): mode for mode in KvMode}
+    if name not in known:
+        message = f"kv_cache_management_mode is {name!r}: choose one of {', '.join(known)}"
+        raise InvalidConfig(message, field="kv_cache_management_mode")
+    return known[name]
+
+
+def model_directory(given: Path | str | None) -> Path:
+    """
+    The model to load: the bundled one where none is given.
+
+    Raises:
+        InvalidConfig: None is given, and this installation has none.
+    """
+    if given is not None:
+        return Path(given)
+    found = bundled_model()
+    if found is None:
+        message = (
+            "no model is given and this installation has no bundled one: "
+            "InferenceEngine(config, model_dir) takes a directory in Hugging Face format"
+        )
+        raise InvalidConfig(message, field="model_dir")
+    _log.warning("bundled_model_used", model_dir=str(found), why="no model_dir was given")
+    return found

@@ -1,0 +1,93 @@
+"""Text of one request while it is produced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Self
+
+from tandem_embedded.ledger import Delivery
+from tandem_embedded.results import CompletedRequest
+
+
+class TextPiece(NamedTuple):
+    """Tokens of one choice that are told together, and all of their text."""
+
+    text: str
+    token_ids: list[int]
+    choice: int
+
+
+class TextStream:
+    """
+    The pieces of one request's output, in order; the texts of a choice add up to its whole text.
+
+    Whoever takes a piece drives the engine until there is one. Abandoning it, by `close` or the end
+    of a `with`, aborts the request.
+
+    Attributes:
+        request_id: As the engine counts them.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        delivery: Delivery,
+        *,
+        drive: Callable[[], None],
+        abort: Callable[[int], None],
+    ) -> None:
+        """
+        Use `InferenceEngine.stream`.
+
+        Args:
+            request_id: As the engine counts them.
+            delivery: Where its output goes.
+            drive: Computes one step.
+            abort: Ends a request.
+        """
+        self.request_id = request_id
+        self._delivery = delivery
+        self._drive = drive
+        self._abort = abort
+
+    @property
+    def result(self) -> CompletedRequest | None:
+        """The whole request once it is over; None while it is not."""
+        return self._delivery.result
+
+    def wait(self) -> CompletedRequest:
+        """Drive the engine until the request is over."""
+        while (result := self._delivery.result) is None:
+            self._drive()
+        return result
+
+    def close(self) -> None:
+        """Abort the request unless it is over."""
+        if self._delivery.result is None:
+            self._abort(self.request_id)
+
+    def __iter__(self) -> Iterator[TextPiece]:
+        return self
+
+    def __next__(self) -> TextPiece:
+        """
+        Take the next piece.
+
+        Raises:
+            EngineError: The request failed; what it produced before was told.
+        """
+        delivery = self._delivery
+        while not delivery.chunks:
+            if delivery.result is not None:
+                if delivery.result.error is not None:
+                    raise delivery.result.error
+                raise StopIteration
+            self._drive()
+        choice, chunk = delivery.chunks.popleft()
+        return TextPiece(chunk.text, chunk.token_ids, choice)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
