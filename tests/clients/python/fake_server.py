@@ -98,6 +98,8 @@ class Seen:
     num_looks: int = 0
     """Calls of GetStats: each finds the server 1.5 s older."""
     model: str = "fake"
+    live: list[requests_pb2.RequestSummary] | None = None
+    """What ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
     executor_refusal: str = ""
     """What GetStats says of it."""
     suspensions: list[int | None] = field(default_factory=list)
@@ -360,7 +362,10 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
 
     async def ListRequests(self, request, context):  # noqa: N802 -- the rpc's name
         self._seen.listed.append(request)
-        return requests_pb2.ListRequestsResponse(requests=REQUESTS, total=7)
+        live = self._seen.live
+        if live is None:
+            return requests_pb2.ListRequestsResponse(requests=REQUESTS, total=7)
+        return requests_pb2.ListRequestsResponse(requests=live, total=len(live))
 
     async def GetRequestEvents(self, request, context):  # noqa: N802 -- the rpc's name
         if request.request_id == "untracked":

@@ -28,9 +28,9 @@ def admin(server):
 
 @pytest.fixture
 def run(server):
-    def invoke(*arguments):
+    def invoke(*arguments, columns=200):
         return CliRunner().invoke(
-            app, [*arguments, "--admin-address", server.address], env={"COLUMNS": "200"}
+            app, [*arguments, "--admin-address", server.address], env={"COLUMNS": str(columns)}
         )
 
     return invoke
@@ -154,6 +154,31 @@ class TestRequestsCommand:
         row = next(line for line in result.stdout.splitlines() if "first" in line)
         assert all(text in row for text in ("decode", "alice", "-1", "30", "16", "1.2 s"))
         assert "5 more; see --max" in result.stderr
+
+    def test_ids_are_whole_in_a_narrow_terminal(self, run, server):
+        """
+        An id of any length is printed whole on one line, so that it can be pasted back.
+        """
+        long = "r" * 70
+        server.seen.live = [
+            requests_pb2.RequestSummary(request_id=long, tenant="t" * 30, prompt_tokens=9),
+            requests_pb2.RequestSummary(request_id="b", state=requests_pb2.REQUEST_STATE_WAITING),
+        ]
+        lines = run("requests", columns=80).stdout.splitlines()
+
+        assert ["request", "state", "tenant", "prompt", "output", "age"] == lines[0].split()
+        assert long == lines[1].split()[0]
+        assert ["b", "waiting", "0", "0", "0.0", "s"] == lines[2].split()
+
+    def test_empty_system_is_said_to_be_empty(self, run, server):
+        """
+        Without a request, or without one that was asked for, a sentence says so.
+        """
+        server.seen.live = []
+
+        assert "no request is in the system now\n" == run("requests").stdout
+        assert "no such request is in the system now\n" == run("requests", "--tenant", "x").stdout
+        assert {"requests": [], "total": 0} == json.loads(run("requests", "--json").stdout)
 
     def test_choices_are_sent(self, run, server):
         """

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tandem_client.admin_requests import RequestEvent, RequestList, RequestState, RequestSummary
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
@@ -31,7 +34,8 @@ def requests(
     ] = None,
     address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS,
     tenant: Annotated[
-        str | None, typer.Option("--tenant", help="Only this tenant's; \"\" for nobody's.")
+        str | None,
+        typer.Option("--tenant", help='Only this tenant\'s; "" for those without a tenant.'),
     ] = None,
     state: Annotated[
         list[StateName] | None, typer.Option("--state", help="Only in this state; may be repeated.")
@@ -50,50 +54,73 @@ def requests(
             return
         states = [RequestState[name.upper()] for name in state or ()]
         found = admin.list_requests(max_results=max_results, tenant=tenant, states=states)
-        _show_list(found, as_json=as_json)
+        is_filtered = tenant is not None or bool(states)
+        _show_list(found, is_filtered=is_filtered, as_json=as_json)
 
 
-def _show_list(found: RequestList, *, as_json: bool) -> None:
+def _show_list(found: RequestList, *, is_filtered: bool, as_json: bool) -> None:
     if as_json:
         rows = [_as_json(one, state=one.state.name) for one in found.requests]
         typer.echo(json.dumps({"requests": rows, "total": found.total}))
         return
-    table = Table(
-        "request/choice", "state", "tenant", "prio", "prompt (cached)", "output", "age",
-        "preempted",
-        box=None,
-    )  # fmt: skip
-    for one in found.requests:
-        table.add_row(*_row(one))
-    Console().print(table)
+    if not found.requests:
+        typer.echo("no such request is in the system now" if is_filtered else _NONE)
+        return
+    rows = [_row(one) for one in found.requests]
+    # What is the same everywhere, and nothing unusual, takes no room from the ids.
+    shown = [name for name in rows[0] if any(row[name] != _USUAL.get(name) for row in rows)]
+    print_table(shown, [[row[name] for name in shown] for row in rows])
     if found.total > len(found.requests):
         typer.secho(f"{found.total - len(found.requests)} more; see --max", err=True, dim=True)
 
 
-def _row(one: RequestSummary) -> tuple[str, ...]:
-    return (
-        f"{one.request_id}/{one.choice}",
-        one.state.name.lower(),
-        one.tenant,
-        str(one.priority),
-        f"{one.prompt_tokens} ({one.cached_tokens})",
-        str(one.output_tokens),
-        f"{one.age_s:.1f} s",
-        str(one.preemptions),
-    )
+_NONE = "no request is in the system now"
+_USUAL = {"choice": "0", "tenant": "", "priority": "0", "cached": "0", "preempted": "0"}
+"""Columns that are left out where every request has just this."""
+
+
+def _row(one: RequestSummary) -> dict[str, str]:
+    return {
+        "request": one.request_id,
+        "choice": str(one.choice),
+        "state": one.state.name.lower(),
+        "tenant": one.tenant,
+        "priority": str(one.priority),
+        "prompt": str(one.prompt_tokens),
+        "cached": str(one.cached_tokens),
+        "output": str(one.output_tokens),
+        "age": f"{one.age_s:.1f} s",
+        "preempted": str(one.preemptions),
+    }
 
 
 def _show_events(events: list[RequestEvent], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([_as_json(event, kind=event.kind.name) for event in events]))
         return
-    table = Table("at", "choice", "event", "detail", box=None)
+    rows = []
     for event in events:
         if event.dropped_events:
-            table.add_row("", str(event.choice), f"({event.dropped_events} not kept)", "")
+            rows.append(["", str(event.choice), f"({event.dropped_events} not kept)", ""])
         detail = event.detail if event.token_id is None else f"token {event.token_id}"
-        table.add_row(f"{event.at_s:.3f} s", str(event.choice), event.kind.name, detail)
-    Console().print(table)
+        rows.append([f"{event.at_s:.3f} s", str(event.choice), event.kind.name, detail])
+    print_table(["at", "choice", "event", "detail"], rows)
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table whose cells are never cut: a line too long for the terminal goes on below."""
+    table = Table(*headings, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console()
+    for column in table.columns:
+        column.no_wrap = True
+    console.width = max(console.width, _widths_of(headings, rows))
+    console.print(table, soft_wrap=True)
+
+
+def _widths_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(cell_len, column)) + 2 for column in zip(headings, *rows, strict=True))
 
 
 def _as_json(one: RequestSummary | RequestEvent, **names: str) -> dict[str, Any]:
