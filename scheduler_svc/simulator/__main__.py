@@ -15,12 +15,16 @@ from pathlib import Path
 from scheduler_svc.simulator.comparison import Outcome, grid, parse_axis, run_grid
 from scheduler_svc.simulator.plots import draw, require_matplotlib
 from scheduler_svc.simulator.presets import MACHINES
-from scheduler_svc.simulator.printing import compare, describe
+from scheduler_svc.simulator.printing import compare, describe, is_without_difference
 from scheduler_svc.simulator.settings import SECTIONS, known_names
 from tandem.errors import InternalError, TandemError
 from tandem.printing_commands import run_printing
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
+NO_DIFFERENCE = (
+    "all runs are alike: this workload leaves nothing to decide; give one that shares prefixes and "
+    "fills the machine, for example --machine h100-8b-tight --workload shared-prefix"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         _print(json.dumps(results if axes else results[0]))
     else:
         _print(compare(outcomes) if axes else describe(outcomes[0]))
+        if is_without_difference(outcomes):
+            sys.stderr.write(f"{NO_DIFFERENCE}\n")
     return 0
 
 

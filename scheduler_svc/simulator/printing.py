@@ -15,21 +15,22 @@ _TIMES = {
     "end_to_end_s": "request, ms",
 }
 _RANKS = ("mean", "p50", "p90", "p99", "max")
-COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("out tok/s", "throughput.output_tokens_per_s", ",.0f"),
-    ("good/s", "throughput.goodput_per_s", ".2f"),
-    ("TTFT p50", "ttft_s.p50", "ms"),
-    ("TTFT p99", "ttft_s.p99", "ms"),
-    ("ITL p50", "inter_token_s.p50", "ms"),
-    ("ITL p99", "inter_token_s.p99", "ms"),
-    ("e2e p50", "end_to_end_s.p50", "ms"),
-    ("rows", "steps.mean_rows", ".1f"),
-    ("preempt", "memory.preemptions", "d"),
-    ("recomputed", "tokens.recomputed", ",d"),
-    ("hit %", "tokens.cache_hit_ratio", "percent"),
-    ("KV %", "memory.mean_kv_usage", "percent"),
+MEASURES: tuple[tuple[str, str, str], ...] = (
+    ("output tokens/s", "throughput.output_tokens_per_s", ",.0f"),
+    ("requests/s in time", "throughput.goodput_per_s", ".2f"),
+    ("TTFT p50, ms", "ttft_s.p50", "ms"),
+    ("TTFT p99, ms", "ttft_s.p99", "ms"),
+    ("ITL p50, ms", "inter_token_s.p50", "ms"),
+    ("ITL p99, ms", "inter_token_s.p99", "ms"),
+    ("request p50, ms", "end_to_end_s.p50", "ms"),
+    ("rows per step", "steps.mean_rows", ".1f"),
+    ("preemptions", "memory.preemptions", ",d"),
+    ("recomputed tokens", "tokens.recomputed", ",d"),
+    ("prefix cache hits, %", "tokens.cache_hit_ratio", "percent"),
+    ("KV cache used, %", "memory.mean_kv_usage", "percent"),
 )
-"""Heading, path in the results and format of each column of a comparison."""
+"""Name with unit, path in the results and format of each line of a comparison."""
+LINE_WIDTH = 80
 
 
 def describe(outcome: Outcome) -> str:
@@ -61,23 +62,40 @@ memory      KV in use {memory["mean_kv_usage"]:.1%} of {memory["total_blocks"]:,
 
 
 def compare(outcomes: Sequence[Outcome]) -> str:
-    """A table with one line per simulation; times are milliseconds."""
+    """Return a table with one column per simulation, in as many parts as keep its lines short."""
     names = list(outcomes[0].varied)
-    rows = [[*names, *(heading for heading, _, _ in COLUMNS)]]
-    rows += [[*one.varied.values(), *cells(one.results)] for one in outcomes]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < len(names) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+    title = max(len(name) for name in (*names, *(name for name, _, _ in MEASURES)))
+    columns = [[*one.varied.values(), *cells(one.results)] for one in outcomes]
+    widths = [max(map(len, column)) + 2 for column in columns]
+    parts, first = [], 0
+    while first < len(columns):
+        last = first + 1
+        while last < len(columns) and title + sum(widths[first : last + 1]) <= LINE_WIDTH:
+            last += 1
+        parts.append(
+            "\n".join(
+                name.ljust(title)
+                + "".join(
+                    column[line].rjust(width)
+                    for column, width in zip(columns[first:last], widths[first:last], strict=True)
+                )
+                for line, name in enumerate((*names, *(name for name, _, _ in MEASURES)))
+            )
+        )
+        first = last
+    return "\n\n".join(parts)
+
+
+def is_without_difference(outcomes: Sequence[Outcome]) -> bool:
+    """Return True where what was compared made no difference to anything that is printed."""
+    return len(outcomes) > 1 and all(
+        cells(one.results) == cells(outcomes[0].results) for one in outcomes
     )
 
 
 def cells(results: dict[str, Any]) -> list[str]:
-    """The `COLUMNS` of one simulation."""
-    return [_cell(lookup(results, path), form) for _, path, form in COLUMNS]
+    """Return the `MEASURES` of one simulation."""
+    return [_cell(lookup(results, path), form) for _, path, form in MEASURES]
 
 
 def lookup(results: dict[str, Any], path: str) -> Any:

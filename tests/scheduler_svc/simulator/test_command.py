@@ -50,7 +50,7 @@ class TestOutput:
 
     def test_comparison_runs_every_combination(self, capsys):
         """
-        --compare runs once per combination of values and prints a line for each.
+        --compare runs once per combination of values and prints a column for each.
         """
         axes = ["--compare", "schedule-policy=fcfs,lpm", "--compare=window=1,2"]
         assert 0 == main([*FLAGS, *axes, "--json"])
@@ -64,9 +64,35 @@ class TestOutput:
 
         assert 0 == main([*FLAGS, *axes])
         lines = capsys.readouterr().out.splitlines()
-        assert 5 == len(lines)
-        assert ["schedule_policy", "window"] == lines[0].split()[:2]
-        assert ["lpm", "2"] == lines[-1].split()[:2]
+        assert ["schedule_policy", "fcfs", "fcfs", "lpm", "lpm"] == lines[0].split()
+        assert ["window", "1", "2", "1", "2"] == lines[1].split()
+        assert {"TTFT p50, ms", "output tokens/s", "KV cache used, %"} <= {
+            line[:20].strip() for line in lines
+        }
+
+    def test_comparison_stays_within_eighty_columns(self, capsys):
+        """
+        More runs than fit side by side are printed in parts, each with all its measures.
+        """
+        policies = "schedule-policy=fcfs,lpm,dfs-weight,lof,random"
+        assert 0 == main([*FLAGS, "--compare", policies, "--compare=window=1,2,3,4"])
+        parts = capsys.readouterr().out.split("\n\n")
+        heads = [part.splitlines()[0].split() for part in parts]
+
+        assert 20 == sum(len(head) - 1 for head in heads)
+        assert {14} == {len(part.splitlines()) for part in parts}
+        assert max(len(line) for part in parts for line in part.splitlines()) <= 80
+
+    def test_comparison_without_a_difference_says_what_to_try(self, capsys):
+        """
+        Where the workload leaves nothing to decide, stderr says so and names one that does.
+        """
+        policies = ["--compare", "schedule-policy=fcfs,lpm"]
+        assert 0 == main([*FLAGS, *policies, "--requests=5"])
+        assert "--workload shared-prefix" in capsys.readouterr().err
+        shared = ["--machine=h100-8b-tight", "--workload=shared-prefix", "--requests=60"]
+        assert 0 == main([*shared, *policies])
+        assert "all runs are alike" not in capsys.readouterr().err
 
     def test_runs_as_a_module(self):
         """
