@@ -66,9 +66,11 @@ class ExecutorSettings(ServiceSettings):
         "in TANDEM_CACHE_DIR, default ~/.cache/tandem; auto: where that works",
     )
     block_size: int = Field(_DEFAULTS.block_size, description="tokens per KV block")
-    max_num_blocks: int = Field(
-        _DEFAULTS.max_num_blocks,
-        description="KV blocks to allocate, unless another setting sizes the KV memory",
+    max_num_blocks: int | None = Field(
+        None,
+        description="KV blocks to allocate; default: on a GPU what gpu_memory_utilization 0.9 "
+        "leaves, on a CPU a quarter of the free memory, at most what max_batch_size requests of "
+        "max_model_len tokens need",
     )
     buffer_size_gb: float | None = Field(
         None, gt=0, le=MAX_GIB, description="GiB of KV memory; sizes it"
@@ -93,9 +95,10 @@ class ExecutorSettings(ServiceSettings):
         description="GiB of host memory for the KV of preempted requests; 0: compute it again",
     )
     max_batch_size: int = Field(_DEFAULTS.max_batch_size, description="most sequences in one step")
-    max_model_len: int = Field(
-        _DEFAULTS.max_model_len,
-        description="most tokens of prompt plus output; default: at most what the model supports",
+    max_model_len: int | None = Field(
+        None,
+        description="most tokens of prompt plus output; default: what the model supports and the "
+        "KV memory holds",
     )
     max_total_tokens: int = Field(
         _DEFAULTS.max_total_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import structlog
@@ -12,9 +13,9 @@ import torch
 from executor_svc.config import ExecutorSettings, LoadedSettings
 from executor_svc.device import choose_kernels, is_sticky, resolve_device
 from executor_svc.graphs.plan import plan_graphs
-from executor_svc.limits import fit_limits, num_slots_for
+from executor_svc.limits import fit_limits, may_shorten, num_slots_for
 from executor_svc.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
-from executor_svc.memory import KvMemory, host_blocks_within
+from executor_svc.memory import KvMemory, host_blocks_within, kv_bytes_per_block
 from executor_svc.memory_budget import MemoryPlan
 from executor_svc.memory_plan import Readings, described, plan_memory
 from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
@@ -63,6 +64,7 @@ def load_engine(
     model = load_model(settings.model, dtype=settings.dtype, device=str(device), packs=True)
     limits = fit_limits(loaded, model.config)
     plan = _plan(loaded, model, limits, before, meter)
+    limits = replace(limits, max_model_len=plan.max_model_len)
     kv = _allocate(loaded, model, limits, plan)
     num_slots = num_slots_for(limits)
     runner = ModelRunner(
@@ -73,7 +75,7 @@ def load_engine(
         boot_id=boot_id,
         collect_margins=settings.collect_margins,
         batch_invariant=settings.batch_invariant,
-        kv_knob=loaded.kv_size_knob,
+        kv_knob=plan.size.knob,
         static_rows=limits.max_batch_size if device.type == "cuda" else 0,
         graph_plan=plan_graphs(loaded, limits, device),
     )
@@ -102,10 +104,11 @@ def _plan(
 ) -> MemoryPlan:
     """Size the KV memory; steps are run for it only where their need decides."""
     measured = None
-    if loaded.kv_size_knob == "gpu_memory_utilization":
+    default_knob = "gpu_memory_utilization" if model.device.type == "cuda" else None
+    if (loaded.kv_size_knob or default_knob) == "gpu_memory_utilization":
         measured = measure_activations(
             model,
-            limits,
+            _measurable(loaded, model, limits, meter),
             meter,
             num_slots=num_slots_for(limits),
             batch_invariant=loaded.settings.batch_invariant,
@@ -147,15 +150,29 @@ def _allocate(
         gib=round(kv.device_bytes / _GIB, 3),
         num_host_blocks=kv.num_host_blocks,
         max_model_len=limits.max_model_len,
-        max_model_len_from=_source_of_length(loaded, limits),
+        max_model_len_from=_source_of_length(loaded, plan),
     )
     return kv
 
 
-def _source_of_length(loaded: LoadedSettings, limits: EngineConfig) -> str:
-    if limits.max_model_len < loaded.limits.max_model_len:
-        return f"model (default is {loaded.limits.max_model_len})"
-    return loaded.places.get("max_model_len", "default")
+def _measurable(
+    loaded: LoadedSettings, model: LoadedModel, limits: EngineConfig, meter: MemoryMeter
+) -> EngineConfig:
+    """The limits without the part of a default max_model_len for which all memory is too little."""
+    if not may_shorten(loaded):
+        return limits
+    per_block = kv_bytes_per_block(model.config, limits.block_size, model.dtype)
+    fitting = meter.read().free // per_block * limits.block_size
+    longest = max(limits.block_size, min(limits.max_model_len, fitting))
+    return replace(limits, max_model_len=longest)
+
+
+def _source_of_length(loaded: LoadedSettings, plan: MemoryPlan) -> str:
+    if plan.wanted_len is not None:
+        return f"KV memory (without its bound {plan.wanted_len})"
+    if plan.max_model_len == loaded.settings.max_model_len:
+        return loaded.places["max_model_len"]
+    return "model"
 
 
 def _device_name(device: torch.device) -> str:

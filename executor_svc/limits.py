@@ -19,16 +19,24 @@ def num_slots_for(limits: EngineConfig) -> int:
     return 2 * limits.max_batch_size
 
 
+def may_shorten(loaded: LoadedSettings) -> bool:
+    """Tell whether max_model_len gives way to the KV memory: nobody asked for this very value."""
+    return loaded.settings.max_model_len is None or not loaded.is_set("max_model_len")
+
+
 def fit_limits(loaded: LoadedSettings, config: ModelConfig) -> EngineConfig:
     """
-    Join the limits with the model's longest sequence: a default gives way, a set value does not.
+    Join the limits with the model's longest sequence, which is the default; a preset's gives way
+    to it, a set value does not.
 
     Raises:
         InvalidConfig: A length was set that the model does not support, or a rule fails with the
             model's length.
     """
-    limits, longest = loaded.limits, config.max_position_embeddings
-    if limits.max_model_len > longest:
+    limits, longest = loaded.limits, config.context_len
+    if loaded.settings.max_model_len is None:
+        limits = replace(limits, max_model_len=longest)
+    elif limits.max_model_len > longest:
         if loaded.is_set("max_model_len"):
             raise InvalidConfig(
                 f"max_model_len is set to {limits.max_model_len} "

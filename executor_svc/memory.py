@@ -19,6 +19,9 @@ from tandem.engine_config import MAX_GIB
 from tandem.errors import InvalidConfig, OutOfMemory
 from tandem.link.batch import Int32Column, KvMode
 
+UNTOUCHED_BYTES = 64 << 20
+"""From this size on the C library takes memory from the system anew, instead of what was freed."""
+
 _HERE = {None, KvMode.PERSIST}
 """Suspensions in which the device has the memory."""
 
@@ -197,10 +200,16 @@ class KvMemory:
 
 
 def _zeros(num_bytes: int, device: torch.device, *, keeps: bool) -> FixedMemory:
-    """Memory with an address that it `keeps`, or not."""
+    """
+    Memory with an address that it `keeps`, or not.
+
+    Much of it is left untouched on a CPU: the system gives pages, all zero, to what is written, so
+    that KV which nobody needs takes none.
+    """
     memory = fixed_memory(num_bytes, device) if keeps else _MovingMemory(num_bytes, device)
     ask_for_huge_pages(memory.tensor)
-    memory.tensor.zero_()
+    if device.type != "cpu" or num_bytes < UNTOUCHED_BYTES:
+        memory.tensor.zero_()
     return memory
 
 

@@ -97,6 +97,7 @@ class MemoryPlan:
         block_size: Tokens per block.
         max_model_len: Most tokens of one sequence.
         rank: The rank that has room for the fewest.
+        wanted_len: What `max_model_len` would be with more KV memory; None where it is as wanted.
     """
 
     size: KvSize
@@ -104,6 +105,7 @@ class MemoryPlan:
     block_size: int
     max_model_len: int
     rank: RankMemory
+    wanted_len: int | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -123,6 +125,13 @@ class MemoryPlan:
     def warnings(self) -> list[str]:
         """What works but is rarely meant."""
         capacity = self.num_blocks * self.block_size
+        if self.wanted_len is not None:
+            warning = (
+                f"max_model_len is {self.max_model_len}, the tokens that the KV memory holds, "
+                f"instead of {self.wanted_len}: raise {self.size.knob} "
+                f"({self.size.value:.6g}, {self.size.place}) for longer requests"
+            )
+            return [warning]
         if capacity >= self.max_model_len:
             return []
         warning = (
@@ -133,7 +142,12 @@ class MemoryPlan:
 
 
 def plan_kv(
-    size: KvSize, ranks: Sequence[RankMemory], *, block_size: int, max_model_len: int
+    size: KvSize,
+    ranks: Sequence[RankMemory],
+    *,
+    block_size: int,
+    max_model_len: int,
+    may_shorten: bool = False,
 ) -> MemoryPlan:
     """
     Size the KV memory.
@@ -143,19 +157,24 @@ def plan_kv(
         ranks: At least one; with pipeline stages of different sizes the smallest count holds.
         block_size: Tokens per block.
         max_model_len: Most tokens of one sequence.
+        may_shorten: `max_model_len` is lowered to what the KV memory holds, where that is less.
 
     Raises:
         OutOfMemory: No block fits, too few do, or they do not fit beside the weights; the message
             names the setting to turn and how far.
     """
-    counts = [_usable_blocks(size, rank, block_size, max_model_len) for rank in ranks]
+    needed_len = 0 if may_shorten else max_model_len
+    counts = [_usable_blocks(size, rank, block_size, needed_len) for rank in ranks]
     fewest = min(range(len(ranks)), key=counts.__getitem__)
+    capacity = counts[fewest] * block_size
+    is_short = may_shorten and capacity < max_model_len
     plan = MemoryPlan(
         size=size,
         num_blocks=counts[fewest],
         block_size=block_size,
-        max_model_len=max_model_len,
+        max_model_len=capacity if is_short else max_model_len,
         rank=ranks[fewest],
+        wanted_len=max_model_len if is_short else None,
     )
     for rank in ranks:
         _check_fits(plan, rank)

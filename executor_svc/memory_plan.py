@@ -10,9 +10,10 @@ import torch
 
 from executor_svc.config import LoadedSettings
 from executor_svc.decode_bytes import graph_pool_bytes
+from executor_svc.default_kv_size import default_kv_size
 from executor_svc.device import dtype_name, resolve_device, resolve_dtype
 from executor_svc.graphs.sizes import graph_sizes
-from executor_svc.limits import fit_limits, num_slots_for
+from executor_svc.limits import fit_limits, may_shorten, num_slots_for
 from executor_svc.memory import host_blocks_within, kv_bytes_per_block
 from executor_svc.memory_budget import (
     GIB,
@@ -89,7 +90,11 @@ def plan_memory(
     )
     rank = RankMemory(block_bytes=kv_bytes_per_block(config, limits.block_size, dtype), probe=probe)
     return plan_kv(
-        _kv_size(loaded), [rank], block_size=limits.block_size, max_model_len=limits.max_model_len
+        _kv_size(loaded, limits, rank, on_gpu=on_gpu),
+        [rank],
+        block_size=limits.block_size,
+        max_model_len=limits.max_model_len,
+        may_shorten=may_shorten(loaded),
     )
 
 
@@ -143,6 +148,7 @@ def described(plan: MemoryPlan) -> dict[str, object]:
         "block_size": plan.block_size,
         "tokens": plan.num_blocks * plan.block_size,
         "max_model_len": plan.max_model_len,
+        "wanted_model_len": plan.wanted_len or plan.max_model_len,
         "sized_by": plan.size.knob,
         "sized_by_value": plan.size.value,
         "sized_by_place": plan.size.place,
@@ -183,10 +189,13 @@ def as_json(forecasted: dict[str, object]) -> str:
     return json.dumps(forecasted) + "\n"
 
 
-def _kv_size(loaded: LoadedSettings) -> KvSize:
+def _kv_size(
+    loaded: LoadedSettings, limits: EngineConfig, rank: RankMemory, *, on_gpu: bool
+) -> KvSize:
     knob = loaded.kv_size_knob
-    place = loaded.places.get(knob, "default")
-    return KvSize(knob=knob, value=getattr(loaded.settings, knob), place=place)
+    if knob is None:
+        return default_kv_size(limits, rank, on_gpu=on_gpu, may_shorten=may_shorten(loaded))
+    return KvSize(knob=knob, value=getattr(loaded.settings, knob), place=loaded.places[knob])
 
 
 def _rounded_up(value: float) -> float:

@@ -41,13 +41,16 @@ class _EngineLimits(ServiceSettings):
     """What both services are told."""
 
     block_size: int = Field(16, description="tokens per KV block; must equal the executor's")
-    max_num_blocks: int = Field(1024, description="most KV blocks to use, at most the executor's")
+    max_num_blocks: int | None = Field(
+        None, description="most KV blocks to use; default: the executor's, which are the most"
+    )
     max_batch_size: int = Field(32, description="most sequences in one step")
     max_num_seqs: int = Field(
         256, description="most requests in the system, waiting ones included; more are refused"
     )
-    max_model_len: int = Field(
-        2048, description="most tokens of prompt plus output, at most the executor's"
+    max_model_len: int | None = Field(
+        None,
+        description="most tokens of prompt plus output; default: the executor's, which is the most",
     )
     max_total_tokens: int = Field(4096, description="most tokens computed in one step")
     memory_threshold: float = Field(
@@ -182,8 +185,9 @@ class LoadedSettings(Loaded[SchedulerSettings]):
             ("max_num_blocks", settings.max_num_blocks, geometry.num_blocks),
             ("max_model_len", settings.max_model_len, geometry.max_model_len),
         ):
-            fits = ours == theirs if name == "block_size" else ours <= theirs
-            if self.is_set(name) and not fits:
+            if ours is None or not self.is_set(name):
+                continue
+            if not (ours == theirs if name == "block_size" else ours <= theirs):
                 raise IncompatibleExecutor(
                     f"{name} is set to {ours} ({self.sources[name]}), but the executor has "
                     f"{theirs}: change one of them"
@@ -221,8 +225,8 @@ class LoadedSettings(Loaded[SchedulerSettings]):
         )
 
     def _smaller(self, name: str, theirs: int) -> int:
-        ours: int = getattr(self.settings, name)
-        return min(ours, theirs) if name in self.sources else theirs
+        ours: int | None = getattr(self.settings, name)
+        return theirs if ours is None or name not in self.sources else min(ours, theirs)
 
     def _source(self, name: str, ours: object, in_force: object) -> str:
         return "executor" if ours != in_force else self.sources.get(name, "default")

@@ -6,6 +6,7 @@ import json
 import math
 
 from scheduler_svc.config import LoadedSettings
+from tandem.engine_config import EngineConfig
 from tandem.settings.schema import LIMITS
 
 _SCHEDULERS_OWN = ("max_num_seqs", "memory_threshold")
@@ -30,14 +31,26 @@ def forecast(loaded: LoadedSettings) -> dict[str, object]:
         for name in LIMITS
     ]
     config = settings.engine_config()
-    blocks_per_request = math.ceil(config.max_model_len / config.block_size)
     return {
         "executor": settings.executor,
         "limits": limits,
-        "tokens": config.max_num_blocks * config.block_size,
-        "longest_requests": config.max_num_blocks // blocks_per_request,
-        "blocks_at_threshold": math.ceil(config.memory_threshold * config.max_num_blocks),
+        **_held_by(settings.max_num_blocks, settings.max_model_len, config),
         "warnings": config.warnings(),
+    }
+
+
+def _held_by(
+    num_blocks: int | None, longest: int | None, config: EngineConfig
+) -> dict[str, int | None]:
+    """What so many blocks hold; None for what only the executor knows."""
+    if num_blocks is None:
+        return {"tokens": None, "longest_requests": None, "blocks_at_threshold": None}
+    return {
+        "tokens": num_blocks * config.block_size,
+        "longest_requests": (
+            None if longest is None else num_blocks // math.ceil(longest / config.block_size)
+        ),
+        "blocks_at_threshold": math.ceil(config.memory_threshold * num_blocks),
     }
 
 
@@ -49,11 +62,15 @@ def as_text(forecasted: dict[str, object]) -> str:
     lines = ["limits, as far as they are known without the executor at {executor}:"]
     for limit in limits:
         what = "or the executor's" if limit["follows_executor"] else limit["source"]
-        lines.append(f"  {limit['name']} = {limit['value']} ({what})")
+        value = "the executor's" if limit["value"] is None else f"{limit['value']} ({what})"
+        lines.append(f"  {limit['name']} = {value}")
+    if forecasted["tokens"] is not None:
+        lines.append("with that many blocks the KV memory holds {tokens} tokens;")
+    if forecasted["longest_requests"] is not None:
+        lines.append("these are {longest_requests} of the longest requests;")
+    if forecasted["blocks_at_threshold"] is not None:
+        lines.append("no prompt is admitted while {blocks_at_threshold} blocks or more are in use")
     lines += [
-        "with that many blocks the KV memory holds {tokens} tokens,",
-        "or {longest_requests} of the longest requests;",
-        "no prompt is admitted while {blocks_at_threshold} blocks or more are in use",
         "the executor's own --dry-run tells what takes how much of its memory",
         *(f"warning: {warning}" for warning in warnings),
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from executor_svc.model.families import Family, family_of, layer_windows
 from executor_svc.model.json_fields import JsonFields
-from executor_svc.model.rope import Rope, read_rope
+from executor_svc.model.rope import Rope, context_len, read_rope
 from executor_svc.model_directory import FORMAT, check_model_directory
 from tandem.errors import InvalidModel
 
@@ -71,6 +71,11 @@ class ModelConfig:
     checkpoint_dtype: str | None
     eos_token_ids: tuple[int, ...]
     generation_defaults: GenerationDefaults
+
+    @property
+    def context_len(self) -> int:
+        """Most tokens of one sequence, with what rotary scaling adds."""
+        return context_len(self.rope, self.max_position_embeddings)
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:

@@ -108,6 +108,16 @@ def _original_max_positions(inner: JsonFields, fields: JsonFields, max_positions
     return fields.positive_int(key, inner.positive_int(key, max_positions))
 
 
+def context_len(rope: Rope, max_positions: int) -> int:
+    """
+    Longest sequence that a model supports.
+
+    `max_position_embeddings` leaves linear scaling out and has Llama 3's in it already, as vLLM
+    counts them too.
+    """
+    return int(max_positions * rope.factor) if rope.kind is RopeKind.LINEAR else max_positions
+
+
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """
     Radians per position of each pair, float32 ``[head_dim / 2]``.

@@ -159,12 +159,19 @@ class TestKvSize:
         """
         assert knob == load(file={knob: KNOBS[knob]}).kv_size_knob
 
-    def test_without_any_knob_blocks_are_counted(self, load):
+    def test_without_any_knob_memory_and_model_decide(self, load):
         """
-        With none set the size is max_num_blocks, 1,024.
+        With none set no knob sizes the memory, and no number of blocks or tokens is assumed.
         """
         loaded = load()
-        assert ("max_num_blocks", 1024) == (loaded.kv_size_knob, loaded.settings.max_num_blocks)
+        assert loaded.kv_size_knob is None
+        assert (None, None) == (loaded.settings.max_num_blocks, loaded.settings.max_model_len)
+
+    def test_block_larger_than_the_documented_length_is_no_mistake(self, load):
+        """
+        A max_model_len that nobody set breaks no rule, whatever the block size.
+        """
+        assert 4096 == load(file={"block_size": 4096}).settings.engine_config().max_model_len
 
     @pytest.mark.parametrize(
         ("one", "other"), list(itertools.combinations(KV_SIZE_KNOBS, 2)), ids=str
@@ -194,7 +201,7 @@ class TestKvSize:
         A knob that was set replaces the preset's size, whatever knob that uses.
         """
         loaded = load(file={"preset": "long-context", "buffer_size_gb": 2})
-        assert ("buffer_size_gb", 1024) == (loaded.kv_size_knob, loaded.settings.max_num_blocks)
+        assert ("buffer_size_gb", None) == (loaded.kv_size_knob, loaded.settings.max_num_blocks)
         loaded = load(file={"preset": "deploy-throughput", "max_num_blocks": 7})
         assert ("max_num_blocks", 7) == (loaded.kv_size_knob, loaded.settings.max_num_blocks)
         assert loaded.settings.gpu_memory_utilization is None

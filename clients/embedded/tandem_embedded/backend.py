@@ -114,7 +114,7 @@ def load_backend(
         torch.set_num_threads(num_threads)
     choose_kernels(resolve_device(device), cpu_extension)
     model = load_model(model_dir, dtype=dtype, device=device, packs=True)
-    config = _fit_length(config, model.config.max_position_embeddings)
+    config = _fit_length(config, model.config.context_len)
     per_block = memory.kv_bytes_per_block(model.config, config.block_size, model.dtype)
     config = _sized(config, buffer_size_gb, per_block)
     kv = memory.KvMemory(
@@ -132,7 +132,7 @@ def load_backend(
     return config, Backend(
         runner=runner,
         num_slots=config.max_batch_size,
-        max_positions=model.config.max_position_embeddings,
+        max_positions=model.config.context_len,
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
         defaults=_sampling_defaults(model.config.generation_defaults),

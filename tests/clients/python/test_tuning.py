@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +25,7 @@ FACTS = Facts(
     activation_bytes=2 * GIB,
     kv_bytes_per_block=8 * 2**20,
     block_size=16,
-    max_model_len=4096,
+    wanted_model_len=4096,
 )
 
 
@@ -84,6 +85,15 @@ class TestFormula:
         """
         assert 4096 == limits()["max_model_len"]
         assert 127 * 16 == limits(memory_gb=17, utilization=1)["max_model_len"]
+
+    def test_no_more_is_suggested_than_requests_can_use(self):
+        """
+        A small model gets the blocks of max_num_seqs longest requests, however much memory there is.
+        """
+        facts = replace(FACTS, kv_bytes_per_block=1024, wanted_model_len=2040)
+        assert 8 * 32 * 128 == limits(facts)["max_num_blocks"]
+        (reason,) = [one.reason for one in suggest(wishes(), facts) if one.name == "max_num_blocks"]
+        assert ", of which 256 requests of 2040 tokens use no more" in reason
 
     def test_suggestions_are_valid_limits(self):
         """

@@ -171,6 +171,35 @@ class TestRope:
         assert (rope.kind, rope.original_max_positions) == (RopeKind.LLAMA3, 2048)
 
 
+class TestContextLen:
+    @pytest.mark.parametrize(
+        ("scaling", "expected"),
+        [
+            (None, 2048),
+            ({"rope_type": "linear", "factor": 2.5}, 5120),
+            (
+                {
+                    "rope_type": "llama3",
+                    "factor": 8,
+                    "low_freq_factor": 1,
+                    "high_freq_factor": 4,
+                    "original_max_position_embeddings": 512,
+                },
+                2048,
+            ),
+        ],
+        ids=["none", "linear", "llama3"],
+    )
+    def test_linear_scaling_lengthens_what_the_model_supports(
+        self, tmp_path: Path, scaling: Mapping[str, Any] | None, expected: int
+    ):
+        """
+        max_position_embeddings are times the factor under linear scaling, and as they stand else.
+        """
+        config = read_model_config(directory(tmp_path, {**LLAMA, "rope_scaling": scaling}))
+        assert expected == config.context_len
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("changes", "sentence"),

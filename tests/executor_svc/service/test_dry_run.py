@@ -78,11 +78,32 @@ class TestPlan:
 
     def test_warnings_are_part_of_the_plan(self, dry_run, planned):
         """
-        A size that holds less than one longest request is planned with a warning.
+        A length that was asked for and the KV memory does not hold is planned with a warning.
         """
-        (warning,) = planned("--max-num-blocks=3")["warnings"]
+        flags = ("--max-num-blocks=3", "--max-model-len=512")
+        (warning,) = planned(*flags)["warnings"]
         assert "holds 48 tokens and max_model_len is 512" in warning
-        assert f"warning: {warning}\n" in dry_run("--max-num-blocks=3")[1]
+        assert f"warning: {warning}\n" in dry_run(*flags)[1]
+
+    def test_length_that_nobody_asked_for_follows_the_memory(self, planned):
+        """
+        Without max_model_len it is what the model supports, or what the KV memory holds, with a
+        warning that names both.
+        """
+        assert (512, []) == tuple(map(planned().get, ("max_model_len", "warnings")))
+        plan = planned("--max-num-blocks=3")
+        (warning,) = plan["warnings"]
+        assert 48 == plan["max_model_len"]
+        assert "max_model_len is 48, the tokens that the KV memory holds, instead of 512" in warning
+        assert "raise max_num_blocks (3, --max-num-blocks)" in warning
+
+    def test_default_holds_what_all_sequences_of_a_step_can_use(self, planned):
+        """
+        A small model takes no more memory than max_batch_size requests of max_model_len need.
+        """
+        plan = planned("--max-batch-size=3")
+        assert 3 * 512 // 16 == plan["num_blocks"]
+        assert "default: max_batch_size 3 requests of max_model_len 512" == plan["sized_by_place"]
 
 
 class TestRefusals:
@@ -100,7 +121,7 @@ class TestRefusals:
             "--mem-fraction-static=1e-9": "Not enough memory. Please try to increase --mem-frac",
             "--buffer-size-gb=1e6": "",
         }.items():
-            code, output, errors = dry_run(flag)
+            code, output, errors = dry_run(flag, "--max-model-len=512")
             assert (2, "") == (code, output)
             assert errors.startswith(f"OUT_OF_MEMORY: {text}")
             assert flag.partition("=")[0] in errors

@@ -352,7 +352,7 @@ class TestFailures:
             wait_until(lambda: bool(stream.of(StepFailed)))
         (failed,) = stream.of(StepFailed)
         assert ("OUT_OF_MEMORY", False) == (failed.reason, failed.sticky)
-        assert "lower chunked_prefill_size or max_total_tokens, or lower max_num_blocks" in (
+        assert "lower chunked_prefill_size or max_total_tokens, or lower buffer_size_gb" in (
             failed.message
         )
         fresh = StepClient(executor)

@@ -28,8 +28,15 @@ class TestDryRun:
         assert "  block_size = 16 (or the executor's)\n" in output
         assert "  max_num_blocks = 100 (flag)\n" in output
         assert "  max_num_seqs = 256 (default)\n" in output
-        assert "holds 1600 tokens,\nor 10 of the longest requests;\n" in output
+        assert "holds 1600 tokens;\nthese are 10 of the longest requests;\n" in output
         assert "no prompt is admitted while 90 blocks or more are in use\n" in output
+
+    def test_what_only_the_executor_knows_is_not_guessed(self, dry_run):
+        """Without blocks and length set, both are the executor's, and nothing is said to fit."""
+        output = dry_run()[1]
+        assert "  max_num_blocks = the executor's\n" in output
+        assert "  max_model_len = the executor's\n" in output
+        assert "holds" not in output
 
     def test_json_is_one_object(self, dry_run):
         """With JSON logs the forecast is one object, with a preset's limits as upper bounds."""

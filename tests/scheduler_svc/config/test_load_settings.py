@@ -194,7 +194,7 @@ class TestHelp:
         assert caught.value.code == 0
         text = capsys.readouterr().out
         assert all("--" + name.replace("_", "-") in text for name in (*LIMITS, "window", "listen"))
-        assert "default: 1024" in text
+        assert "default: 4096" in text
 
 
 class TestExecutorAddresses:

@@ -35,7 +35,7 @@ def suggest(
         int, typer.Option(min=1, help="Sequences that are to run together.")
     ] = 32,
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Longest request; default: 2048 or the model's.")
+        int | None, typer.Option(min=1, help="Longest request; default: what the model supports.")
     ] = None,
     memory_gb: Annotated[
         float | None,

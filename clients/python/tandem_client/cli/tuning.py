@@ -36,7 +36,11 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the executor's own plan says of the model and the device, in bytes and tokens."""
+    """
+    What the executor's own plan says of the model and the device, in bytes and tokens.
+
+    `wanted_model_len` is what the model supports or was asked for, whatever this memory holds.
+    """
 
     total_bytes: int
     free_bytes: int
@@ -44,7 +48,7 @@ class Facts:
     activation_bytes: int
     kv_bytes_per_block: int
     block_size: int
-    max_model_len: int
+    wanted_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +84,14 @@ def suggest(wishes: Wishes, facts: Facts) -> list[Suggestion]:
             f"GiB), activations ({_gib(facts.activation_bytes)} GiB) and KV: give more with "
             "--memory-gb or --utilization, or lower --avg-tokens or --max-batch-size"
         )
-    capacity = num_blocks * facts.block_size
     batch = wishes.max_batch_size
+    max_num_seqs = SEQS_PER_BATCH_ROW * batch
+    enough = max_num_seqs * math.ceil(facts.wanted_model_len / facts.block_size)
+    bound = ""
+    if num_blocks > enough:
+        num_blocks = enough
+        bound = f", of which {max_num_seqs} requests of {facts.wanted_model_len} tokens use no more"
+    capacity = num_blocks * facts.block_size
     fitting = min(batch, capacity // wishes.avg_tokens)
     return [
         Suggestion(name="block_size", value=facts.block_size, reason="tokens per block"),
@@ -90,17 +100,17 @@ def suggest(wishes: Wishes, facts: Facts) -> list[Suggestion]:
             value=num_blocks,
             reason=f"{_gib(usable)} GiB ({whose}) less weights {_gib(facts.weight_bytes)} and "
             f"activations {_gib(facts.activation_bytes)} GiB, {facts.kv_bytes_per_block} bytes a "
-            f"block; {capacity} tokens hold {fitting} of {batch} average requests",
+            f"block{bound}; {capacity} tokens hold {fitting} of {batch} average requests",
         ),
         Suggestion(name="max_batch_size", value=batch, reason="as asked for"),
         Suggestion(
             name="max_num_seqs",
-            value=SEQS_PER_BATCH_ROW * batch,
+            value=max_num_seqs,
             reason=f"{SEQS_PER_BATCH_ROW} requests in the system per sequence in a step",
         ),
         Suggestion(
             name="max_model_len",
-            value=min(facts.max_model_len, capacity),
+            value=min(facts.wanted_model_len, capacity),
             reason="what the model supports or was asked for, and the KV memory holds",
         ),
         Suggestion(

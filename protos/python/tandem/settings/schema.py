@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -109,8 +109,15 @@ class ServiceSettings(BaseModel):
     swap_space_gb: Annotated[float, Ge(0), Le(MAX_GIB)] = Field(0.0, exclude=True)
 
     def engine_config(self) -> EngineConfig:
-        """The engine limits as set here."""
-        return EngineConfig(**{name: getattr(self, name) for name in LIMITS})
+        """
+        The engine limits as set here. What is left to the model (max_model_len) or to the memory
+        (max_num_blocks) has the documented value meanwhile, raised to what the rules allow.
+        """
+        given = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
+        limits = EngineConfig(**given)
+        if "max_model_len" in given:
+            return limits
+        return replace(limits, max_model_len=max(limits.max_model_len, limits.block_size))
 
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -164,12 +171,12 @@ class Loaded(Generic[S]):
         return self.sources.get(name, PRESET) != PRESET
 
     @property
-    def kv_size_knob(self) -> str:
-        """Which of `KV_SIZE_KNOBS` sizes the KV memory."""
+    def kv_size_knob(self) -> str | None:
+        """Which of `KV_SIZE_KNOBS` sizes the KV memory; None where the device's memory does."""
         for knob in KV_SIZE_KNOBS:
             if knob in self.sources and getattr(self.settings, knob) is not None:
                 return knob
-        return KV_SIZE_KNOBS[0]
+        return None
 
     def shown(self) -> list[dict[str, Any]]:
         """Name, JSON value and source of every setting; the source of a default is "default"."""
