@@ -9,6 +9,7 @@ import numpy as np
 from scheduler_svc.core.geometry import ExecutorGeometry
 from scheduler_svc.core.options import CoreOptions, Overlength
 from scheduler_svc.ipc.messages import Model
+from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.link import PROTOCOL_VERSION
@@ -46,15 +47,16 @@ class ExecutorDescription:
     default_min_p: float = 0.0
     features: tuple[str, ...] = ()
 
-    def model(self, tokenizer_dir: str, max_model_len: int, options: CoreOptions) -> Model:
-        """What frontends need to know, with the length limit and the options in force."""
+    def model(self, tokenizer_dir: str, limits: EngineConfig, options: CoreOptions) -> Model:
+        """What frontends need to know, with the limits and the options in force."""
+        kv_tokens = limits.max_num_blocks * limits.block_size
         return Model(
             name=self.model_name,
             revision=self.fingerprint,
             architecture=self.architecture,
             dtype=self.dtype,
             vocab_size=self.vocab_size,
-            max_model_len=max_model_len,
+            max_model_len=limits.max_model_len,
             eos_token_ids=self.eos_token_ids,
             default_temperature=self.default_temperature,
             default_top_k=self.default_top_k,
@@ -64,6 +66,7 @@ class ExecutorDescription:
             tokenizer_dir=tokenizer_dir,
             block_size=self.geometry.block_size if options.prefix_caching else 0,
             truncates=options.overlength is Overlength.TRUNCATE,
+            kv_tokens=kv_tokens if kv_tokens < limits.max_model_len else None,
         )
 
 

@@ -58,7 +58,7 @@ class ExecutorFate:
             self._fail_other_model(state.core, description, now)
             state.core.use_geometry(limits, geometry, now)
         state.description, state.limits = description, limits
-        model = description.model(str(tokenizer_dir), limits.max_model_len, options)
+        model = description.model(str(tokenizer_dir), limits, options)
         if model != state.model:
             state.model = model
             self._publisher.answer_all(model)

@@ -13,6 +13,7 @@ from scheduler_svc.ipc.messages import Model
 from tandem.errors import EmptyPrompt, PromptTooLong, TotalTooLong
 
 DEFAULT_MAX_TOKENS = 100
+"""Of a text; the answer to a chat may go on to the context's end."""
 LONGEST_TRUNCATED = 16
 """Most of max_model_len that a prompt to be cut may be: tokenizing a longer one costs too much."""
 
@@ -33,7 +34,14 @@ class Fit:
     fills_context: bool = False
 
 
-def fit_lengths(prompt_len: int, max_tokens: int | None, model: Model, *, prompt_field: str) -> Fit:
+def fit_lengths(
+    prompt_len: int,
+    max_tokens: int | None,
+    model: Model,
+    *,
+    prompt_field: str,
+    is_chat: bool = False,
+) -> Fit:
     """
     Check prompt and output against `max_model_len`, or cut them to it where the model's server
     truncates.
@@ -46,6 +54,7 @@ def fit_lengths(prompt_len: int, max_tokens: int | None, model: Model, *, prompt
         max_tokens: Output tokens asked for; None for the default.
         model: What is served.
         prompt_field: Path of the prompt's field.
+        is_chat: The default is all that the context and the KV memory have left.
 
     Raises:
         EmptyPrompt: No token.
@@ -62,6 +71,10 @@ def fit_lengths(prompt_len: int, max_tokens: int | None, model: Model, *, prompt
         prompt_len -= num_dropped
     check_prompt_len(prompt_len, longest, prompt_field=prompt_field)
     room = longest - prompt_len
+    if max_tokens is None:
+        wanted = longest if is_chat else wanted
+        in_memory = longest_total(model) - prompt_len
+        room = in_memory if in_memory > 0 else room  # else the core says that it can never fit
     may_cut = max_tokens is None or model.truncates
     fitting = max(1, min(wanted, room)) if may_cut else wanted
     if fitting > room:
@@ -76,6 +89,11 @@ def fit_lengths(prompt_len: int, max_tokens: int | None, model: Model, *, prompt
             },
         )
     return Fit(max_tokens=fitting, num_dropped=num_dropped, fills_context=fitting < wanted)
+
+
+def longest_total(model: Model) -> int:
+    """Most tokens of prompt and output that one request can have."""
+    return min(model.max_model_len, model.kv_tokens or model.max_model_len)
 
 
 def longest_prompt(model: Model) -> int:

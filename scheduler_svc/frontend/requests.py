@@ -18,6 +18,7 @@ from scheduler_svc.frontend.lengths import (
     check_prompt_len,
     fit_lengths,
     longest_prompt,
+    longest_total,
 )
 from scheduler_svc.frontend.output import OutputText
 from scheduler_svc.frontend.resume import ChoiceStart, Prior, check_resume, start_choices
@@ -76,7 +77,10 @@ async def prepare_request(
     params = check_params(request, model, choose_seed=lambda: secrets.randbits(64))
     prompt_field = check_prompt_shape(request)
     prompt = await _encode_prompt(request, loaded, threads, prompt_field)
-    fit = fit_lengths(len(prompt), params.max_tokens, model, prompt_field=prompt_field)
+    is_chat = request.HasField("chat")
+    fit = fit_lengths(
+        len(prompt), params.max_tokens, model, prompt_field=prompt_field, is_chat=is_chat
+    )
     check_min_tokens(params.min_tokens, params.max_tokens or fit.max_tokens)
     prompt = prompt[fit.num_dropped :]
     column = np.asarray(prompt, np.int32)
@@ -85,8 +89,6 @@ async def prepare_request(
     starts = await _starts(priors, params, fit, lambda: loaded.text.detokenizer(prompt), threads)
     request_id = request.request_id or secrets.token_hex(12)
     resolved = _resolved(params, fit.max_tokens)
-    has_key = bool(request.idempotency_key)
-    fingerprint = _fingerprint(column, params.cache_salt, resolved) if has_key else b""
 
     def make_submit(stream_id: int) -> Submit:
         return Submit(
@@ -96,7 +98,7 @@ async def prepare_request(
             block_digests=digests,
             prior_outputs=_prior_outputs(priors),
             finished_choices=tuple(at for at, start in enumerate(starts) if start.is_over),
-            fingerprint=fingerprint,
+            fingerprint=_fingerprint(request, column, resolved, longest_total(model)),
             **_submitted(request, params, fit, model, now_s),
         )
 
@@ -150,13 +152,24 @@ def _prior_outputs(priors: list[Prior]) -> tuple[bytes, ...]:
     return tuple(prior.token_ids.astype("<i4", copy=False).tobytes() for prior in priors)
 
 
-def _fingerprint(prompt: Int32Column, cache_salt: bytes, resolved: ResolvedParams) -> bytes:
-    """What two requests must agree in to be the same: all that makes tokens, but the seed."""
+def _fingerprint(
+    request: GenerateRequest, prompt: Int32Column, resolved: ResolvedParams, longest: int
+) -> bytes:
+    """
+    What two requests of one idempotency key must agree in to be the same: all that makes tokens,
+    but the seed, and but a max_tokens up to the `longest` total, of which the next executor may
+    have more or less. Empty without a key.
+    """
+    if not request.idempotency_key:
+        return b""
     same = ResolvedParams()
     same.CopyFrom(resolved)
     same.ClearField("seed")
     same.ClearField("priority")
+    if len(prompt) + resolved.max_tokens >= longest:
+        same.ClearField("max_tokens")
     digest = hashlib.sha256(same.SerializeToString(deterministic=True))
+    cache_salt = request.cache_salt.encode()
     digest.update(len(cache_salt).to_bytes(4, "little") + cache_salt)
     digest.update(prompt.astype("<i4", copy=False).tobytes())
     return digest.digest()

@@ -120,6 +120,8 @@ class Model(msgspec.Struct, array_like=True, tag=10, frozen=True, kw_only=True):
     """Too long requests are made to fit instead of refused."""
     default_repetition_penalty: float = 1.0
     default_min_p: float = 0.0
+    kv_tokens: int | None = None
+    """Tokens that the KV memory holds; None for no less than `max_model_len`."""
 
 
 class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only=True):

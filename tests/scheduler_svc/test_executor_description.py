@@ -4,6 +4,7 @@ import pytest
 
 from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.executor_description import read_description
+from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
 from tandem.link import PROTOCOL_VERSION
@@ -38,7 +39,9 @@ def test_recommended_penalties_reach_frontends(defaults, repetition_penalty, min
     """
     What the model's author recommends is told to frontends; what is unset is off.
     """
-    model = read_description(described(**defaults)).model("", 64, CoreOptions())
+    model = read_description(described(**defaults)).model(
+        "", EngineConfig(max_model_len=64), CoreOptions()
+    )
     assert (repetition_penalty, min_p) == (model.default_repetition_penalty, model.default_min_p)
 
 

@@ -27,7 +27,8 @@ class GenerateOptions(TypedDict, total=False):
         presence_penalty: Makes tokens less likely that are in the output at all, -2 to 2.
         logit_bias: Added to the logits of these ids, -100 to 100 each.
         seed: Key of the noise; the same seed and parameters give the same tokens.
-        max_tokens: Most output tokens, at least 1.
+        max_tokens: Most output tokens, at least 1; unset, 100 for a text, and for a chat what the
+            context has left.
         min_tokens: Output tokens before which nothing but max_tokens ends the output.
         stop: Strings before which the output ends.
         stop_token_ids: Tokens at which the output ends.

@@ -27,6 +27,29 @@ class TestRefusing:
         assert (resolved, 0) == (found.max_tokens, found.num_dropped)
 
     @pytest.mark.parametrize(
+        ("prompt_len", "kv_tokens", "resolved"),
+        [(10, None, 246), (10, 64, 54), (255, None, 1), (63, 64, 1), (64, 64, 192), (100, 64, 156)],
+    )
+    def test_chat_without_max_tokens_goes_on_until_the_context_ends(
+        self, prompt_len, kv_tokens, resolved
+    ):
+        """
+        A chat's default is all that max_model_len has left, or the KV memory if that has less; what
+        is left of the KV memory bounds no prompt.
+        """
+        served = model(Path("/nowhere"), kv_tokens=kv_tokens)
+        found = fit_lengths(prompt_len, None, served, prompt_field="text", is_chat=True)
+        assert Fit(max_tokens=resolved, fills_context=True) == found
+
+    def test_text_without_max_tokens_is_bound_by_the_kv_memory(self):
+        """
+        A text's default of 100 gives way to the KV memory, a number that was asked for does not.
+        """
+        served = model(Path("/nowhere"), kv_tokens=64)
+        assert 54 == fit_lengths(10, None, served, prompt_field="text").max_tokens
+        assert 60 == fit_lengths(10, 60, served, prompt_field="text").max_tokens
+
+    @pytest.mark.parametrize(
         ("prompt_len", "max_tokens", "error", "path", "sentence"),
         [
             (0, None, EmptyPrompt, "text", "the prompt has no token."),
@@ -87,6 +110,13 @@ class TestTruncating:
         max_tokens is lowered where a token has room; else the prompt loses its oldest tokens.
         """
         assert fit == fit_lengths(prompt_len, max_tokens, CUTTING, prompt_field="text")
+
+    def test_chat_that_is_cut_leaves_room_for_as_much_as_a_text(self):
+        """
+        A chat over max_model_len loses its oldest tokens until 100 of an answer have room.
+        """
+        found = fit_lengths(1000, None, CUTTING, prompt_field="text", is_chat=True)
+        assert (100, 844) == (found.max_tokens, found.num_dropped)
 
     @given(
         prompt_len=st.integers(1, 2000),

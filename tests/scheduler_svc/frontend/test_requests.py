@@ -76,7 +76,8 @@ class TestPrompt:
 
     async def test_chat_is_rendered(self, frontend, stub):
         """
-        A conversation becomes what the model's template writes.
+        A conversation becomes what the model's template writes, and may be answered until the
+        context ends.
         """
         messages = [{"role": "user", "content": "hi"}]
         call = stub.Generate(pb.GenerateRequest(chat={"messages": messages}))
@@ -84,6 +85,7 @@ class TestPrompt:
         call.cancel()
         expected = ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
         assert expected == np.frombuffer(submit.prompt, "<i4").tolist()
+        assert (256 - len(expected), True) == (submit.max_tokens, submit.fills_context)
 
     @pytest.mark.parametrize(
         ("fields", "reason", "path"),

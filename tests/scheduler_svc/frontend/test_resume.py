@@ -311,6 +311,23 @@ class TestFingerprint:
             again.is_seed_given,
         )
 
+    async def test_output_to_the_contexts_end_is_the_same_however_far_it_is(
+        self, frontend, stub, tmp_path, model_dir
+    ):
+        """
+        A request that may use all there is left is the same one where an executor has less.
+        """
+        long = {"token_ids": {"ids": [5] * 200}, "idempotency_key": "k"}
+        first = await self.submitted(frontend, stub, pb.GenerateRequest(**long))
+        (tmp_path / "other").mkdir()
+        async with running_frontend(tmp_path / "other") as other:
+            await serve(other, model(model_dir, kv_tokens=240))
+            after = await self.submitted(other, stub_of(other), pb.GenerateRequest(**long))
+            asked = pb.GenerateRequest(**long, stopping={"max_tokens": 40})
+            given = await self.submitted(other, stub_of(other), asked)
+        assert (56, 40, 40) == (first.max_tokens, after.max_tokens, given.max_tokens)
+        assert first.fingerprint == after.fingerprint == given.fingerprint
+
     @pytest.mark.parametrize(
         "changes",
         [

@@ -60,7 +60,12 @@ Up = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Most output tokens.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", help="Most output tokens; default: 100, of a chat until the context ends."
+    ),
+]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", help="0 to 2; 0 always takes the likeliest token.")
 ]
