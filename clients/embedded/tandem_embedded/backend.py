@@ -12,7 +12,7 @@ from scheduler_svc.core.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.link.batch import Batch, KvMode, StepResult
-from tandem_embedded.params import SamplingDefaults
+from tandem_embedded.params import SamplingDefaults, Vocabulary
 
 if TYPE_CHECKING:
     from executor_svc.memory import KvMemory
@@ -66,17 +66,29 @@ class Backend:
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     num_host_blocks: int = 0
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What requests are judged by."""
+        return Vocabulary(
+            size=self.vocab_size, eos_token_ids=self.eos_token_ids, defaults=self.defaults
+        )
+
     def geometry(self, config: EngineConfig) -> ExecutorGeometry:
         """What the scheduler core has to plan for under these limits."""
-        return ExecutorGeometry(
-            num_blocks=config.max_num_blocks,
-            block_size=config.block_size,
-            num_slots=self.num_slots,
-            max_batch_size=config.max_batch_size,
-            max_total_tokens=config.max_total_tokens,
-            max_model_len=config.max_model_len,
-            num_host_blocks=self.num_host_blocks,
-        )
+        found = geometry_of(config)
+        return replace(found, num_slots=self.num_slots, num_host_blocks=self.num_host_blocks)
+
+
+def geometry_of(config: EngineConfig) -> ExecutorGeometry:
+    """What an executor of these limits can do."""
+    return ExecutorGeometry(
+        num_blocks=config.max_num_blocks,
+        block_size=config.block_size,
+        num_slots=config.max_batch_size,
+        max_batch_size=config.max_batch_size,
+        max_total_tokens=config.max_total_tokens,
+        max_model_len=config.max_model_len,
+    )
 
 
 def load_backend(

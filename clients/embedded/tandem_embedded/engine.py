@@ -114,7 +114,7 @@ class InferenceEngine:
         self.config = config
         self._backend = backend
         self._tokenizer = tokenizer
-        self._intake = Intake(backend, tokenizer, config.max_model_len)
+        self._intake = Intake(tokenizer, backend.vocabulary, config.max_model_len)
         self._ledger = Ledger(tokenizer)
         self._clock = clock
         self._next_id = 0

@@ -12,10 +12,9 @@ from scheduler_svc.core.request import NewRequest
 from scheduler_svc.frontend.lengths import DEFAULT_MAX_TOKENS
 from scheduler_svc.frontend.names import check_tenant
 from tandem.errors import TandemError
-from tandem_embedded.backend import Backend
 from tandem_embedded.errors import ValidationError, engine_error
 from tandem_embedded.ledger import Delivery, Entry
-from tandem_embedded.params import GenerationParams
+from tandem_embedded.params import GenerationParams, Vocabulary
 from tandem_embedded.tokenizer import ChatTokenizer, Tokenizer
 
 Prompt = str | Sequence[int]
@@ -27,9 +26,11 @@ Messages = Sequence[Mapping[str, str]]
 class Intake:
     """Checks requests and resolves their parameters; immutable."""
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer | None, max_model_len: int) -> None:
-        self._backend = backend
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocabulary: Vocabulary, max_model_len: int
+    ) -> None:
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._max_model_len = max_model_len
 
     def prepare(
@@ -46,7 +47,7 @@ class Intake:
             ValidationError: Naming what is wrong.
         """
         params.validate()
-        params.check_ids(self._backend.vocab_size)
+        params.check_ids(self._vocabulary.size)
         self._check_needs(params)
         if (prompt is None) is (messages is None):
             message = "give either a prompt or messages."
@@ -54,11 +55,11 @@ class Intake:
         token_ids = self._chat(messages) if prompt is None else self._token_ids(prompt)
         room = max(1, self._max_model_len - len(token_ids))
         is_chat, is_default = messages is not None, params.max_tokens is None
-        eos = () if params.ignore_eos else self._backend.eos_token_ids
+        eos = () if params.ignore_eos else self._vocabulary.eos_token_ids
         return Entry(
             prompt=token_ids,
             params=params.resolved(
-                self._backend.defaults, room if is_chat else min(DEFAULT_MAX_TOKENS, room)
+                self._vocabulary.defaults, room if is_chat else min(DEFAULT_MAX_TOKENS, room)
             ),
             ends=frozenset({*eos, *params.stop_token_ids}),
             fills_context=is_default and (is_chat or room < DEFAULT_MAX_TOKENS),
@@ -70,7 +71,7 @@ class Intake:
         """What the core is told of an entry."""
         params = entry.params
         assert params.max_tokens is not None
-        eos = () if params.ignore_eos else self._backend.eos_token_ids
+        eos = () if params.ignore_eos else self._vocabulary.eos_token_ids
         return NewRequest(
             request_id=str(entry.request_id),
             handle=entry.request_id,
@@ -123,7 +124,7 @@ class Intake:
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt")
             prompt = self._tokenizer.encode(prompt)
         token_ids = [int(token) for token in prompt]
-        vocab_size = self._backend.vocab_size
+        vocab_size = self._vocabulary.size
         for token in token_ids:
             if not 0 <= token < vocab_size:
                 message = f"token id {token} is not in the vocabulary, 0 to {vocab_size - 1}."

@@ -51,6 +51,15 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What a request's parameters are judged by: ids in [0, size), those that end it, defaults."""
+
+    size: int
+    eos_token_ids: tuple[int, ...] = ()
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
     """
     Parameters of one request. One that is None is as the model's generation_config.json recommends,

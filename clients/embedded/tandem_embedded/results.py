@@ -158,17 +158,17 @@ class CompletedRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """
-    A live request as it is now; `created_at` is on the engine's clock, seconds.
+    A live request as it is now, or one to be; `created_at` is on the engine's clock, seconds.
 
     `output_tokens` are those of the first choice, and `params` those in force.
     """
 
     request_id: int
     input_tokens: list[int]
-    output_tokens: list[int]
-    params: GenerationParams
-    state: RequestState
-    created_at: float
+    params: GenerationParams = field(default_factory=GenerationParams)
+    output_tokens: list[int] = field(default_factory=list)
+    state: RequestState = RequestState.PENDING
+    created_at: float = 0.0
 
     @property
     def max_tokens(self) -> int | None:

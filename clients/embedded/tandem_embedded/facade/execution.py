@@ -1,0 +1,193 @@
+"""What computes steps: our model runner as a `GPUExecutorTrait`, and any other as a backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from tandem.engine_config import EngineConfig
+from tandem.link.batch import Batch, KvMode, StepResult
+from tandem_embedded.backend import Backend, geometry_of, load_backend
+from tandem_embedded.errors import EngineError, ValidationError, engine_errors
+from tandem_embedded.facade.batches import BatchReader, ExecutionBatch, ExecutionOutput
+from tandem_embedded.logs import quiet_unless_configured
+from tandem_embedded.settings import model_directory
+
+
+class GPUExecutorTrait(Protocol):
+    """Computes batches in order. It keeps KV by block, and forgets nothing between batches."""
+
+    def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
+        """Compute one step and draw the tokens that follow."""
+
+    def capture_decode_graph(self, batch_size: int) -> None:
+        """Prepare steps in which so many sequences decode."""
+
+    def execute_graph(self, batch: ExecutionBatch) -> ExecutionOutput:
+        """`execute` by what was captured; an ExecutionError where nothing fits."""
+
+
+@runtime_checkable
+class _CapturingRunner(Protocol):
+    def capture_decode_graph(self, batch_size: int) -> None: ...
+
+    def execute_graph(self, batch: Batch, step_id: int) -> StepResult: ...
+
+
+class ModelExecutor:
+    """
+    The model runner of an embedded engine, driven by batches of `Scheduler.schedule`.
+
+    Attributes:
+        config: The limits in force.
+        backend: The runner and what it can do.
+    """
+
+    def __init__(self, config: EngineConfig, backend: Backend) -> None:
+        """Use `ModelExecutor.load`, or a backend that is there already."""
+        self.config = config
+        self.backend = backend
+        self._num_steps = 0
+
+    @classmethod
+    def load(
+        cls,
+        config: EngineConfig | None = None,
+        model_dir: Path | str | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+    ) -> ModelExecutor:
+        """
+        Load a model, the bundled one if none is given, and allocate its KV blocks.
+
+        Raises:
+            ConfigError or EngineMemoryError: As `InferenceEngine`.
+        """
+        quiet_unless_configured()
+        with engine_errors():
+            config = EngineConfig() if config is None else config
+            config.validate()
+            config, backend = load_backend(
+                config,
+                model_directory(model_dir),
+                dtype=dtype,
+                device=device,
+                num_threads=None,
+                collect_margins=False,
+            )
+        return cls(config, backend)
+
+    def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
+        """
+        Compute one step.
+
+        Raises:
+            ValidationError: The batch was not planned by a `Scheduler`.
+            EngineMemoryError or ExecutionError: The step failed; `Scheduler.reset` starts over.
+        """
+        delta = self._delta(batch)
+        with engine_errors():
+            return self._output(batch, self.backend.runner.execute(delta, self._num_steps))
+
+    def capture_decode_graph(self, batch_size: int) -> None:
+        """
+        Capture steps in which so many sequences decode.
+
+        Raises:
+            ConfigError: The device has no graphs, or no step has so many sequences.
+        """
+        runner = self.backend.runner
+        assert isinstance(runner, _CapturingRunner)
+        with engine_errors():
+            runner.capture_decode_graph(batch_size)
+
+    def execute_graph(self, batch: ExecutionBatch) -> ExecutionOutput:
+        """
+        Compute one step by a captured graph.
+
+        Raises:
+            ExecutionError: None can run it; nothing has changed.
+        """
+        runner = self.backend.runner
+        assert isinstance(runner, _CapturingRunner)
+        delta = self._delta(batch)
+        with engine_errors():
+            return self._output(batch, runner.execute_graph(delta, self._num_steps))
+
+    def reset(self) -> None:
+        """Forget all sequences, after a step that failed; `Scheduler.reset` goes with it."""
+        self.backend.runner.reset()
+
+    def _delta(self, batch: ExecutionBatch) -> Batch:
+        if batch.delta is None and not batch.is_empty:
+            message = "this executor computes what Scheduler.schedule() planned, and nothing else."
+            raise ValidationError(message, reason="INVALID_PARAMETER", field="batch")
+        self._num_steps += 1
+        return Batch() if batch.delta is None else batch.delta
+
+    def _output(self, batch: ExecutionBatch, result: StepResult) -> ExecutionOutput:
+        slots = [] if batch.delta is None else batch.delta.row_slot.tolist()
+        seq_id_of = dict(zip(slots, batch.seq_ids, strict=True))
+        tokens = dict(zip(result.slot.tolist(), result.token.tolist(), strict=True))
+        return ExecutionOutput(
+            seq_ids=list(batch.seq_ids),
+            next_tokens=[tokens.get(slot) for slot in slots],
+            errors={seq_id_of[error.slot]: error.message for error in result.row_errors},
+        )
+
+
+def executor_backend(
+    executor: GPUExecutorTrait,
+    config: EngineConfig,
+    *,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...] = (),
+) -> Backend:
+    """
+    Let an `InferenceEngine` run on an executor: `InferenceEngine(config, backend=...)`.
+
+    Args:
+        executor: Computes each step; it is never asked for two at once.
+        config: Limits; the engine's.
+        vocab_size: Token ids are in [0, vocab_size).
+        eos_token_ids: Ids that end a sequence.
+    """
+    return Backend(
+        runner=_TraitRunner(executor, config),
+        num_slots=config.max_batch_size,
+        max_positions=config.max_model_len,
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+    )
+
+
+class _TraitRunner:
+    """An executor that takes whole sequences, as a runner that takes deltas."""
+
+    def __init__(self, executor: GPUExecutorTrait, config: EngineConfig) -> None:
+        self._executor = executor
+        self._reader = BatchReader(
+            geometry_of(config), lambda slot, generation: generation << 32 | slot
+        )
+
+    @property
+    def state_hash(self) -> int:
+        return self._reader.state_hash
+
+    def execute(self, batch: Batch, step_id: int) -> StepResult:
+        whole = self._reader.read(batch)
+        try:
+            output = ExecutionOutput() if whole.is_empty else self._executor.execute(whole)
+        except EngineError as error:  # what it says is a reason to try the step again
+            raise RuntimeError(error.message) from error
+        return self._reader.result(whole, output, step_id)
+
+    def reset(self) -> None:
+        self._reader.reset()
+
+    def suspend(self, mode: KvMode) -> None:
+        """The executor keeps its memory."""
+
+    def resume(self) -> None:
+        """Nothing was given back."""
