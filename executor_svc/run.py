@@ -62,7 +62,9 @@ def _serve(loaded: LoadedSettings) -> int:
     # mistyped flag need not wait for.
     from executor_svc.engine import load_engine  # noqa: PLC0415
     from executor_svc.server import ExecutorServer  # noqa: PLC0415
+    from executor_svc.step_profile.torch_recorder import begin_in_this_thread  # noqa: PLC0415
 
+    begin_in_this_thread()
     settings = loaded.settings
     return serve(
         lambda on_fatal: ExecutorServer(lambda boot_id: load_engine(loaded, boot_id), on_fatal),

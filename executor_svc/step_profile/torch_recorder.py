@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import device as torch_device
 from torch.autograd.profiler import profile, record_function
 
@@ -64,6 +65,18 @@ class TorchRecorder:
     def write(self, path: Path) -> None:
         """Write the trace as JSON."""
         self._profile.export_chrome_trace(str(path))
+
+
+def begin_in_this_thread() -> None:
+    """
+    Start PyTorch's profiler once, in the thread that imported PyTorch, and record nothing.
+
+    Its library prints an error of its own if another thread is the first to record. Where there is
+    a CUDA device it is left alone: first started without one, it would never see the device.
+    """
+    if not torch.cuda.is_available():
+        with profile(use_kineto=True):
+            pass
 
 
 def marked(name: str, part: Callable[Arguments, Outcome]) -> Callable[Arguments, Outcome]:

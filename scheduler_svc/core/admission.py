@@ -22,6 +22,7 @@ from tandem.errors import (
     QueueFull,
     TotalTooLong,
 )
+from tandem.wording import counted
 
 MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 
@@ -117,15 +118,14 @@ def _check_lengths(limits: Limits, prompt_len: int, max_tokens: int) -> None:
     total_len, longest = prompt_len + max_tokens, limits.max_model_len
     metadata = _of("max_model_len", longest)
     if prompt_len > longest:
-        message = (
-            f"the prompt has {prompt_len} tokens and max_model_len is {longest}: shorten the prompt"
-        )
+        held = counted(prompt_len, "token")
+        message = f"the prompt has {held} and max_model_len is {longest}: shorten the prompt"
         raise PromptTooLong(message, field="prompt", metadata=metadata)
     if total_len > longest:
         message = (
             f"prompt ({prompt_len}) plus max_tokens ({max_tokens}) is {total_len} tokens and "
-            f"max_model_len is {longest}: ask for at most {longest - prompt_len} tokens or shorten "
-            "the prompt"
+            f"max_model_len is {longest}: ask for at most "
+            f"{counted(longest - prompt_len, 'token')} or shorten the prompt"
         )
         raise TotalTooLong(message, field="stopping.max_tokens", metadata=metadata)
 

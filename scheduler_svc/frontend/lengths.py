@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.truncation import num_to_drop
 from scheduler_svc.ipc.messages import Model
 from tandem.errors import EmptyPrompt, PromptTooLong, TotalTooLong
+from tandem.wording import counted
 
 DEFAULT_MAX_TOKENS = 100
 """Of a text; the answer to a chat may go on to the context's end."""
@@ -79,7 +80,7 @@ def fit_lengths(
     fitting = max(1, min(wanted, room)) if may_cut else wanted
     if fitting > room:
         raise TotalTooLong(
-            f"the prompt has {prompt_len} tokens and max_tokens is {fitting}, together "
+            f"the prompt has {counted(prompt_len, 'token')} and max_tokens is {fitting}, together "
             f"{prompt_len + fitting}, but max_model_len is {longest}.",
             field="stopping.max_tokens",
             metadata={
@@ -111,9 +112,9 @@ def check_prompt_len(
         PromptTooLong: Longer than `max_model_len`.
     """
     if prompt_len > max_model_len:
-        count = f"at least {prompt_len}" if is_bound else f"{prompt_len}"
+        count = f"{'at least ' if is_bound else ''}{counted(prompt_len, 'token')}"
         raise PromptTooLong(
-            f"the prompt has {count} tokens, but max_model_len is {max_model_len}.",
+            f"the prompt has {count}, but max_model_len is {max_model_len}.",
             field=prompt_field,
             metadata={"prompt_tokens": str(prompt_len), "max_model_len": str(max_model_len)},
         )

@@ -45,9 +45,9 @@ class TestProfile:
             assert 0 == admin.stats().executor_losses
         idle(bundled)
 
-    def test_command_without_requests_ends_with_an_empty_trace(self, bundled, tmp_path):
+    def test_command_without_requests_fails_without_a_file(self, bundled, tmp_path):
         """
-        Where nothing is computed `tandem profile` ends after its seconds, and says why no step is in its trace.
+        Where nothing is computed `tandem profile` ends after its seconds, says why, and writes nothing.
         """
         trace = tmp_path / "trace.json.gz"
         result = CliRunner().invoke(
@@ -59,6 +59,6 @@ class TestProfile:
                 f"--admin-address={bundled.admin_address}",
             ],
         )
-        assert 0 == result.exit_code, result.output
-        assert "no step was computed" in result.stderr
-        assert "tandem.step" not in spans(trace.read_bytes())
+        assert 1 == result.exit_code, result.output
+        assert "nothing was recorded: no step ran" in result.stderr
+        assert not trace.exists()

@@ -103,16 +103,41 @@ class TestCommand:
         assert 0 == result.exit_code
         assert TRACE == (tmp_path / "out.json.gz").read_bytes()
         assert "out.json.gz: 3 steps in 1.5 s, 0.0 MiB\n" == result.stdout
-        assert "recording: 0 steps" in result.stderr
+        assert "writing the trace of 3 steps\n" == result.stderr
         asked = server.seen.profiled[0].options
         assert (3, 2.5) == (asked.num_steps, asked.duration_s)
 
-    def test_idle_server_is_pointed_out(self, server, run):
+    def test_idle_server_is_pointed_out_once(self, server, run, tmp_path):
         """
-        A trace without a step comes with advice.
+        Where no step runs the command says so once while it waits, fails, and leaves no file.
         """
-        server.seen.profile = whole(num_steps=0)
-        assert "send requests while it records" in run().stderr
+        waiting = [progress(0, 0.5 * count) for count in range(6)]
+        server.seen.profile = [*waiting, *whole(num_steps=0)]
+        result = run()
+
+        assert [
+            "no step has run yet: send requests",
+            "tandem: nothing was recorded: no step ran in 1.5 s. Send requests while it records",
+        ] == result.stderr.splitlines()
+        assert (ExitCode.FAILED, "", []) == (
+            result.exit_code,
+            result.stdout,
+            list(tmp_path.iterdir()),
+        )
+
+    def test_each_number_of_steps_is_said_once(self, server, run):
+        """
+        Progress is told where the number of steps has changed.
+        """
+        steps = [progress(count // 2, 0.25 * count) for count in range(8)]
+        server.seen.profile = [*steps, *whole()]
+
+        assert [
+            "recording: 1 step",
+            "recording: 2 steps",
+            "recording: 3 steps",
+            "writing the trace of 3 steps",
+        ] == run().stderr.splitlines()
 
     @pytest.mark.parametrize(
         ("output", "said"),

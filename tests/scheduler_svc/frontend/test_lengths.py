@@ -71,6 +71,16 @@ class TestRefusing:
                 ),
             ),
             (
+                1,
+                256,
+                TotalTooLong,
+                "stopping.max_tokens",
+                (
+                    "the prompt has 1 token and max_tokens is 256, together 257, "
+                    "but max_model_len is 256."
+                ),
+            ),
+            (
                 100,
                 157,
                 TotalTooLong,

@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
+from tandem.wording import counted
 from tandem_client.admin import AdminClient
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import ExitCode, fail, readable_errors
 from tandem_client.profile import ProfileProgress
+
+PATIENCE_S = 0.5
+"""For the first step."""
 
 
 @readable_errors
@@ -24,7 +28,9 @@ def profile(
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps", help="Steps to record, 1 to 100, or to 20 with stacks.", show_default="20"
+            "--steps",
+            help="Steps to record, 1 to 100; with --with-stack at most 20.",
+            show_default="20",
         ),
     ] = None,
     duration_s: Annotated[
@@ -58,20 +64,39 @@ def profile(
             duration_s=duration_s,
             with_stack=with_stack,
             record_shapes=record_shapes,
-            on_progress=_say,
+            on_progress=Progress().tell,
+        )
+    if not recorded.num_steps:
+        raise fail(
+            f"nothing was recorded: no step ran in {recorded.elapsed_s:.1f} s. Send requests "
+            "while it records"
         )
     try:
         output.write_bytes(recorded.trace)
     except OSError as error:
         raise fail(f"{output}: the trace cannot be written: {error.strerror}") from error
     typer.echo(
-        f"{output}: {recorded.num_steps} steps in {recorded.elapsed_s:.1f} s, "
+        f"{output}: {counted(recorded.num_steps, 'step')} in {recorded.elapsed_s:.1f} s, "
         f"{len(recorded.trace) / 2**20:.1f} MiB"
     )
-    if not recorded.num_steps:
-        typer.echo("no step was computed meanwhile: send requests while it records", err=True)
 
 
-def _say(progress: ProfileProgress) -> None:
-    doing = "writing the trace" if progress.is_recorded else "recording"
-    typer.echo(f"{doing}: {progress.num_steps} steps, {progress.elapsed_s:.1f} s", err=True)
+class Progress:
+    """Tells how far a recording is, each thing once."""
+
+    def __init__(self) -> None:
+        self._last_said = ""
+
+    def tell(self, progress: ProfileProgress) -> None:
+        """Print a line on stderr if there is news."""
+        if progress.is_recorded and progress.num_steps:
+            line = f"writing the trace of {counted(progress.num_steps, 'step')}"
+        elif progress.num_steps:
+            line = f"recording: {counted(progress.num_steps, 'step')}"
+        elif not progress.is_recorded and progress.elapsed_s >= PATIENCE_S:
+            line = "no step has run yet: send requests"
+        else:
+            return
+        if line != self._last_said:
+            self._last_said = line
+            typer.echo(line, err=True)
