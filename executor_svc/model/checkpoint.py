@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from executor_svc.model.json_fields import JsonFields
+from executor_svc.model.json_fields import JsonFields, shown
 from tandem.errors import InvalidModel
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -27,6 +27,7 @@ SINGLE_NAME = "model.safetensors"
 
 _PIECE_BYTES = 16 << 20
 _MAX_HEADER_BYTES = 100 << 20
+_MAX_NAME_CHARS = 255
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -75,9 +76,15 @@ class Checkpoint:
             raise InvalidModel(f"{index_path}: weight_map must map tensor names to file names")
         tensors: dict[str, StoredTensor] = {}
         files = []
-        for file_name in sorted({str(value) for value in weight_map.values()}):
+        for name, value in weight_map.items():
+            if not _is_file_name(value):
+                raise InvalidModel(
+                    f"{index_path}: tensor {shown(name)} must be in a file beside it, not in "
+                    f"{shown(value)}"
+                )
+        for file_name in sorted(set(weight_map.values())):
             file = model_dir / file_name
-            if Path(file_name).name != file_name or not file.is_file():
+            if not file.is_file():
                 raise InvalidModel(
                     f"{file} is named by {INDEX_NAME} but is missing: the download is incomplete"
                 )
@@ -85,10 +92,22 @@ class Checkpoint:
             expected = {name for name, value in weight_map.items() if value == file_name}
             for name in sorted(expected ^ set(found)):
                 where = "lacks" if name in expected else "holds, but not for this file,"
-                raise InvalidModel(f"{file} {where} tensor {name!r} that {INDEX_NAME} describes")
+                raise InvalidModel(
+                    f"{file} {where} tensor {shown(name)} that {INDEX_NAME} describes"
+                )
             tensors.update(found)
             files.append(file)
         return cls(tensors, tuple(files))
+
+
+def _is_file_name(value: object) -> bool:
+    """Whether this may name a file of a folder: no path, and nothing that no system allows."""
+    return (
+        isinstance(value, str)
+        and 0 < len(value.encode("utf-8", "surrogatepass")) <= _MAX_NAME_CHARS
+        and value.isprintable()
+        and Path(value).name == value != ".."
+    )
 
 
 def read_pieces(
@@ -168,17 +187,20 @@ def _stored_tensor(file: Path, name: str, entry: Any, data_start: int) -> Stored
         begin, end = (int(offset) for offset in entry["data_offsets"])
         type_name = str(entry["dtype"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidModel(f"{file} is corrupt: its header misdescribes tensor {name!r}") from error
+        raise InvalidModel(
+            f"{file} is corrupt: its header misdescribes tensor {shown(name)}"
+        ) from error
     dtype = _DTYPES.get(type_name)
     if dtype is None:
         raise InvalidModel(
-            f"{file}: tensor {name!r} has type {type_name}, supported: {', '.join(_DTYPES)}"
+            f"{file}: tensor {shown(name)} has type {shown(type_name)}, supported: "
+            f"{', '.join(_DTYPES)}"
         )
     num_bytes = math.prod(shape) * dtype.itemsize
     if begin < 0 or min(shape, default=0) < 0 or end - begin != num_bytes:
         raise InvalidModel(
-            f"{file} is corrupt: tensor {name!r} of shape {list(shape)} needs {num_bytes} bytes "
-            f"but spans {end - begin}"
+            f"{file} is corrupt: tensor {shown(name)} of shape {shown(list(shape))} needs "
+            f"{shown(num_bytes)} bytes but spans {shown(end - begin)}"
         )
     return StoredTensor(
         name=name,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor_svc.model.families import Family, family_of, layer_windows
-from executor_svc.model.json_fields import JsonFields
+from executor_svc.model.json_fields import JsonFields, shown
 from executor_svc.model.rope import Rope, context_len, read_rope
 from executor_svc.model_directory import FORMAT, check_model_directory
 from tandem.errors import InvalidModel
@@ -102,7 +102,7 @@ def _refuse_unsupported(fields: JsonFields) -> None:
     activation = fields.text("hidden_act", "silu")
     if activation not in {"silu", "swish"}:
         raise InvalidModel(
-            f"{fields.path}: hidden_act {activation!r} is not supported; supported: silu"
+            f"{fields.path}: hidden_act {shown(activation)} is not supported; supported: silu"
         )
     if fields.get("quantization_config") is not None:
         raise InvalidModel(
@@ -159,7 +159,7 @@ def _checkpoint_dtype(fields: JsonFields) -> str | None:
     """The type config.json advises; newer writers say `dtype`, older ones `torch_dtype`."""
     for key in ("dtype", "torch_dtype"):
         name = fields.get(key)
-        if name in {"float32", "bfloat16", "float16"}:
+        if name in ("float32", "bfloat16", "float16"):
             return str(name)
     return None
 

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from executor_svc.model.json_fields import JsonFields
+from executor_svc.model.json_fields import JsonFields, shown
 from tandem.errors import InvalidModel
 
 
@@ -119,17 +119,17 @@ def family_of(fields: JsonFields) -> Family:
     known = ", ".join(FAMILIES)
     if not isinstance(names, list) or len(names) != 1:
         raise InvalidModel(
-            f"{fields.path}: architectures must list one name, got {names!r}; known: {known}"
+            f"{fields.path}: architectures must list one name, got {shown(names)}; known: {known}"
         )
     family = FAMILIES.get(names[0]) if isinstance(names[0], str) else None
     if family is None:
         raise InvalidModel(
-            f"{fields.path}: architecture {names[0]!r} is not supported; known: {known}"
+            f"{fields.path}: architecture {shown(names[0])} is not supported; known: {known}"
         )
     model_type = fields.get("model_type")
     if model_type is not None and model_type not in family.model_types:
         raise InvalidModel(
-            f"{fields.path}: model_type {model_type!r} does not fit architecture "
+            f"{fields.path}: model_type {shown(model_type)} does not fit architecture "
             f"{family.architecture!r}, which is of model_type {' or '.join(family.model_types)}: "
             "one of the two describes another computation"
         )
@@ -187,12 +187,12 @@ def _layer_types(fields: JsonFields, num_layers: int) -> list[str] | None:
         return None
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise InvalidModel(
-            f"{fields.path}: layer_types must list {num_layers} layers, got {kinds!r}"
+            f"{fields.path}: layer_types must list {num_layers} layers, got {shown(kinds)}"
         )
     for kind in kinds:
         if kind not in (_FULL, _SLIDING):
             raise InvalidModel(
-                f"{fields.path}: layer type {kind!r} is not supported here; "
+                f"{fields.path}: layer type {shown(kind)} is not supported here; "
                 f"supported: {_FULL}, {_SLIDING}"
             )
     return kinds

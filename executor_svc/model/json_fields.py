@@ -154,13 +154,13 @@ class JsonFields:
     def _check_range(self, key: str, value: float) -> None:
         rule = broken_range(key, value)
         if rule is not None:
-            raise InvalidModel(f"{self.path}: {key} {rule}, got {_shown(self.get(key))}")
+            raise InvalidModel(f"{self.path}: {key} {rule}, got {shown(self.get(key))}")
 
     def _wrong(self, key: str, expected: str, value: object) -> InvalidModel:
-        return InvalidModel(f"{self.path}: {key} must be {expected}, got {_shown(value)}")
+        return InvalidModel(f"{self.path}: {key} must be {expected}, got {shown(value)}")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as Python writes it, cut where it is long: it stands in a sentence."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

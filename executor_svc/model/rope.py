@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor_svc.model.json_fields import JsonFields
+from executor_svc.model.json_fields import JsonFields, shown
 from tandem.errors import InvalidModel
 
 DEFAULT_THETA = 10_000.0
@@ -69,11 +69,12 @@ def read_rope(fields: JsonFields, max_positions: int) -> Rope:
     except ValueError:
         known = ", ".join(kind.value for kind in RopeKind)
         raise InvalidModel(
-            f"{fields.path}: rope type {kind_name!r} in {name} is not supported; supported: {known}"
+            f"{fields.path}: rope type {shown(kind_name)} in {name} is not supported; "
+            f"supported: {known}"
         ) from None
     if unknown:
         raise InvalidModel(
-            f"{fields.path}: {name} has keys that are not supported: {', '.join(unknown)}"
+            f"{fields.path}: {name} has keys that are not supported: {shown(', '.join(unknown))}"
         )
     for source in (inner, fields):
         share = source.positive_float("partial_rotary_factor", 1.0)

@@ -14,6 +14,7 @@ from torch import Tensor
 from executor_svc.model.checkpoint import Checkpoint, StoredTensor, read_pieces
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.embeddings import EMBEDDING, OUTPUT
+from executor_svc.model.json_fields import shown
 from kernels.layer_stack import LayerWeights
 from tandem.errors import InvalidModel
 
@@ -229,8 +230,8 @@ def _check_names(config: ModelConfig, checkpoint: Checkpoint, targets: dict[str,
         )
         if name not in targets and not redundant:
             raise InvalidModel(
-                f"{stored.file} holds tensor {name!r} that {config.architecture} does not have: "
-                "config.json describes another model"
+                f"{stored.file} holds tensor {shown(name)} that {config.architecture} does not "
+                "have: config.json describes another model"
             )
 
 
@@ -245,6 +246,6 @@ def _check_shape(stored: StoredTensor, target: _Target) -> None:
         expected = expected[:1]
     if stored.shape != expected:
         raise InvalidModel(
-            f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, "
+            f"{stored.file}: tensor {stored.name!r} has shape {shown(list(stored.shape))}, "
             f"config.json implies {list(expected)}"
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.errors import ChatTemplateError, InvalidModel
@@ -19,6 +20,7 @@ from tandem.errors import ChatTemplateError, InvalidModel
 MAX_RENDER_S = 5.0
 FIELD = "chat.messages"
 _TICK = "_tick"
+_MAX_PRODUCT_LEN = 1 << 20
 
 
 class ChatTemplate:
@@ -35,7 +37,7 @@ class ChatTemplate:
         Raises:
             InvalidModel: Not a valid template.
         """
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             autoescape=False,  # prompts are plain text, not HTML
@@ -49,6 +51,11 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise InvalidModel(
                 f"the chat template is invalid in line {error.lineno}: {error.message}"
+            ) from error
+        except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
+            # What Python cannot compile either: loops within loops, an endless expression.
+            raise InvalidModel(
+                f"the chat template is nested too deeply to be compiled: {error}"
             ) from error
         self._template = Template.from_code(environment, code, environment.make_globals(None))
         self._special_tokens = dict(special_tokens)
@@ -136,11 +143,35 @@ class _TooLong(Exception):  # not one of the faults that templates have by thems
     """The template went on past its time."""
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Neither lets a template reach the server nor one operation of it take all memory or time."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute a product or power that is no larger than any prompt needs."""
+        if operator == "**":
+            if not all(isinstance(each, int | float) and abs(each) <= 64 for each in (left, right)):
+                raise SecurityError(f"{operator} of numbers over 64, or of something else")
+        else:
+            for many, times in ((left, right), (right, left)):
+                is_long = isinstance(many, Sized) and isinstance(times, int)
+                if is_long and len(many) * times > _MAX_PRODUCT_LEN:
+                    raise SecurityError(f"a product longer than {_MAX_PRODUCT_LEN}")
+        return super().call_binop(context, operator, left, right)
+
+
 def _with_ticks(template: nodes.Template) -> nodes.Template:
-    """Call the clock in every round of every loop, so that no loop can go on for ever."""
-    for loop in template.find_all(nodes.For):
+    """
+    Call the clock in every round of every loop and whenever a macro is called, so that neither can
+    go on for ever.
+    """
+    loops: Iterable[nodes.For] = template.find_all(nodes.For)
+    macros: Iterable[nodes.Macro] = template.find_all(nodes.Macro)
+    bodies: list[nodes.For | nodes.Macro] = [*loops, *macros]
+    for repeated in bodies:
         clock = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
-        loop.body.insert(0, nodes.ExprStmt(clock).set_lineno(loop.lineno))
+        repeated.body.insert(0, nodes.ExprStmt(clock).set_lineno(repeated.lineno))
     return template
 
 

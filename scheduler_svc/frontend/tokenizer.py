@@ -22,6 +22,8 @@ from tandem.errors import ChatTemplateError, InvalidModel, InvalidParameter
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
 """A plane of Unicode that means nothing to anybody else."""
+MAX_QUOTED_CHARS = 300
+"""Of what the library says of a file, which may quote any length of it."""
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -240,7 +242,8 @@ def _tokenizer(source: str, directory: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(source)
     except Exception as error:  # the library raises plain Exception
-        raise InvalidModel(f"{directory / 'tokenizer.json'} is invalid: {error}") from error
+        why = str(error)[:MAX_QUOTED_CHARS]
+        raise InvalidModel(f"{directory / 'tokenizer.json'} is invalid: {why}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -251,7 +254,7 @@ def _max_token_bytes(tokenizer: Tokenizer, model: Mapping[str, Any]) -> float:
     is_byte_level = model.get("type") == "BPE" and model.get("unk_token") is None
     if not is_byte_level and not model.get("byte_fallback"):
         return math.inf
-    return max(len(token.encode()) for token in tokenizer.get_vocab())
+    return max((len(token.encode()) for token in tokenizer.get_vocab()), default=math.inf)
 
 
 def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
@@ -260,8 +263,10 @@ def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
         return from_file
     template = config.get("chat_template")
     if isinstance(template, list):  # several named ones
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+        named = [entry for entry in template if isinstance(entry, dict)]
+        template = next(
+            (entry.get("template") for entry in named if entry.get("name") == "default"), None
+        )
     if template is not None and not isinstance(template, str):
         raise InvalidModel(f"{directory / 'tokenizer_config.json'}: chat_template must be text")
     return template

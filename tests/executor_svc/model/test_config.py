@@ -220,7 +220,7 @@ class TestRefusals:
             ),
             (
                 {"rope_scaling": {"type": "linear", "factor": 2, "mscale": 1}},
-                "not supported: mscale",
+                "not supported: 'mscale'",
             ),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
             ({"rope_scaling": {"type": "linear"}}, "lacks factor"),

@@ -51,6 +51,9 @@ class TestRefusal:
             ("{{ messages[0].content + 1 }}", "cannot write these messages: TypeError"),
             ("{{ ''.__class__.__mro__ }}", "tried something unsafe"),
             ("{{ messages.append(1) }}", "tried something unsafe"),
+            ("{{ 'a' * 10000000000 }}", "tried something unsafe: a product longer than"),
+            ("{{ 9999999999 * [1] }}", "tried something unsafe: a product longer than"),
+            ("{{ 10 ** 10 ** 9 }}", r"tried something unsafe: \*\* of numbers over 64"),
             ("{% for i in range(999999) %}{% endfor %}", "cannot write these messages"),
             ("{% for i in range(99999) %}{{ i }}{% endfor %}", "more than 1000 characters"),
         ],
@@ -69,8 +72,9 @@ class TestRefusal:
             "{% for i in range(9) %}{{ i }}{% endfor %}",
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             "{% macro f() %}{% for i in range(9) %}x{% endfor %}{% endmacro %}{{ f() }}",
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         ],
-        ids=["writing", "silent", "macro"],
+        ids=["writing", "silent", "macro", "branching macro"],
     )
     def test_endless_loop_is_stopped_by_the_clock(self, source):
         """
@@ -86,6 +90,30 @@ class TestRefusal:
         """
         with pytest.raises(InvalidModel, match="the chat template is invalid in line 2"):
             ChatTemplate("\n{% endfor %}", {})
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{% for i in 'a' %}" * 30 + "{% endfor %}" * 30,
+            "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+            "{{ " + "-" * 5000 + "1 }}",
+        ],
+        ids=["loops", "parentheses", "signs"],
+    )
+    def test_template_too_deep_to_compile_is_found_when_compiled(self, source):
+        """
+        What neither jinja2 nor Python can compile is an InvalidModel too.
+        """
+        with pytest.raises(InvalidModel, match="the chat template is"):
+            ChatTemplate(source, {})
+
+    def test_products_and_powers_of_small_things_are_computed(self):
+        """
+        The arithmetic that templates use works as everywhere.
+        """
+        assert "ababab 512 6 6.25" == render(
+            "{{ 'ab' * 3 }} {{ 2 ** 9 }} {{ 2 * 3 }} {{ 2.5 ** 2 }}"
+        )
 
 
 CONVERSATIONS = [

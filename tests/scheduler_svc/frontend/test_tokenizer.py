@@ -147,6 +147,11 @@ class TestLoad:
             ("tokenizer.json", '{"model": 1}', "tokenizer.json is invalid"),
             ("tokenizer_config.json", "nonsense", "tokenizer_config.json is not valid JSON"),
             ("tokenizer_config.json", '{"chat_template": 1}', "chat_template must be text"),
+            (
+                "tokenizer_config.json",
+                '{"chat_template": [1, {"name": "default", "template": 2}]}',
+                "chat_template must be text",
+            ),
             ("chat_template.jinja", "{% if %}", "the chat template is invalid in line 1"),
         ],
     )
