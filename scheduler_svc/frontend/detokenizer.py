@@ -229,6 +229,44 @@ class MetaspaceDetokenizer:
         return ""
 
 
+class WordDetokenizer:
+    """For decoders that write the sequence's first token otherwise than all that follow it."""
+
+    def __init__(
+        self, first: Mapping[int, str], following: Mapping[int, str], *, is_first: bool
+    ) -> None:
+        """
+        Start one output.
+
+        Args:
+            first: Text of a token that begins the sequence; empty where it does not count.
+            following: Text of any other.
+            is_first: The output begins the sequence.
+        """
+        self._first = first
+        self._following = following
+        self._is_first = is_first
+
+    def push(self, token_id: int) -> Decoded:
+        """Take the next token."""
+        if not self._is_first:
+            return Decoded(None, self._following[token_id], True)
+        piece = self._first[token_id]
+        self._is_first = not piece
+        return Decoded(None, piece, True)
+
+    def plain_text(self, token_ids: Sequence[int]) -> str | None:
+        """Text of the next tokens, unless the first one with text is still to come."""
+        if self._is_first:
+            return None
+        pieces = self._following
+        return "".join([pieces[token_id] for token_id in token_ids])
+
+    def flush(self) -> str:
+        """Nothing is ever open."""
+        return ""
+
+
 def decode_all(detokenizer: Detokenizer, token_ids: Sequence[int]) -> str:
     """Text of a whole output."""
     parts = []

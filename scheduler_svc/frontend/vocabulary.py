@@ -13,6 +13,7 @@ from scheduler_svc.frontend.detokenizer import (
     Detokenizer,
     MetaspaceDetokenizer,
     PieceDetokenizer,
+    WordDetokenizer,
 )
 from tandem.errors import InvalidModel
 
@@ -59,11 +60,31 @@ def detokenizer_factory(tokenizer: Tokenizer, decoder: dict[str, Any] | None) ->
     if kinds == ["ByteLevel"]:
         byte_pieces = _Pieces(tokenizer, special_ids, _byte_piece)
         return lambda _: ByteDetokenizer(byte_pieces)
+    if kinds in ([], ["WordPiece"]):
+        return _word_factory(tokenizer, special_ids)
     if kinds == ["Metaspace"]:
         return _metaspace_factory(tokenizer, special_ids, steps[0])
     if kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
         return _piece_factory(tokenizer, special_ids, steps)
     raise _unsupported(kinds)
+
+
+def _word_factory(tokenizer: Tokenizer, special_ids: frozenset[int]) -> DetokenizerFactory:
+    """
+    Both decoders look at one token at a time, and at whether it is the first, so each token's text
+    is what the library itself makes of it after another token.
+    """
+    decode = " ".join if tokenizer.decoder is None else tokenizer.decoder.decode
+
+    def first_piece(token: str) -> str:
+        return decode([token]) if token else ""
+
+    def following_piece(token: str) -> str:
+        return decode(["a", token]).removeprefix("a") if token else ""
+
+    first = _Pieces[str](tokenizer, special_ids, first_piece)
+    following = _Pieces[str](tokenizer, special_ids, following_piece)
+    return lambda prompt: WordDetokenizer(first, following, is_first=special_ids.issuperset(prompt))
 
 
 def _metaspace_factory(
@@ -118,8 +139,8 @@ def _flatten(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
 
 def _unsupported(kinds: list[str]) -> InvalidModel:
     return InvalidModel(
-        f"tokenizer.json has the decoder {' + '.join(kinds) or 'none'}, which cannot be streamed; "
-        "supported are ByteLevel, Metaspace, and Replace + ByteFallback + Fuse + Strip"
+        f"tokenizer.json has the decoder {' + '.join(kinds)}, which cannot be streamed; supported "
+        "are ByteLevel, Metaspace, WordPiece, none, and Replace + ByteFallback + Fuse + Strip"
     )
 
 

@@ -73,6 +73,21 @@ def metaspace_tokenizer(prepend_scheme: str) -> Tokenizer:
     return tokenizer
 
 
+def word_tokenizer(decoder: decoders.Decoder | None) -> Tokenizer:
+    """Words, parts of words and marks that a WordPiece decoder joins, with one special token."""
+    tokens = ["[UNK]", "[BOS]", "the", "##ing", "@@ing", ".", ",", "!", "'", "n't", "'s", "do not"]
+    tokens += ["a", "b", "é", "##", "@@", "don", "##a##b", "...", "[x]", "ing", "o ' c"]
+    tokenizer = Tokenizer(
+        models.WordLevel({token: at for at, token in enumerate(tokens)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["[BOS]"])
+    tokenizer.add_tokens([AddedToken("<added>", special=False, normalized=False)])
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    return tokenizer
+
+
 def save_model(
     directory: Path, tokenizer: Tokenizer | None = None, *, chat_template: str | None = CHATML
 ) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from scheduler_svc.frontend.detokenizer import (
     ByteDetokenizer,
@@ -21,6 +21,7 @@ from tests.scheduler_svc.frontend.small_models import (
     llama_like_tokenizer,
     metaspace_tokenizer,
     save_model,
+    word_tokenizer,
 )
 
 BUNDLED = Path(__file__).parents[3] / "deploy" / "models" / "tandem-py"
@@ -30,6 +31,9 @@ TOKENIZERS = {
     "llama-like": llama_like_tokenizer(),
     "metaspace-always": metaspace_tokenizer("always"),
     "metaspace-never": metaspace_tokenizer("never"),
+    "wordpiece": word_tokenizer(decoders.WordPiece()),
+    "wordpiece-plain": word_tokenizer(decoders.WordPiece(prefix="@@", cleanup=False)),
+    "no-decoder": word_tokenizer(None),
     "bundled": Tokenizer.from_file(str(BUNDLED / "tokenizer.json")),
 }
 
@@ -183,18 +187,27 @@ class TestOneTokenAtATime:
         assert " the" == decode_all(model.detokenizer([1, 270]), [the])
         assert "the" == decode_all(model.detokenizer([1]), [the])
 
+    def test_word_after_a_prompt_keeps_its_space_and_a_part_has_none(self, text_models):
+        """
+        A word that follows a prompt is set apart from it, a word's later part is joined, a full stop too.
+        """
+        ids = [TOKENIZERS["wordpiece"].token_to_id(each) for each in ("the", "##ing", ".")]
+        model = text_models["wordpiece"]
+        assert " theing." == decode_all(model.detokenizer([1, ids[0]]), ids)
+        assert "theing." == decode_all(model.detokenizer([1]), ids)
+
 
 class TestUnsupported:
     @pytest.mark.parametrize(
         "decoder",
         [
-            None,
-            {"type": "WordPiece"},
+            {"type": "BPEDecoder"},
+            {"type": "Sequence", "decoders": [{"type": "WordPiece"}, {"type": "Fuse"}]},
             {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "CTC"}]},
             {"type": "Strip", "content": " ", "start": 1, "stop": 1},
             {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
         ],
-        ids=["none", "wordpiece", "ctc", "strip-end", "regex"],
+        ids=["bpe", "wordpiece-and-more", "ctc", "strip-end", "regex"],
     )
     def test_decoder_that_cannot_be_streamed_is_refused(self, decoder):
         """
