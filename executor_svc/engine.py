@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import structlog
@@ -25,7 +26,7 @@ from executor_svc.profiling import measure_activations
 from executor_svc.runner import ModelRunner
 from executor_svc.step_profile.torch_recorder import TorchRecorder
 from executor_svc.threads import use_threads
-from executor_svc.tokenizer_files import read_tokenizer_files
+from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
 from tandem.engine_config import EngineConfig
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.executor.v1.executor_service_pb2 import GenerationDefaults as DefaultsMessage
@@ -56,6 +57,7 @@ def load_engine(
         OutOfMemory: Weights or KV blocks do not fit.
     """
     settings = loaded.settings
+    tokenizer_files = _tokenizer_files(settings.model)
     use_threads(settings.num_threads)
     device = resolve_device(settings.device)
     choose_kernels(device, settings.cpu_extension)
@@ -82,9 +84,6 @@ def load_engine(
     started = time.monotonic()
     runner.warm_up()
     _log.info("warmed_up", seconds=round(time.monotonic() - started, 3))
-    tokenizer_files = read_tokenizer_files(settings.model)
-    if not any(file.name == "tokenizer.json" for file in tokenizer_files):
-        _log.warning("tokenizer_missing", model=str(settings.model), file="tokenizer.json")
     return Engine(
         runner=runner,
         description=_describe(loaded, model, kv, limits, num_slots=num_slots, boot_id=boot_id),
@@ -93,6 +92,16 @@ def load_engine(
         is_sticky=is_sticky,
         recorder=lambda options: TorchRecorder(runner, model.device, options),
     )
+
+
+def _tokenizer_files(model_dir: Path) -> tuple[TokenizerFile, ...]:
+    """Read before the weights, which take far longer: what is damaged is told first."""
+    if not model_dir.is_dir():
+        return ()  # told with what a directory should hold, when its config.json is looked for
+    files = read_tokenizer_files(model_dir)
+    if not any(file.name == "tokenizer.json" for file in files):
+        _log.warning("tokenizer_missing", model=str(model_dir), file="tokenizer.json")
+    return files
 
 
 def _plan(

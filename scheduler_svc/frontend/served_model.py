@@ -11,7 +11,10 @@ import structlog
 
 from scheduler_svc.frontend.tokenizer import TextModel
 from scheduler_svc.ipc.messages import Model
-from tandem.errors import NoExecutor, TandemError
+from tandem.errors import InvalidModel, NoExecutor, TandemError
+
+MAX_REFUSAL_CHARS = 600
+"""Of a refusal in an error's metadata: trailers must stay under 8 KiB."""
 
 log = structlog.get_logger()
 
@@ -56,7 +59,10 @@ class ServedModel:
         """
         if self._loading is None:
             why = self.refusal or "it is missing or still loading, see the scheduler's log"
-            raise NoExecutor(f"no executor has been attached yet, so no model is known: {why}")
+            raise NoExecutor(
+                f"no executor has been attached yet, so no model is known: {why}",
+                metadata={"refusal": self.refusal[:MAX_REFUSAL_CHARS]} if self.refusal else None,
+            )
         return await asyncio.shield(self._loading)
 
 
@@ -68,6 +74,11 @@ async def _load(model: Model) -> LoadedModel:
             "tokenizer_unusable", reason=error.reason, message=error.message
         )
         raise
+    except Exception as error:
+        log.exception("tokenizer_unusable", reason=InvalidModel.reason)
+        raise InvalidModel(
+            f"the model's tokenizer files cannot be used: {type(error).__name__}: {error}"
+        ) from error
     log.info(
         "model_known",
         model=model.name,

@@ -181,6 +181,40 @@ class TestUp:
         assert "model.safetensors" in errors
         assert "Traceback" not in errors
 
+    @pytest.mark.parametrize(
+        ("broken", "options", "sentence"),
+        [
+            (
+                "tokenizer.json",
+                (),
+                "INVALID_MODEL: tokenizer.json has the decoder BPEDecoder, which",
+            ),
+            ("chat_template.jinja", (), "INVALID_MODEL: the chat template is invalid in line 1"),
+            ("", ("--scheduler-arg=--block-size=32",), "block_size is set to 32 (flag), but the"),
+        ],
+        ids=["decoder", "template", "block size"],
+    )
+    def test_what_only_the_scheduler_can_tell_is_one_line_at_once(
+        self, tiny_model, tmp_path, broken, options, sentence
+    ):
+        """
+        A model or executor that the scheduler cannot use ends the command with its sentence and code 2, long before the
+        start's time is over.
+        """
+        folder = shutil.copytree(tiny_model, tmp_path / "model")
+        if broken == "tokenizer.json":
+            tokenizer = json.loads((folder / broken).read_text())
+            tokenizer["decoder"] = {"type": "BPEDecoder", "suffix": "</w>"}
+            (folder / broken).write_text(json.dumps(tokenizer))
+        elif broken:
+            (folder / broken).write_text("{% if")
+        with command("up", folder, *ANY_PORTS, "--start-timeout-s=9999", *options) as process:
+            _, errors = process.communicate(timeout=LIMIT_S)
+
+        assert 2 == process.returncode
+        assert sentence in errors
+        assert "Traceback" not in errors
+
     def test_taken_port_is_one_line(self, tiny_model):
         """
         A taken public port: ADDRESS_IN_USE with the address, exit code 1, nothing left.

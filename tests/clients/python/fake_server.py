@@ -100,6 +100,8 @@ class Seen:
     model: str = "fake"
     live: list[requests_pb2.RequestSummary] | None = None
     """What ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
+    model_error: TandemError | None = None
+    """What GetModel fails with."""
     executor_refusal: str = ""
     """What GetStats says of it."""
     suspensions: list[int | None] = field(default_factory=list)
@@ -291,6 +293,8 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
         return inference.AbortResponse()
 
     async def GetModel(self, request, context):  # noqa: N802 -- the rpc's name
+        if self._seen.model_error is not None:
+            await context.abort_with_status(to_grpc_status(self._seen.model_error))
         return inference.GetModelResponse(
             model="fake",
             model_revision="revision-1",

@@ -163,6 +163,7 @@ class TestRefusal:
             await until(lambda: frontend.client.availability.refusal)
             error = await error_of(stub.Generate(request()))
             assert why in error.message
+            assert why == error.metadata["refusal"]
 
     async def test_unusable_tokenizer_is_told_to_every_request(self, tmp_path):
         """

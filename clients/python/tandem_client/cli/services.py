@@ -21,6 +21,7 @@ from tandem.errors import TandemError
 from tandem.temporary import temporary_folder
 from tandem_client.admin import is_serving
 from tandem_client.cli.failures import ExitCode, Terminated, signal_name
+from tandem_client.cli.never_ready import why_never
 
 CHILD = Path(__file__).with_name("child.py")
 POLL_S = 0.05
@@ -270,7 +271,22 @@ def _start(
     say("loading the model")
     _wait_for(server, lambda: _is_ready(executor_address), executor, deadline_s)
     say("attaching the executor")
-    _wait_for(server, lambda: _is_ready(server.address), scheduler, deadline_s)
+    _wait_for(server, lambda: _is_usable(server.address), scheduler, deadline_s)
+
+
+def _is_usable(address: str) -> bool:
+    """
+    Whether requests are served.
+
+    Raises:
+        ServiceFailed: They never will be: the scheduler cannot use this model or executor.
+    """
+    if _is_ready(address):
+        return True
+    never = why_never(address)
+    if never is not None:
+        raise ServiceFailed(*never)
+    return False
 
 
 def _is_ready(address: str) -> bool:
