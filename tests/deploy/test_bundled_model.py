@@ -158,13 +158,14 @@ class TestTokenizer:
 
     def test_recommended_sampling_is_what_was_evaluated(self):
         """
-        Requests that choose nothing are sampled as the card's better row was.
+        Requests that choose nothing are sampled as the evaluated row with the fewest loops was.
         """
         generation = json.loads((FOLDER / "generation_config.json").read_text())
-        evaluation = json.loads((FOLDER / "evaluation.json").read_text())
-        parsed = {row["temperature"]: row["cut"] for row in evaluation["completions"]}
+        rows = json.loads((FOLDER / "evaluation.json").read_text())["completions"]
+        row = min(rows, key=lambda row: row["loop"])
+        names = ("temperature", "min_p", "repetition_penalty")
 
-        assert generation["temperature"] == max(parsed, key=parsed.__getitem__)
+        assert {name: row[name] for name in names} == {name: generation[name] for name in names}
 
     def test_line_end_always_cuts_tokens(self, tokenizer):
         """

@@ -181,7 +181,7 @@ def transcripts(prompts: list[Prompt], texts: list[dict[str, Any]]) -> str:
         verdict = "clean" if made["clean"] else "cut" if made["cut"] else "does not parse"
         verdict += ", loops" if made["loops"] else ""
         code = f"{prompt.text}# --- the model goes on ---\n{made['completion']}".rstrip()
-        parts.append(f"`{prompt.location}`: {verdict}\n\n````python\n{code}\n````\n")
+        parts.append(f"`{prompt.location}`: {verdict}\n\n````text\n{code}\n````\n")
     return "\n".join(parts)
 
 
