@@ -70,6 +70,12 @@ def serving(process):
     raise AssertionError(process.stderr.read())
 
 
+def operators_at(process):
+    """The address for operators, from the rest of the announcement."""
+    lines = list(iter(process.stdout.readline, "Ctrl-C stops it\n"))
+    return next(line.split()[1] for line in lines if "operators" in line)
+
+
 @pytest.mark.slow
 class TestUp:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
@@ -111,12 +117,7 @@ class TestUp:
         limits = [f"--config={file}", "--max-batch-size=3", "--no-enable-prefix-caching"]
         with command("up", tiny_model, *ANY_PORTS, *limits) as process:
             serving(process)
-            (address,) = (
-                line.split()[1]
-                for line in iter(process.stdout.readline, "Ctrl-C stops it\n")
-                if "operators" in line
-            )
-            with AdminClient(address, retry=NO_RETRY) as admin:
+            with AdminClient(operators_at(process), retry=NO_RETRY) as admin:
                 shown = {one.name: (one.value, one.source) for one in admin.config()}
                 blocks = admin.stats().total_blocks
 
@@ -125,6 +126,21 @@ class TestUp:
         assert ("lof", "file") == shown["schedule_policy"]
         assert (False, "flag") == shown["enable_prefix_caching"]
         assert 50 == blocks
+
+    def test_drain_ends_the_command(self, tiny_model):
+        """
+        After a drain nothing can be served any more: the command says so, stops everything, exits 0.
+        """
+        with command("up", tiny_model, *ANY_PORTS) as process:
+            serving(process)
+            members = family(process)
+            with command("drain", "--admin-address", operators_at(process)) as drain:
+                assert 0 == drain.wait(LIMIT_S)
+            _, errors = process.communicate(timeout=LIMIT_S)
+
+            assert 0 == process.returncode
+            assert "drained: no request is left and none is taken" in errors
+            all_gone(members)
 
     def test_scheduler_that_dies_ends_the_command(self, tiny_model):
         """

@@ -258,6 +258,9 @@ class TestDrainCommand:
         """
         The command sends the grace asked for, or none, and prints how many requests had not ended.
         """
-        said = "drained; 1 handed over. Stop the scheduler now.\n"
+        said = (
+            "drained; 1 handed over. A server of tandem up ends by itself now; stop a scheduler that "
+            "was started alone.\n"
+        )
         assert [said, said] == [run("drain").stdout, run("drain", "--grace-s", "2.5").stdout]
         assert [None, 2.5] == server.seen.drain_grace_s

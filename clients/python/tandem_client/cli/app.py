@@ -12,10 +12,11 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from tandem_client.cli.exit_codes import EXIT_CODES_HELP
+from tandem_client.cli.help_texts import PlainHelp, hide_switch_types
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Every argument, --help too, belongs to the program that the command runs."""
@@ -31,16 +32,20 @@ class Entry:
         summary: Its line in the list of commands.
         name: Of the function or the group in the module; None = as the command.
         passes_on: True where another program reads all arguments.
+        has_plain_help: True where options have longer names than boxes have room for.
     """
 
     module: str
     summary: str
     name: str | None = None
     passes_on: bool = False
+    has_plain_help: bool = False
 
 
 COMMANDS = {
-    "up": Entry("up", "Start an executor and a scheduler, and serve until Ctrl-C."),
+    "up": Entry(
+        "up", "Start an executor and a scheduler, and serve until Ctrl-C.", has_plain_help=True
+    ),
     "generate": Entry("generate", "Continue a prompt, and print the text as it comes."),
     "chat": Entry("chat", "Talk with the model; it remembers the conversation."),
     "top": Entry("top", "Watch what a running server does."),
@@ -69,6 +74,11 @@ class LoadsWhenNamed(TyperGroup):
 
     on_loaded: Callable[[], object] | None = None
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write it as any group does, and show no types of switches."""
+        hide_switch_types(self)
+        super().format_help(ctx, formatter)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command as any group does, and load it."""
         name, command, rest = super().resolve_command(ctx, args)
@@ -91,8 +101,11 @@ def load(name: str) -> Any:
     elif entry.passes_on:
         holder.command(name, context_settings=PASS_ON)(command)
     else:
-        holder.command(name, epilog=EXIT_CODES_HELP)(command)
-    return get_group(holder).commands[name]
+        help_class = PlainHelp if entry.has_plain_help else TyperCommand
+        holder.command(name, epilog=EXIT_CODES_HELP, cls=help_class)(command)
+    loaded = get_group(holder).commands[name]
+    hide_switch_types(loaded)
+    return loaded
 
 
 app = typer.Typer(

@@ -32,4 +32,7 @@ def drain(
     """
     with operators_of(address, "waiting: running requests may go on for a while") as admin:
         handed_over = admin.drain(grace_s)
-    typer.echo(f"drained; {handed_over} handed over. Stop the scheduler now.")
+    typer.echo(
+        f"drained; {handed_over} handed over. A server of tandem up ends by itself now; stop a "
+        "scheduler that was started alone."
+    )

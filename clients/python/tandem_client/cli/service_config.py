@@ -35,9 +35,29 @@ def ask_services(arguments: Mapping[str, Sequence[str]]) -> dict[str, dict[str, 
     }
     outcomes = {service: process.communicate() for service, process in processes.items()}
     for service, (_, errors) in outcomes.items():
-        status = processes[service].returncode
-        if status != 0:
-            said = [line for line in errors.splitlines() if line.strip()]
-            line = said[-1] if said else f"{service}_svc ended with {status}"
-            raise fail(line, ExitCode.USAGE if status == ExitCode.USAGE else ExitCode.FAILED)
+        _check_outcome(service, processes[service].returncode, errors)
     return {service: json.loads(output) for service, (output, _) in outcomes.items()}
+
+
+def check_model(executor_arguments: Sequence[str]) -> None:
+    """
+    Have the executor look at its model and its memory without loading anything.
+
+    Raises:
+        typer.Exit: It cannot serve that model, which was printed.
+    """
+    ran = subprocess.run(  # noqa: S603 -- our own interpreter
+        [sys.executable, "-m", "executor_svc", *executor_arguments, "--dry-run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    _check_outcome("executor", ran.returncode, ran.stderr)
+
+
+def _check_outcome(service: str, status: int, errors: str) -> None:
+    if status == 0:
+        return
+    said = [line for line in errors.splitlines() if line.strip()]
+    line = said[-1] if said else f"{service}_svc ended with {status}"
+    raise fail(line, ExitCode.USAGE if status == ExitCode.USAGE else ExitCode.FAILED)

@@ -150,6 +150,7 @@ class RunningServer:
     log_folder: Path
     services: list[Service] = field(default_factory=list)
     address: str = ""
+    executor_address: str = ""
     admin_address: str | None = None
     metrics_address: str | None = None
     _restarts_s: list[float] = field(default_factory=list)
@@ -250,6 +251,7 @@ def _start(
     # A socket in our own folder: no port to find first, so both start at once, and no one else
     # can reach the executor.
     executor_address = f"unix:{private / EXECUTOR_SOCKET}"
+    server.executor_address = executor_address
     link = f"--executor={executor_address}"
     drain = f"--drain-grace-s={plan.drain_grace_s}"
     say("starting")

@@ -2,49 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from tandem.bundled_model import bundled_model
-from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
+from tandem.errors import AddressInUse, TandemError
+from tandem.listen_address import check_all_free
+from tandem_client.admin import AdminClient
+from tandem_client.cli.banner import banner
 from tandem_client.cli.failures import Terminated, fail, readable_errors
-from tandem_client.cli.service_config import ask_services
-from tandem_client.cli.service_flags import EXECUTOR, SCHEDULER, flags_for, takes_service_flags
+from tandem_client.cli.free_ports import free_instead
+from tandem_client.cli.service_config import ask_services, check_model
+from tandem_client.cli.service_flags import (
+    EXECUTOR,
+    SCHEDULER,
+    arguments_of,
+    flags_for,
+    takes_service_flags,
+)
 from tandem_client.cli.services import LocalServer, RunningServer, ServiceFailed, local_server
+from tandem_client.retry import NO_RETRY
 
+LISTENING = ("listen", "admin_listen", "metrics_listen")
+MODEL_VARIABLE = "TANDEM_EXECUTOR_MODEL"
+"""Of the executor's environment, which is this command's."""
 WATCH_S = 0.2
+DRAIN_LOOK_S = 1.0
+DRAIN_GRACE_S = 5.0
+START_TIMEOUT_S = 300.0
 
-Model = Annotated[Path | None, typer.Argument(help="Model directory; default: the bundled model.")]
-Listen = Annotated[str, typer.Option(help="Public address; port 0 = any.")]
-AdminListen = Annotated[str, typer.Option(help="Address for operators; empty = none.")]
-MetricsListen = Annotated[str, typer.Option(help="Address of /metrics; empty = none.")]
+Model = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="MODEL", help="Model directory, or ORG/NAME in the Hugging Face cache; see above."
+    ),
+]
 Config = Annotated[
-    Path | None, typer.Option(help="JSON or TOML file of what follows below; flags win over it.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="JSON or TOML file of what follows below; flags win over it."
+    ),
 ]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 DrainGrace = Annotated[
-    float, typer.Option(help="Seconds that running requests may go on after Ctrl-C.")
+    float | None,
+    typer.Option(
+        metavar="FLOAT",
+        help=f"Seconds that running requests may go on after Ctrl-C. [default: {DRAIN_GRACE_S}]",
+    ),
 ]
-StartTimeout = Annotated[float, typer.Option(help="Longest wait for readiness.")]
-LogDir = Annotated[Path | None, typer.Option(help="Keep the services' logs here.")]
+StartTimeout = Annotated[float, typer.Option(metavar="FLOAT", help="Longest wait for readiness.")]
+LogDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the services' logs here.")]
 ExecutorArg = Annotated[
     list[str] | None,
-    typer.Option(help="More for the executor, e.g. --executor-arg=--num-threads=4."),
+    typer.Option(
+        metavar="FLAG", help="Another of the executor, e.g. --executor-arg=--num-threads=4."
+    ),
 ]
 SchedulerArg = Annotated[
     list[str] | None,
-    typer.Option(help="More for the scheduler, e.g. --scheduler-arg=--window=2."),
+    typer.Option(
+        metavar="FLAG", help="Another of the scheduler, e.g. --scheduler-arg=--take-over."
+    ),
 ]
-
-
-Settings = dict[str, str | Path | None]
 
 
 @takes_service_flags
@@ -52,14 +79,9 @@ Settings = dict[str, str | Path | None]
 def up(
     *,
     model: Model = None,
-    listen: Listen = DEFAULT_ADDRESS,
-    admin_listen: AdminListen = DEFAULT_ADMIN_ADDRESS,
-    metrics_listen: MetricsListen = "127.0.0.1:9464",
     config: Config = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    drain_grace_s: DrainGrace = 5.0,
-    start_timeout_s: StartTimeout = 300.0,
+    drain_grace_s: DrainGrace = None,
+    start_timeout_s: StartTimeout = START_TIMEOUT_S,
     log_dir: LogDir = None,
     executor_arg: ExecutorArg = None,
     scheduler_arg: SchedulerArg = None,
@@ -70,33 +92,48 @@ def up(
 
     An executor that dies is started again, and running requests go on; when the scheduler dies,
     everything ends.
+
+    Models: Llama, Mistral, Ministral, Qwen2 and Qwen3, in Hugging Face format (config.json,
+    *.safetensors in float32, bfloat16 or float16, tokenizer.json), from a local directory; without
+    one, the bundled test model. Nothing is downloaded: hf download ORG/NAME --local-dir DIR.
     """
-    folder = model or bundled_model()
-    if folder is None:
-        raise typer.BadParameter("name a model directory: tandem up MODEL_DIR")
-    file: Settings = {"config": config}
-    addresses: Settings = {
-        "listen": listen,
-        "admin_listen": admin_listen,
-        "metrics_listen": metrics_listen,
-    }
-    engine: Settings = {"model": folder, "dtype": dtype, "device": device}
-    for_executor = [*_flags({**engine, **file}), *flags_for(EXECUTOR, flags), *(executor_arg or [])]
+    is_named = model is not None or MODEL_VARIABLE in os.environ
+    chosen = model if is_named else _bundled_or_refuse()
+    for_executor = [
+        *arguments_of({"model": chosen, "config": config}),
+        *flags_for(EXECUTOR, flags),
+        *(executor_arg or []),
+    ]
     for_scheduler = [
-        *_flags({**addresses, **file}),
+        *arguments_of({"config": config, "drain_grace_s": drain_grace_s}),
         *flags_for(SCHEDULER, flags),
         *(scheduler_arg or []),
     ]
     # Mistakes show before anything starts.
-    ask_services({SCHEDULER: for_scheduler, EXECUTOR: for_executor})
+    asked = ask_services({SCHEDULER: for_scheduler, EXECUTOR: for_executor})
+    settings = {service: _by_name(asked[service]) for service in asked}
+    addresses = {name: settings[SCHEDULER][name]["value"] for name in LISTENING}
+    try:
+        check_all_free({name: address for name, address in addresses.items() if address})
+    except AddressInUse as error:
+        check_model(for_executor)  # a mistake that other ports would not mend goes first
+        given = [
+            *([] if model is None else [str(model)]),
+            *arguments_of({"config": config, "drain_grace_s": drain_grace_s, "log_dir": log_dir}),
+            *_repeated({"executor_arg": executor_arg, "scheduler_arg": scheduler_arg}),
+        ]
+        elsewhere = arguments_of({**flags, **free_instead({**addresses})})
+        command = shlex.join(["tandem", "up", *given, *elsewhere])
+        raise fail(f"{error.reason}: {error.message}; or serve elsewhere: {command}") from None
+    grace = settings[SCHEDULER]["drain_grace_s"]
     plan = LocalServer(
         executor_arguments=for_executor,
         scheduler_arguments=for_scheduler,
-        drain_grace_s=drain_grace_s,
+        drain_grace_s=DRAIN_GRACE_S if grace["source"] == "default" else grace["value"],
         start_timeout_s=start_timeout_s,
         log_folder=log_dir,
     )
-    _serve(plan, folder)
+    _serve(plan, Path(settings[EXECUTOR]["model"]["value"]))
 
 
 def _serve(plan: LocalServer, model: Path) -> None:
@@ -111,7 +148,8 @@ def _serve(plan: LocalServer, model: Path) -> None:
 
             with local_server(plan, say) as server:
                 status.stop()
-                _announce(server, time.monotonic() - started_s)
+                took_s = time.monotonic() - started_s
+                typer.echo("\n".join(banner(server, took_s, is_bundled=_is_bundled(model))))
                 is_up = True
                 try:
                     _watch(server, console)
@@ -122,33 +160,58 @@ def _serve(plan: LocalServer, model: Path) -> None:
     except (KeyboardInterrupt, Terminated):
         if not is_up:
             raise
-        console.print("stopped", style="dim")
+    console.print("stopped", style="dim")
 
 
 def _watch(server: RunningServer, console: Console) -> None:
-    while True:
-        done = server.keep_up(time.monotonic())
-        if done is not None:
-            console.print(done, style="yellow", markup=False)
-        time.sleep(WATCH_S)
+    """Keep the services up until the server was drained."""
+    with contextlib.ExitStack() as stack:
+        admin: AdminClient | None = None
+        if server.admin_address:
+            admin = stack.enter_context(AdminClient(server.admin_address, retry=NO_RETRY))
+        looked_s = time.monotonic()
+        while True:
+            done = server.keep_up(time.monotonic())
+            if done is not None:
+                console.print(done, style="yellow", markup=False)
+            if admin is not None and time.monotonic() - looked_s > DRAIN_LOOK_S:
+                looked_s = time.monotonic()
+                if is_drained(admin):
+                    console.print("drained: no request is left and none is taken", style="yellow")
+                    return
+            time.sleep(WATCH_S)
 
 
-def _announce(server: RunningServer, took_s: float) -> None:
-    lines = [f"serving at {server.address} (ready after {took_s:.1f} s)"]
-    if server.admin_address:
-        lines.append(f"  operators  {server.admin_address}")
-    if server.metrics_address:
-        lines.append(f"  metrics    http://{server.metrics_address}/metrics")
-    lines.append(f"  logs       {server.log_folder}")
-    example = shlex.join(["tandem", "generate", "def fibonacci(n):", "--address", server.address])
-    lines += ["try it:", f"  {example}", "Ctrl-C stops it"]
-    typer.echo("\n".join(lines))
+def is_drained(admin: AdminClient) -> bool:
+    """Whether a drain has come to its end; False where the server does not answer now."""
+    try:
+        now = admin.stats(deadline_s=DRAIN_LOOK_S)
+    except TandemError:
+        return False
+    is_empty = now.running_requests + now.waiting_requests == 0
+    return now.draining and is_empty and not now.executor_attached
 
 
-def _flags(settings: Mapping[str, object]) -> list[str]:
-    """Flags of a service for every setting that has a value."""
+def _bundled_or_refuse() -> Path:
+    folder = bundled_model()
+    if folder is None:
+        raise typer.BadParameter("name a model directory: tandem up MODEL_DIR")
+    return folder
+
+
+def _is_bundled(model: Path) -> bool:
+    bundled = bundled_model()
+    return bundled is not None and model.resolve() == bundled.resolve()
+
+
+def _by_name(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in report["settings"]}
+
+
+def _repeated(values: Mapping[str, list[str] | None]) -> list[str]:
     return [
-        f"--{name.replace('_', '-')}={value}"
-        for name, value in settings.items()
-        if value is not None
+        part
+        for name, many in values.items()
+        for one in many or []
+        for part in arguments_of({name: one})
     ]

@@ -99,7 +99,7 @@ def _metavar(kind: Any, notes: Sequence[Any]) -> str:
         return "{" + ",".join(members) + "}"
     if get_origin(kind) in (Union, UnionType):
         return _metavar(next(member for member in members if member is not NoneType), ())
-    return {int: "N", float: "X", Path: "FILE"}.get(kind, "NAME")
+    return {int: "INT", float: "FLOAT", Path: "FILE"}.get(kind, "NAME")
 
 
 def _help(field: FieldInfo) -> str:

@@ -1,0 +1,103 @@
+"""What `tandem up` says once it serves; all of it as the services report it."""
+
+from __future__ import annotations
+
+import shlex
+
+from tandem.executor.v1 import executor_service_pb2 as executor_pb2
+from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
+from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
+from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
+from tandem_client.cli.services import RunningServer
+from tandem_client.client import Client
+from tandem_client.events import Model
+
+BUNDLED_PROMPT = "def fibonacci(n):"
+CHAT_PROMPT = "What is a prime number?"
+PROMPT = "Once upon a time"
+DEADLINE_S = 10.0
+_UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
+_ANY_HOST = ("0.0.0.0:", "[::]:")
+
+
+def banner(server: RunningServer, took_s: float, *, is_bundled: bool) -> list[str]:
+    """
+    Lines about a server that has just become ready.
+
+    Args:
+        server: The server.
+        took_s: Seconds from the command to its readiness.
+        is_bundled: It serves the model that comes with the project.
+
+    Raises:
+        TandemError: One of its services does not answer.
+    """
+    with Client(server.address) as client:
+        model = client.get_model(deadline_s=DEADLINE_S)
+    about = describe(server.executor_address)
+    lines = [f"serving at {server.address} (ready after {took_s:.1f} s)"]
+    lines += described(model, about, is_bundled=is_bundled)
+    if server.admin_address:
+        lines.append(f"  operators  {server.admin_address}")
+    if server.metrics_address:
+        lines.append(f"  metrics    http://{server.metrics_address}/metrics")
+    lines.append(f"  logs       {server.log_folder}")
+    listening = (server.address, server.admin_address, server.metrics_address)
+    lines += [
+        f"  warning    {address}: {UNPROTECTED}"
+        for address in listening
+        if address and reaches_beyond_this_machine(address)
+    ]
+    examples = to_try(server.address, has_chat=model.has_chat_template, is_bundled=is_bundled)
+    return [*lines, "try it:", *(f"  {line}" for line in examples), "Ctrl-C stops it"]
+
+
+def describe(executor_address: str) -> executor_pb2.DescribeResponse:
+    """What an executor says of itself."""
+    with ChannelOptions().open(executor_address) as channel:
+        stub = ExecutorServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+        answer: executor_pb2.DescribeResponse = stub.Describe(
+            executor_pb2.DescribeRequest(), timeout=DEADLINE_S
+        )
+    return answer
+
+
+def described(model: Model, about: executor_pb2.DescribeResponse, *, is_bundled: bool) -> list[str]:
+    """The lines on model, device and memory."""
+    size = f", {_count(about.num_parameters)} parameters" if about.num_parameters else ""
+    note = "; a small test model, for trying Tandem out" if is_bundled else ""
+    threads = f", {about.num_threads} threads" if about.device == "cpu" else ""
+    kv_tokens = about.num_blocks * about.block_size
+    kv_bytes = about.num_blocks * about.kv_bytes_per_block
+    return [
+        f"  model      {model.name} ({model.architecture}{size}, {model.dtype}){note}",
+        f"  device     {about.device}{threads}",
+        f"  context    {model.max_model_len:,} tokens of prompt and output",
+        f"  KV cache   {kv_tokens:,} tokens, {_size(kv_bytes)}",
+    ]
+
+
+def to_try(address: str, *, has_chat: bool, is_bundled: bool) -> list[str]:
+    """Commands that suit the model; they name the address unless it is the default one."""
+    for host in _ANY_HOST:
+        if address.startswith(host):
+            address = f"127.0.0.1:{address.removeprefix(host)}"
+    where = [] if address == DEFAULT_ADDRESS else ["--address", address]
+    commands = [["generate", BUNDLED_PROMPT]]
+    if not is_bundled:
+        commands = (
+            [["generate", "--chat", CHAT_PROMPT], ["chat"]] if has_chat else [["generate", PROMPT]]
+        )
+    return [shlex.join(["tandem", *words, *where]) for words in commands]
+
+
+def _count(number: int) -> str:
+    for unit, letter in _UNITS:
+        if number >= unit:
+            return f"{number / unit:.3g} {letter}"
+    return str(number)
+
+
+def _size(num_bytes: int) -> str:
+    gib = num_bytes / 2**30
+    return f"{gib:.2f} GiB" if gib >= 1 else f"{num_bytes / 2**20:.1f} MiB"

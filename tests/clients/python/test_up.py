@@ -1,0 +1,166 @@
+"""What `tandem up` checks before it starts anything, and what it says."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem.bundled_model import bundled_model
+from tandem.executor.v1.executor_service_pb2 import DescribeResponse
+from tandem_client import AdminClient
+from tandem_client.cli.app import app
+from tandem_client.cli.banner import described, to_try
+from tandem_client.cli.up import is_drained
+from tandem_client.client import Client
+
+
+@pytest.fixture
+def taken():
+    """Two addresses that somebody listens on."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as two,
+    ):
+        yield f"127.0.0.1:{one.getsockname()[1]}", f"[::1]:{two.getsockname()[1]}"
+
+
+@pytest.fixture
+def bundled():
+    """A model that can be served."""
+    return bundled_model()
+
+
+def refused(*arguments):
+    """The one line that `tandem up` ends with, and its exit code."""
+    result = CliRunner().invoke(app, ["up", *map(str, arguments)])
+    assert 1 == result.stderr.count("\n"), result.stderr
+    return result.exit_code, result.stderr
+
+
+@pytest.mark.slow
+class TestTakenPorts:
+    def test_all_are_named_with_a_command_that_serves_elsewhere(self, taken, bundled):
+        """
+        Every taken port is named at once, and the command to paste has free ones and all else given.
+        """
+        first, second = taken
+        flags = [f"--listen={first}", f"--admin-listen={second}", "--metrics-listen="]
+        code, line = refused(bundled, *flags, "--window=3", "--no-enable-prefix-caching")
+        command = shlex.split(line.split("or serve elsewhere: ")[1])
+        others = dict(word[2:].split("=") for word in command[3:] if "=" in word)
+
+        assert 1 == code
+        assert f"listen {first} and admin_listen {second} are in use" in line
+        assert ["tandem", "up", str(bundled)] == command[:3]
+        assert {"listen", "admin-listen", "metrics-listen", "window"} == set(others)
+        assert not {first, second} & set(others.values())
+        assert others["admin-listen"].startswith("[::1]:")
+        assert "--no-enable-prefix-caching" in command
+
+    def test_wrong_model_goes_before_them(self, taken, tmp_path):
+        """
+        A model that cannot be served is told first: other ports would not mend it.
+        """
+        code, line = refused(tmp_path / "nothing", f"--listen={taken[0]}")
+        assert (2, True) == (code, "nothing does not exist" in line)
+
+    def test_address_of_the_environment_is_obeyed(self, taken, bundled, monkeypatch):
+        """
+        An address and a model that variables set are the ones that count, not the defaults.
+        """
+        monkeypatch.setenv("TANDEM_METRICS_LISTEN", taken[0])
+        monkeypatch.setenv("TANDEM_EXECUTOR_MODEL", str(bundled))
+        _, line = refused("--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0")
+        assert f"ADDRESS_IN_USE: metrics_listen {taken[0]} is in use" in line
+
+
+class TestBanner:
+    ABOUT = DescribeResponse(
+        device="cpu",
+        num_threads=4,
+        num_parameters=494_032_768,
+        num_blocks=1024,
+        block_size=16,
+        kv_bytes_per_block=3 * 2**20,
+    )
+
+    def test_model_device_and_memory_are_as_reported(self, server):
+        """
+        The banner tells model, parameters, type, device, threads, context and KV memory.
+        """
+        with Client(server.address) as client:
+            model = client.get_model()
+        assert [
+            f"  model      {model.name} (FakeForCausalLM, 494 M parameters, {model.dtype})",
+            "  device     cpu, 4 threads",
+            f"  context    {model.max_model_len:,} tokens of prompt and output",
+            "  KV cache   16,384 tokens, 3.00 GiB",
+        ] == described(model, self.ABOUT, is_bundled=False)
+
+    def test_bundled_model_is_called_what_it_is(self, server):
+        """
+        The bundled model is introduced as a small test model.
+        """
+        with Client(server.address) as client:
+            lines = described(client.get_model(), self.ABOUT, is_bundled=True)
+        assert lines[0].endswith("; a small test model, for trying Tandem out")
+
+    @pytest.mark.parametrize(
+        ("address", "has_chat", "is_bundled", "commands"),
+        [
+            ("127.0.0.1:50051", True, True, ["tandem generate 'def fibonacci(n):'"]),
+            ("127.0.0.1:50051", False, False, ["tandem generate 'Once upon a time'"]),
+            (
+                "0.0.0.0:7000",
+                True,
+                False,
+                [
+                    "tandem generate --chat 'What is a prime number?' --address 127.0.0.1:7000",
+                    "tandem chat --address 127.0.0.1:7000",
+                ],
+            ),
+        ],
+        ids=["bundled", "base", "chat elsewhere"],
+    )
+    def test_what_to_try_suits_the_model(self, address, has_chat, is_bundled, commands):
+        """
+        Code for the bundled model, a chat where there is a template; the default address is not repeated.
+        """
+        assert commands == to_try(address, has_chat=has_chat, is_bundled=is_bundled)
+
+
+class TestDrained:
+    @pytest.mark.parametrize(
+        ("figures", "expected"),
+        [
+            ({"draining": True, "running_requests": 0, "waiting_requests": 0}, True),
+            ({"draining": False, "running_requests": 0, "waiting_requests": 0}, False),
+            ({"draining": True, "running_requests": 1, "waiting_requests": 0}, False),
+            (
+                {
+                    "draining": True,
+                    "running_requests": 0,
+                    "waiting_requests": 0,
+                    "executor_attached": True,
+                },
+                False,
+            ),
+        ],
+        ids=["over", "not asked for", "a request is left", "executor not given back"],
+    )
+    def test_drain_is_over_when_all_is_given_back(self, server, monkeypatch, figures, expected):
+        """
+        A server is drained once it takes nothing, has nothing and holds no executor.
+        """
+        with AdminClient(server.address) as admin:
+            now = admin.stats()
+            now = type(now)(
+                **{name: getattr(now, name) for name in now.__slots__}
+                | {"executor_attached": False}
+                | figures
+            )
+            monkeypatch.setattr(admin, "stats", lambda **_: now)
+            assert expected is is_drained(admin)
