@@ -15,8 +15,8 @@ class TestReadme:
         """
         The example streams an answer and prints a completion with reason and usage.
         """
-        (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-        assert '"127.0.0.1:50051"' in example
+        examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+        (example,) = (one for one in examples if '"127.0.0.1:50051"' in one)
         exec(compile(example.replace("127.0.0.1:50051", server.address), "README.md", "exec"), {})
 
         assert capsys.readouterr().out.startswith(f"{ANSWER}\n{ANSWER} EOS Usage(")
