@@ -65,11 +65,6 @@ class HostBlocks:
             _lock_pages(self._host)
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of host memory."""
-        return self.num_blocks * self._block_bytes
-
-    @property
     def is_pinned(self) -> bool:
         """The pages are locked, so transfers need no copy through another buffer."""
         return self._host.is_pinned()

@@ -124,11 +124,6 @@ class KvMemory:
         """Of the layers that are offloaded, by index."""
 
     @property
-    def usable_bytes(self) -> int:
-        """Bytes of the blocks that slots can use."""
-        return self.num_blocks * self.bytes_per_block
-
-    @property
     def device_bytes(self) -> int:
         """Bytes the tensors take now, dummy block included; 0 while offloaded or dropped."""
         return sum(layer.nbytes for layer in self.layers) if self._suspended in _HERE else 0
@@ -137,11 +132,6 @@ class KvMemory:
     def num_host_blocks(self) -> int:
         """Blocks that can be swapped out."""
         return 0 if self._host is None else self._host.num_blocks
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of host memory that the swapped blocks take."""
-        return 0 if self._host is None else self._host.num_bytes
 
     @property
     def is_suspended(self) -> bool:

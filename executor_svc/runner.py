@@ -238,17 +238,6 @@ class ModelRunner:
             raise InternalError("No CUDA graph captured")
         return self.execute(batch, step_id)
 
-    def forward_logits(self, batch: Batch) -> Tensor:
-        """
-        Apply one batch and return float32 logits of every computed token, ``[T, vocab_size]``,
-        instead of sampling.
-
-        For tests and comparisons; rows flagged to sample advance as if they had, without a token.
-        """
-        self._apply(batch)
-        with torch.inference_mode():
-            return self._decoder.logits(self._forward(batch))
-
     def warm_up(self, *, every_kind: bool = True) -> None:
         """
         Run the shapes steps have once and capture graphs, so that the first request pays for

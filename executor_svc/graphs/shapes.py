@@ -68,7 +68,6 @@ def match(
     num_tokens: int,
     num_prefills: int,
     num_decodes: int,
-    strict: bool = False,
 ) -> GraphShape | None:
     """
     The smallest shape that a batch fits into; None: it fits into none and runs eagerly.
@@ -80,8 +79,6 @@ def match(
         num_tokens: Of the batch, all rows together.
         num_prefills: Its rows that compute any number of tokens.
         num_decodes: Its rows that compute one.
-        strict: Decodes may not use the room of prefills. Models with recurrent state ask for it:
-            both kinds of rows go through different code there.
     """
     fitting = (
         shape
@@ -90,7 +87,6 @@ def match(
         and num_prefills <= shape.num_prefills
         and (num_prefills > 0 or shape.num_prefills == 0)
         and num_prefills + num_decodes <= shape.num_rows
-        and (not strict or num_decodes <= shape.num_decodes)
     )
     return min(fitting, default=None)
 

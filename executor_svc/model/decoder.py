@@ -121,10 +121,6 @@ class Decoder:
         normed = rms_norm(self._padded(hidden), self._weights.norm, self._config.norm_eps)
         return self._operations.linear(normed, self._weights.lm_head)[: hidden.shape[0]]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The same in float32."""
-        return self.project(hidden).float()
-
     def mark_parts(self, mark: Mark) -> None:
         """Put something around "attention" and "mlp" of each layer, and "project"."""
         self._stack = None  # its layers have no parts

@@ -166,10 +166,6 @@ class WaitingQueue:
         """When a waiting request would have come had it waited all its waiting in one go."""
         return self._places[request.number].since_s
 
-    def ran_before(self, request: Request) -> bool:
-        """True when a waiting request was admitted before."""
-        return self._places[request.number].ran
-
     def __len__(self) -> int:
         return len(self._places)
 

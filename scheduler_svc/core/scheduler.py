@@ -206,15 +206,6 @@ class Scheduler:
             raise InvalidConfig(message, field="track_request_events")
         return self._state.recorder.events_of(request_id)
 
-    def queue_position(self, handle: int) -> int | None:
-        """
-        Requests ahead of a waiting one; None when it does not wait. Orders the whole queue: where
-        more than one position is asked for, take `waiting_handles`.
-        """
-        if self.state_of(handle) is not RequestState.WAITING:
-            return None
-        return self.waiting_handles().index(handle)
-
     def waiting_handles(self) -> list[int]:
         """Handles of all that wait, next one first."""
         state = self._state

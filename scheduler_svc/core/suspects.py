@@ -125,10 +125,6 @@ class Suspects:
         """All marks, in order of arrival."""
         return sorted(self._marks.values(), key=lambda mark: mark.request.number)
 
-    def mark_of(self, number: int) -> Mark | None:
-        """What speaks against the request of this number."""
-        return self._marks.get(number)
-
     def note_death(
         self, rows: list[tuple[Request, int]], num_live: int, *, num_ended: int = 0
     ) -> Verdict:

@@ -8,7 +8,6 @@ Messages are single frames. Both directions have a bounded pipe: the core never 
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ import zmq
 from scheduler_svc.ipc.messages import (
     CoreMessage,
     FrontendMessage,
-    decode_from_core,
     decode_from_frontend,
     encode,
 )
@@ -139,28 +137,3 @@ def connect_frontend(context: zmq.Context[Any], path: Path, index: int) -> Any:
     socket.set(zmq.LINGER, 0)
     socket.connect(f"ipc://{path}")
     return socket
-
-
-class FrontendSocket:
-    """A frontend's end for plain blocking code: tests and tools."""
-
-    def __init__(self, path: Path, index: int) -> None:
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = connect_frontend(self._context, path, index)
-
-    def send(self, message: FrontendMessage) -> None:
-        """Queue one message."""
-        self._socket.send(encode(message))
-
-    def receive(self, timeout_s: float) -> CoreMessage | None:
-        """Wait for one message; None when the time passed."""
-        if not self._socket.poll(int(timeout_s * 1000)):
-            return None
-        frame: bytes = self._socket.recv()
-        return decode_from_core(frame)
-
-    def close(self) -> None:
-        """Close at once, as a dying process would."""
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.close(linger=0)
-        self._context.term()

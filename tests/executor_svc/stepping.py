@@ -79,6 +79,16 @@ def batch(
     )
 
 
+def forward_logits(runner: ModelRunner, plan: Batch) -> torch.Tensor:
+    """
+    Apply one batch and give float32 logits of every computed token, ``[T, vocab_size]``, instead of
+    sampling; rows that sample advance as if they had, without a token.
+    """
+    runner._apply(plan)
+    with torch.inference_mode():
+        return runner._decoder.project(runner._forward(plan)).float()
+
+
 @dataclass
 class Bench:
     """

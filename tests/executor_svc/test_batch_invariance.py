@@ -12,7 +12,7 @@ from executor_svc.config import load_settings
 from executor_svc.device import choose_kernels
 from executor_svc.engine import load_engine
 from kernels.paged_attention import use_cpu_extension
-from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
+from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, random_tokens
 
 Zoo = Callable[[str], Path]
 
@@ -71,7 +71,7 @@ def logits(
         own = len(rows) // 2
         rows[0], rows[own] = rows[own], rows[0]
         first = sum(row.num_tokens for row in rows[:own])
-        step = bench.runner.forward_logits(batch(*rows, admits=admits))
+        step = forward_logits(bench.runner, batch(*rows, admits=admits))
         found.append(step[first : first + length].clone())
         done = [before + more for before, more in zip(done, lengths, strict=True)]
         admits = []

@@ -120,9 +120,9 @@ class TestMemory:
         A host block has exactly a device block's bytes, and none are taken unless asked for.
         """
         kv = build()
-        assert kv.host_bytes == NUM_HOST_BLOCKS * kv.bytes_per_block
+        assert NUM_HOST_BLOCKS * kv.bytes_per_block == kv._host._host.nbytes
         bare = KvMemory(SMALL, 2, 4, torch.float32, torch.device("cpu"))
-        assert (0, 0) == (bare.num_host_blocks, bare.host_bytes)
+        assert (0, None) == (bare.num_host_blocks, bare._host)
 
     def test_whole_blocks_fit_into_a_swap_space(self):
         """

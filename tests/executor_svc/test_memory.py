@@ -74,8 +74,8 @@ class TestSize:
         The tensors take the formula's bytes for the usable blocks and one dummy block.
         """
         kv = KvMemory(SMALL, 6, 7, dtype, CPU)
-        assert 6 * 7 * 3 * 2 * 8 * 2 * dtype.itemsize == kv.usable_bytes
-        assert kv.usable_bytes + kv.bytes_per_block == kv.device_bytes
+        assert 7 * 3 * 2 * 8 * 2 * dtype.itemsize == kv.bytes_per_block
+        assert 7 * kv.bytes_per_block == kv.device_bytes
 
     def test_more_blocks_than_memory_is_refused_with_what_fits(
         self, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from kernels.paged_attention import (
 from kernels.rms_norm import rms_norm
 from kernels.sampling import SamplingColumns, sample
 from kernels.silu_mul import silu_mul
-from tests.executor_svc.stepping import Row, admission, batch, random_tokens
+from tests.executor_svc.stepping import Row, admission, batch, forward_logits, random_tokens
 from tests.gpu.models import BLOCK_SIZE, FILTERED, GREEDY, NOISY, make_runner
 from tests.gpu.rounded import numbers
 
@@ -150,7 +150,7 @@ class TestWholeModel:
                 tokens.append(result.token[-1])
                 rows = [Row(row.slot, row.start + row.num_tokens) for row in rows]
                 admits = []
-            found.append((tokens, runner.forward_logits(batch(*rows))[-1]))
+            found.append((tokens, forward_logits(runner, batch(*rows))[-1]))
         (alone, logits), (among, other_logits) = found
         assert alone == among
         assert torch.equal(logits, other_logits)

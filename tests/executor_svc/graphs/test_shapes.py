@@ -65,24 +65,22 @@ class TestMatch:
     SHAPES = shapes_of(64, 4, 16)
 
     @pytest.mark.parametrize(
-        ("real", "strict", "expected"),
+        ("real", "expected"),
         [
-            ((1, 0, 1), False, (16, 0, 16)),
-            ((16, 0, 16), False, (16, 0, 16)),
-            ((17, 0, 17), False, (32, 0, 32)),
-            ((5, 1, 3), False, (16, 16, 0)),
-            ((5, 1, 3), True, (32, 16, 16)),
-            ((40, 1, 20), False, (48, 16, 32)),
-            ((40, 17, 20), False, (48, 48, 0)),
-            ((40, 17, 20), True, None),
-            ((65, 1, 2), False, None),
-            ((65, 0, 65), False, None),
+            ((1, 0, 1), (16, 0, 16)),
+            ((16, 0, 16), (16, 0, 16)),
+            ((17, 0, 17), (32, 0, 32)),
+            ((5, 1, 3), (16, 16, 0)),
+            ((40, 1, 20), (48, 16, 32)),
+            ((40, 17, 20), (48, 48, 0)),
+            ((65, 1, 2), None),
+            ((65, 0, 65), None),
         ],
     )
-    def test_batch_gets_the_smallest_shape(self, real, strict, expected):
+    def test_batch_gets_the_smallest_shape(self, real, expected):
         """
-        Decodes alone stay among themselves; else decodes may use the room of prefills unless
-        matching is strict; what fits nowhere runs eagerly.
+        Decodes alone stay among themselves; else decodes may use the room of prefills; what fits
+        nowhere runs eagerly.
         """
         tokens, prefills, decodes = real
         found = match(
@@ -90,7 +88,6 @@ class TestMatch:
             num_tokens=tokens,
             num_prefills=prefills,
             num_decodes=decodes,
-            strict=strict,
         )
         assert expected == (None if found is None else as_tuples([found])[0])
 
@@ -103,18 +100,13 @@ class TestMatch:
         max_requests, max_len = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 64))
         count = data.draw(st.sampled_from([-1, 1, 2, 4, 9]))
         mixed = data.draw(st.sampled_from([None, 1, 3, 16]))
-        strict = data.draw(st.booleans())
         shapes = shapes_of(max_requests, count, mixed, max_len=max_len)
         rows = data.draw(st.integers(1, max_requests))
         prefill_lens = data.draw(st.lists(st.integers(1, max_len), max_size=rows))
         prefills, decodes = len(prefill_lens), rows - len(prefill_lens)
         tokens = sum(prefill_lens) + decodes
-        found = match(
-            shapes, num_tokens=tokens, num_prefills=prefills, num_decodes=decodes, strict=strict
-        )
-        covering = [
-            shape for shape in shapes if covers(shape, tokens, prefills, decodes, strict=strict)
-        ]
+        found = match(shapes, num_tokens=tokens, num_prefills=prefills, num_decodes=decodes)
+        covering = [shape for shape in shapes if covers(shape, tokens, prefills, decodes)]
         if found is None:
             assert [] == covering
         else:
@@ -132,11 +124,9 @@ class TestMatch:
             assert match(shapes, num_tokens=rows, num_prefills=0, num_decodes=rows) is not None
 
 
-def covers(shape, tokens, prefills, decodes, *, strict):
+def covers(shape, tokens, prefills, decodes):
     """Whether each row can be given room: decodes take their own first, then that of prefills."""
     if prefills == 0 and shape.num_prefills:
         return False
     overflow = max(0, decodes - shape.num_decodes)
-    if strict and overflow:
-        return False
     return tokens <= shape.num_tokens and prefills + overflow <= shape.num_prefills

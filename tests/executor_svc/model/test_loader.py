@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from executor_svc.model import checkpoint, load_model, loader
 from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory
-from tests.executor_svc.stepping import Bench, Row, batch, hugging_face_logits
+from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, hugging_face_logits
 
 Zoo = Callable[[str], Path]
 Tensors = dict[str, torch.Tensor]
@@ -73,8 +73,8 @@ def load(model_dir: Path, dtype: str = "float32") -> loader.LoadedModel:
 
 def some_logits(model_dir: Path, dtype: str = "float32") -> torch.Tensor:
     bench = Bench.build(model_dir, dtype=dtype)
-    return bench.runner.forward_logits(
-        batch(Row(0, 0, 5), admits=[bench.admit(0, [9, 8, 7, 6, 5])])
+    return forward_logits(
+        bench.runner, batch(Row(0, 0, 5), admits=[bench.admit(0, [9, 8, 7, 6, 5])])
     )
 
 
@@ -157,7 +157,7 @@ class TestTiedEmbeddings:
             return
         tokens = [9, 8, 7, 6, 5, 319]
         bench = Bench.build(model_dir)
-        found = bench.runner.forward_logits(batch(Row(0, 0, 6), admits=[bench.admit(0, tokens)]))
+        found = forward_logits(bench.runner, batch(Row(0, 0, 6), admits=[bench.admit(0, tokens)]))
         assert (hugging_face_logits(model_dir, tokens) - found).abs().max() <= 1e-4
 
     def test_values_equal_in_the_computed_type_are_tied(self, zoo: Zoo, tmp_path: Path):

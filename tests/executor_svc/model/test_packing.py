@@ -14,7 +14,7 @@ from executor_svc.model.decoder import Decoder
 from kernels import packed_linear, paged_attention, rms_norm, rope_kv_write, silu_mul
 from kernels.layer_stack import LayerStack
 from kernels.packed_linear import PackedWeight
-from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
+from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, random_tokens
 
 pytestmark = pytest.mark.compiler
 
@@ -40,8 +40,8 @@ def in_bfloat16(directory: Path, copy: Path) -> Path:
 def logits_of(bench: Bench) -> torch.Tensor:
     """Logits of a prompt's tokens and of a decode after it."""
     admit = bench.admit(0, random_tokens(9, seed=3))
-    prompt = bench.runner.forward_logits(batch(Row(0, 0, 9), admits=[admit]))
-    return torch.cat([prompt, bench.runner.forward_logits(batch(Row(0, 9)))])
+    prompt = forward_logits(bench.runner, batch(Row(0, 0, 9), admits=[admit]))
+    return torch.cat([prompt, forward_logits(bench.runner, batch(Row(0, 9)))])
 
 
 class TestPacking:

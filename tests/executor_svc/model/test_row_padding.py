@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_svc.model.row_padding import padded_rows, pads_rows
-from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
+from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, random_tokens
 
 Zoo = Callable[[str], Path]
 _PRODUCTS = ("mm", "addmm", "addmm_", "linear")
@@ -47,7 +47,9 @@ def bench_of(directory: Path, *, dtype: str = "bfloat16", unused: float = float(
 
 def decode_logits(bench: Bench, num_rows: int) -> torch.Tensor:
     """Logits of one decode of the first slots, ``[num_rows, vocab_size]``."""
-    return bench.runner.forward_logits(batch(*(Row(slot, _PROMPT_LEN) for slot in range(num_rows))))
+    return forward_logits(
+        bench.runner, batch(*(Row(slot, _PROMPT_LEN) for slot in range(num_rows)))
+    )
 
 
 class TestSizes:

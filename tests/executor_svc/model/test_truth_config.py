@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tandem.errors import InvalidModel
-from tests.executor_svc.stepping import Bench, Row, batch, random_tokens
+from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, random_tokens
 
 TOLERANCE = 1e-4
 """Float32 sums in another order; logits here reach about 10."""
@@ -116,7 +116,7 @@ def right_logits(directory: Path) -> torch.Tensor:
 def our_logits(directory: Path) -> torch.Tensor:
     bench = Bench.build(directory, num_blocks=16, num_slots=1, max_model_len=48)
     admits = [bench.admit(0, TOKENS)]
-    return bench.runner.forward_logits(batch(Row(0, 0, len(TOKENS)), admits=admits))
+    return forward_logits(bench.runner, batch(Row(0, 0, len(TOKENS)), admits=admits))
 
 
 def compare(architecture: str, keys: Mapping[str, Any]) -> str:

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from kernels import dispatch
-from tests.executor_svc.stepping import Bench, Row, batch, hugging_face_logits, random_tokens
+from tests.executor_svc.stepping import (
+    Bench,
+    Row,
+    batch,
+    forward_logits,
+    hugging_face_logits,
+    random_tokens,
+)
 from tests.model_zoo import FAMILIES
 
 TOLERANCE = 1e-4
@@ -36,7 +43,7 @@ def prefill_whole(bench: Bench) -> list[torch.Tensor]:
     """All sequences in one step."""
     admits = [bench.admit(slot, tokens) for slot, tokens in enumerate(sequences())]
     rows = [Row(slot, 0, length) for slot, length in enumerate(LENGTHS)]
-    logits = bench.runner.forward_logits(batch(*rows, admits=admits))
+    logits = forward_logits(bench.runner, batch(*rows, admits=admits))
     return list(logits.split(list(LENGTHS)))
 
 
@@ -55,7 +62,7 @@ def prefill_in_pieces(bench: Bench) -> list[torch.Tensor]:
             size = min(length - done[slot], (1, 13, 1, 29)[(step + slot) % 4])
             rows.append(Row(slot, done[slot], size, samples=done[slot] + size == length))
         rows.sort(key=lambda row: row.num_tokens)
-        logits = bench.runner.forward_logits(batch(*rows, admits=admits))
+        logits = forward_logits(bench.runner, batch(*rows, admits=admits))
         sizes = [row.num_tokens for row in rows]
         for row, piece in zip(rows, logits.split(sizes), strict=True):
             found[row.slot].append(piece)
@@ -96,11 +103,11 @@ class TestEveryFamily:
         lengths = [20 + 3 * slot for slot in range(8)]
         admits = [bench.admit(slot, whole[:length]) for slot, length in enumerate(lengths)]
         rows = [Row(slot, 0, length - 4, samples=False) for slot, length in enumerate(lengths)]
-        bench.runner.forward_logits(batch(*rows, admits=admits))
+        forward_logits(bench.runner, batch(*rows, admits=admits))
         for back in (4, 3, 2, 1):
             at = [length - back for length in lengths]
             rows = [Row(slot, start, samples=False) for slot, start in enumerate(at)]
-            logits = bench.runner.forward_logits(batch(*rows))
+            logits = forward_logits(bench.runner, batch(*rows))
             assert (truth[at] - logits).abs().max() <= TOLERANCE
 
     def test_sixteen_bit_types_stay_near_float32(self, zoo: Zoo, family: str):

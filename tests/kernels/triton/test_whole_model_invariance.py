@@ -10,7 +10,7 @@ import torch
 from executor_svc.graphs.decode import GraphPlan
 from executor_svc.graphs.shapes import GraphShape
 from tandem.link.batch import RowSampling
-from tests.executor_svc.stepping import Bench, Row, admission, batch, random_tokens
+from tests.executor_svc.stepping import Bench, Row, admission, batch, forward_logits, random_tokens
 from tests.kernels.triton.test_whole_models import Repeated, everything_on_triton
 from tests.model_zoo import FAMILIES
 
@@ -30,7 +30,7 @@ def logits(directory: Path, cuts: list[int], others: int) -> torch.Tensor:
     for step, length in enumerate(cuts):
         rows = [Row(slot, step, 1, samples=False) for slot in range(1, others + 1)]
         rows.append(Row(0, done, length, samples=False))
-        found.append(bench.runner.forward_logits(batch(*rows, admits=admits))[others:])
+        found.append(forward_logits(bench.runner, batch(*rows, admits=admits))[others:])
         done += length
         admits = []
     return torch.cat(found)

@@ -16,7 +16,15 @@ from executor_svc.graphs.shapes import GraphShape
 from kernels import dispatch
 from kernels.paged_attention import triton_decode
 from tandem.link.batch import Batch, RowSampling
-from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens
+from tests.executor_svc.stepping import (
+    GREEDY,
+    Bench,
+    Row,
+    admission,
+    batch,
+    forward_logits,
+    random_tokens,
+)
 from tests.model_zoo import FAMILIES
 
 TOLERANCE = 1e-4
@@ -113,7 +121,7 @@ def chunk_then_decode(
 
 
 def logits(bench: Bench, step: Batch) -> torch.Tensor:
-    return bench.runner.forward_logits(step)
+    return forward_logits(bench.runner, step)
 
 
 def tokens(bench: Bench, step: Batch) -> list[int]:

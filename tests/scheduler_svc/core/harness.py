@@ -57,6 +57,12 @@ def context_of(batch: Batch) -> int:
     return int((batch.row_start + batch.row_num_tokens).sum())
 
 
+def queue_position(core: Scheduler, handle: int) -> int | None:
+    """Requests ahead of a waiting one; None when it does not wait."""
+    order = core.waiting_handles()
+    return order.index(handle) if handle in order else None
+
+
 class Rig:
     """Drives a core step by step; results come back `delay` steps after their batch was sent."""
 

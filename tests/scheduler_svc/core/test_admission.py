@@ -20,7 +20,7 @@ from tandem.errors import (
     QueueFull,
     TotalTooLong,
 )
-from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
+from tests.scheduler_svc.core.harness import Rig, geometry_of, queue_position, small_config
 
 
 class TestLengths:
@@ -169,7 +169,7 @@ class TestPressure:
         rig = _filled(921, OnPressure.REFUSE)
         handle = rig.submit()
         rig.core.schedule(rig.now)
-        assert rig.core.queue_position(handle) is None
+        assert queue_position(rig.core, handle) is None
 
     def test_at_the_threshold_a_refusing_engine_refuses(self):
         """
@@ -189,7 +189,7 @@ class TestPressure:
         handle = rig.submit()
         batch = rig.step()
         assert 2 == len(batch.row_slot)
-        assert 0 == rig.core.queue_position(handle)
+        assert 0 == queue_position(rig.core, handle)
         rig.run()
         assert rig.expected(handle) == rig.outputs[handle]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import RequestState
-from tests.scheduler_svc.core.harness import Rig, small_config
+from tests.scheduler_svc.core.harness import Rig, queue_position, small_config
 
 
 def rig_of(num_rows: int = 1, ageing_s: float = 1000.0, delay: int = 1, **changes) -> Rig:
@@ -138,9 +138,9 @@ class TestTakingTurns:
         rig.submit(max_tokens=30, priority=1)
         rig.step()
         rig.submit(max_tokens=2)
-        while rig.core.queue_position(0) is None:
+        while queue_position(rig.core, 0) is None:
             rig.step()
-        while rig.core.queue_position(0) is not None:
+        while queue_position(rig.core, 0) is not None:
             rig.step()
         rig.submit(max_tokens=2)
         rig.run()
@@ -154,7 +154,7 @@ class TestTakingTurns:
         rig.submit(max_tokens=20)
         rig.step()
         waits = rig.submit(max_tokens=20, priority=5)
-        while rig.core.queue_position(waits) is not None:
+        while queue_position(rig.core, waits) is not None:
             rig.step()
         for _ in range(5):
             rig.submit(max_tokens=2)

@@ -21,7 +21,7 @@ from tandem.errors import (
     QueueFull,
     TandemError,
 )
-from tests.scheduler_svc.core.harness import Rig, small_config
+from tests.scheduler_svc.core.harness import Rig, queue_position, small_config
 
 
 def rig_of(num_running: int = 0, **options) -> Rig:
@@ -62,7 +62,7 @@ class TestQueuedRequests:
             rig.submit()
         rig.core.end_request("r0", 7, rig.now)
         rig.step()
-        assert rig.core.queue_position(waits) is None
+        assert queue_position(rig.core, waits) is None
         rig.submit()
 
     def test_all_choices_are_taken_or_none(self):
@@ -144,7 +144,7 @@ class TestQueuedTokens:
         """
         rig = rig_of(1, max_queued_tokens=5)
         rig.core.preempt("r0")
-        assert 0 == rig.core.queue_position(0)
+        assert 0 == queue_position(rig.core, 0)
         rig.submit(prompt_len=5)
 
 
@@ -178,17 +178,29 @@ class TestTenants:
         Requests without a tenant are not counted.
         """
         rig = rig_of(max_tenant_requests=1)
-        for _ in range(4):
-            rig.submit()
+        handles = [rig.submit() for _ in range(4)]
+        handles.append(rig.submit(tenant="red"))
+        with pytest.raises(QueueFull, match="tenant 'red' has 1"):
+            rig.submit(tenant="red", request_id="one too many")
+        handles.append(rig.submit())
+        rig.run()
+        assert [rig.expected(handle) for handle in handles] == [
+            rig.outputs[handle] for handle in handles
+        ]
 
     def test_an_end_makes_room(self):
         """
         When a tenant's request ends, its next is taken.
         """
         rig = rig_of(max_tenant_requests=1)
-        rig.submit(tenant="red")
+        first = rig.submit(tenant="red")
+        with pytest.raises(QueueFull, match="tenant 'red' has 1"):
+            rig.submit(tenant="red", request_id="too many")
         rig.run()
-        rig.submit(tenant="red")
+        second = rig.submit(tenant="red")
+        rig.run()
+        assert rig.expected(first) == rig.outputs[first]
+        assert rig.expected(second) == rig.outputs[second]
 
     def test_counts_follow_those_in_the_system(self):
         """

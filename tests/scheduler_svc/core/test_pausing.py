@@ -9,7 +9,7 @@ from scheduler_svc.core.options import CoreOptions, VictimRule
 from scheduler_svc.core.request import FinishReason, RequestState
 from scheduler_svc.core.request_events import EventKind
 from tandem.errors import NeverFits
-from tests.scheduler_svc.core.harness import Rig, small_config
+from tests.scheduler_svc.core.harness import Rig, queue_position, small_config
 
 
 def pausing(budget: int, **changes) -> CoreOptions:
@@ -201,7 +201,7 @@ class TestPausing:
         late = rig.submit(prompt_len=30, max_tokens=4)
         while not rig.core.stats().retractions:
             rig.step()
-        position = rig.core.queue_position(late)
+        position = queue_position(rig.core, late)
         assert position is not None
         assert position >= 1
         rig.run()

@@ -8,7 +8,7 @@ import pytest
 from scheduler_svc.core import admitting
 from scheduler_svc.core.options import CoreOptions
 from tandem.link.batch import ROW_SAMPLES
-from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
+from tests.scheduler_svc.core.harness import Rig, geometry_of, queue_position, small_config
 
 
 def rows(batch) -> list[tuple[int, int, int, int]]:
@@ -177,7 +177,7 @@ class TestAdmission:
         rig.step()
         big, small = rig.submit(prompt_len=30, max_tokens=2), rig.submit(prompt_len=1, max_tokens=1)
         rig.step()
-        assert (0, 1) == (rig.core.queue_position(big), rig.core.queue_position(small))
+        assert (0, 1) == (queue_position(rig.core, big), queue_position(rig.core, small))
         rig.run()
         assert rig.ended[big].queue_s <= rig.ended[small].queue_s
 
@@ -236,7 +236,7 @@ class TestAdmission:
         rig.submit(prompt_len=19, max_tokens=6)
         waits = rig.submit(prompt_len=2, max_tokens=2)
         rig.step()
-        assert 0 == rig.core.queue_position(waits)
+        assert 0 == queue_position(rig.core, waits)
         for _ in range(4):
             assert 1 == len(rig.step().row_slot)
         rig.run()

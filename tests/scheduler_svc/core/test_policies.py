@@ -14,7 +14,7 @@ from scheduler_svc.core.options import CoreOptions, SchedulePolicy
 from scheduler_svc.core.policies import MAX_LPM_WAITING, scatter
 from scheduler_svc.core.queue import WaitingQueue
 from scheduler_svc.core.request import NewRequest, Request
-from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config
+from tests.scheduler_svc.core.harness import GREEDY, Rig, queue_position, small_config
 
 BLOCK = 4
 
@@ -350,7 +350,7 @@ class TestInTheCore:
             rig.submit(prompt=np.array(prompt, np.int32), max_tokens=i + 1)
         assert order == rig.core.waiting_handles()
         assert [order.index(h) for h in range(3, 7)] == [
-            rig.core.queue_position(h) for h in range(3, 7)
+            queue_position(rig.core, h) for h in range(3, 7)
         ]
         while before := rig.core.waiting_handles():
             rig.step()
@@ -369,9 +369,9 @@ class TestInTheCore:
             rig.step()
         (ran,) = {row.handle for row in rig.core.list_requests() if row.num_output_tokens}
         rig.core.preempt(f"r{ran}")
-        while rig.core.queue_position(ran) is None:
+        while queue_position(rig.core, ran) is None:
             rig.deliver()
-        assert 0 == rig.core.queue_position(ran)
+        assert 0 == queue_position(rig.core, ran)
 
 
 class TestCost:

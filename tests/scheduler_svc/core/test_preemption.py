@@ -9,7 +9,7 @@ from scheduler_svc.core.options import CoreOptions
 from scheduler_svc.core.request import RequestState
 from scheduler_svc.core.victims import fewest_generated
 from tandem.errors import NeverFits
-from tests.scheduler_svc.core.harness import Rig, small_config
+from tests.scheduler_svc.core.harness import Rig, queue_position, small_config
 
 BOLD = CoreOptions(schedule_conservativeness=0.0)
 """Admits whatever fits now, so that blocks run out."""
@@ -72,9 +72,9 @@ class TestPreemption:
         late = rig.submit(prompt_len=16, max_tokens=4)
         step_until_preempted(rig)
         rig.core.check_integrity()
-        assert rig.core.queue_position(late) in {None, 1}
-        victims = [handle for handle in (0, 1) if rig.core.queue_position(handle) is not None]
-        assert [0] == [rig.core.queue_position(handle) for handle in victims]
+        assert queue_position(rig.core, late) in {None, 1}
+        victims = [handle for handle in (0, 1) if queue_position(rig.core, handle) is not None]
+        assert [0] == [queue_position(rig.core, handle) for handle in victims]
 
     def test_a_victim_is_admitted_with_its_outputs(self):
         """

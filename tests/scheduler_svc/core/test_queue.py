@@ -324,7 +324,7 @@ class TestAnyUse:
             for later in rest[i + 1 :]:
                 if later.new.priority != entry.new.priority:
                     continue
-                ran, later_ran = (queue.ran_before(one) for one in (entry, later))
+                ran, later_ran = (queue._places[one.number].ran for one in (entry, later))
                 assert ran or not later_ran
                 if ran == later_ran is True:
                     assert entry.number < later.number

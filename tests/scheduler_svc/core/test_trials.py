@@ -219,7 +219,7 @@ class TestBlame:
             rig.lose_executor(died_in=0)
             if other == "r0":
                 rig.submit(prompt_len=6, max_tokens=24)
-        mark = rig.core._state.suspects.mark_of(1)
+        mark = next(mark for mark in rig.core._state.suspects.marks() if mark.request.number == 1)
         assert (2, 0) == (mark.deaths, mark.deaths_alone)
         rig.run()
 

@@ -23,8 +23,9 @@ from scheduler_svc.ipc.messages import (
     Submit,
     Update,
 )
-from scheduler_svc.ipc.sockets import PIPE_MESSAGES, CoreSocket, FrontendGone, FrontendSocket
+from scheduler_svc.ipc.sockets import PIPE_MESSAGES, CoreSocket, FrontendGone
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
+from tests.scheduler_svc.ipc.frontend_socket import FrontendSocket
 
 DEADLINE_S = 60.0
 

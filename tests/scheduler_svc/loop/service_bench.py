@@ -32,11 +32,12 @@ from scheduler_svc.ipc.messages import (
     Submit,
     Update,
 )
-from scheduler_svc.ipc.sockets import CoreSocket, FrontendSocket
+from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.loop import CoreLoop
 from scheduler_svc.model_cache import ModelCache
 from scheduler_svc.wakeup import Wakeup
 from tandem.link.session import SchedulerId
+from tests.scheduler_svc.ipc.frontend_socket import FrontendSocket
 from tests.scheduler_svc.loop.fake_link import FakeLink
 from tests.scheduler_svc.loop.token_rows import token_rows
 
