@@ -29,15 +29,15 @@ class GenerateOptions(TypedDict, total=False):
         seed: Key of the noise; the same seed and parameters give the same tokens.
         max_tokens: Most output tokens, at least 1; unset, 100 for a text, and for a chat what the
             context has left.
-        min_tokens: Output tokens before which nothing but max_tokens ends the output.
+        min_tokens: Output tokens before which neither EOS nor a stop string ends the output.
         stop: Strings before which the output ends.
         stop_token_ids: Tokens at which the output ends.
-        ignore_eos: Go on past end-of-sequence tokens.
-        time_limit_s: End with what is there after so many seconds.
+        ignore_eos: Continue past end-of-sequence tokens.
+        time_limit_s: Seconds after which the output ends, finished or not.
         request_id: Own id, unique among live requests.
         n: Completions of the prompt, 1 to 16; each event says of which `choice` it is.
-        priority: Who goes first among those that wait: lower first.
-        tenant: On whose behalf, for limits per tenant.
+        priority: Lower goes first among the requests that wait.
+        tenant: Tenant whose limits the request counts for.
         cache_salt: Only requests with the same salt share cached prompts.
         logprobs: Tell each token's log probability and this many of the likeliest, 0 to 20.
         idempotency_key: Sent again under the same key, the request ends the one before instead of

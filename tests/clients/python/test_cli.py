@@ -101,14 +101,24 @@ class TestGenerate:
 
     def test_prompt_comes_from_stdin_or_as_a_chat_turn(self, run, server):
         """
-        "-" reads the prompt from stdin; --chat sends it as a user's turn.
+        "-" or no prompt reads stdin, a "-" after a prompt adds it; --chat sends it as a user's turn.
         """
-        run("generate", "-", "--address", server.address, stdin="from stdin")
+        for arguments in (["-"], [], ["Explain:", "-"]):
+            run("generate", *arguments, "--address", server.address, stdin="from stdin")
         run("generate", "hello", "--chat", "--address", server.address)
-        plain, chat = server.seen.generate
+        *plain, chat = server.seen.generate
 
-        assert "from stdin" == plain.text
+        assert ["from stdin", "from stdin", "Explain:\n\nfrom stdin"] == [one.text for one in plain]
         assert [("user", "hello")] == [(m.role, m.content) for m in chat.chat.messages]
+
+    def test_prompt_without_quotation_marks_is_refused(self, run, server):
+        """
+        Several words as several arguments are refused before anything is sent.
+        """
+        result = run("generate", "tell", "me", "--address", server.address)
+
+        assert (2, []) == (result.exit_code, server.seen.generate)
+        assert "give one prompt, in quotation marks" in result.stderr
 
     @pytest.mark.parametrize(
         ("act", "code", "line"),

@@ -122,3 +122,12 @@ class TestListOfCommands:
 
         assert 2 == result.exit_code
         assert "Did you mean 'generate'?" in result.stderr
+
+    @pytest.mark.parametrize("name", [*root.COMMANDS, "bench serve", "cache flush", "config show"])
+    def test_help_shows_switches_without_a_type(self, name):
+        """
+        No command's help gives a type to an option that takes no value, --help among them.
+        """
+        shown = CliRunner().invoke(root.app, [*name.split(), "--help"]).stdout
+
+        assert "<bool>" not in shown

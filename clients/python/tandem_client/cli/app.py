@@ -55,7 +55,7 @@ COMMANDS = {
     "simulate": Entry("simulate", "Compare scheduling policies on a virtual clock.", None, True),
     "drain": Entry("drain", "Stop admission, finish or hand over what runs, free the executor."),
     "suspend": Entry("suspend", "Stop computing until `tandem resume`; requests wait."),
-    "resume": Entry("suspend", "Go on after `tandem suspend`.", "resume"),
+    "resume": Entry("suspend", "Continue after `tandem suspend`.", "resume"),
     "config": Entry(
         "config_commands", "Show, check, suggest and judge configurations.", "config_commands"
     ),

@@ -34,29 +34,41 @@ bench_executor.add_to(bench)
 
 
 Requests = Annotated[
-    int | None, typer.Option(min=1, help="How many; default: 64, or each prompt of the file once.")
+    int | None,
+    typer.Option(min=1, help="Number of requests; default: 64, or each prompt of the file once."),
 ]
-Concurrency = Annotated[int, typer.Option(min=1, help="How many at once, over all.")]
-Processes = Annotated[int, typer.Option(min=1, help="Processes that send them.")]
-InputLen = Annotated[int, typer.Option(min=1, help="Tokens per random prompt.")]
-OutputLen = Annotated[int, typer.Option(min=1, help="Tokens per answer; with --prompts, the most.")]
+Concurrency = Annotated[
+    int, typer.Option(min=1, help="Requests in flight at once, over all processes.")
+]
+Processes = Annotated[int, typer.Option(min=1, help="Number of processes that send requests.")]
+InputLen = Annotated[int, typer.Option(min=1, help="Tokens of each random prompt.")]
+OutputLen = Annotated[
+    int, typer.Option(min=1, help="Output tokens per request; with --prompts, the most.")
+]
 Prompts = Annotated[
     Path | None,
-    typer.Option(help='JSON lines with "prompt", "messages" or "token_ids", instead.'),
+    typer.Option(
+        help='File of JSON lines with "prompt", "messages" or "token_ids" to send instead.'
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the random prompts.")]
-Temperature = Annotated[float, typer.Option(help="Of every request.")]
-WarmUp = Annotated[int, typer.Option(min=0, help="Short requests per process, not counted.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random prompts.")]
+Temperature = Annotated[float, typer.Option(help="Temperature of every request.")]
+WarmUp = Annotated[
+    int, typer.Option(min=0, help="Short requests that each process sends first, not counted.")
+]
 MaxTime = Annotated[
-    float, typer.Option(help="Start no request after this; five seconds later all is cut off.")
+    float,
+    typer.Option(help="Seconds after which no request starts; five later, all are cancelled."),
 ]
 Running = Annotated[
     list[int] | None,
-    typer.Option(min=1, help="Requests that decode; repeatable. Default: 1, 32, 128, 256, 1024."),
+    typer.Option(
+        min=1, help="Number of requests that decode; repeatable. Default: 1, 32, 128, 256, 1024."
+    ),
 ]
 Waiting = Annotated[
     list[int] | None,
-    typer.Option(min=0, help="Requests that wait meanwhile; repeatable. Default: 0, 500, 5000."),
+    typer.Option(min=0, help="Number of requests that wait; repeatable. Default: 0, 500, 5000."),
 ]
 
 
@@ -114,10 +126,12 @@ def scheduler(
     *,
     running: Running = None,
     waiting: Waiting = None,
-    full: Annotated[bool, typer.Option("--full", help="Also 4096 running.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also measure 4096 running requests.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Print what a step in which everybody decodes costs the scheduler, without any server."""
+    """Print what a decode-only step costs the scheduler; needs no server."""
     flags: list[str] = []
     for flag, counts in (("--running", running), ("--waiting", waiting)):
         flags += [flag, *map(str, counts)] if counts else []
@@ -129,23 +143,28 @@ def scheduler(
 def link(
     *,
     step_ms: Annotated[
-        list[float] | None, typer.Option(help="What a step takes, milliseconds; repeatable.")
+        list[float] | None, typer.Option(help="Duration of a step in milliseconds; repeatable.")
     ] = None,
     rows: Annotated[
-        list[int] | None, typer.Option(min=1, help="Requests that decode; repeatable.")
+        list[int] | None, typer.Option(min=1, help="Number of requests that decode; repeatable.")
     ] = None,
     window: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=16, help="Steps in flight; above 2: running ahead; repeatable."),
+        typer.Option(min=1, max=16, help="Number of steps in flight; repeatable."),
     ] = None,
     transport: Annotated[
-        list[str] | None, typer.Option(help="unix or tcp, between the services; repeatable.")
+        list[str] | None,
+        typer.Option(help="Transport between the services, unix or tcp; repeatable."),
     ] = None,
     clients: Annotated[
-        list[int] | None, typer.Option(min=0, help="Streams that are read; repeatable.")
+        list[int] | None, typer.Option(min=0, help="Number of client streams; repeatable.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each is measured.")] = 1.0,
-    full: Annotated[bool, typer.Option("--full", help="All combinations; minutes.")] = False,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="Seconds that each combination is measured.")
+    ] = 1.0,
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure all combinations; takes minutes.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Print how long an executor waits for its scheduler, with steps that take a fixed time."""
@@ -166,20 +185,25 @@ def link(
 def stream(
     *,
     streams: Annotated[
-        list[int] | None, typer.Option(min=1, help="Clients that are served; repeatable.")
+        list[int] | None, typer.Option(min=1, help="Number of clients that read; repeatable.")
     ] = None,
     frontends: Annotated[
-        list[int] | None, typer.Option(min=1, help="Processes that serve them; repeatable.")
+        list[int] | None, typer.Option(min=1, help="Number of frontend processes; repeatable.")
     ] = None,
     stalled: Annotated[
-        list[int] | None, typer.Option(min=0, help="Clients that do not read; repeatable.")
+        list[int] | None,
+        typer.Option(min=0, help="Number of clients that do not read; repeatable."),
     ] = None,
     step_ms: Annotated[
         float | None,
-        typer.Option(min=0.01, help="What a step takes; default 1, more over 256 streams."),
+        typer.Option(min=0.01, help="Duration of a step; default 1, longer over 256 streams."),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long each is measured.")] = 1.5,
-    full: Annotated[bool, typer.Option("--full", help="More of them; minutes.")] = False,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="Seconds that each combination is measured.")
+    ] = 1.5,
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure more combinations; takes minutes.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Print how many tokens reach how many clients, with steps that take a fixed short time."""
@@ -207,23 +231,29 @@ def offline(
     ] = None,
     concurrency: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Requests at once; repeatable. Default: 1, 8, 32."),
+        typer.Option(min=1, help="Number of requests at once; repeatable. Default: 1, 8, 32."),
     ] = None,
     shape: Annotated[
         str | None,
         typer.Option(
-            help="Of random weights: llama-135m (default), or another that bench model has."
+            help="Shape of the random weights: llama-135m (default) or another one of bench model."
         ),
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="Instead: a model directory.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model directory to use instead of random weights.")
+    ] = None,
     dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, or auto: as fast as the CPU can.")
+        str, typer.Option(help="float32, bfloat16, or auto: the faster one on this CPU.")
     ] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of each engine; default: all cores.")
+    ] = None,
     input_len: InputLen = 128,
-    output_len: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Medians are over so many.")] = 3,
-    full: Annotated[bool, typer.Option("--full", help="1, 2, 4, 8, 16, 32 requests.")] = False,
+    output_len: Annotated[int, typer.Option(min=2, help="Output tokens per request.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; medians are printed.")] = 3,
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure 1, 2, 4, 8, 16 and 32 requests.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare whole engines on this CPU: same weights, threads and requests; takes minutes."""

@@ -17,21 +17,21 @@ SizesOf = Annotated[
     ),
 ]
 Batch = Annotated[
-    list[int] | None, typer.Option(min=1, help="Rows of a step that decodes; repeatable.")
+    list[int] | None, typer.Option(min=1, help="Number of rows that decode in a step; repeatable.")
 ]
 Context = Annotated[
-    list[int] | None, typer.Option(min=1, help="Positions of each of its rows; repeatable.")
+    list[int] | None, typer.Option(min=1, help="Context length of each row; repeatable.")
 ]
 BlockSize = Annotated[int, typer.Option(min=1, help="Tokens per KV block.")]
 Seconds = Annotated[
-    float | None, typer.Option(min=0.0001, help="How long each is measured, about.")
+    float | None, typer.Option(min=0.0001, help="Seconds that each case is measured, about.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[
     str, typer.Option(help="bfloat16, float16, float32, or auto: bfloat16 where it is fast.")
 ]
 CpuExtension = Annotated[
-    str, typer.Option(help="Attention on a CPU in C++: on, off, or auto where that works.")
+    str, typer.Option(help="C++ kernels on a CPU: on, off, or auto: where they compile.")
 ]
 NumThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads of one operation.")]
 
@@ -52,17 +52,19 @@ def kernels(
     model: SizesOf = None,
     block_size: BlockSize = 16,
     no_peers: Annotated[
-        bool, typer.Option("--no-peers", help="Not what torch and FlashInfer take.")
+        bool, typer.Option("--no-peers", help="Do not measure PyTorch and FlashInfer beside ours.")
     ] = False,
     seconds: Seconds = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     num_threads: NumThreads = None,
     cpu_extension: CpuExtension = "auto",
-    full: Annotated[bool, typer.Option("--full", help="Many more sizes; minutes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure many more sizes; takes minutes.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Print what each operation takes on a device, and how near it comes to what the device can."""
+    """Measure each operation on a device, and compare it with the device's limits."""
     flags = ["kernels", "--block-size", str(block_size)] + ["--no-peers"] * no_peers
     flags += _executor_flags(device, dtype, num_threads, cpu_extension, seconds)
     for flag, names in (("--operation", operation), ("--model", model)):
@@ -78,18 +80,23 @@ def decode_steps(
     context: Context = None,
     block_size: BlockSize = 16,
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Rows keep their bits in any batch.")
+        bool,
+        typer.Option(
+            "--batch-invariant", help="Use kernels that give a row the same bits in any batch."
+        ),
     ] = False,
-    eager: Annotated[bool, typer.Option("--eager", help="No captured graphs, on a GPU.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="Use no CUDA graphs, on a GPU.")] = False,
     seconds: Seconds = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     num_threads: NumThreads = None,
     cpu_extension: CpuExtension = "auto",
-    full: Annotated[bool, typer.Option("--full", help="More sizes and batches; minutes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure more sizes and batches; takes minutes.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Print what decode steps of models with random weights take, and the least they could."""
+    """Measure decode steps of models with random weights, beside the least they could take."""
     flags = ["model", "--block-size", str(block_size)] + ["--eager"] * eager
     flags += ["--batch-invariant"] * batch_invariant
     flags += _executor_flags(device, dtype, num_threads, cpu_extension, seconds)
@@ -116,10 +123,12 @@ def roofline(
     dtype: Dtype = "auto",
     num_threads: NumThreads = None,
     cpu_extension: CpuExtension = "auto",
-    full: Annotated[bool, typer.Option("--full", help="More batches and contexts.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Compute more batches and contexts.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Print a device's bandwidth and matrix rate, and the least time of decode steps with them."""
+    """Measure a device's bandwidth and matrix rate, and derive the least time of decode steps."""
     flags = ["roofline", *_executor_flags(device, dtype, num_threads, cpu_extension)]
     flags += ["--model", *model] if model else []
     for flag, counts in (("--batch", batch), ("--context", context)):

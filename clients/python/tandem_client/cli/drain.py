@@ -20,7 +20,7 @@ def drain(
         float | None,
         typer.Option(
             "--grace-s",
-            help="Seconds that running requests may go on.",
+            help="Seconds that running requests may continue.",
             show_default="the server's",
         ),
     ] = None,

@@ -16,7 +16,7 @@ import typer
 
 from tandem_client.channel import DEFAULT_ADDRESS
 from tandem_client.cli import options
-from tandem_client.cli.failures import fail, readable_errors
+from tandem_client.cli.failures import ExitCode, fail, readable_errors
 from tandem_client.cli.services import LocalServer, ServiceFailed, local_server
 from tandem_client.cli.waiting import say, told
 from tandem_client.client import Client
@@ -44,10 +44,23 @@ def server_at(address: str, up: Path | None) -> Iterator[str]:
         raise fail(failure.line, failure.code) from None
 
 
+Prompt = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PROMPT",
+        help="Text to continue; - or no prompt reads it from stdin, PROMPT - both.",
+        show_default=False,
+    ),
+]
+Deadline = Annotated[
+    float | None, typer.Option("--deadline-s", help="Seconds after which the command fails.")
+]
+
+
 @readable_errors
 def generate(
     *,
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.")],
+    prompt: Prompt = None,
     address: options.Address = DEFAULT_ADDRESS,
     up: options.Up = None,
     max_tokens: options.MaxTokens = None,
@@ -68,11 +81,12 @@ def generate(
     priority: options.Priority = None,
     tenant: options.Tenant = None,
     cache_salt: options.CacheSalt = None,
-    deadline_s: Annotated[
-        float | None, typer.Option("--deadline-s", help="Fail after so many seconds.")
-    ] = None,
+    deadline_s: Deadline = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Send the prompt as a user's turn of a conversation.")
+        bool,
+        typer.Option(
+            "--chat", help="Send the prompt as a user message, through the model's chat template."
+        ),
     ] = False,
     echo: Annotated[
         bool, typer.Option("--echo", help="Print the prompt before its continuation.")
@@ -85,7 +99,7 @@ def generate(
     Several completions (--n) are printed one after the other, once all of them have ended.
     """
     given = locals()
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _prompt_of(prompt or [])
     arguments = _request_options(given)
     if chat:
         arguments["messages"] = [{"role": "user", "content": text}]
@@ -101,6 +115,17 @@ def generate(
         if echo:
             _write(text)
         _write_stream(stream, events, several=(n or 1) > 1, with_logprobs=logprobs is not None)
+
+
+def _prompt_of(arguments: Sequence[str]) -> str:
+    """Join the prompt with what stdin has, where it is asked for."""
+    if len(arguments) > 2 or (len(arguments) == 2 and arguments[1] != "-"):
+        raise fail('give one prompt, in quotation marks: tandem generate "..."', ExitCode.USAGE)
+    if not arguments and sys.stdin.isatty():
+        raise fail('give a prompt: tandem generate "..."', ExitCode.USAGE)
+    if not arguments:
+        return sys.stdin.read()
+    return "\n\n".join(sys.stdin.read() if one == "-" else one for one in arguments)
 
 
 def _request_options(given: Mapping[str, Any]) -> GenerateOptions:

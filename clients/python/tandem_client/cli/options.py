@@ -39,7 +39,7 @@ Address = Annotated[
         "--address",
         envvar="TANDEM_CLIENT_ADDRESS",
         metavar="HOST:PORT",
-        help="Server to talk to.",
+        help="Address of the server.",
     ),
 ]
 AdminAddress = Annotated[
@@ -48,7 +48,7 @@ AdminAddress = Annotated[
         "--admin-address",
         envvar="TANDEM_CLIENT_ADMIN_ADDRESS",
         metavar="HOST:PORT",
-        help="Its port for operators.",
+        help="Address of the server's port for operators.",
     ),
 ]
 Up = Annotated[
@@ -56,66 +56,94 @@ Up = Annotated[
     typer.Option(
         "--up",
         metavar="MODEL_DIR",
-        help="Start a server with this model on free ports for this one command.",
+        help="Start a server with this model, on free ports, for this command alone.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        "--max-tokens", help="Most output tokens; default: 100, of a chat until the context ends."
+        "--max-tokens",
+        help="Most output tokens; default: 100, or in a chat until the context ends.",
     ),
 ]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="0 to 2; 0 always takes the likeliest token.")
+    float | None,
+    typer.Option("--temperature", help="Randomness, 0 to 2; 0 takes the most likely token."),
 ]
 TopP = Annotated[
-    float | None, typer.Option("--top-p", help="Draw from this much probability, (0, 1].")
+    float | None,
+    typer.Option(
+        "--top-p", help="Sample from the likeliest tokens that have this probability together."
+    ),
 ]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Draw from the k likeliest; 0 = all.")]
+TopK = Annotated[
+    int | None, typer.Option("--top-k", help="Sample from the k most likely tokens; 0 means all.")
+]
 MinP = Annotated[
     float | None,
-    typer.Option("--min-p", help="Draw from tokens this many times as likely as the likeliest."),
+    typer.Option(
+        "--min-p", help="Sample from tokens at least this many times as likely as the likeliest."
+    ),
 ]
 RepetitionPenalty = Annotated[
     float | None,
-    typer.Option("--repetition-penalty", help="Over 1: what was said or asked is less likely."),
+    typer.Option(
+        "--repetition-penalty", help="Above 1: tokens of prompt and output become less likely."
+    ),
 ]
 FrequencyPenalty = Annotated[
     float | None,
-    typer.Option("--frequency-penalty", help="What was said is less likely each time, -2 to 2."),
+    typer.Option(
+        "--frequency-penalty", help="Penalty for each time a token is in the output, -2 to 2."
+    ),
 ]
 PresencePenalty = Annotated[
     float | None,
-    typer.Option("--presence-penalty", help="What was said at all is less likely, -2 to 2."),
+    typer.Option("--presence-penalty", help="Penalty for tokens that are in the output, -2 to 2."),
 ]
 Logprobs = Annotated[
     int | None,
     typer.Option(
         "--logprobs",
-        help="Print each token with its log probability and this many of the likeliest, 0 to 20.",
+        help="Print each token's log probability, and this many likeliest alternatives, 0 to 20.",
     ),
 ]
 MinTokens = Annotated[
-    int | None, typer.Option("--min-tokens", help="Output tokens before which nothing ends it.")
+    int | None,
+    typer.Option(
+        "--min-tokens",
+        help="Number of output tokens before which EOS and stop strings are ignored.",
+    ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same tokens.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Seed of sampling; the same seed gives the same tokens."),
+]
 Stop = Annotated[
-    list[str] | None, typer.Option("--stop", help="Text before which to end; may be repeated.")
+    list[str] | None,
+    typer.Option("--stop", help="Stop string: the output ends before it; may be repeated."),
 ]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past end-of-sequence tokens.")]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Continue past end-of-sequence tokens.")
+]
 Choices = Annotated[
-    int | None, typer.Option("-n", "--n", help="Completions of the prompt, 1 to 16.")
+    int | None, typer.Option("-n", "--n", help="Number of completions of the prompt, 1 to 16.")
 ]
-Priority = Annotated[int | None, typer.Option("--priority", help="Lower goes first; default 0.")]
+Priority = Annotated[
+    int | None,
+    typer.Option("--priority", help="Priority of the request, lower goes first; default 0."),
+]
 Tenant = Annotated[
-    str | None, typer.Option("--tenant", help="On whose behalf, for limits per tenant.")
+    str | None, typer.Option("--tenant", help="Tenant whose limits the request counts for.")
 ]
 CacheSalt = Annotated[
     str | None,
-    typer.Option("--cache-salt", help="Share cached prompts only with requests that say the same."),
+    typer.Option(
+        "--cache-salt", help="Share the prefix cache only with requests that have the same salt."
+    ),
 ]
 TimeLimit = Annotated[
     float | None,
-    typer.Option("--time-limit-s", help="End with what is there after so many seconds."),
+    typer.Option("--time-limit-s", help="Seconds after which the output ends, finished or not."),
 ]

@@ -35,12 +35,13 @@ def requests(
     address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS,
     tenant: Annotated[
         str | None,
-        typer.Option("--tenant", help='Only this tenant\'s; "" for those without a tenant.'),
+        typer.Option("--tenant", help='Only requests of this tenant; "" for those without one.'),
     ] = None,
     state: Annotated[
-        list[StateName] | None, typer.Option("--state", help="Only in this state; may be repeated.")
+        list[StateName] | None,
+        typer.Option("--state", help="Only requests in this state; may be repeated."),
     ] = None,
-    max_results: Annotated[int, typer.Option("--max", min=1, help="Most to show.")] = 100,
+    max_results: Annotated[int, typer.Option("--max", min=1, help="Most requests to show.")] = 100,
     as_json: options.Json = False,
 ) -> None:
     """

@@ -29,7 +29,8 @@ def suspend(
     kv_mode: Annotated[
         KvModeName,
         typer.Option(
-            "--kv-mode", help="KV memory stays, goes to host memory, or is computed again later."
+            "--kv-mode",
+            help="KV memory stays, is copied to host memory, or is dropped and computed again.",
         ),
     ] = KvModeName.persist,
 ) -> None:
@@ -41,7 +42,7 @@ def suspend(
 
 @readable_errors
 def resume(*, address: options.AdminAddress = DEFAULT_ADMIN_ADDRESS) -> None:
-    """Go on after `tandem suspend`."""
+    """Continue after `tandem suspend`."""
     with operators_of(address) as admin:
         admin.resume()
     typer.echo("resumed")
