@@ -11,7 +11,6 @@ woken. Nothing a frontend or the executor does or leaves undone can hold a turn 
 
 from __future__ import annotations
 
-import logging
 import queue
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +39,7 @@ from scheduler_svc.wakeup import Wakeup
 from tandem.errors import InternalError
 from tandem.link.batch import Command, StepResult
 from tandem.link.session import LossCause
+from tandem.telemetry import log_worded
 
 TICK_S = 0.5
 """Longest wait of one poll: how late the silence of the executor may be noticed."""
@@ -191,7 +191,7 @@ class CoreLoop:
         self._metrics.count_step(result, step_s)
         line = self._step_lines.line(command, result, core.stats, limits.max_batch_size)
         if line is not None:
-            _log.info(line)
+            log_worded(_log, line.event, line.values, line.text)
 
     def session_lost(
         self, cause: LossCause, died_in: int | None, may_live: str, now: float
@@ -227,7 +227,7 @@ class CoreLoop:
             return
         self._metrics.count_events(events)
         for line in events.log_lines:
-            _log.log(logging.WARNING if line.is_warning else logging.INFO, line.text)
+            log_worded(_log, line.event, line.values, line.text, is_warning=line.is_warning)
         for end in events.ended:
             self._state.forget(end.handle)
         for failure in events.failed:

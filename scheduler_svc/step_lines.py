@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from scheduler_svc.core.stats import CoreStats
+from scheduler_svc.core.step_log import LogLine
 from tandem.link.batch import Batch, Command, StepResult
 
 _GB = 1e9
@@ -37,7 +38,7 @@ class StepLines:
         result: StepResult,
         stats: Callable[[], CoreStats],
         max_requests: int,
-    ) -> str | None:
+    ) -> LogLine | None:
         """
         The line that is due after this step; None where none is.
 
@@ -68,7 +69,7 @@ def step_line(
     step: int,
     time_of_day: str,
     max_requests: int,
-) -> str:
+) -> LogLine:
     """
     Word one step.
 
@@ -79,7 +80,7 @@ def step_line(
     timings = result.timings
     step_ms = (timings.total_ns - timings.queued_ns) / 1e6
     blocks = f"a {stats.used_blocks}/{stats.total_blocks}"
-    return (
+    text = (
         f"* rank 0 | step {step} | {time_of_day} ... time: {step_ms:.3f} ms "
         f"[{_shape(command, result)}] ... "
         f"reqs: a {stats.num_running - stats.num_paused}/{max_requests}, p {stats.num_paused}, "
@@ -87,6 +88,23 @@ def step_line(
         f"blocks: {blocks}, p {stats.used_host_blocks}/{stats.host_blocks} ... "
         f"mem: {result.device_memory_bytes / _GB:.1f} gb"
     )
+    values = {
+        "step": step,
+        "step_ms": round(step_ms, 3),
+        "shape": _shape(command, result),
+        "active_requests": stats.num_running - stats.num_paused,
+        "max_requests": max_requests,
+        "paused_requests": stats.num_paused,
+        "waiting_requests": stats.num_waiting,
+        "finished_requests": stats.finished_requests,
+        "preemptions": stats.preemptions,
+        "used_blocks": stats.used_blocks,
+        "total_blocks": stats.total_blocks,
+        "used_host_blocks": stats.used_host_blocks,
+        "host_blocks": stats.host_blocks,
+        "device_memory_bytes": result.device_memory_bytes,
+    }
+    return LogLine(event="step", values=values, text=text)
 
 
 def _shape(command: Command, result: StepResult) -> str:

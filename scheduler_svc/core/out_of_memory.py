@@ -12,7 +12,7 @@ from __future__ import annotations
 from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_log import LogLine
+from scheduler_svc.core.step_log import sentence_line
 from tandem.errors import OutOfMemory
 
 FAILS_AT = 3
@@ -87,4 +87,4 @@ def _fail(state: CoreState, request: Request) -> None:
 
 
 def _log(state: CoreState, text: str) -> None:
-    state.events.add_log(LogLine(text=text, is_warning=True))
+    state.events.add_log(sentence_line("memory_ran_out", text))

@@ -6,6 +6,7 @@ Their words are those tools' own, so that what reads those logs reads these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 DECODE_LINE_INTERVAL = 40
@@ -16,8 +17,18 @@ PREEMPTION_LINE_INTERVAL = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line for the log, verbatim."""
+    """
+    One line for the log.
 
+    Attributes:
+        event: Its name where logs are for machines.
+        values: Its keys there.
+        text: The line where logs are for people, verbatim.
+        is_warning: It is one, or else it informs.
+    """
+
+    event: str
+    values: Mapping[str, object]
     text: str
     is_warning: bool = False
 
@@ -50,7 +61,14 @@ def decode_line(snapshot: StepSnapshot, tokens_per_s: float) -> LogLine:
         f"token usage: {snapshot.used_blocks / snapshot.num_blocks:.2f}, "
         f"gen throughput (token/s): {tokens_per_s:.2f}, #queue-req: {snapshot.num_queued}"
     )
-    return LogLine(text=text)
+    values = {
+        "running_requests": snapshot.num_running,
+        "tokens": snapshot.used_blocks * snapshot.block_size,
+        "token_usage": round(snapshot.used_blocks / snapshot.num_blocks, 4),
+        "tokens_per_s": round(tokens_per_s, 2),
+        "waiting_requests": snapshot.num_queued,
+    }
+    return LogLine(event="decode_batch", values=values, text=text)
 
 
 def prefill_line(
@@ -72,7 +90,16 @@ def prefill_line(
         f"token usage: {snapshot.used_blocks / snapshot.num_blocks:.2f}, "
         f"#running-req: {snapshot.num_running - num_seqs}, #queue-req: {snapshot.num_queued}"
     )
-    return LogLine(text=text)
+    values = {
+        "new_requests": num_seqs,
+        "new_tokens": num_new,
+        "cached_tokens": num_cached,
+        "cache_hit_rate": round(hit_rate, 4),
+        "token_usage": round(snapshot.used_blocks / snapshot.num_blocks, 4),
+        "running_requests": snapshot.num_running - num_seqs,
+        "waiting_requests": snapshot.num_queued,
+    }
+    return LogLine(event="prefill_batch", values=values, text=text)
 
 
 def retraction_line(num_retracted: int, before: float, after: float) -> LogLine:
@@ -81,7 +108,12 @@ def retraction_line(num_retracted: int, before: float, after: float) -> LogLine:
         f"decode out of memory happened, #retracted_reqs: {num_retracted}, "
         f"#new_token_ratio: {before:.4f} -> {after:.4f}"
     )
-    return LogLine(text=text, is_warning=True)
+    values = {
+        "retracted_requests": num_retracted,
+        "new_token_ratio_before": round(before, 4),
+        "new_token_ratio": round(after, 4),
+    }
+    return LogLine(event="decode_out_of_memory", values=values, text=text, is_warning=True)
 
 
 def preemption_line(request_id: str, mode: str, num_preempted: int) -> LogLine | None:
@@ -95,7 +127,13 @@ def preemption_line(request_id: str, mode: str, num_preempted: int) -> LogLine |
         "whichever is set), lower max_batch_size, or raise schedule_conservativeness. "
         f"total_num_cumulative_preemption={num_preempted}"
     )
-    return LogLine(text=text, is_warning=True)
+    values = {"request_id": request_id, "by": mode, "preemptions": num_preempted}
+    return LogLine(event="request_preempted", values=values, text=text, is_warning=True)
+
+
+def sentence_line(event: str, text: str) -> LogLine:
+    """A warning that says all in its sentence."""
+    return LogLine(event=event, values={"message": text}, text=text, is_warning=True)
 
 
 class StepLog:

@@ -12,7 +12,7 @@ from scheduler_svc.core.planned_rows import PlannedRows
 from scheduler_svc.core.request import Request, RequestState
 from scheduler_svc.core.request_events import EventKind
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_log import LogLine
+from scheduler_svc.core.step_log import sentence_line
 from scheduler_svc.core.suspects import CAUTIOUS_STEPS, CLEARED_AFTER, Mark
 from tandem.errors import ExecutorLost, PoisonRequest
 
@@ -176,4 +176,4 @@ def _named(marks: list[Mark]) -> str:
 
 
 def _log(state: CoreState, text: str) -> None:
-    state.events.add_log(LogLine(text=text, is_warning=True))
+    state.events.add_log(sentence_line("executor_trial", text))

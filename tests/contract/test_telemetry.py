@@ -9,7 +9,7 @@ import sys
 
 import structlog
 
-from tandem.telemetry import configure_logging
+from tandem.telemetry import configure_logging, log_worded
 
 TO_A_FULL_DISK = """
 import structlog
@@ -62,6 +62,23 @@ class TestConfigureLogging:
 
         assert ["first", "fourth", "log_lines_dropped"] == [line["event"] for line in lines]
         assert 2 == lines[-1]["lines"]
+
+    def test_line_with_a_known_wording_is_keys_in_json_and_that_wording_as_text(self, monkeypatch):
+        """
+        As JSON it has an event name and keys; as text it is the sentence alone, word for word.
+        """
+        disk = Disk()
+        monkeypatch.setattr(sys, "stderr", disk)
+        for log_format in ("json", "console"):
+            configure_logging("info", log_format)
+            log = structlog.get_logger()
+            log_worded(log, "decode_batch", {"tokens": 3}, "Decode batch. #token: 3")
+        as_json, as_text = disk.text.splitlines()
+
+        assert {"event": "decode_batch", "tokens": 3, "level": "info"} == {
+            key: value for key, value in json.loads(as_json).items() if key != "timestamp"
+        }
+        assert as_text.rstrip().endswith("] Decode batch. #token: 3")
 
     def test_level_below_the_chosen_one_is_silent(self, monkeypatch):
         """

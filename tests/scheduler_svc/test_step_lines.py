@@ -37,6 +37,10 @@ def result(**changes):
 
 
 def words(command, outcome, stats=STATS):
+    return line(command, outcome, stats).text
+
+
+def line(command, outcome, stats=STATS):
     return step_line(command, outcome, stats, step=40, time_of_day="01:02:03", max_requests=32)
 
 
@@ -66,6 +70,15 @@ class TestStepLine:
             "2 P + 1 D + cuda graph OFF] ... reqs: a 3/32, p 2, w 7, f 11, e 13 ... "
             "blocks: a 17/64, p 3/9 ... mem: 2.3 gb"
         ) == words(batch(1, 8, 5), outcome, stats)
+        values = line(batch(1, 8, 5), outcome, stats).values
+        assert (3, 2, 7) == tuple(
+            values[f"{kind}_requests"] for kind in ("active", "paused", "waiting")
+        )
+        assert (1.5, 17, 64) == (
+            values["step_ms"],
+            values["used_blocks"],
+            values["total_blocks"],
+        )
 
     def test_decodes_from_a_graph_say_which(self):
         """

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 import structlog
+from structlog.typing import EventDict
 
 from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
 
@@ -60,6 +61,7 @@ def configure_logging(level: str, log_format: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _values_alone if log_format == "json" else _sentence_alone,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
@@ -69,6 +71,36 @@ def configure_logging(level: str, log_format: str) -> None:
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
+
+
+def log_worded(
+    log: structlog.stdlib.BoundLogger,
+    event: str,
+    values: Mapping[str, object],
+    sentence: str,
+    *,
+    is_warning: bool = False,
+) -> None:
+    """
+    Log what has a wording that people and their tools know: as text that sentence, as JSON the
+    event and its keys.
+    """
+    level = logging.WARNING if is_warning else logging.INFO
+    log.log(level, event, values=values, sentence=sentence)
+
+
+def _values_alone(_log: object, _method: str, event: EventDict) -> EventDict:
+    if event.pop("sentence", None) is not None:
+        event.update(event.pop("values"))
+    return event
+
+
+def _sentence_alone(_log: object, _method: str, event: EventDict) -> EventDict:
+    sentence = event.pop("sentence", None)
+    if sentence is not None:
+        event["event"] = sentence
+        del event["values"]
+    return event
 
 
 def warn_where_unprotected(addresses: Mapping[str, str]) -> None:

@@ -45,6 +45,13 @@ class TestTexts:
             "Decode batch. #running-req: 233, #token: 370959, token usage: 0.82, "
             "gen throughput (token/s): 4594.01, #queue-req: 317"
         ) == decode_line(snapshot, 4594.0123).text
+        assert {
+            "running_requests": 233,
+            "tokens": 370959,
+            "token_usage": 0.82,
+            "tokens_per_s": 4594.01,
+            "waiting_requests": 317,
+        } == decode_line(snapshot, 4594.0123).values
 
     def test_the_prefill_line(self):
         """
@@ -59,6 +66,11 @@ class TestTexts:
             "cache hit rate: 8.38%, token usage: 0.25, #running-req: 10, #queue-req: 3"
         ) == line.text
         assert not line.is_warning
+        assert ("prefill_batch", 700, 64) == (
+            line.event,
+            line.values["new_tokens"],
+            line.values["cached_tokens"],
+        )
 
     def test_the_retraction_line_is_that_of_the_source(self):
         """

@@ -11,7 +11,8 @@ from tests.scheduler_svc.loop.arithmetic_runner import expected_outputs
 
 def lines(logs, part: str) -> list[tuple[str, str]]:
     """Level and text of the lines with this in them."""
-    return [(entry["log_level"], entry["event"]) for entry in logs if part in entry["event"]]
+    said = [(entry["log_level"], entry.get("sentence", "")) for entry in logs]
+    return [(level, text) for level, text in said if part in text]
 
 
 class TestOperatorLog:
