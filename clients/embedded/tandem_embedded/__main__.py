@@ -36,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             num_threads=given.num_threads,
             cpu_extension=given.cpu_extension,
         )
-        engine.submit_request(given.prompt, _params(given))
-        completed = engine.run()[0]
+        completed = engine.complete(given.prompt, _params(given))
     except EngineError as error:
         _say(str(error))
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
@@ -86,6 +85,7 @@ def _params(given: argparse.Namespace) -> GenerationParams:
         presence_penalty=given.presence_penalty,
         min_p=given.min_p,
         min_tokens=given.min_tokens,
+        stop=tuple(given.stop),
     )
 
 
@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("repetition-penalty", "frequency-penalty", "presence-penalty", "min-p"):
         default = getattr(defaults, name.replace("-", "_"))
         request.add_argument(f"--{name}", type=float, default=default)
+    request.add_argument("--stop", action="append", default=[], help="a string that ends the text")
     request.add_argument("--min-tokens", type=int, default=defaults.min_tokens)
     engine = parser.add_argument_group("engine")
     engine.add_argument("--config", type=Path, help="JSON file of engine limits")

@@ -27,7 +27,13 @@ from tandem_embedded.results import (
     MemoryStats,
     Request,
 )
-from tandem_embedded.settings import check_buffer, check_options, kv_mode, model_directory
+from tandem_embedded.settings import (
+    check_buffer,
+    check_config,
+    check_options,
+    kv_mode,
+    model_directory,
+)
 from tandem_embedded.stream import TextStream
 from tandem_embedded.tokenizer import HuggingFaceTokenizer, Tokenizer
 
@@ -90,7 +96,7 @@ class InferenceEngine:
         config = EngineConfig() if config is None else config
         options = CoreOptions(on_pressure=OnPressure.REFUSE) if options is None else options
         with engine_errors():
-            config.validate()
+            check_config(config)
             check_options(options, window)
             check_buffer(config, buffer_size_gb)
             self._kv_mode = kv_mode(kv_cache_management_mode)

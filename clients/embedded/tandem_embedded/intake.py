@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,10 @@ class Intake:
         Raises:
             ValidationError: Naming what is wrong.
         """
+        given: Any = params
+        if not isinstance(given, GenerationParams):
+            message = f"params must be GenerationParams, got {given!r}."
+            raise ValidationError(message, reason="INVALID_PARAMETER", field="params")
         params.validate()
         params.check_ids(self._vocabulary.size)
         self._check_needs(params)
@@ -102,8 +107,7 @@ class Intake:
             message = "chat must have at least one message."
             raise ValidationError(message, reason="EMPTY_PROMPT", field="messages")
         for at, one in enumerate(messages):
-            parts: list[Any] = [one.get("role"), one.get("content")]
-            if not all(isinstance(part, str) for part in parts) or not one["role"]:
+            if not _is_message(one):
                 message = f'messages[{at}] must have a "role", not empty, and a "content".'
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="messages")
         tokenizer: object = self._tokenizer
@@ -123,10 +127,22 @@ class Intake:
                 message = "the model has no tokenizer.json: give token ids or a tokenizer."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt")
             prompt = self._tokenizer.encode(prompt)
-        token_ids = [int(token) for token in prompt]
+        given: Any = prompt
+        try:
+            token_ids = [index(token) for token in given]
+        except TypeError:
+            message = f"the prompt must be text or whole numbers, got {prompt!r:.80}."
+            raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt") from None
         vocab_size = self._vocabulary.size
         for token in token_ids:
             if not 0 <= token < vocab_size:
                 message = f"token id {token} is not in the vocabulary, 0 to {vocab_size - 1}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt")
         return token_ids
+
+
+def _is_message(given: Any) -> bool:
+    if not isinstance(given, Mapping):
+        return False
+    role, content = given.get("role"), given.get("content")
+    return isinstance(role, str) and isinstance(content, str) and bool(role)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -13,6 +14,23 @@ from tandem.errors import InvalidConfig
 from tandem.link.batch import KvMode
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+def check_config(config: EngineConfig) -> None:
+    """
+    Check the limits.
+
+    Raises:
+        InvalidConfig: One is out of range, or these are no limits.
+    """
+    given: Any = config
+    if not isinstance(given, EngineConfig):
+        message = (
+            f"config must be an EngineConfig, got {given!r}: the model is the second argument, "
+            "InferenceEngine(EngineConfig(), model_dir)"
+        )
+        raise InvalidConfig(message, field="config")
+    config.validate()
 
 
 def check_options(options: CoreOptions, window: int) -> None:

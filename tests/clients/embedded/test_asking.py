@@ -234,8 +234,9 @@ class TestChats:
             ([], "at least one message"),
             ([{"role": "user"}], r"messages\[0\] must have"),
             ([{"role": "", "content": "x"}], r"messages\[0\] must have"),
+            (["hello"], r"messages\[0\] must have"),
         ],
-        ids=["none", "no-content", "no-role"],
+        ids=["none", "no-content", "no-role", "text"],
     )
     def test_a_wrong_conversation_is_refused(self, tokenizer, messages, text):
         """

@@ -305,6 +305,21 @@ class TestErrors:
         with pytest.raises(ConfigError, match=rf"^Config error: .*{text}"):
             InferenceEngine(EngineConfig(), "absent", **settings)
 
+    def test_a_model_in_the_place_of_the_limits_is_told_apart(self):
+        """
+        A path as the first argument is refused with where it belongs.
+        """
+        with pytest.raises(ConfigError, match="the model is the second argument"):
+            InferenceEngine("deploy/models/tandem-py")
+
+    def test_parameters_of_another_type_are_refused(self):
+        """
+        A dictionary is no GenerationParams.
+        """
+        engine, _ = engine_and_runner()
+        with pytest.raises(ValidationError, match="params must be GenerationParams"):
+            engine.submit_request("abc", {"max_tokens": 3})
+
     def test_blocks_and_gigabytes_are_not_both_taken(self):
         """
         The KV memory is sized once.
@@ -329,8 +344,10 @@ class TestErrors:
             ([5] * 120, 9, "ask for at most 8 tokens"),
             ([358], 8, "token id 358 is not in the vocabulary, 0 to 357"),
             ([-1], 8, "token id -1"),
+            ([1.5], 8, r"text or whole numbers, got \[1\.5\]"),
+            (7, 8, "text or whole numbers, got 7"),
         ],
-        ids=["text", "ids", "prompt", "total", "vocabulary", "negative"],
+        ids=["text", "ids", "prompt", "total", "vocabulary", "negative", "real", "number"],
     )
     def test_a_wrong_request_is_a_validation_error(self, prompt, max_tokens, text):
         """
