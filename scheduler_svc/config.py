@@ -158,7 +158,7 @@ _PROGRAM = Program(
     description="Tandem's scheduler service: serves clients, plans steps, drives one executor.",
     exit_codes="0 stopped, 1 failed, 2 wrong configuration",
     env_prefix="TANDEM_",
-    foreign_prefixes=("TANDEM_EXECUTOR_", "TANDEM_CLIENT_", "TANDEM_CACHE_"),
+    foreign_prefixes=("TANDEM_EXECUTOR_", "TANDEM_CLIENT_", "TANDEM_CACHE_", "TANDEM_TORCH_"),
     aliases={**LIMIT_ALIASES, **SCHEDULING_ALIASES},
     groups={
         "engine limits (unset ones follow the executor)": LIMITS,

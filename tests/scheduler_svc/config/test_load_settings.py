@@ -165,6 +165,7 @@ class TestMistakes:
             "TANDEM_EXECUTOR_MODEL",
             "TANDEM_CLIENT_ADDRESS",
             "TANDEM_CACHE_DIR",
+            "TANDEM_TORCH_INDEX",
             "TANDEM_SCHEDULER_SERVICE_HOST",
             "TANDEM_SCHEDULER_SERVICE_PORT_GRPC",
             "TANDEM_SCHEDULER_PORT",

@@ -1,0 +1,342 @@
+"""
+Installs the project into the environment that runs this, once: `install.py EXTRAS COMMAND`.
+
+`setup` calls it; COMMAND is what the user runs, its name begins each line. Beforehand it says what
+is downloaded and how much, then what is being downloaded: a terminal shows one line that changes.
+The environment remembers in `.tandem-*` what was installed, from where, and whether that ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSTRAINTS = ROOT / "deploy/local/constraints.txt"
+VENV = Path(sys.prefix)
+UNFINISHED = VENV / ".tandem-unfinished"
+INDEX_RECORD = VENV / ".tandem-torch-index"
+LOG = VENV / ".tandem-install.log"
+ALL_EXTRAS = "dev"
+"""The extra that contains all that demo and test need."""
+
+INSTALLING = "Installing collected packages"
+DOWNLOAD = re.compile(r"(?:Downloading|Using cached) (\S+?)-\d\S* \((\d+(?:\.\d+)?) (MB|GB)\)")
+CHATTER = re.compile(
+    r"\s*(Collecting|Downloading|Using cached|Requirement already|Obtaining|Looking in)"
+)
+BIG_MB = 50
+"""A package from this size on gets a line of its own where there is no terminal."""
+STILL_S = 30
+NO_NETWORK = re.compile(
+    r"NewConnectionError|Failed to establish|NameResolutionError|Network is unreachable"
+    r"|ConnectTimeout|ReadTimeout|Read timed out|Connection (?:refused|reset|aborted)"
+    r"|RemoteDisconnected|ProtocolError|IncompleteRead|ProxyError|SSLError|CERTIFICATE_VERIFY",
+)
+NO_SPACE = re.compile(r"No space left on device|Errno 28|Disk quota exceeded")
+EXIT_STOPPED = 130
+
+CUDA_GB, CPU_GB, MACOS_GB = (2.9, 5.0), (0.3, 1.0), (0.2, 0.8)
+"""What is downloaded, and what lies on the disk then, by kind of PyTorch."""
+CHECKS_GB = (0.1, 0.4)
+"""What the extra with the checks adds."""
+
+
+class InstallationError(Exception):
+    """Why it is not installed, as a sentence."""
+
+
+class Terminal:
+    """Lines for a person; on a terminal the last one changes with what is going on."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._live = sys.stderr.isatty()
+        self._shown = time.monotonic()
+
+    def say(self, sentence: str) -> None:
+        """Write a line that stays."""
+        clear = "\r\033[K" if self._live else ""
+        print(f"{clear}{self._name}: {sentence}", file=sys.stderr, flush=True)
+        self._shown = time.monotonic()
+
+    def show(self, sentence: str) -> None:
+        """Write over the line that changes; without a terminal say it after a long silence."""
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            print(
+                f"\r\033[K{f'{self._name}: {sentence}'[:width]}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+        elif time.monotonic() - self._shown >= STILL_S:
+            self.say(sentence)
+
+    def begin(self, sentence: str, *, matters: bool) -> None:
+        """Announce the next thing; without a terminal only if it matters."""
+        if self._live or not matters:
+            self.show(sentence)
+        else:
+            self.say(sentence)
+
+    def clear(self) -> None:
+        """Remove the line that changes."""
+        if self._live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def stamp(extras: str) -> Path:
+    """Name the file that remembers for what these extras were installed."""
+    return VENV / f".tandem-{extras}"
+
+
+def wanted(extras: str) -> str:
+    """Hash everything that decides what is installed."""
+    digest = hashlib.sha256()
+    for part in (ROOT / "pyproject.toml", CONSTRAINTS):
+        digest.update(part.read_bytes())
+    digest.update(f"{ROOT} {extras} {sys.version}".encode())
+    return digest.hexdigest()
+
+
+def is_installed(extras: str) -> bool:
+    """Tell whether these extras, or all, were installed as they are wanted now."""
+    return any(
+        stamp(one).is_file() and stamp(one).read_text().strip() == wanted(one)
+        for one in (extras, ALL_EXTRAS)
+    )
+
+
+def has_nvidia_device() -> bool:
+    """Tell whether there is a driver of NVIDIA's (or, in WSL, Windows' own)."""
+    return any(Path(one).exists() for one in ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg"))
+
+
+def torch_kind(index: str) -> tuple[float, float] | None:
+    """
+    Give what kind of PyTorch pip would take, as its sizes; None if that cannot be told.
+
+    pip answers from metadata, within seconds.
+    """
+    if platform.system() == "Darwin":
+        return MACOS_GB
+    if index:
+        return CPU_GB
+    command = pip(
+        ["--dry-run", "--quiet", "--no-deps", "--retries=1", "--timeout=15", "--report=-", "torch"]
+    )
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        return None
+    return CUDA_GB if re.search(r'"(?:nvidia-|cuda-|triton)', answer.stdout) else CPU_GB
+
+
+def pip(arguments: Sequence[str]) -> list[str]:
+    """Give the command that installs what constraints.txt says."""
+    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    return [*command, f"--constraint={CONSTRAINTS}", *arguments]
+
+
+def has_torch() -> bool:
+    """Tell whether the environment has the PyTorch of constraints.txt, in whichever build."""
+    try:
+        version = importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return f"torch=={version}" in CONSTRAINTS.read_text().splitlines()
+
+
+def estimate(extras: str, index: str, command: str) -> list[str]:
+    """Give sentences about what is going to be downloaded."""
+    if has_torch():
+        return ["PyTorch is there already: at most 0.3 GB to download"]
+    kind = torch_kind(index)
+    if kind is None:
+        return ["0.3 to 3 GB to download, as pip finds a build of PyTorch for CPUs or for CUDA"]
+    added = CHECKS_GB if extras == ALL_EXTRAS else (0.0, 0.0)
+    download, disk = (one + more for one, more in zip(kind, added, strict=True))
+    sentences = [
+        f"about {download:.1f} GB to download, {disk:.1f} GB on the disk: a minute or more"
+    ]
+    if kind == CUDA_GB and not has_nvidia_device():
+        sentences.append(
+            f"there is no NVIDIA device here, and {CUDA_GB[0] - CPU_GB[0]:.1f} GB of this serve "
+            f"only one: TANDEM_TORCH_INDEX=URL {command} takes PyTorch from a package index of "
+            "CPU builds instead (PyTorch's installation page names one)"
+        )
+    return sentences
+
+
+def lines_of(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
+    """Yield each line that the process writes, and None after each second without one."""
+    assert process.stdout is not None
+    source, rest = process.stdout.fileno(), b""
+    while True:
+        if not select.select([source], [], [], 1.0)[0]:
+            yield None
+            continue
+        read = os.read(source, 1 << 16)
+        if not read:
+            break
+        *lines, rest = (rest + read).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def run_pip(terminal: Terminal, arguments: Sequence[str]) -> None:
+    """
+    Run pip, show what it is doing and keep its words in the log.
+
+    The environment counts as unfinished from pip's first change of it to pip's success.
+
+    Raises:
+        InstallationError: pip failed.
+    """
+    UNFINISHED.touch()
+    command = pip(["--progress-bar=off", *arguments])
+    environment = os.environ | {"PIP_QUIET": "0", "PIP_VERBOSE": "0", "PYTHONUNBUFFERED": "1"}
+    with LOG.open("a+") as log:
+        begin = log.tell()
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            follow(terminal, lines_of(process), log)
+            process.wait()
+        except KeyboardInterrupt:
+            # It was interrupted as well, and tidies up.
+            process.wait(timeout=10)
+            raise
+        finally:
+            process.kill()
+            log.seek(begin)
+            words = log.read()
+            if process.wait() == 0 or INSTALLING not in words:
+                UNFINISHED.unlink()
+    if process.returncode:
+        raise InstallationError(failure(words))
+
+
+def follow(terminal: Terminal, lines: Iterator[str | None], log: TextIO) -> None:
+    """Show what pip is doing, by its lines, until it ends."""
+    doing, since = "asking which packages are needed", time.monotonic()
+    loaded_mb = size_mb = 0.0
+    terminal.begin(doing, matters=False)
+    for line in lines:
+        if line is None:
+            terminal.show(f"{doing}, {time.monotonic() - since:.0f} s")
+            continue
+        log.write(f"{line}\n")
+        if match := DOWNLOAD.search(line):
+            loaded_mb += size_mb
+            size_mb = float(match[2]) * (1000 if match[3] == "GB" else 1)
+            doing = f"getting {match[1]} ({size_mb:.0f} MB), {loaded_mb:.0f} MB before it"
+            matters = size_mb >= BIG_MB
+        elif line.startswith(INSTALLING):
+            doing, matters = f"unpacking {line.count(',') + 1} packages", True
+        else:
+            continue
+        since = time.monotonic()
+        terminal.begin(doing, matters=matters)
+    terminal.clear()
+
+
+def failure(words: str) -> str:
+    """Say why pip failed; where it is nothing common, pip's own lines are printed."""
+    if NO_SPACE.search(words):
+        free = " and ".join(
+            f"{shutil.disk_usage(folder).free / 1e9:.1f} GB in {folder}"
+            for folder in (VENV, Path(tempfile.gettempdir()))
+        )
+        return (
+            f"a disk is full ({free} are free), and pip needs room in both, in the second for a "
+            "while; make room, or set TMPDIR to a larger disk, and run this again"
+        )
+    if NO_NETWORK.search(words):
+        return (
+            "no package index could be reached, or the connection broke off; look at the network, "
+            f"proxies and pip's configuration, and run this again (pip's words are in {LOG})"
+        )
+    told = [line for line in words.splitlines() if line.strip() and not CHATTER.match(line)]
+    print("\n".join(told[-30:]), file=sys.stderr)
+    return "pip could not install the project; its lines above say why. Run this again to retry"
+
+
+def install(terminal: Terminal, extras: str, index: str, command: str) -> None:
+    """
+    Install the project with these extras, PyTorch from an index of its own if one is named.
+
+    Raises:
+        InstallationError: pip failed.
+    """
+    for old in VENV.glob(".tandem-*"):
+        if old != INDEX_RECORD:
+            old.unlink()
+    terminal.say("installing (once; later runs skip this)")
+    for sentence in estimate(extras, index, command):
+        terminal.say(sentence)
+    if index:
+        try:
+            run_pip(terminal, ["--no-deps", f"--index-url={index}", "torch"])
+        except InstallationError as error:
+            raise InstallationError(
+                f"no PyTorch from TANDEM_TORCH_INDEX={index}: {error}"
+            ) from None
+        INDEX_RECORD.touch(mode=0o600)  # an address can have a password in it
+        INDEX_RECORD.write_text(index)
+    run_pip(terminal, [f"--editable={ROOT}[{extras}]"])
+    build_kernels(terminal)
+    stamp(extras).write_text(wanted(extras))
+
+
+def build_kernels(terminal: Terminal) -> None:
+    """Compile the C++ kernels; where that fails the executor says so and PyTorch computes."""
+    terminal.begin(
+        "compiling the C++ kernels for this processor: up to a minute, once", matters=True
+    )
+    subprocess.run(
+        [sys.executable, "-m", "kernels.cpu_extension"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    terminal.clear()
+
+
+def main() -> int:
+    """Install if that is needed; gives the exit status."""
+    extras, command = sys.argv[1:]
+    terminal = Terminal(Path(command).name)
+    try:
+        if not is_installed(extras):
+            install(terminal, extras, os.environ.get("TANDEM_TORCH_INDEX", ""), command)
+    except InstallationError as error:
+        terminal.say(str(error))
+        return 1
+    except OSError as error:
+        terminal.say(f"could not write to {VENV}: {error}")
+        return 1
+    except KeyboardInterrupt:
+        terminal.say("stopped; run it again to go on")
+        return EXIT_STOPPED
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main())
