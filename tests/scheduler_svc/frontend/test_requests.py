@@ -41,6 +41,10 @@ def request(**fields: object) -> pb.GenerateRequest:
     return pb.GenerateRequest(**({"token_ids": {"ids": [5, 6, 7]}} | fields))
 
 
+def chat(content: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
 class TestPrompt:
     @pytest.mark.parametrize("text", ["hello", "the quick brown fox " * 200], ids=["short", "long"])
     async def test_text_is_tokenized(self, tmp_path, model_dir, text):
@@ -175,6 +179,23 @@ class TestRefusal:
             await until(lambda: frontend.client.availability.ready)
             error = await error_of(stub_of(frontend).Generate(request()))
         assert ("INVALID_MODEL", "FAILED_PRECONDITION") == (error.reason, error.code)
+
+    async def test_tokenizer_with_more_ids_than_the_model_is_to_blame(self, tmp_path, model_dir):
+        """
+        Text that becomes an id outside the model's vocabulary is refused as the model's fault; other text is served.
+        """
+        vocab_size = max(ids_of("hello")) + 1
+        outside = next(each for each in ("fox", "brown", "lazy") if max(ids_of(each)) >= vocab_size)
+        async with running_frontend(tmp_path) as frontend:
+            await serve(frontend, model(model_dir, vocab_size=vocab_size))
+            stub = stub_of(frontend)
+            for prompt in ({"text": outside}, {"chat": chat(outside)}):
+                error = await error_of(stub.Generate(pb.GenerateRequest(**prompt)))
+                assert "INVALID_MODEL" == error.reason
+                assert f"vocabulary is 0 to {vocab_size - 1}" in error.message
+            call = stub.Generate(pb.GenerateRequest(text="hello"))
+            await within(frontend.core.submits.get())
+            call.cancel()
 
     async def test_oversized_message_is_refused_and_service_goes_on(self, tmp_path, model_dir):
         """
