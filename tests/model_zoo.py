@@ -104,6 +104,18 @@ def mistral_window(directory: Path) -> Path:
     return _write("mistral_window", "Mistral", directory, sliding_window=24)
 
 
+def ministral_mixed(directory: Path) -> Path:
+    """Ministral whose second layer alone has a window of 24."""
+    return _write(
+        "ministral_mixed",
+        "Ministral",
+        directory,
+        head_dim=16,
+        sliding_window=24,
+        layer_types=["full_attention", "sliding_attention"],
+    )
+
+
 def qwen2(directory: Path) -> Path:
     """Qwen2: biases on queries, keys and values; a `sliding_window` that is not in use."""
     return _write("qwen2", "Qwen2", directory, sliding_window=24, use_sliding_window=False)
@@ -137,6 +149,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
         llama_head_dim,
         llama_tied_biased,
         mistral_window,
+        ministral_mixed,
         qwen2,
         qwen2_window,
         qwen3,

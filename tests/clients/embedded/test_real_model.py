@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -214,3 +215,27 @@ class TestCommandLine:
         assert "0/99 blocks" in capsys.readouterr().err
         assert 0 == main([*arguments, "--preset", "memory-constrained", "--max-model-len", "64"])
         assert "0/256 blocks" in capsys.readouterr().err
+
+
+class TestModelDirectory:
+    @pytest.mark.parametrize(
+        ("name", "content", "words"),
+        [
+            ("config.json", '"model_type": "granite"', "model_type 'granite' does not fit"),
+            ("generation_config.json", '"top_p": 0.0', r"top_p must be in \(0, 1\], got 0.0"),
+            ("generation_config.json", '"top_k": "all"', "top_k must be an integer, got 'all'"),
+            ("tokenizer.json", '"decoder": {"type": "CTC"}', "decoder|tokenizer.json is invalid"),
+        ],
+    )
+    def test_what_a_service_refuses_an_engine_refuses(
+        self, model_dir, tmp_path, name, content, words
+    ):
+        """
+        A directory that no executor or scheduler would take is a ConfigError that names what is wrong.
+        """
+        broken = shutil.copytree(model_dir, tmp_path / "model")
+        described = json.loads((broken / name).read_text())
+        (broken / name).write_text(json.dumps(described | json.loads(f"{{{content}}}")))
+        with pytest.raises(ConfigError, match=words) as caught:
+            build(broken)
+        assert "INVALID_MODEL" == caught.value.reason
