@@ -6,6 +6,7 @@ directly: building the message first costs twice as much.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import NamedTuple
 
 from scheduler_svc.frontend.output import OutputChunk
@@ -39,15 +40,20 @@ _SHORT = [_varint(number) for number in range(1 << 2 * _VARINT_BITS)]
 """Varints of up to two bytes."""
 
 
+def _no_text(_token_id: int) -> str:
+    return ""
+
+
 class OutputDelta(NamedTuple):
-    """New output of one choice."""
+    """New output of one choice; `text_of` gives the text of a token by itself, for logprobs."""
 
     choice: int
     chunk: OutputChunk
+    text_of: Callable[[int], str] = _no_text
 
     def encode(self) -> bytes:
         """A serialized GenerateResponse."""
-        choice, chunk = self
+        choice, chunk, _ = self
         ids, text = array("i", chunk.token_ids).tobytes(), chunk.text.encode()
         delta = b"".join(
             (
@@ -58,17 +64,27 @@ class OutputDelta(NamedTuple):
                 _TEXT + _number(len(text)) if text else b"",
                 text,
                 # A serialized message may be joined from parts.
-                Delta(logprobs=logprobs_of(chunk)).SerializeToString() if chunk.logprobs else b"",
+                Delta(logprobs=logprobs_of(self)).SerializeToString() if chunk.logprobs else b"",
             )
         )
         return b"".join((_DELTA, _number(len(delta)), delta))
 
 
-def logprobs_of(chunk: OutputChunk) -> list[TokenLogprobs]:
-    """One per token, where the request asked."""
+def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
+    """Return one per token, where the request asked."""
+    _, chunk, text_of = delta
     return [
-        TokenLogprobs(logprob=logprob, top_token_ids=top_token_ids, top_logprobs=top_logprobs)
-        for logprob, top_token_ids, top_logprobs in chunk.logprobs
+        TokenLogprobs(
+            logprob=logprob,
+            top_token_ids=top_token_ids,
+            top_logprobs=top_logprobs,
+            text=text_of(token_id),
+            top_texts=[text_of(one) for one in top_token_ids],
+        )
+        # As many or none.
+        for token_id, (logprob, top_token_ids, top_logprobs) in zip(
+            chunk.token_ids, chunk.logprobs, strict=False
+        )
     ]
 
 

@@ -120,6 +120,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 started=prepared.started,
                 end_at_stop_string=end_at_stop_string,
                 blocked_by=lambda: self._core.availability.blocked_by,
+                text_of=loaded.text.token_text,
             )
             async with aclosing(messages):
                 yield inbox, messages
@@ -156,10 +157,10 @@ async def _collect(messages: AsyncIterator[Message]) -> pb.CompleteResponse:
     texts: dict[int, list[str]] = {}
     async for message in messages:
         if isinstance(message, OutputDelta):
-            choice, chunk = message
+            choice, chunk, _ = message
             completion = completions.setdefault(choice, pb.Completion())
             completion.token_ids.extend(chunk.token_ids)
-            completion.logprobs.extend(logprobs_of(chunk))
+            completion.logprobs.extend(logprobs_of(message))
             texts.setdefault(choice, []).append(chunk.text)
             continue
         match message.WhichOneof("event"):

@@ -29,6 +29,7 @@ async def stream_messages(
     started: stream_pb2.Started,
     end_at_stop_string: EndAtStopString,
     blocked_by: Callable[[], str],
+    text_of: Callable[[int], str],
 ) -> AsyncGenerator[Message, None]:
     """
     Yield the stream of a request that was handed to the core.
@@ -41,6 +42,7 @@ async def stream_messages(
         started: The first message.
         end_at_stop_string: See `EndAtStopString`.
         blocked_by: Says why nothing is computed; empty while it is.
+        text_of: Gives the text of a token by itself.
 
     Raises:
         TandemError: The request was refused or failed; what was produced before was yielded.
@@ -52,7 +54,7 @@ async def stream_messages(
             raise refusal
     yield GenerateResponse(started=_as_accepted(started, inbox.accepted))
 
-    choices = [_Choice(number, start) for number, start in enumerate(starts)]
+    choices = [_Choice(number, start, text_of) for number, start in enumerate(starts)]
     for choice in choices:
         if choice.prior_end is not None:
             yield _finished_before(choice.number, choice.output, choice.prior_end)
@@ -79,10 +81,19 @@ async def stream_messages(
 class _Choice:
     """One choice on its way to the client."""
 
-    __slots__ = ("_is_end_asked", "_is_over_before", "end", "number", "output", "prior_end")
+    __slots__ = (
+        "_is_end_asked",
+        "_is_over_before",
+        "_text_of",
+        "end",
+        "number",
+        "output",
+        "prior_end",
+    )
 
-    def __init__(self, number: int, start: ChoiceStart) -> None:
+    def __init__(self, number: int, start: ChoiceStart, text_of: Callable[[int], str]) -> None:
         self._is_end_asked = False
+        self._text_of = text_of
         self._is_over_before = start.is_over
         self.number = number
         self.output = start.output
@@ -103,7 +114,9 @@ class _Choice:
             for token_id, logprob in zip(news.token_ids, news.logprobs, strict=True):
                 output.push(token_id, logprob)
         chunk = output.take() if end is None else output.finish()
-        found: list[Message] = [] if chunk is None else [OutputDelta(self.number, chunk)]
+        found: list[Message] = (
+            [] if chunk is None else [OutputDelta(self.number, chunk, self._text_of)]
+        )
         if end is None:
             if output.stopped is not None and not self._is_end_asked:
                 self._is_end_asked = True

@@ -61,6 +61,7 @@ class TextModel:
         self._make_detokenizer = make_detokenizer
         self._max_token_bytes = max_token_bytes
         self._special_tokens = special_tokens
+        self._token_texts: dict[int, str] = {}
         self._special_texts = _special_texts(marked) if marked else {}
         self._special_pattern = re.compile(
             "|".join(re.escape(text) for text in sorted(self._special_texts, key=len, reverse=True))
@@ -119,6 +120,22 @@ class TextModel:
         """Id of a token of `SPECIAL_TOKEN_NAMES`; None where the model's files name none."""
         text = self._special_tokens.get(name)
         return None if text is None or self._plain is None else self._plain.token_to_id(text)
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token's text by itself, for people; empty without a tokenizer."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self._decode_alone(token_id)
+        return text
+
+    def _decode_alone(self, token_id: int) -> str:
+        if self._plain is None:
+            return ""
+        # Some decoders drop the space that a first token begins with.
+        before: list[int] = self._plain.encode("a", add_special_tokens=False).ids
+        start = self._plain.decode(before, skip_special_tokens=False)
+        both: str = self._plain.decode([*before, token_id], skip_special_tokens=False)
+        return both.removeprefix(start)
 
     def min_tokens(self, text: str) -> int:
         """Number of tokens that `text` has at least; costs nothing, however long it is."""

@@ -98,11 +98,14 @@ class Prefilled:
 class TokenLogprobs:
     """
     How likely the model itself found a token, as natural logarithms: `top` has (id, logprob) of the
-    likeliest, best first.
+    likeliest, best first. `text` and `top_texts` are for people: of each token by itself, empty
+    where the server tells none.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+    text: str = ""
+    top_texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +361,10 @@ def _logprobs(message: stream_pb2.Delta | inference.Completion) -> tuple[TokenLo
         return ()
     return tuple(
         TokenLogprobs(
-            logprob=one.logprob, top=tuple(zip(one.top_token_ids, one.top_logprobs, strict=True))
+            logprob=one.logprob,
+            top=tuple(zip(one.top_token_ids, one.top_logprobs, strict=True)),
+            text=one.text,
+            top_texts=tuple(one.top_texts),
         )
         for one in message.logprobs
     )

@@ -186,6 +186,8 @@ def logprobs_of(
             logprob=-token_id / 64,
             top_token_ids=[token_id + place for place in places],
             top_logprobs=[0.0 - place for place in places],
+            text=chr(token_id),
+            top_texts=[chr(token_id + place) for place in places],
         )
         for token_id in token_ids
     ]

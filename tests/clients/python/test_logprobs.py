@@ -19,7 +19,12 @@ from tests.clients.python.fake_server import ANSWER, Act
 SOON = RetryPolicy(max_attempts=4, initial_delay_s=0.001, max_delay_s=0.001)
 IDS = [ord(character) for character in ANSWER]
 TOLD = tuple(
-    TokenLogprobs(logprob=-token_id / 64, top=((token_id, 0.0), (token_id + 1, -1.0)))
+    TokenLogprobs(
+        logprob=-token_id / 64,
+        top=((token_id, 0.0), (token_id + 1, -1.0)),
+        text=chr(token_id),
+        top_texts=(chr(token_id), chr(token_id + 1)),
+    )
     for token_id in IDS
 )
 OPTIONS = {
@@ -159,12 +164,14 @@ class TestCommand:
     @pytest.mark.parametrize("num_choices", [1, 2])
     def test_logprobs_are_printed_by_token(self, run, num_choices):
         """
-        --logprobs prints a line per token: id, log probability, share, and the likeliest ids.
+        --logprobs prints a heading, and a line per token: id, log probability, share, text, and the likeliest.
         """
         result = run("generate", "hi", "--logprobs", "2", "--n", str(num_choices))
-        lines = [line.split() for line in result.stdout.splitlines() if line.startswith("  ")]
+        lines = [line.split() for line in result.stdout.splitlines() if line.startswith("     ")]
         first = IDS[0]
-        assert ["84", "-1.3125", "26.91%", f"{first}:0.0000", f"{first + 1}:-1.0000"] == lines[0]
+        alternatives = [str(first), '"T"', "0.0000", str(first + 1), '"U"', "-1.0000"]
+        assert ["84", "-1.3125", "26.91%", '"T"', *alternatives] == lines[0]
+        assert num_choices == result.stdout.count("   token   logprob   share  text")
         assert IDS == [int(line[0]) for line in lines[: len(IDS)]]
         assert 0 == result.exit_code
 
@@ -174,7 +181,8 @@ class TestCommand:
         """
         outcome = json.loads(run("generate", "hi", "--json", "--logprobs", "1").stdout)
         assert len(outcome["token_ids"]) == len(outcome["logprobs"])
-        assert {"logprob": -1.3125, "top": [[84, 0.0]]} == outcome["logprobs"][0]
+        told = {"logprob": -1.3125, "top": [[84, 0.0]], "text": "T", "top_texts": ["T"]}
+        assert told == outcome["logprobs"][0]
 
     def test_json_has_null_for_what_is_ruled_out(self, client):
         """
@@ -184,5 +192,6 @@ class TestCommand:
         ruled_out = TokenLogprobs(logprob=-math.inf, top=((7, -math.inf),))
         choice = dataclasses.replace(completion.choices[0], logprobs=(ruled_out,))
         outcome = _as_json(dataclasses.replace(completion, choices=(choice,)))
-        assert ({"logprob": None, "top": [(7, None)]},) == outcome["logprobs"]
+        (told,) = outcome["logprobs"]
+        assert (None, [(7, None)]) == (told["logprob"], told["top"])
         assert json.dumps(outcome, allow_nan=False)

@@ -36,13 +36,17 @@ class TestEncoding:
         """
         entries = [TokenLogprob(-0.5, [7, 8], [-0.5, -1.25]), TokenLogprob(-2.0, [], [])]
         chunk = OutputChunk(3, [7, 9], "ab", entries)
-        delta = GenerateResponse.FromString(encode_response(OutputDelta(1, chunk))).delta
+        sent = encode_response(OutputDelta(1, chunk, str))
+        delta = GenerateResponse.FromString(sent).delta
         assert ((1, 3, "ab"), [7, 9]) == (
             (delta.choice, delta.first_token_offset, delta.text),
             list(delta.token_ids),
         )
         assert [(-0.5, [7, 8], [-0.5, -1.25]), (-2.0, [], [])] == [
             (one.logprob, list(one.top_token_ids), list(one.top_logprobs)) for one in delta.logprobs
+        ]
+        assert [("7", ["7", "8"]), ("9", [])] == [
+            (one.text, list(one.top_texts)) for one in delta.logprobs
         ]
 
     def test_other_messages_are_written_as_they_are(self):

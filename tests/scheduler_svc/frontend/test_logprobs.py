@@ -13,7 +13,8 @@ from tests.scheduler_svc.frontend.fake_core import ended, logprobs_of, within
 from tests.scheduler_svc.frontend.small_models import byte_level_tokenizer
 
 EOS = 1
-IDS = byte_level_tokenizer().encode("one two three", add_special_tokens=False).ids
+TOKENIZER = byte_level_tokenizer()
+IDS = TOKENIZER.encode("one two three", add_special_tokens=False).ids
 TOLD = [(-0.5 * place, [(place, -0.25), (9, -8.0)]) for place in range(len(IDS))]
 
 
@@ -147,6 +148,12 @@ class TestThroughTheFrontend:
         messages = await rest_of(call)
         ids = [token_id for message in messages for token_id in message.delta.token_ids]
         assert (IDS, TOLD) == (ids, self.told(messages))
+        texts = [TOKENIZER.decode([token_id]) for token_id in IDS]
+        assert texts == [one.text for message in messages for one in message.delta.logprobs]
+        assert [
+            [TOKENIZER.decode([top_id], skip_special_tokens=False) for top_id, _ in top]
+            for _, top in TOLD
+        ] == [list(one.top_texts) for message in messages for one in message.delta.logprobs]
         assert 2 == messages[0].started.resolved_params.logprobs
 
     async def test_repeated_entries_are_ignored(self, frontend, stub):

@@ -11,6 +11,7 @@ from tandem.errors import ChatTemplateError, InvalidModel, InvalidParameter
 from tests.scheduler_svc.frontend.small_models import (
     byte_level_tokenizer,
     llama_like_tokenizer,
+    metaspace_tokenizer,
     save_model,
 )
 
@@ -128,6 +129,29 @@ class TestChat:
 
 
 class TestLoad:
+    @pytest.mark.parametrize(
+        "tokenizer", [byte_level_tokenizer(), metaspace_tokenizer("always"), llama_like_tokenizer()],
+        ids=["byte-level", "metaspace", "llama"],
+    )  # fmt: skip
+    def test_token_by_itself_keeps_its_space(self, tmp_path, tokenizer):
+        """
+        The text of a token alone is what it adds to an output, a leading space included; its second use finds it again.
+        """
+        model = TextModel.load(save_model(tmp_path, tokenizer))
+        ids = tokenizer.encode("def add", add_special_tokens=False).ids
+        first, *rest = [model.token_text(token_id) for token_id in ids]
+
+        assert "def add" == first.removeprefix(" ") + "".join(rest)
+        assert [first, *rest] == [model.token_text(token_id) for token_id in ids]
+
+    def test_special_token_by_itself_has_its_name(self, small):
+        """
+        A token that adds no text to an output is shown by its name.
+        """
+        eos = small.special_token_id("eos_token")
+
+        assert "<|end|>" == small.token_text(eos)
+
     def test_directory_without_tokenizer_serves_ids_only(self, tmp_path):
         """
         Without tokenizer.json text is refused and output has no text.

@@ -197,14 +197,16 @@ def _write_stream(
     if several:
         for one in collect(stream, events).choices:
             _write(f"--- choice {one.choice}, {one.reason.name}\n{one.text}\n")
-            for line in logprob_lines(one.token_ids, one.logprobs):
+            for line in [LOGPROBS_HEADER] * with_logprobs + logprob_lines(
+                one.token_ids, one.logprobs
+            ):
                 _write(f"{line}\n")
     elif with_logprobs:
+        _write(f"{LOGPROBS_HEADER}\n")
         for event in events:
             if isinstance(event, Delta):
                 lines = logprob_lines(event.token_ids, event.logprobs)
                 _write("".join(f"{line}\n" for line in lines))
-                _write(f"{json.dumps(event.text, ensure_ascii=False)}\n" if event.text else "")
     else:
         for piece in text_of(events):
             _write(piece)
@@ -212,13 +214,28 @@ def _write_stream(
     say(summary(stream))
 
 
+LOGPROBS_HEADER = "   token   logprob   share  text          likeliest: token text logprob"
+
+
 def logprob_lines(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[str]:
-    """A line per token: its id, log probability and share, and the likeliest ids with theirs."""
+    """Return a line per token: id, log probability, share, text, and the likeliest ids likewise."""
     return [
-        f"{token_id:>8} {one.logprob:9.4f} {math.exp(one.logprob):7.2%}"
-        + "".join(f"   {top_id}:{logprob:.4f}" for top_id, logprob in one.top)
+        f"{token_id:>8} {one.logprob:9.4f} {math.exp(one.logprob):7.2%}  {_quoted(one.text):<13} "
+        + "  ".join(_alternatives(one))
         for token_id, one in zip(token_ids, logprobs, strict=False)
     ]
+
+
+def _alternatives(one: TokenLogprobs) -> list[str]:
+    texts = one.top_texts or ("",) * len(one.top)  # an older server tells none
+    return [
+        f"{token_id} {_quoted(text)} {logprob:.4f}"
+        for (token_id, logprob), text in zip(one.top, texts, strict=True)
+    ]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:

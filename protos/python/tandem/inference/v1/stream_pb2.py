@@ -26,7 +26,7 @@ from tandem.common.v1 import finish_reason_pb2 as tandem_dot_common_dot_v1_dot_f
 from tandem.inference.v1 import request_pb2 as tandem_dot_inference_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/inference/v1/stream.proto\x12\x13tandem.inference.v1\x1a$tandem/common/v1/finish_reason.proto\x1a!tandem/inference/v1/request.proto\"\xc3\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12<\n\x0fresolved_params\x18\x02 \x01(\x0b\x32#.tandem.inference.v1.ResolvedParams\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1f\n\x17truncated_prompt_tokens\x18\x05 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x06 \x01(\r\"\x1a\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\"\"\n\tScheduled\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\" \n\tPrefilled\x12\x13\n\x0b\x64one_tokens\x18\x01 \x01(\r\"\xc0\x01\n\x08Progress\x12-\n\x06queued\x18\x01 \x01(\x0b\x32\x1b.tandem.inference.v1.QueuedH\x00\x12\x33\n\tscheduled\x18\x02 \x01(\x0b\x32\x1e.tandem.inference.v1.ScheduledH\x00\x12\x33\n\tprefilled\x18\x03 \x01(\x0b\x32\x1e.tandem.inference.v1.PrefilledH\x00\x12\x12\n\nblocked_by\x18\x04 \x01(\tB\x07\n\x05state\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x0f\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x8a\x01\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x1a\n\x12\x66irst_token_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".tandem.inference.v1.TokenLogprobs\"\x80\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12.\n\x06reason\x18\x02 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x04 \x01(\x0fH\x00\x42\t\n\x07matched\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"_\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x1d\n\x15time_to_first_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"`\n\x04\x44one\x12)\n\x05usage\x18\x01 \x01(\x0b\x32\x1a.tandem.inference.v1.Usage\x12-\n\x07timings\x18\x02 \x01(\x0b\x32\x1c.tandem.inference.v1.Timingsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/inference/v1/stream.proto\x12\x13tandem.inference.v1\x1a$tandem/common/v1/finish_reason.proto\x1a!tandem/inference/v1/request.proto\"\xc3\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12<\n\x0fresolved_params\x18\x02 \x01(\x0b\x32#.tandem.inference.v1.ResolvedParams\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1f\n\x17truncated_prompt_tokens\x18\x05 \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x06 \x01(\r\"\x1a\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\"\"\n\tScheduled\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\" \n\tPrefilled\x12\x13\n\x0b\x64one_tokens\x18\x01 \x01(\r\"\xc0\x01\n\x08Progress\x12-\n\x06queued\x18\x01 \x01(\x0b\x32\x1b.tandem.inference.v1.QueuedH\x00\x12\x33\n\tscheduled\x18\x02 \x01(\x0b\x32\x1e.tandem.inference.v1.ScheduledH\x00\x12\x33\n\tprefilled\x18\x03 \x01(\x0b\x32\x1e.tandem.inference.v1.PrefilledH\x00\x12\x12\n\nblocked_by\x18\x04 \x01(\tB\x07\n\x05state\"n\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x0f\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttop_texts\x18\x05 \x03(\t\"\x8a\x01\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x1a\n\x12\x66irst_token_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".tandem.inference.v1.TokenLogprobs\"\x80\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12.\n\x06reason\x18\x02 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x04 \x01(\x0fH\x00\x42\t\n\x07matched\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"_\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x1d\n\x15time_to_first_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x04 \x01(\r\"`\n\x04\x44one\x12)\n\x05usage\x18\x01 \x01(\x0b\x32\x1a.tandem.inference.v1.Usage\x12-\n\x07timings\x18\x02 \x01(\x0b\x32\x1c.tandem.inference.v1.Timingsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,15 +44,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROGRESS']._serialized_start=427
   _globals['_PROGRESS']._serialized_end=619
   _globals['_TOKENLOGPROBS']._serialized_start=621
-  _globals['_TOKENLOGPROBS']._serialized_end=698
-  _globals['_DELTA']._serialized_start=701
-  _globals['_DELTA']._serialized_end=839
-  _globals['_FINISHED']._serialized_start=842
-  _globals['_FINISHED']._serialized_end=970
-  _globals['_USAGE']._serialized_start=972
-  _globals['_USAGE']._serialized_end=1048
-  _globals['_TIMINGS']._serialized_start=1050
-  _globals['_TIMINGS']._serialized_end=1145
-  _globals['_DONE']._serialized_start=1147
-  _globals['_DONE']._serialized_end=1243
+  _globals['_TOKENLOGPROBS']._serialized_end=731
+  _globals['_DELTA']._serialized_start=734
+  _globals['_DELTA']._serialized_end=872
+  _globals['_FINISHED']._serialized_start=875
+  _globals['_FINISHED']._serialized_end=1003
+  _globals['_USAGE']._serialized_start=1005
+  _globals['_USAGE']._serialized_end=1081
+  _globals['_TIMINGS']._serialized_start=1083
+  _globals['_TIMINGS']._serialized_end=1178
+  _globals['_DONE']._serialized_start=1180
+  _globals['_DONE']._serialized_end=1276
 # @@protoc_insertion_point(module_scope)
