@@ -118,13 +118,19 @@ class Service:
             threading.excepthook = self._on_thread_broken
             # Frontends first: no gRPC thread runs yet in the process that starts them.
             self._frontends = [Frontend(one, self._on_frontend_exit) for one in settings]
-            stack.callback(stop_frontends, self._frontends)
+            stack.callback(self._stop_frontends)
             self._link.start()
             self._core_thread.start()
             exit_code = self._supervise()
             self._link.stop(release=exit_code == 0)
         _log.info("stopped", exit_code=exit_code)
         return exit_code
+
+    def _stop_frontends(self) -> None:
+        for frontend in self._frontends:
+            if frontend.index not in self._hellos:  # still loading, for seconds, and without a call
+                frontend.kill()
+        stop_frontends(self._frontends)
 
     def _frontend_settings(self, stack: ExitStack) -> list[FrontendSettings]:
         settings = self._settings

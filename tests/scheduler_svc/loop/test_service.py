@@ -46,6 +46,16 @@ service.Service._on_thread_broken = lambda *about: is_stopping.wait(1.0) or tell
 """A core thread that breaks once a file is there, and is late to say so."""
 
 
+LOADING = """
+import sys
+from scheduler_svc import supervisor
+supervisor.STOP_DEADLINE_S = 2000.0
+popen = supervisor.subprocess.Popen
+supervisor.subprocess.Popen = lambda command, **kw: popen([sys.executable, "-c", "import time; time.sleep(2000)"], **kw)
+"""
+"""A frontend that loads for longer than the test lasts."""
+
+
 class Process:
     """A scheduler service of its own."""
 
@@ -184,6 +194,15 @@ class TestLife:
         assert 0 == service.wait(), service.log()
         assert not any(child.is_running() for child in children)
         assert [] == list(service.folder.iterdir())
+
+    def test_frontend_that_is_still_loading_holds_up_no_stop(self, start):
+        """A signal before the frontend has said hello ends both at once, in good order."""
+        service = start(planted=LOADING)
+        wait_until(lambda: "frontend_started" in service.log(), "a frontend", DEADLINE_S)
+        children = service.children()
+        service.process.send_signal(signal.SIGTERM)
+        assert 0 == service.wait(), service.log()
+        assert not any(child.is_running() for child in children)
 
     def test_second_service_on_the_same_port_is_refused(self, start):
         """A port that frontends share among themselves is not shared with another service."""
