@@ -75,7 +75,8 @@ def step_line(
 
     `time` is from the start of computing to the result, without waiting; P counts rows of more than
     one token, D those of one. Of the requests a run, p are paused, w wait, f finished and e were
-    preempted since the start; of blocks a are the device's, p the host's.
+    preempted since the start; of blocks a are in use, p held by paused requests, of those that they
+    may keep.
     """
     timings = result.timings
     step_ms = (timings.total_ns - timings.queued_ns) / 1e6
@@ -85,7 +86,7 @@ def step_line(
         f"[{_shape(command, result)}] ... "
         f"reqs: a {stats.num_running - stats.num_paused}/{max_requests}, p {stats.num_paused}, "
         f"w {stats.num_waiting}, f {stats.finished_requests}, e {stats.preemptions} ... "
-        f"blocks: {blocks}, p {stats.used_host_blocks}/{stats.host_blocks} ... "
+        f"blocks: {blocks}, p {stats.paused_blocks}/{stats.paused_budget_blocks} ... "
         f"mem: {result.device_memory_bytes / _GB:.1f} gb"
     )
     values = {
@@ -100,6 +101,8 @@ def step_line(
         "preemptions": stats.preemptions,
         "used_blocks": stats.used_blocks,
         "total_blocks": stats.total_blocks,
+        "paused_blocks": stats.paused_blocks,
+        "paused_budget_blocks": stats.paused_budget_blocks,
         "used_host_blocks": stats.used_host_blocks,
         "host_blocks": stats.host_blocks,
         "device_memory_bytes": result.device_memory_bytes,

@@ -113,8 +113,14 @@ def _nobody_runs(state: CoreState) -> bool:
 
 def _is_over_budget(state: CoreState) -> bool:
     """True when paused rows hold more blocks than they may keep; shared ones count once."""
-    budget, slots = state.options.paused_budget_blocks, state.slots
-    if not budget:
-        return True
+    budget = state.options.paused_budget_blocks
+    return not budget or num_paused_blocks(state) > budget
+
+
+def num_paused_blocks(state: CoreState) -> int:
+    """Blocks that paused rows hold; shared ones count once."""
+    if not state.paused:
+        return 0
+    slots = state.slots
     tables = [slots.block_table[slot, : slots.num_blocks[slot]] for slot in state.paused]
-    return len(np.unique(np.concatenate(tables))) > budget
+    return len(np.unique(np.concatenate(tables)))

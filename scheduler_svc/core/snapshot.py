@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from scheduler_svc.core.pausing import num_paused_blocks
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stats import CoreStats
 
 
 def core_stats(state: CoreState) -> CoreStats:
-    """One snapshot; takes the same time however many requests there are."""
+    """One snapshot; takes the same time however many requests there are, paused ones apart."""
     counters = state.counters
     return CoreStats(
         num_running=state.slots.num_running + len(state.draining),
@@ -34,6 +35,8 @@ def core_stats(state: CoreState) -> CoreStats:
         prefix_hit_tokens=counters.prefix_hit_tokens,
         recomputed_tokens=counters.recomputed_tokens,
         num_paused=len(state.paused),
+        paused_blocks=num_paused_blocks(state),
+        paused_budget_blocks=state.options.paused_budget_blocks,
         num_swapped=state.host.num_copies,
         host_blocks=state.host.num_blocks,
         used_host_blocks=state.host.num_blocks - state.host.num_free,

@@ -109,7 +109,8 @@ class CoreStats:
     `swap_fallbacks` those that are recomputed for want of host blocks. `prefix_lookup_tokens` are
     all tokens of requests when they are admitted, `prefix_hit_tokens` those of them found in the
     prefix cache or shared with another choice. `recomputed_tokens` are those, of prompts and
-    outputs, whose KV was lost with the executor while their requests ran. `num_swapped` requests
+    outputs, whose KV was lost with the executor while their requests ran. `paused_blocks` are held
+    by paused requests, which may keep `paused_budget_blocks`. `num_swapped` requests
     have a copy of their KV in host memory; `queued_tokens` are the uncached prompt tokens of those
     that wait for the first time. `executor_deaths` are executors known to have died or failed in a
     step, but for want of memory, `num_suspects` the requests suspected of them now,
@@ -143,6 +144,8 @@ class CoreStats:
     prefix_hit_tokens: int
     recomputed_tokens: int
     num_paused: int
+    paused_blocks: int
+    paused_budget_blocks: int
     num_swapped: int
     host_blocks: int
     used_host_blocks: int

@@ -58,8 +58,8 @@ class TestStepLine:
             preemptions=13,
             used_blocks=17,
             total_blocks=64,
-            used_host_blocks=3,
-            host_blocks=9,
+            paused_blocks=3,
+            paused_budget_blocks=9,
         )
         outcome = result(
             timings=StepTimings(queued_ns=5_000_000, total_ns=6_500_000),

@@ -151,6 +151,8 @@ class TestPausing:
             rig.step()
             slots = rig.core._state.slots
             held = sum(int(slots.num_blocks[slot]) for slot in rig.core._state.paused)
+            stats = rig.core.stats()
+            assert (held, budget) == (stats.paused_blocks, stats.paused_budget_blocks)
             assert held <= budget
         assert rig.core.stats().retractions > 0
 
