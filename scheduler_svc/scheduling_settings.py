@@ -95,6 +95,11 @@ class SchedulingSettings(ServiceSettings):
     step_priority: Annotated[str, _choices(StepPriority)] = Field(
         "decode-first", description="whose tokens a step computes first"
     )
+    enable_chunked_prefill: bool = Field(
+        True,
+        description="compute a prompt in several steps where one has no room; off: it waits for a "
+        "step that has, max_total_tokens must be at least max_model_len",
+    )
     chunked_prefill_size: int = Field(
         -1,
         description="most prompt tokens of one request in one step; 0 or -1: no limit but "
@@ -159,6 +164,7 @@ class SchedulingSettings(ServiceSettings):
             paused_budget_blocks=self._paused_blocks(kv_bytes_per_block),
             preemption_mode=_one_of(PreemptionMode, "preemption_mode", self.preemption_mode),
             step_priority=_one_of(StepPriority, "step_priority", self.step_priority),
+            chunked_prefill=self.enable_chunked_prefill,
             chunked_prefill_size=_or_off("chunked_prefill_size", self.chunked_prefill_size),
             long_prefill_threshold=_or_off("long_prefill_threshold", self.long_prefill_threshold),
             max_prefill_share=self.max_prefill_share,

@@ -8,7 +8,7 @@ from scheduler_svc.core import forks
 from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.events import Progress, ProgressKind
 from scheduler_svc.core.giving_way import note_admitted
-from scheduler_svc.core.prefills import add_chunk, next_chunk
+from scheduler_svc.core.prefills import add_chunk, may_cut, next_chunk
 from scheduler_svc.core.prefix_cache import NOTHING_CACHED, Prefix
 from scheduler_svc.core.prefix_index import NO_BLOCK
 from scheduler_svc.core.request import Request, RequestState
@@ -33,6 +33,9 @@ def admit(draft: Draft, now: float) -> None:
     Admit from the queue, in its order, while slots, budget, threshold and blocks allow; during a
     trial only those that are tried.
 
+    Without chunked prefill a request that the step has no room for ends admission too: were it
+    passed, there might never be such a step.
+
     A request whose next block is being computed for another keeps its place and waits for it
     instead of computing it again; those behind it may pass meanwhile. Whoever lacks blocks ends
     admission: who passed would use up what it waits for.
@@ -49,6 +52,8 @@ def admit(draft: Draft, now: float) -> None:
             return
         found = _find_prefix(draft, request)
         if found is None or not _has_chunk(draft, request, found[0]):
+            if found is not None and not may_cut(draft):
+                return
             num_passed += 1
             if num_passed == MAX_PASSED:
                 return
@@ -72,6 +77,10 @@ def _has_chunk(draft: Draft, request: Request, prefix: Prefix) -> bool:
     """True when the step has tokens for this prompt, which may be one of many long ones."""
     copy = draft.state.host.copy_of(request.number)
     num_cached = prefix.num_tokens if copy is None else max(prefix.num_tokens, copy.num_tokens)
+    if not may_cut(draft):
+        # A block that is cached in part may turn out to have no room for its copy.
+        block_size = draft.state.limits.block_size
+        return request.num_known - num_cached // block_size * block_size <= draft.budget
     return next_chunk(draft, request.num_known - num_cached) > 0
 
 

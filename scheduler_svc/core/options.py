@@ -115,6 +115,10 @@ class CoreOptions:
         paused_budget_blocks: Blocks that paused requests may keep, under PAUSED_BUDGET.
         preemption_mode: See `PreemptionMode`.
         step_priority: See `StepPriority`.
+        chunked_prefill: Compute a prompt in several steps where one has no room for all of it. Else
+            it waits for a step that has, and nothing overtakes it; max_total_tokens must be at
+            least max_model_len then. Once the executor has run out of memory prompts are cut all
+            the same.
         chunked_prefill_size: Most prompt tokens one step computes of one request; None for no
             limit but the step's.
         long_prefill_threshold: Prompts with more tokens left than this share this many tokens of a
@@ -144,6 +148,7 @@ class CoreOptions:
     paused_budget_blocks: int = 0
     preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
     step_priority: StepPriority = StepPriority.DECODE_FIRST
+    chunked_prefill: bool = True
     chunked_prefill_size: int | None = None
     long_prefill_threshold: int | None = None
     max_prefill_share: float = 1.0
@@ -190,7 +195,37 @@ class CoreOptions:
         if not 0 < self.max_prefill_share <= 1:
             message = f"max_prefill_share is {self.max_prefill_share}: it must be over 0, at most 1"
             raise InvalidConfig(message, field="max_prefill_share")
+        self._check_whole_prefills()
         for name, depth in (("window", self.window), ("run_ahead", self.run_ahead)):
             if not 1 <= depth <= MAX_WINDOW:
                 message = f"{name} is {depth}: it must be from 1 to {MAX_WINDOW}"
+                raise InvalidConfig(message, field=name)
+
+    def check_limits(self, max_total_tokens: int, max_model_len: int) -> None:
+        """
+        Check that a step has room for the longest sequence, where prompts are computed whole.
+
+        Raises:
+            InvalidConfig: It has not.
+        """
+        if not self.chunked_prefill and max_total_tokens < max_model_len:
+            message = (
+                f"without chunked prefill a step must hold the longest sequence: max_total_tokens "
+                f"is {max_total_tokens}, max_model_len {max_model_len}; raise the one or lower the "
+                "other"
+            )
+            raise InvalidConfig(message, field="max_total_tokens")
+
+    def _check_whole_prefills(self) -> None:
+        """What cuts prompts contradicts that they are computed whole."""
+        if self.chunked_prefill:
+            return
+        cuts = {
+            "chunked_prefill_size": self.chunked_prefill_size is not None,
+            "long_prefill_threshold": self.long_prefill_threshold is not None,
+            "max_prefill_share": self.max_prefill_share < 1.0,
+        }
+        for name, is_set in cuts.items():
+            if is_set:
+                message = f"{name} cuts prompts, which chunked prefill off forbids: unset one"
                 raise InvalidConfig(message, field=name)

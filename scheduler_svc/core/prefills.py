@@ -3,6 +3,7 @@ Chunks of prompts: how much of whose prompt a step computes.
 
     started prompts, oldest first       as many tokens as the step leaves them
     new ones (`admitting`)              likewise
+    without `chunked_prefill`           only such as the step has room for (`admitting`)
     with `long_prefill_threshold` T     short prompts first; all those with over T tokens left share
                                         T tokens, at most half of what the step has for prompts,
                                         and get what is left over in the end
@@ -72,6 +73,11 @@ def next_chunk(draft: Draft, left: int) -> int:
     if _is_long(draft, left):
         room = min(room, draft.long_room)
     return _chunk_len(left, room, may_be_single=not draft.prefills)
+
+
+def may_cut(draft: Draft) -> bool:
+    """True where a prompt may be computed in parts; always so once memory has run out."""
+    return draft.state.options.chunked_prefill or draft.state.room.max_tokens is not None
 
 
 def _is_long(draft: Draft, left: int) -> bool:

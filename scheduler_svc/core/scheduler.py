@@ -44,7 +44,9 @@ class Scheduler:
     ) -> None:
         options = options or CoreOptions()
         options.validate()
-        self._state = CoreState(Limits.of(config, geometry), options)
+        limits = Limits.of(config, geometry)
+        options.check_limits(limits.max_total_tokens, limits.max_model_len)
+        self._state = CoreState(limits, options)
 
     @property
     def limits(self) -> Limits:
@@ -331,6 +333,7 @@ class Scheduler:
             InvalidConfig, IncompatibleExecutor: As the constructor; nothing changed then.
         """
         limits = Limits.of(config, geometry)
+        self._state.options.check_limits(limits.max_total_tokens, limits.max_model_len)
         self.expire(now)
         self._state.forget_executor(limits)
         for request in list(self._state.queue):

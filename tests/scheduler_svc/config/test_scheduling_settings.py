@@ -37,6 +37,7 @@ SET = {
     "paused_budget_blocks": ("8", "paused_budget_blocks", 8),
     "preemption_mode": ("swap", "preemption_mode", PreemptionMode.SWAP),
     "step_priority": ("prefill-first", "step_priority", StepPriority.PREFILL_FIRST),
+    "enable_chunked_prefill": ("false", "chunked_prefill", False),
     "chunked_prefill_size": ("2048", "chunked_prefill_size", 2048),
     "long_prefill_threshold": ("512", "long_prefill_threshold", 512),
     "max_prefill_share": ("0.5", "max_prefill_share", 0.5),

@@ -161,6 +161,13 @@ SCHEDULING = (
         "preemption_mode", "{recompute,swap}", "recompute", "How preempted requests get KV back."
     ),
     _Flag("step_priority", "{decode-first,prefill-first}", "decode-first", "What steps run first."),
+    _Flag(
+        "enable_chunked_prefill",
+        "",
+        ON,
+        "Compute a prompt in several steps.",
+        aliases=("chunked_prefill",),
+    ),
     _Flag("chunked_prefill_size", "INT", "-1", "Most tokens of one prompt in one step; -1 = all."),
     _Flag(
         "long_prefill_threshold",

@@ -22,6 +22,7 @@ SCHEDULING = (
     "paused_buffer_size_gb",
     "preemption_mode",
     "step_priority",
+    "enable_chunked_prefill",
     "chunked_prefill_size",
     "long_prefill_threshold",
     "max_prefill_share",
@@ -35,6 +36,7 @@ SCHEDULING = (
 
 SCHEDULING_ALIASES = {
     "prefix_caching": "enable_prefix_caching",
+    "chunked_prefill": "enable_chunked_prefill",
     "eviction": "prefix_caching_eviction_policy",
     "overlength": "overlength_policy",
     "long_prefill_token_threshold": "long_prefill_threshold",
