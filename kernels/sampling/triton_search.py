@@ -225,8 +225,10 @@ def _weigh_kernel(
         for start in range(0, SPLIT, TILE):
             first = split * SPLIT + start
             key = _keys_from(logits + row * row_stride, first, peak, heat, floor, VOCAB, TILE)
+            # Before the weight: Triton 3.7 moves this layout of the keys above them otherwise.
+            under = key[None, :] < edges[:, None]
             mine = _weight_of(key, BY_MASS)
-            reached += tl.where(key[None, :] < edges[:, None], mine[None, :], 0)
+            reached += tl.where(under, mine[None, :], 0)
             total += mine
         out = weight + (row * NUM_SPLITS + split) * (2 * WAYS)
         tl.store(out + tl.arange(0, WAYS), tl.sum(reached, axis=1))
