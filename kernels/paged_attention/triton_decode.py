@@ -262,6 +262,7 @@ def _launch(
         DIRECT=num_splits == 1,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
+        maxnreg=tuning.max_registers,
         **same,
     )
     if num_splits > 1:

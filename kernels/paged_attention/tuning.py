@@ -43,6 +43,7 @@ class DecodeTuning:
         num_stages: Tiles on their way at once.
         min_chunk: Positions of a chunk of a short row, a multiple of `tile`.
         max_chunks: Of a row; longer rows have longer chunks.
+        max_registers: Of a thread; None leaves it to the compiler.
     """
 
     tile: int
@@ -50,6 +51,7 @@ class DecodeTuning:
     num_stages: int
     min_chunk: int
     max_chunks: int
+    max_registers: int | None = None
 
 
 DECODE_TILES: dict[tuple[int, int], tuple[int, int, int]] = {
@@ -69,6 +71,12 @@ covers the memory's latency, so that the last programs of a launch still use all
 float32 is for checking. Block sizes share the rows: a row's bits do not depend on them either.
 """
 
+_MOST_REGISTERS = {(256, 4): 128}
+"""
+By padded head size and bytes of a number. Without a limit the assembler chooses one by itself, and
+rather spills a register or two than let fewer programs run at once.
+"""
+
 
 def padded_head_dim(head_dim: int) -> int:
     """The power of two, at least 64, that tiles of a head size have."""
@@ -82,7 +90,8 @@ def decode_tuning(*, head_dim: int, num_kv_heads: int, dtype: torch.dtype) -> De
     Raises:
         ValueError: No row of the table has this head size.
     """
-    found = DECODE_TILES.get((padded_head_dim(head_dim), dtype.itemsize))
+    row = padded_head_dim(head_dim), dtype.itemsize
+    found = DECODE_TILES.get(row)
     if found is None:
         raise ValueError(f"head size must be at most 256 and {dtype} of 2 or 4 bytes: {head_dim}")
     tile, num_warps, num_stages = found
@@ -92,6 +101,7 @@ def decode_tuning(*, head_dim: int, num_kv_heads: int, dtype: torch.dtype) -> De
         num_stages=num_stages,
         min_chunk=256,
         max_chunks=32 if num_kv_heads >= 8 else 64,
+        max_registers=_MOST_REGISTERS.get(row),
     )
 
 

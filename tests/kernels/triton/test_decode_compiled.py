@@ -28,9 +28,14 @@ CALLS += [
     {"head_dim": head_dim, "block_size": block_size, "dtype": dtype, "window": 1024}
     for dtype, block_size, head_dims in (
         ("bfloat16", 100, (64, 128, 256)),
-        ("float32", 7, (64, 80, 96, 128, 256)),
+        ("float32", 7, (64, 80, 96, 128, 144, 256)),
     )
     for head_dim in head_dims
+]
+CALLS += [
+    {"head_dim": 256, "block_size": block_size, "dtype": "float32", "num_splits": num_splits}
+    for block_size in (16, 100)
+    for num_splits in (1, 2)
 ]
 CALLS += [
     {"head_dim": 128, "block_size": 16, "dtype": "bfloat16", "group_size": group_size}
