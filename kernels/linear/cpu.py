@@ -1,9 +1,12 @@
 """
 linear on the CPU: the library's product, of few numbers of rows that were seen to agree.
 
-The library orders a row's sums by the number of rows, and may by a row's place among them. Rows are
-cut into tiles of a few sizes, the last one filled up with zeros. Before a size is used for a weight
-of some shape, it is tried: rows must have the same bits at any place, and in tiles of all sizes.
+The library orders a row's sums by the number of rows and threads and by the addresses of what it
+reads and writes, modulo the width of a vector; it may by a row's place among the others. So rows
+are cut into tiles of a few sizes, the last one filled up with zeros, and each tile begins at an
+aligned address. Before a size is used for a weight, it is tried: rows must have the same bits at
+any place, and in tiles of all sizes. Where they have not, each row is a product of its own, which
+has one shape and one alignment always.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from collections.abc import Iterator
 import structlog
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 _SMALLEST = 16
 """
@@ -29,7 +31,11 @@ _MOST_ELEMENTS = 1 << 24
 
 _ALONE = 1
 
-_Key = tuple[int, int, torch.dtype, int]
+_ALIGNMENT = 64
+"""Bytes: the widest vector. The framework allocates tensors at multiples of it."""
+
+_Key = tuple[int, int, torch.dtype, int, int]
+"""Columns, width and type of a weight, its address modulo the alignment, and threads."""
 
 _log = structlog.get_logger(__name__)
 _smallest: dict[_Key, int] = {}
@@ -47,7 +53,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
     x = x.contiguous()
     first = 0
     for size in _cut(weight, num_rows):
-        _product(x[first : first + size], weight, out[first : first + size], size)
+        rows, part = x[first : first + size], out[first : first + size]
+        if len(rows) == size and _is_aligned(rows) and _is_aligned(part):
+            torch.mm(rows, weight.t(), out=part)
+        else:
+            part.copy_(_product(rows, weight, size)[: len(part)])
         first += size
     if bias is not None:
         out += bias
@@ -58,7 +68,8 @@ def _cut(weight: Tensor, num_rows: int) -> Iterator[int]:
     """Sizes of tiles that hold so many rows, the last with room to spare."""
     num_columns, width = weight.shape
     # How many threads share a product may change its sums, so each number is tried.
-    key = num_columns, width, weight.dtype, torch.get_num_threads()
+    place = weight.data_ptr() % _ALIGNMENT
+    key = num_columns, width, weight.dtype, place, torch.get_num_threads()
     smallest = _smallest_tile(key, weight)
     left = num_rows
     for size in reversed(_LARGER):
@@ -70,14 +81,16 @@ def _cut(weight: Tensor, num_rows: int) -> Iterator[int]:
         left -= smallest
 
 
-def _product(rows: Tensor, weight: Tensor, out: Tensor, size: int) -> None:
-    """Multiply up to `size` rows in a tile of `size`."""
-    num_rows = rows.shape[0]
-    if num_rows == size:
-        torch.mm(rows, weight.t(), out=out)
-    else:
-        filled = functional.pad(rows, (0, 0, 0, size - num_rows))
-        out.copy_(torch.mm(filled, weight.t())[:num_rows])
+def _product(rows: Tensor, weight: Tensor, size: int) -> Tensor:
+    """Multiply up to `size` rows in an aligned tile of `size`: ``[size, N]``, aligned as well."""
+    tile = torch.empty((size, rows.shape[1]), dtype=rows.dtype)
+    tile[: len(rows)] = rows
+    tile[len(rows) :] = 0
+    return torch.mm(tile, weight.t())
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % _ALIGNMENT == 0
 
 
 def _smallest_tile(key: _Key, weight: Tensor) -> int:
@@ -91,22 +104,20 @@ def _smallest_tile(key: _Key, weight: Tensor) -> int:
                 reason="the library rounds a row by its place among others",
                 shape=list(weight.shape),
                 dtype=str(weight.dtype),
-                num_threads=key[3],
+                num_threads=key[-1],
             )
     return size
 
 
 def _places_agree(weight: Tensor) -> bool:
     rows = _samples(weight, _SMALLEST)
-    expected = torch.mm(rows, weight.t())
+    expected = _product(rows, weight, _SMALLEST)
     turned = (
-        torch.mm(rows.roll(by, 0).contiguous(), weight.t()).roll(-by, 0)
-        for by in range(1, _SMALLEST)
+        _product(rows.roll(by, 0), weight, _SMALLEST).roll(-by, 0) for by in range(1, _SMALLEST)
     )
     if not all(_same_bits(expected, found) for found in turned):
         return False
-    rows[1:] = 0
-    return _same_bits(expected[:1], torch.mm(rows, weight.t())[:1])
+    return _same_bits(expected[:1], _product(rows[:1], weight, _SMALLEST)[:1])
 
 
 def _larger_tile_agrees(key: _Key, weight: Tensor, size: int) -> bool:
@@ -116,8 +127,8 @@ def _larger_tile_agrees(key: _Key, weight: Tensor, size: int) -> bool:
         found = size * weight.shape[0] <= _MOST_ELEMENTS
         if found:
             rows = _samples(weight, size)
-            parts = [torch.mm(part, weight.t()) for part in torch.split(rows, _SMALLEST)]
-            found = _same_bits(torch.cat(parts), torch.mm(rows, weight.t()))
+            parts = [_product(part, weight, _SMALLEST) for part in torch.split(rows, _SMALLEST)]
+            found = _same_bits(torch.cat(parts), _product(rows, weight, size))
         _agrees[key, size] = found
     return found
 

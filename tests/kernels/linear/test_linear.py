@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -55,6 +57,23 @@ class TestRows:
             assert error <= TOLERANCE[dtype]
 
 
+def fickle_product(product: Callable[..., torch.Tensor], *, by_place: bool = True) -> Callable:
+    """
+    Return a product that rounds differently for each number of rows and each alignment of what it
+    reads and writes, and `by_place` for each place of a row.
+    """
+
+    def noisy(rows: torch.Tensor, weight: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
+        result = product(rows, weight, **out)
+        noise = torch.full((len(rows), 1), float(len(rows)))
+        noise += sum(tensor.data_ptr() % 64 for tensor in (rows, weight, result))
+        if by_place:
+            noise += torch.arange(len(rows))[:, None]
+        return result.mul_(1 + noise * 2**-20)
+
+    return noisy
+
+
 def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.clone()
 
@@ -79,13 +98,26 @@ class TestTiles:
         """
         A library that rounds a row by its place gets one row at a time, with one warning per weight shape.
         """
-        monkeypatch.setattr(cpu, "_places_agree", lambda _weight: False)
+        monkeypatch.setattr(torch, "mm", fickle_product(torch.mm))
         x, weight = numbers(70, 24), numbers(9, 24, seed=1)
         with capture_logs() as logs:
-            found = linear(x, weight)
-            linear(x, weight)
-        assert torch.equal(torch.cat([torch.mm(row[None], weight.t()) for row in x]), found)
+            alone = torch.cat([linear(row[None], weight) for row in x])
+            assert torch.equal(alone, linear(x, weight))
         assert ["rows_multiplied_alone"] == [entry["event"] for entry in logs]
+
+    @pytest.mark.parametrize("width", [24, 33])
+    def test_addresses_of_rows_do_not_matter(self, width, monkeypatch):
+        """
+        A library that rounds by the addresses it is given gives a row the same bits wherever the row lies in memory.
+        """
+        monkeypatch.setattr(torch, "mm", fickle_product(torch.mm, by_place=False))
+        x, weight = numbers(70, width), numbers(9, width, seed=1)
+        expected = linear(x, weight)
+        memory = torch.zeros(x.numel() + 16)
+        for first in range(16):
+            moved = memory[first : first + x.numel()].view_as(x).copy_(x)
+            assert torch.equal(expected, linear(moved, weight)), first
+            assert torch.equal(expected[5:], linear(moved[5:], weight)), first
 
     def test_larger_tiles_that_disagree_are_left_out(self, monkeypatch):
         """
