@@ -18,6 +18,8 @@ from tests.kernels.chunked_attention import (
 )
 from tests.kernels.test_paged_attention import scene, shape
 
+pytestmark = pytest.mark.usefixtures("rows_alone_in_products")
+
 TOLERANCE = 3e-3
 """Two roundings to float16 of outputs near 1."""
 

@@ -69,6 +69,7 @@ class TestMixedBatches:
         found = attend(sequences, query, cache, window, device)
         assert (expected - found).abs().max() <= TOLERANCE
 
+    @pytest.mark.usefixtures("rows_alone_in_products")
     def test_row_has_the_same_bits_alone(self, device):
         """
         Decodes and chunks keep their bits, whatever rows are around them and in which order.

@@ -43,6 +43,7 @@ class TestProduct:
         error = (expected.float() - found.float()).abs().max() / expected.float().abs().max()
         assert error <= TOLERANCE[dtype]
 
+    @pytest.mark.usefixtures("rows_alone_in_products")
     def test_row_has_the_same_bits_alone_and_among_others(self, dtype, device):
         """
         Whether one program computes a tile's chunks or several do, rows have the bits that they have alone.

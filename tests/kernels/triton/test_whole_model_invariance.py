@@ -16,6 +16,8 @@ from tests.model_zoo import FAMILIES
 
 __all__ = ["everything_on_triton"]
 
+pytestmark = pytest.mark.usefixtures("rows_alone_in_products")
+
 PROMPT_LEN = 28
 CUTS = [12, 1, 15]
 
