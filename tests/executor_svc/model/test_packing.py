@@ -18,6 +18,12 @@ from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, rando
 
 pytestmark = pytest.mark.compiler
 
+ATOL = 3e-5
+"""
+Of logits, which are below 4. Ten sums of up to 112 terms lead to one through two layers: float32
+puts each off by about sqrt(112) * 6e-8 of its terms' sizes, all by 6e-6 of 4.
+"""
+
 
 @pytest.fixture(autouse=True)
 def in_cpp():
@@ -56,7 +62,7 @@ class TestPacking:
             load_model(zoo(family), dtype="float32", device="cpu", packs=True), 64
         )
         assert isinstance(packed.runner._decoder._weights.lm_head, PackedWeight)
-        torch.testing.assert_close(logits_of(plain), logits_of(packed), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits_of(plain), logits_of(packed), rtol=0, atol=ATOL)
 
     @pytest.mark.parametrize("family", ["llama_tied_biased", "qwen3"])
     def test_watched_layers_give_the_bits_of_one_call(self, zoo, family, monkeypatch):
