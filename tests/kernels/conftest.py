@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
 
-torch.set_num_threads(
-    1
-)  # the tests' products are tiny; waking threads on a busy machine costs seconds
+# One unless a run asks for more (tests/conftest.py), also where torch was imported before.
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True)
