@@ -12,11 +12,13 @@ from executor_svc.model_directory import check_model_directory
 from executor_svc.process import serve
 from executor_svc.step_profile.quiet import silence_profiler
 from tandem.grpc_polling import poll_where_waited
-from tandem.process_start import EXIT_STOPPED, check_limits
+from tandem.process_start import EXIT_STOPPED, check_address_space_left, check_limits
 from tandem.telemetry import configure_logging
 
 MIN_ADDRESS_SPACE_BYTES = 1 << 30
 """PyTorch maps more than this."""
+SPACE_BESIDE_LIBRARIES_BYTES = 1 << 30
+"""For threads, weights and KV; with less gRPC ends the process without a sentence."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -65,6 +67,7 @@ def _serve(loaded: LoadedSettings) -> int:
     from executor_svc.step_profile.torch_recorder import begin_in_this_thread  # noqa: PLC0415
 
     begin_in_this_thread()
+    check_address_space_left(SPACE_BESIDE_LIBRARIES_BYTES)
     settings = loaded.settings
     return serve(
         lambda on_fatal: ExecutorServer(lambda boot_id: load_engine(loaded, boot_id), on_fatal),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tandem.errors import OutOfMemory
-from tandem.process_start import as_refusal, run_or_refuse
+from tandem.errors import InvalidConfig, OutOfMemory
+from tandem.process_start import as_refusal, check_address_space_left, run_or_refuse
 from tests.waiting import LIMIT_S
 
+GIB = 2**30
 LOADING = """
 import sys
 
@@ -103,6 +106,17 @@ class TestLimits:
         assert (2, 1) == (done.returncode, done.stderr.count("\n"))
         assert done.stderr.startswith(f"INVALID_CONFIG: {sentence}")
 
+    def test_space_that_libraries_have_taken_is_one_sentence(self, monkeypatch):
+        """
+        Where libraries leave too little address space the error says how much they take.
+        """
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        limit = used + 2 * GIB
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+        check_address_space_left(GIB)
+        with pytest.raises(InvalidConfig, match=r"its libraries take .* it needs at least 3 more"):
+            check_address_space_left(3 * GIB)
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -114,7 +128,7 @@ class TestRefusals:
                 "INVALID_CONFIG: the start failed: /t: No",
             ),
             (MemoryError(), "OUT_OF_MEMORY: memory ran out at the start"),
-            (ImportError("no room", name="torch"), "INTERNAL: cannot load torch: no room"),
+            (ImportError("no room"), "INTERNAL: a library cannot be loaded: no room"),
             (
                 RuntimeError("can't start new thread"),
                 "INVALID_CONFIG: can't start new thread: allow",

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from tandem.errors import InternalError, InvalidConfig, InvalidModel, OutOfMemory, TandemError
@@ -89,14 +90,37 @@ def check_limits(min_address_space_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
+def check_address_space_left(needed_bytes: int) -> None:
+    """
+    Make sure, once libraries are loaded, that threads and memory can still be had.
+
+    Raises:
+        InvalidConfig: The limit leaves less than this.
+    """
+    most_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most_bytes == resource.RLIM_INFINITY:
+        return
+    try:
+        num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # not on Linux
+        return
+    used_bytes = num_pages * resource.getpagesize()
+    if most_bytes - used_bytes < needed_bytes:
+        raise InvalidConfig(
+            f"this process may have {_gib(most_bytes)} GiB of address space, its libraries take "
+            f"{_gib(used_bytes)}, and it needs at least {_gib(needed_bytes)} more: raise or lift "
+            "that limit (ulimit -v)"
+        )
+
+
 def as_refusal(error: OSError | MemoryError | ImportError | RuntimeError) -> TandemError:
     """What a process lacked that could not start, as an error with what to do about it."""
     if isinstance(error, MemoryError):
         return OutOfMemory(f"memory ran out at the start{_address_space()}: give this process more")
     if isinstance(error, ImportError):
         return InternalError(
-            f"cannot load {error.name or 'a library'}: {_line(error)}{_address_space()}: free or "
-            "allow more memory, or install the packages again"
+            f"a library cannot be loaded: {_line(error)}{_address_space()}: free or allow more "
+            "memory, or install the packages again"
         )
     if isinstance(error, RuntimeError) or error.errno == errno.EAGAIN:
         return InvalidConfig(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -265,6 +266,24 @@ class TestLogs:
         After Ctrl-C the logs are gone with the folder that the command made.
         """
         assert [] == leave(KeyboardInterrupt())[1]
+
+    def test_full_disk_is_told_before_anything_starts(self, leave, tmp_path, monkeypatch):
+        """
+        Without room for logs nothing starts: what went wrong could not be told.
+        """
+        full = SimpleNamespace(free=0)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+        plan = LocalServer(executor_arguments=[], scheduler_arguments=[], log_folder=tmp_path / "l")
+        monkeypatch.setattr(
+            "tandem_client.cli.services.temporary_folder", lambda *_, **__: tmp_path / "t"
+        )
+        with pytest.raises(ServiceFailed) as failed, local_server(plan, print):
+            pytest.fail("something was started")
+
+        assert (
+            f"no room for logs in {tmp_path / 'l'}: choose another --log-dir" == failed.value.line
+        )
+        assert ExitCode.USAGE == failed.value.code
 
     def test_chosen_folder_is_left_alone(self, leave, tmp_path):
         """

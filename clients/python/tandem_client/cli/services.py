@@ -26,6 +26,7 @@ from tandem_client.cli.never_ready import why_never
 CHILD = Path(__file__).with_name("child.py")
 POLL_S = 0.05
 EXECUTOR_SOCKET = "executor.sock"
+MIN_LOG_BYTES = 1 << 20
 STOP_S = 10.0
 """Seconds a child may take to stop, on top of what it was asked to wait for running requests."""
 
@@ -219,6 +220,9 @@ def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[Runn
         stack.callback(shutil.rmtree, private, ignore_errors=True)
         server = RunningServer(plan.log_folder or private)
         server.log_folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(server.log_folder).free < MIN_LOG_BYTES:
+            line = f"no room for logs in {server.log_folder}: choose another --log-dir"
+            raise ServiceFailed(line, ExitCode.USAGE)
         stack.callback(server.stop, plan.drain_grace_s)
         _start(server, plan, private, say)
         try:
