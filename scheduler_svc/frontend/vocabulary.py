@@ -20,6 +20,9 @@ from tandem.errors import InvalidModel
 DetokenizerFactory = Callable[[Sequence[int]], Detokenizer]
 """Makes a fresh detokenizer for the output that follows these prompt ids."""
 
+MAX_SHOWN_CHARS = 200
+"""Of the kinds of a decoder that is not supported: they stand in a sentence."""
+
 _Piece = TypeVar("_Piece", BytePiece, str, str | int)
 
 
@@ -56,7 +59,7 @@ def detokenizer_factory(tokenizer: Tokenizer, decoder: dict[str, Any] | None) ->
     """
     special_ids = special_token_ids(tokenizer)
     steps = list(_flatten(decoder))
-    kinds = [step["type"] for step in steps]
+    kinds = [str(step.get("type")) for step in steps]
     if kinds == ["ByteLevel"]:
         byte_pieces = _Pieces(tokenizer, special_ids, _byte_piece)
         return lambda _: ByteDetokenizer(byte_pieces)
@@ -130,7 +133,7 @@ def _piece_factory(
 def _flatten(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
     if decoder is None:
         return
-    if decoder["type"] != "Sequence":
+    if decoder.get("type") != "Sequence":
         yield decoder
         return
     for step in decoder["decoders"]:
@@ -138,8 +141,9 @@ def _flatten(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
 
 
 def _unsupported(kinds: list[str]) -> InvalidModel:
+    shown = " + ".join(kinds)[:MAX_SHOWN_CHARS]
     return InvalidModel(
-        f"tokenizer.json has the decoder {' + '.join(kinds)}, which cannot be streamed; supported "
+        f"tokenizer.json has the decoder {shown}, which cannot be streamed; supported "
         "are ByteLevel, Metaspace, WordPiece, none, and Replace + ByteFallback + Fuse + Strip"
     )
 

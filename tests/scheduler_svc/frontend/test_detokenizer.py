@@ -204,10 +204,22 @@ class TestUnsupported:
             {"type": "BPEDecoder"},
             {"type": "Sequence", "decoders": [{"type": "WordPiece"}, {"type": "Fuse"}]},
             {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "CTC"}]},
+            {"content": " ", "start": 1, "stop": 0},
+            {"type": None, "content": " ", "start": 1, "stop": 0},
+            {"type": ["Strip"], "content": " ", "start": 1, "stop": 0},
             {"type": "Strip", "content": " ", "start": 1, "stop": 1},
             {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
         ],
-        ids=["bpe", "wordpiece-and-more", "ctc", "strip-end", "regex"],
+        ids=[
+            "bpe",
+            "wordpiece-and-more",
+            "ctc",
+            "no-type",
+            "null-type",
+            "list-type",
+            "strip-end",
+            "regex",
+        ],
     )
     def test_decoder_that_cannot_be_streamed_is_refused(self, decoder):
         """
