@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.errors import Draining, PromptTooLong, QueueFull
+from tandem.errors import Draining, InvalidModel, PromptTooLong, QueueFull
 from tandem_client import Done, Finished, FinishReason, Timings, Usage
 from tandem_client.cli.generate import summary
 from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
@@ -276,6 +276,16 @@ class TestDoctor:
 
         assert 1 == result.exit_code
         assert f"is not ready; {refusal or 'its executor is missing'}" in result.stdout
+
+    def test_server_of_a_model_it_cannot_serve_says_why(self, run, server):
+        """
+        A server whose model has a broken template, say, is not taken for one whose executor is late.
+        """
+        server.set_health("tandem.ready", False)
+        server.seen.model_error = InvalidModel("the chat template is invalid in line 1")
+        result = run("doctor", "--address", server.address, "--admin-address", server.address)
+
+        assert "is not ready; INVALID_MODEL: the chat template is invalid" in result.stdout
 
     def test_taken_port_is_a_warning(self, run):
         """

@@ -25,6 +25,7 @@ from tandem_client.admin import AdminClient, is_serving
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import ExitCode, describe, readable_errors
+from tandem_client.cli.never_ready import why_never
 from tandem_client.cli.unready import why_unready
 from tandem_client.client import Client
 from tandem_client.retry import NO_RETRY
@@ -170,7 +171,8 @@ def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterato
         yield from _no_server(address, admin_address, describe(error, address), must_run=must_run)
         return
     if not ready:
-        advice = _advice(admin_address)
+        never = why_never(address)
+        advice = _advice(admin_address) if never is None else never[0]
         yield Finding("fail", "server", f"{address} answers but is not ready", advice)
         return
     try:
