@@ -86,4 +86,5 @@ class TestGenerateCommand:
         server.play(*breaking(2, 5), Act())
         result = CliRunner().invoke(app, ["generate", "hi", "--address", server.address])
         assert (0, f"{ANSWER}\n") == (result.exit_code, result.stdout)
-        assert 1 == result.stderr.count("[DRAINING: looking for a server to go on]")
+        said = "[the server is stopping: looking for a server to go on, for up to 60 s]"
+        assert 1 == result.stderr.count(said)

@@ -175,6 +175,14 @@ class TestCommand:
         assert IDS == [int(line[0]) for line in lines[: len(IDS)]]
         assert 0 == result.exit_code
 
+    def test_refusal_comes_without_a_heading(self, run, server):
+        """
+        A request that is refused prints nothing on stdout.
+        """
+        server.play(Act(accept=False, error=InvalidParameter("no")))
+
+        assert "" == run("generate", "hi", "--logprobs", "2").stdout
+
     def test_json_has_them(self, run):
         """
         --json has the entries beside the ids.

@@ -129,6 +129,10 @@ class TestCommands:
                 ["chat", "--address", where],
                 ["requests", "--admin-address", where],
                 ["suspend", "--admin-address", where],
+                ["top", "--admin-address", where],
+                ["profile", "--admin-address", where],
+                ["config", "advise", "--admin-address", where],
+                ["bench", "serve", "--address", where],
             ):
                 process = tandem(*command)
                 assert f"[waiting: {where} has not answered yet]\n" == process.stderr.readline()

@@ -15,6 +15,7 @@ from tandem_client.cli import options
 from tandem_client.cli.advice import Advice, Load, load_between
 from tandem_client.cli.advice import advise as advise_on
 from tandem_client.cli.failures import fail, readable_errors
+from tandem_client.cli.waiting import Waits, no_answer
 
 SAMPLE_EVERY_S = 1.0
 COLOURS = {"ok": "green", "change": "yellow"}
@@ -41,7 +42,8 @@ def advise(
 
 def _watch(admin_address: str, seconds: float) -> Load:
     with AdminClient(admin_address, retry=options.RETRY) as admin:
-        settings: dict[str, Any] = {one.name: one.value for one in admin.config()}
+        with Waits(no_answer(admin_address)):
+            settings: dict[str, Any] = {one.name: one.value for one in admin.config()}
         samples = [admin.stats()]
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 or len(samples) == 1:

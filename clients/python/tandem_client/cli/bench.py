@@ -14,6 +14,7 @@ from tandem_client.channel import DEFAULT_ADDRESS
 from tandem_client.cli import bench_executor, options
 from tandem_client.cli.bench_child import run_bench
 from tandem_client.cli.failures import EXIT_CODES_HELP, ExitCode, fail, readable_errors
+from tandem_client.cli.waiting import Waits, no_answer
 from tandem_client.client import Client
 from tandem_client.load.processes import run_tasks
 from tandem_client.load.report import errors_by_reason, summarize
@@ -90,7 +91,7 @@ def serve(
     as_json: options.Json = False,
 ) -> None:
     """Send requests from as many processes as asked, and print latencies and throughput."""
-    with Client(address, retry=options.RETRY) as client:
+    with Client(address, retry=options.RETRY) as client, Waits(no_answer(address)):
         model = client.get_model()
     lines = () if prompts is None else read_prompts(prompts)
     workload = Workload(

@@ -202,11 +202,12 @@ def _write_stream(
             ):
                 _write(f"{line}\n")
     elif with_logprobs:
-        _write(f"{LOGPROBS_HEADER}\n")
+        header = [LOGPROBS_HEADER]
         for event in events:
             if isinstance(event, Delta):
-                lines = logprob_lines(event.token_ids, event.logprobs)
+                lines = header + logprob_lines(event.token_ids, event.logprobs)
                 _write("".join(f"{line}\n" for line in lines))
+                header = []
     else:
         for piece in text_of(events):
             _write(piece)

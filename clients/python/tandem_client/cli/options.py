@@ -8,11 +8,21 @@ from typing import Annotated
 
 import typer
 
-from tandem.errors import TandemError
+from tandem.errors import Draining, ExecutorLost, HandedOver, TandemError
+from tandem.status import PeerUnavailable
 from tandem_client.retry import RetryPolicy
 
 RETRY = RetryPolicy(max_attempts=3, resume_within_s=60.0)
 """Somebody waits at the terminal: give up soon."""
+
+
+_BREAKS = {
+    Draining: "the server is stopping",
+    HandedOver: "the server is stopping",
+    PeerUnavailable: "the connection broke",
+    ExecutorLost: "the server lost its executor",
+}
+"""Why a stream broke, for people; for the rest its reason has to do."""
 
 
 def stream_retry(up: Path | None) -> RetryPolicy:
@@ -28,7 +38,9 @@ def stream_retry(up: Path | None) -> RetryPolicy:
         del wait_s
         if error.reason not in told:
             told.add(error.reason)
-            typer.secho(f"[{error.reason}: looking for a server to go on]", err=True, dim=True)
+            why = _BREAKS.get(type(error), error.reason)
+            limit = f"for up to {RETRY.resume_within_s:g} s"
+            typer.secho(f"[{why}: looking for a server to go on, {limit}]", err=True, dim=True)
 
     return replace(RETRY, on_break=tell)
 

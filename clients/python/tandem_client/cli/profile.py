@@ -12,35 +12,41 @@ from tandem_client.admin import AdminClient
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import ExitCode, fail, readable_errors
+from tandem_client.cli.waiting import Waits, no_answer
 from tandem_client.profile import ProfileProgress
 
 PATIENCE_S = 0.5
 """For the first step."""
 
 
+Output = Annotated[
+    Path,
+    typer.Option("--output", "-o", help="File to write the trace to (gzipped Chrome JSON)."),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        help="Steps to record, 1 to 100; with --with-stack at most 20.",
+        show_default="20",
+    ),
+]
+Duration = Annotated[
+    float | None,
+    typer.Option(
+        "--duration-s",
+        help="Seconds after which the recording ends, at most 60.",
+        show_default="10",
+    ),
+]
+
+
 @readable_errors
 def profile(
     *,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="File to write the trace to (gzipped Chrome JSON)."),
-    ] = Path("trace.json.gz"),
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps",
-            help="Steps to record, 1 to 100; with --with-stack at most 20.",
-            show_default="20",
-        ),
-    ] = None,
-    duration_s: Annotated[
-        float | None,
-        typer.Option(
-            "--duration-s",
-            help="Seconds after which to end with what there is, at most 60.",
-            show_default="10",
-        ),
-    ] = None,
+    output: Output = Path("trace.json.gz"),
+    steps: Steps = None,
+    duration_s: Duration = None,
     with_stack: Annotated[
         bool, typer.Option("--with-stack", help="Record Python functions too; slow.")
     ] = False,
@@ -58,13 +64,22 @@ def profile(
         raise fail(f"{output}: there is no folder {output.parent}", ExitCode.USAGE)
     if output.is_dir():
         raise fail(f"{output} is a folder: give a file's name", ExitCode.USAGE)
-    with AdminClient(address, retry=options.RETRY) as admin:
+    progress = Progress()
+    with (
+        AdminClient(address, retry=options.RETRY) as admin,
+        Waits(no_answer(address)) as waits,
+    ):
+
+        def tell(news: ProfileProgress) -> None:
+            waits.now_for("recording")
+            progress.tell(news)
+
         recorded = admin.profile(
             num_steps=steps,
             duration_s=duration_s,
             with_stack=with_stack,
             record_shapes=record_shapes,
-            on_progress=Progress().tell,
+            on_progress=tell,
         )
     if not recorded.num_steps:
         raise fail(
