@@ -283,11 +283,11 @@ class TestHelp:
         for flag in (
             "--model DIR",
             "--listen HOST:PORT",
-            "--num-threads N",
+            "--num-threads INT",
             "--ready-file FILE",
             "--model-name NAME",
             "--log-format {json,console}",
-            "--max-num-batched-tokens N",
+            "--max-num-batched-tokens INT",
             "--config FILE",
         ):
             assert flag in text
