@@ -59,8 +59,8 @@ def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-def _config(given: argparse.Namespace) -> EngineConfig:
-    """Defaults, then preset, then file, then flags."""
+def _config(given: argparse.Namespace) -> EngineConfig | None:
+    """Defaults, then preset, then file, then flags; None without any of them."""
     try:
         config = EngineConfig() if given.preset is None else EngineConfig.preset(given.preset)
         if given.config is not None:
@@ -69,7 +69,8 @@ def _config(given: argparse.Namespace) -> EngineConfig:
         raise engine_error(error) from error
     names = [field.name for field in fields(EngineConfig)]
     flags = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    return replace(config, **flags)
+    is_given = flags or given.preset is not None or given.config is not None
+    return replace(config, **flags) if is_given else None
 
 
 def _params(given: argparse.Namespace) -> GenerationParams:

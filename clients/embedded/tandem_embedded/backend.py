@@ -16,6 +16,7 @@ from tandem_embedded.params import SamplingDefaults, Vocabulary
 
 if TYPE_CHECKING:
     from executor_svc.memory import KvMemory
+    from executor_svc.memory_probe import Reading
     from executor_svc.model import LoadedModel
     from executor_svc.model.config import GenerationDefaults
     from executor_svc.runner import ModelRunner
@@ -92,7 +93,7 @@ def geometry_of(config: EngineConfig) -> ExecutorGeometry:
 
 
 def load_backend(
-    config: EngineConfig,
+    config: EngineConfig | None,
     model_dir: Path,
     *,
     dtype: str,
@@ -108,8 +109,9 @@ def load_backend(
     Load a model and allocate its KV blocks.
 
     Returns:
-        The limits in force, and the backend: the model's longest sequence may lower a limit, and
-        `buffer_size_gb` decides how many blocks there are.
+        The limits in force, and the backend. Without `config` they are an executor's defaults: the
+        model's context, and KV memory by what is free. Else the model's longest sequence may lower
+        a limit, and `buffer_size_gb` decides how many blocks there are.
 
     Raises:
         InvalidModel, InvalidConfig or OutOfMemory: Saying what to do.
@@ -120,24 +122,24 @@ def load_backend(
 
     from executor_svc import memory  # noqa: PLC0415
     from executor_svc.device import choose_kernels, resolve_device  # noqa: PLC0415
+    from executor_svc.memory_probe import meter_of  # noqa: PLC0415
     from executor_svc.model import load_model  # noqa: PLC0415
 
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     choose_kernels(resolve_device(device), cpu_extension)
+    meter = meter_of(resolve_device(device))
+    before = meter.read()
     model = load_model(model_dir, dtype=dtype, device=device, packs=True)
+    if config is None:
+        config = _default_limits(model, model_dir, buffer_size_gb, before, meter.read())
+        buffer_size_gb = None
     config = _fit_length(config, model.config.context_len)
     per_block = memory.kv_bytes_per_block(model.config, config.block_size, model.dtype)
+    kv_knob = "max_num_blocks" if buffer_size_gb is None else "buffer_size_gb"
     config = _sized(config, buffer_size_gb, per_block)
-    kv = memory.KvMemory(
-        model.config,
-        config.max_num_blocks,
-        config.block_size,
-        model.dtype,
-        model.device,
-        num_host_blocks=memory.host_blocks_within(swap_space_gb, per_block),
-        kv_knob="max_num_blocks" if buffer_size_gb is None else "buffer_size_gb",
-    )
+    num_host_blocks = memory.host_blocks_within(swap_space_gb, per_block)
+    kv = _allocate(model, config, num_host_blocks, kv_knob)
     runner = _runner(
         model, kv, config, collect_margins=collect_margins, batch_invariant=batch_invariant
     )
@@ -149,6 +151,22 @@ def load_backend(
         eos_token_ids=model.config.eos_token_ids,
         defaults=_sampling_defaults(model.config.generation_defaults),
         num_host_blocks=kv.num_host_blocks,
+    )
+
+
+def _allocate(
+    model: LoadedModel, config: EngineConfig, num_host_blocks: int, kv_knob: str
+) -> KvMemory:
+    from executor_svc.memory import KvMemory  # noqa: PLC0415
+
+    return KvMemory(
+        model.config,
+        config.max_num_blocks,
+        config.block_size,
+        model.dtype,
+        model.device,
+        num_host_blocks=num_host_blocks,
+        kv_knob=kv_knob,
     )
 
 
@@ -186,6 +204,31 @@ def _sampling_defaults(own: GenerationDefaults) -> SamplingDefaults:
     """What the model's author recommends, as far as that is set."""
     found = asdict(own)
     return SamplingDefaults(**{name: found[name] for name in found if found[name] is not None})
+
+
+def _default_limits(
+    model: LoadedModel,
+    model_dir: Path,
+    buffer_size_gb: float | None,
+    before: Reading,
+    after: Reading,
+) -> EngineConfig:
+    """
+    What an executor takes where no limit is set: see `executor_svc.default_kv_size`; `before` and
+    `after` are the device's memory around the loading of weights.
+    """
+    from executor_svc.config import load_settings  # noqa: PLC0415
+    from executor_svc.limits import fit_limits  # noqa: PLC0415
+    from executor_svc.memory_plan import Readings, plan_memory  # noqa: PLC0415
+
+    sized = [] if buffer_size_gb is None else [f"--buffer-size-gb={buffer_size_gb}"]
+    loaded = load_settings([f"--model={model_dir}", *sized], {})
+    limits = fit_limits(loaded, model.config)
+    readings = Readings(before=before, after=after, weight_bytes=model.weight_bytes)
+    plan = plan_memory(
+        loaded, model.config, limits, model.dtype, readings, device=str(model.device)
+    )
+    return replace(limits, max_model_len=plan.max_model_len, max_num_blocks=plan.num_blocks)
 
 
 def _sized(

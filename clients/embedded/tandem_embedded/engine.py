@@ -46,7 +46,9 @@ class InferenceEngine:
     or a stream, others that try wait. Errors are `EngineError`s.
 
     Args:
-        config: Limits; the defaults if not given. A default max_model_len gives way to the model.
+        config: Limits. If not given those of a service's defaults: the model's context, and KV
+            memory by what is free. In one that is given a default max_model_len gives way to the
+            model.
         model_dir: Model in Hugging Face format; the bundled one if not given.
         tokenizer: Instead of the model directory's tokenizer.json.
         dtype: "auto", "float32", "bfloat16" or "float16".
@@ -93,7 +95,6 @@ class InferenceEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         quiet_unless_configured()
-        config = EngineConfig() if config is None else config
         options = CoreOptions(on_pressure=OnPressure.REFUSE) if options is None else options
         with engine_errors():
             check_config(config)
@@ -116,6 +117,7 @@ class InferenceEngine:
                 )
                 if tokenizer is None and (directory / "tokenizer.json").is_file():
                     tokenizer = HuggingFaceTokenizer(directory)
+            config = config or EngineConfig()
             self._core = Scheduler(config, backend.geometry(config), options)
         self.config = config
         self._backend = backend

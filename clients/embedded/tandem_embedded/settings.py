@@ -16,21 +16,23 @@ from tandem.link.batch import KvMode
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-def check_config(config: EngineConfig) -> None:
+def check_config(config: EngineConfig | None) -> None:
     """
-    Check the limits.
+    Check the limits, where there are any.
 
     Raises:
         InvalidConfig: One is out of range, or these are no limits.
     """
     given: Any = config
+    if given is None:
+        return
     if not isinstance(given, EngineConfig):
         message = (
             f"config must be an EngineConfig, got {given!r}: the model is the second argument, "
             "InferenceEngine(EngineConfig(), model_dir)"
         )
         raise InvalidConfig(message, field="config")
-    config.validate()
+    given.validate()
 
 
 def check_options(options: CoreOptions, window: int) -> None:
@@ -54,7 +56,7 @@ def check_options(options: CoreOptions, window: int) -> None:
             raise InvalidConfig(message, field=name)
 
 
-def check_buffer(config: EngineConfig, buffer_size_gb: float | None) -> None:
+def check_buffer(config: EngineConfig | None, buffer_size_gb: float | None) -> None:
     """
     Check the size of the KV memory in GiB, where it is given so.
 
@@ -63,7 +65,7 @@ def check_buffer(config: EngineConfig, buffer_size_gb: float | None) -> None:
     """
     if buffer_size_gb is None:
         return
-    if config.max_num_blocks != EngineConfig().max_num_blocks:
+    if config is not None and config.max_num_blocks != EngineConfig().max_num_blocks:
         message = (
             f"max_num_blocks ({config.max_num_blocks}) and buffer_size_gb ({buffer_size_gb:g}) set "
             "the same: keep one of them"

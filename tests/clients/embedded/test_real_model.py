@@ -106,6 +106,22 @@ class TestEqualTokens:
 
 
 class TestModelLimits:
+    def test_without_limits_the_model_and_the_memory_decide(self, model_dir):
+        """
+        An engine that is told nothing takes the model's context, and KV memory in which as many of
+        the longest requests fit as a step has rows, as a service does.
+        """
+        config = InferenceEngine(model_dir=model_dir, dtype="float32").config
+        assert 512 == config.max_model_len
+        assert config.max_num_blocks >= config.max_batch_size * 512 // config.block_size
+
+    def test_without_limits_the_memory_can_still_be_sized(self, model_dir):
+        """
+        buffer_size_gb alone decides how many blocks there are.
+        """
+        config = InferenceEngine(model_dir=model_dir, dtype="float32", buffer_size_gb=0.001).config
+        assert 2**30 // 1000 // (2 * 2 * 16 * 4 * 16 * 4) - 1 == config.max_num_blocks
+
     def test_a_default_length_gives_way_to_the_model(self, model_dir):
         """
         The default max_model_len of 2048 becomes the model's 512.

@@ -11,7 +11,7 @@ from tandem_embedded.backend import Backend, geometry_of, load_backend
 from tandem_embedded.errors import EngineError, ValidationError, engine_errors
 from tandem_embedded.facade.batches import BatchReader, ExecutionBatch, ExecutionOutput
 from tandem_embedded.logs import quiet_unless_configured
-from tandem_embedded.settings import model_directory
+from tandem_embedded.settings import check_config, model_directory
 
 
 class GPUExecutorTrait(Protocol):
@@ -66,8 +66,7 @@ class ModelExecutor:
         """
         quiet_unless_configured()
         with engine_errors():
-            config = EngineConfig() if config is None else config
-            config.validate()
+            check_config(config)
             config, backend = load_backend(
                 config,
                 model_directory(model_dir),
