@@ -31,7 +31,6 @@ class TestRmsNorm:
         assert x.shape == found.shape
         assert_as_exact(
             norm_reference.rms_norm(x.float(), weight.float(), EPS),
-            norm_reference.rms_norm(x, weight, EPS),
             found,
         )
 
@@ -90,14 +89,11 @@ class TestAddRmsNorm:
         x = numbers(*shape, dtype=dtype).to(device)
         residual = (numbers(*shape, dtype=dtype, seed=5) * 3).to(device)
         weight = numbers(shape[1], dtype=dtype, seed=1).to(device)
-        exact, plain, found = residual.float(), residual.clone(), residual.clone()
-        expected = norm_reference.add_rms_norm(x, plain, weight, EPS)
-        norm_reference.add_rms_norm(x.float(), exact, weight.float(), EPS)
+        plain, found = residual.clone(), residual.clone()
+        norm_reference.add_rms_norm(x, plain, weight, EPS)
         normed = norm_triton.add_rms_norm(x, found, weight, EPS)
         assert torch.equal(plain, found)
-        assert_as_exact(
-            norm_reference.rms_norm(found.float(), weight.float(), EPS), expected, normed
-        )
+        assert_as_exact(norm_reference.rms_norm(found.float(), weight.float(), EPS), normed)
 
     def test_sum_lies_in_rows_cut_out_of_wider_ones(self, device):
         """
@@ -124,9 +120,7 @@ class TestSiluMul:
         found = gate_triton.silu_mul(gate_up)
         assert torch.equal(before, gate_up)
         assert found.is_contiguous()
-        assert_as_exact(
-            gate_reference.silu_mul(gate_up.float()), gate_reference.silu_mul(gate_up), found
-        )
+        assert_as_exact(gate_reference.silu_mul(gate_up.float()), found)
 
     @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
     def test_large_gates_saturate(self, device):

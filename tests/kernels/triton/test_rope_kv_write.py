@@ -26,11 +26,10 @@ class TestRopeKvWrite:
         )
         stored = scene.kv_position
         exact_query, exact_cache = scene.exact().run(reference.rope_kv_write)
-        plain_query, plain_cache = scene.run(reference.rope_kv_write)
         query, cache = scene.run(triton_kernel.rope_kv_write)
         assert query.is_contiguous()
-        assert_as_exact(exact_query, plain_query, query)
-        assert_as_exact(exact_cache[stored], plain_cache[stored], cache[stored])
+        assert_as_exact(exact_query, query)
+        assert_as_exact(exact_cache[stored], cache[stored])
 
     @pytest.mark.parametrize("heads", [(1, 1), (5, 1), (9, 3), (32, 8)], ids=str)
     def test_heads_of_any_number(self, heads, device):
@@ -44,8 +43,8 @@ class TestRopeKvWrite:
         expected, expected_cache = scene.run(reference.rope_kv_write)
         query, cache = scene.run(triton_kernel.rope_kv_write)
         stored = scene.kv_position
-        assert_as_exact(expected, expected, query)
-        assert_as_exact(expected_cache[stored], expected_cache[stored], cache[stored])
+        assert_as_exact(expected, query)
+        assert_as_exact(expected_cache[stored], cache[stored])
 
     @pytest.mark.parametrize("block_size", [1, 3, 16, 256])
     def test_no_other_position_is_touched(self, block_size, device):
