@@ -98,14 +98,14 @@ def measure(
     if build == "cpu":
         environment["TANDEM_TORCH_INDEX"] = options.cpu_index
     cell: dict[str, object] = {
-        "demo": run([clone / "deploy/local/demo"], environment),
+        "demo": run(clone, ["deploy/local/demo"], environment),
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "machine": machine(),
     }
     loaded = megabytes(clone)
     if not options.demo_only:
         arguments = shlex.split(options.test_arguments)
-        cell["test"] = run([clone / "deploy/local/test", *arguments], environment)
+        cell["test"] = run(clone, ["deploy/local/test", *arguments], environment)
         cell["test_arguments"] = options.test_arguments
         loaded += megabytes(clone)
     sizes = subprocess.run(["du", "-sk", clone / ".venv"], capture_output=True, check=False)
@@ -115,11 +115,12 @@ def measure(
     return cell
 
 
-def run(command: Sequence[object], environment: dict[str, str]) -> dict[str, object]:
-    """Run a command to its end; give exit status, seconds and its last line."""
+def run(clone: Path, command: Sequence[str], environment: dict[str, str]) -> dict[str, object]:
+    """Run a command in a clone to its end; give exit status, seconds and its last line."""
     begin = time.monotonic()
     outcome = subprocess.run(
-        [*map(str, command)],
+        command,
+        cwd=clone,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -194,7 +195,7 @@ def rows(results: dict[str, dict[str, object]]) -> list[str]:
             )
             lines.append(
                 f"| {name} | {version} | {cell['versions']} | {demo['exit']}, {demo['s']} | {tested} "
-                f"| {cell['loaded_mb']} | {cell['disk_mb']} | {cell['date']}, {cell['machine']} |\n"
+                f"| {cell['loaded_mb']} | {cell['disk_mb']} | {cell['date']}, {cell['machine']}{cell.get('note', '')} |\n"
             )
     return lines
 
