@@ -35,6 +35,7 @@ ALL_EXTRAS = "dev"
 
 INSTALLING = "Installing collected packages"
 DOWNLOAD = re.compile(r"(?:Downloading|Using cached) (\S+?)-\d\S* \((\d+(?:\.\d+)?) (MB|GB)\)")
+FOR_CUDA = re.compile(r"\s*(Collecting nvidia|Processing \S*/nvidia)")
 CHATTER = re.compile(
     r"\s*(Collecting|Downloading|Using cached|Requirement already|Obtaining|Looking in)"
 )
@@ -126,25 +127,6 @@ def has_nvidia_device() -> bool:
     return any(Path(one).exists() for one in ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg"))
 
 
-def torch_kind(index: str) -> tuple[float, float] | None:
-    """
-    Give what kind of PyTorch pip would take, as its sizes; None if that cannot be told.
-
-    pip answers from metadata, within seconds.
-    """
-    if platform.system() == "Darwin":
-        return MACOS_GB
-    if index:
-        return CPU_GB
-    command = pip(
-        ["--dry-run", "--quiet", "--no-deps", "--retries=1", "--timeout=15", "--report=-", "torch"]
-    )
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        return None
-    return CUDA_GB if re.search(r'"(?:nvidia-|cuda-|triton)', answer.stdout) else CPU_GB
-
-
 def pip(arguments: Sequence[str]) -> list[str]:
     """Give the command that installs what constraints.txt says."""
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
@@ -160,25 +142,31 @@ def has_torch() -> bool:
     return f"torch=={version}" in CONSTRAINTS.read_text().splitlines()
 
 
-def estimate(extras: str, index: str, command: str) -> list[str]:
-    """Give sentences about what is going to be downloaded."""
+def estimate(extras: str, index: str) -> str:
+    """Say what is going to be downloaded."""
     if has_torch():
-        return ["PyTorch is there already: at most 0.3 GB to download"]
-    kind = torch_kind(index)
-    if kind is None:
-        return ["0.3 to 3 GB to download, as pip finds a build of PyTorch for CPUs or for CUDA"]
+        return "PyTorch is there already: at most 0.3 GB to download"
+    if platform.system() == "Darwin":
+        return sizes(extras, MACOS_GB)
+    if index:
+        return sizes(extras, CPU_GB)
+    return f"{sizes(extras, CUDA_GB)}; a tenth where pip finds a build of PyTorch for CPUs"
+
+
+def sizes(extras: str, kind: tuple[float, float]) -> str:
+    """Say how much is downloaded with a kind of PyTorch."""
     added = CHECKS_GB if extras == ALL_EXTRAS else (0.0, 0.0)
     download, disk = (one + more for one, more in zip(kind, added, strict=True))
-    sentences = [
-        f"about {download:.1f} GB to download, {disk:.1f} GB on the disk: a minute or more"
-    ]
-    if kind == CUDA_GB and not has_nvidia_device():
-        sentences.append(
-            f"there is no NVIDIA device here, and {CUDA_GB[0] - CPU_GB[0]:.1f} GB of this serve "
-            f"only one: TANDEM_TORCH_INDEX=URL {command} takes PyTorch from a package index of "
-            "CPU builds instead (PyTorch's installation page names one)"
-        )
-    return sentences
+    return f"about {download:.1f} GB to download, {disk:.1f} GB on the disk: a minute or more"
+
+
+def advice(command: str) -> str:
+    """Say how a machine without an NVIDIA device can do with less."""
+    return (
+        f"this PyTorch is for CUDA, and there is no NVIDIA device here. To save "
+        f"{CUDA_GB[0] - CPU_GB[0]:.1f} GB, stop this and run TANDEM_TORCH_INDEX=URL {command} with "
+        "the address of a package index of CPU builds (PyTorch's installation page names one)"
+    )
 
 
 def lines_of(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
@@ -198,7 +186,7 @@ def lines_of(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
         yield rest.decode(errors="replace")
 
 
-def run_pip(terminal: Terminal, arguments: Sequence[str]) -> None:
+def run_pip(terminal: Terminal, arguments: Sequence[str], user_command: str) -> None:
     """
     Run pip, show what it is doing and keep its words in the log.
 
@@ -216,7 +204,7 @@ def run_pip(terminal: Terminal, arguments: Sequence[str]) -> None:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         try:
-            follow(terminal, lines_of(process), log)
+            follow(terminal, lines_of(process), log, user_command)
             process.wait()
         except KeyboardInterrupt:
             # It was interrupted as well, and tidies up.
@@ -232,16 +220,20 @@ def run_pip(terminal: Terminal, arguments: Sequence[str]) -> None:
         raise InstallationError(failure(words))
 
 
-def follow(terminal: Terminal, lines: Iterator[str | None], log: TextIO) -> None:
+def follow(terminal: Terminal, lines: Iterator[str | None], log: TextIO, user_command: str) -> None:
     """Show what pip is doing, by its lines, until it ends."""
     doing, since = "asking which packages are needed", time.monotonic()
     loaded_mb = size_mb = 0.0
+    advised = has_nvidia_device()
     terminal.begin(doing, matters=False)
     for line in lines:
         if line is None:
             terminal.show(f"{doing}, {time.monotonic() - since:.0f} s")
             continue
         log.write(f"{line}\n")
+        if not advised and FOR_CUDA.match(line):
+            advised = True
+            terminal.say(advice(user_command))
         if match := DOWNLOAD.search(line):
             loaded_mb += size_mb
             size_mb = float(match[2]) * (1000 if match[3] == "GB" else 1)
@@ -288,18 +280,17 @@ def install(terminal: Terminal, extras: str, index: str, command: str) -> None:
         if old != INDEX_RECORD:
             old.unlink()
     terminal.say("installing (once; later runs skip this)")
-    for sentence in estimate(extras, index, command):
-        terminal.say(sentence)
+    terminal.say(estimate(extras, index))
     if index:
         try:
-            run_pip(terminal, ["--no-deps", f"--index-url={index}", "torch"])
+            run_pip(terminal, ["--no-deps", f"--index-url={index}", "torch"], command)
         except InstallationError as error:
             raise InstallationError(
                 f"no PyTorch from TANDEM_TORCH_INDEX={index}: {error}"
             ) from None
         INDEX_RECORD.touch(mode=0o600)  # an address can have a password in it
         INDEX_RECORD.write_text(index)
-    run_pip(terminal, [f"--editable={ROOT}[{extras}]"])
+    run_pip(terminal, [f"--editable={ROOT}[{extras}]"], command)
     build_kernels(terminal)
     stamp(extras).write_text(wanted(extras))
 
