@@ -50,7 +50,8 @@ class ExecutorSettings(ServiceSettings):
         "127.0.0.1:50061", description="gRPC address for the scheduler; port 0 takes a free one"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="type of weights and KV; auto: the model's own where it is fast"
+        "auto",
+        description="type of weights and KV; auto: on a GPU the model's own, on a CPU the fastest",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     num_threads: int | None = Field(

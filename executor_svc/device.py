@@ -102,10 +102,32 @@ def resolve_device(name: str) -> torch.device:
 
 def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device) -> torch.dtype:
     """
-    Turn "auto" or a type's name into a type.
+    Turn "auto" or a type's name into a type; see `choose_dtype`.
 
-    "auto" is the checkpoint's own type on a GPU; on a CPU it is bfloat16 for 16-bit checkpoints
-    where the processor multiplies it natively (avx512_bf16, amx_bf16), else float32.
+    Raises:
+        InvalidConfig: Another name.
+    """
+    return choose_dtype(name, checkpoint_dtype, device)[0]
+
+
+def choose_dtype(
+    name: str, checkpoint_dtype: str | None, device: torch.device
+) -> tuple[torch.dtype, str]:
+    """
+    Turn "auto" or a type's name into a type, and say in a clause why it is this one.
+
+    "auto" is the checkpoint's own type on a GPU. On a CPU it is float32 for checkpoints in float32.
+    Those in 16 bits are computed in float32 as well where our C++ kernels multiply: weights that
+    came in bfloat16 stay in 2 bytes, so that a decode reads no more than in bfloat16, and takes
+    about half the time, while prompts take up to half as long again. Only where the processor has
+    tiles for bfloat16 (amx_bf16) prompts are taken to outweigh decodes. Without those kernels it is
+    bfloat16 where the processor multiplies that (avx512_bf16), else float32. `tests/bench/dtypes`
+    measures it.
+
+    Args:
+        name: "auto" or a type's.
+        checkpoint_dtype: As config.json names it.
+        device: Of the model; `choose_kernels` has been called for it.
 
     Raises:
         InvalidConfig: Another name.
@@ -113,12 +135,22 @@ def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device)
     if name != "auto":
         if name not in DTYPES:
             raise InvalidConfig(f"dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
-        return DTYPES[name]
+        return DTYPES[name], "it is set"
     if device.type == "cuda":
-        return DTYPES[checkpoint_dtype or "bfloat16"]
-    if checkpoint_dtype in {"bfloat16", "float16"} and cpu_multiplies_bfloat16():
-        return torch.bfloat16
-    return torch.float32
+        return DTYPES[checkpoint_dtype or "bfloat16"], "the checkpoint is, or names no type"
+    if checkpoint_dtype not in {"bfloat16", "float16"}:
+        return torch.float32, "the checkpoint is, or names no type"
+    return _for_16_bits_on_a_cpu(device)
+
+
+def _for_16_bits_on_a_cpu(device: torch.device) -> tuple[torch.dtype, str]:
+    if cpu_has_any("amx_bf16"):
+        return torch.bfloat16, "the processor multiplies tiles of bfloat16 (amx_bf16)"
+    if packed_linear.can_pack(torch.float32, device):
+        return torch.float32, "our kernels decode faster with it than the framework with bfloat16"
+    if cpu_has_any("avx512_bf16"):
+        return torch.bfloat16, "the processor multiplies it (avx512_bf16)"
+    return torch.float32, "the processor does not multiply bfloat16"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -130,10 +162,15 @@ def cpu_multiplies_bfloat16() -> bool:
     """
     Tell whether this processor has bfloat16 dot products; emulated ones are slower than float32.
     """
+    return cpu_has_any("avx512_bf16", "amx_bf16")
+
+
+def cpu_has_any(*flags: str) -> bool:
+    """Tell whether the system says that the processor has one of these extensions."""
     if not _CPUINFO.is_file():
         return False
-    flags = set(_CPUINFO.read_text(encoding="ascii", errors="replace").split())
-    return not flags.isdisjoint({"avx512_bf16", "amx_bf16"})
+    found = set(_CPUINFO.read_text(encoding="ascii", errors="replace").split())
+    return not found.isdisjoint(flags)
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -11,7 +11,7 @@ import torch
 from executor_svc.config import LoadedSettings
 from executor_svc.decode_bytes import graph_pool_bytes
 from executor_svc.default_kv_size import default_kv_size
-from executor_svc.device import dtype_name, resolve_device, resolve_dtype
+from executor_svc.device import choose_kernels, dtype_name, resolve_device, resolve_dtype
 from executor_svc.graphs.sizes import graph_sizes
 from executor_svc.limits import fit_limits, may_shorten, num_slots_for
 from executor_svc.memory import host_blocks_within, kv_bytes_per_block
@@ -110,6 +110,7 @@ def forecast(
     settings = loaded.settings
     config = read_model_config(settings.model)
     device = resolve_device(settings.device)
+    choose_kernels(device, settings.cpu_extension)
     dtype = resolve_dtype(settings.dtype, config.checkpoint_dtype, device)
     config, _ = open_checkpoint(settings.model, config, dtype)
     limits = fit_limits(loaded, config)

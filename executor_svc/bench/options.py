@@ -96,10 +96,10 @@ def place(given: argparse.Namespace, *, attends: bool = True) -> Where:
     """
     configure_logging("warning" if given.json else "info", "console")
     device = resolve_device(given.device)
-    dtype = resolve_dtype(given.dtype, "bfloat16", device)
     use_threads(given.num_threads)
     if attends:
         choose_kernels(device, given.cpu_extension)
+    dtype = resolve_dtype(given.dtype, "bfloat16", device)
     if device.type == "cpu" and dtype == torch.bfloat16 and not cpu_multiplies_bfloat16():
         structlog.get_logger(__name__).warning("bfloat16_is_emulated", device="cpu")
     return Where(device=device, dtype=dtype, num_threads=torch.get_num_threads())

@@ -11,12 +11,14 @@ NORM_EPS = 1e-5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
     """
-    Of a Llama, or with `qk_norm` of a Qwen3; no biases, no sliding window, positions not stretched.
+    Of a Llama, with `qk_norm` of a Qwen3, with `qkv_bias` of a Qwen2; no other biases, no sliding
+    window, positions not stretched.
 
     Attributes:
         head_dim: Features of a head.
         tied_embeddings: The embedding is the output projection too.
         qk_norm: Queries and keys are normalised per head.
+        qkv_bias: Queries, keys and values have biases.
         max_positions: Most tokens of a sequence.
     """
 
@@ -29,11 +31,14 @@ class ModelSizes:
     vocab_size: int
     tied_embeddings: bool = True
     qk_norm: bool = False
+    qkv_bias: bool = False
     max_positions: int = 131072
 
     @property
     def architecture(self) -> str:
         """As config.json names it."""
+        if self.qkv_bias:
+            return "Qwen2ForCausalLM"
         return "Qwen3ForCausalLM" if self.qk_norm else "LlamaForCausalLM"
 
 

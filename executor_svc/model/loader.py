@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from executor_svc.device import available_bytes, dtype_name, resolve_device, resolve_dtype
+from executor_svc.device import available_bytes, choose_dtype, dtype_name, resolve_device
 from executor_svc.model.checkpoint import Checkpoint
 from executor_svc.model.config import ModelConfig, read_model_config
 from executor_svc.model.embeddings import settle_tie
@@ -78,7 +78,7 @@ def load_model(
     started = time.monotonic()
     config = read_model_config(model_dir)
     where = resolve_device(device)
-    kind = resolve_dtype(dtype, config.checkpoint_dtype, where)
+    kind, why = choose_dtype(dtype, config.checkpoint_dtype, where)
     config, checkpoint = open_checkpoint(model_dir, config, kind)
     needed = weight_bytes(config, kind)
     check_weights_fit(model_dir, needed, kind, where)
@@ -99,6 +99,7 @@ def load_model(
         "model_loaded",
         architecture=config.architecture,
         dtype=model.dtype_name,
+        dtype_because=why,
         device=str(where),
         weight_bytes=model.weight_bytes,
         fingerprint=model.fingerprint,

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from executor_svc import device
 from executor_svc.model import checkpoint, load_model, loader
 from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory
 from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, hugging_face_logits
@@ -392,28 +393,41 @@ class TestRefusals:
 
 
 class TestAutomaticType:
+    @pytest.fixture
+    def cpu_with(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+        """Make this CPU one with such flags, on which our kernels multiply or not."""
+
+        def change(flags: str, *, packs: bool) -> None:
+            (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+            monkeypatch.setattr(device, "_CPUINFO", tmp_path / "cpuinfo")
+            monkeypatch.setattr(device.packed_linear, "can_pack", lambda *_: packs)
+
+        return change
+
     @pytest.mark.parametrize(
-        ("stored", "native", "expected"),
+        ("stored", "packs", "flags", "chosen"),
         [
-            ("bfloat16", True, "bfloat16"),
-            ("bfloat16", False, "float32"),
-            ("float16", True, "bfloat16"),
-            ("float32", True, "float32"),
-            (None, True, "float32"),
+            ("bfloat16", True, "avx512_bf16", ("float32", "our kernels")),
+            ("float16", True, "avx512_bf16", ("float32", "our kernels")),
+            ("bfloat16", True, "avx2", ("float32", "our kernels")),
+            ("bfloat16", True, "avx512_bf16 amx_bf16", ("bfloat16", "amx_bf16")),
+            ("bfloat16", False, "avx512_bf16", ("bfloat16", "avx512_bf16")),
+            ("float16", False, "avx512_bf16", ("bfloat16", "avx512_bf16")),
+            ("bfloat16", False, "avx2", ("float32", "does not multiply")),
+            ("float32", True, "amx_bf16", ("float32", "the checkpoint is")),
+            (None, False, "amx_bf16", ("float32", "names no type")),
         ],
     )
-    def test_cpu_takes_16_bits_only_where_they_are_fast(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        stored: str | None,
-        native: bool,
-        expected: str,
+    def test_cpu_takes_the_type_that_serves_soonest(
+        self, cpu_with, stored: str | None, packs: bool, flags: str, chosen: tuple[str, str]
     ):
         """
-        On a CPU "auto" is bfloat16 for 16-bit checkpoints if the processor multiplies it, else float32.
+        On a CPU "auto" is float32 where our kernels multiply narrow weights and there are no tiles
+        for bfloat16, bfloat16 where only the framework multiplies and the processor has it, and
+        float32 for all else; the reason says so.
         """
-        from executor_svc import device  # noqa: PLC0415 - only this test changes it
-
-        monkeypatch.setattr(device, "cpu_multiplies_bfloat16", lambda: native)
-        found = device.resolve_dtype("auto", stored, torch.device("cpu"))
+        cpu_with(flags, packs=packs)
+        found, because = device.choose_dtype("auto", stored, torch.device("cpu"))
+        expected, why = chosen
         assert expected == device.dtype_name(found)
+        assert why in because

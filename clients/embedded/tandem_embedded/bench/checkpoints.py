@@ -13,7 +13,11 @@ from executor_svc.bench.sizes import NORM_EPS, ROPE_THETA, ModelSizes
 _VERSION = 1
 """Raised with whatever changes the weights of the same sizes."""
 _INITIAL_STD = 0.02
-_MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 
 
 def random_model(name: str, sizes: ModelSizes, cache: Path | None = None) -> Path:
@@ -68,6 +72,7 @@ def stored_tensors(sizes: ModelSizes) -> dict[str, tuple[int, ...]]:
     }
     if sizes.qk_norm:
         layer |= {"self_attn.q_norm": (head_dim,), "self_attn.k_norm": (head_dim,)}
+    biases = {"q": query, "k": key, "v": key} if sizes.qkv_bias else {}
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (sizes.vocab_size, hidden),
         "model.norm.weight": (hidden,),
@@ -77,6 +82,8 @@ def stored_tensors(sizes: ModelSizes) -> dict[str, tuple[int, ...]]:
     for index in range(sizes.num_layers):
         for name, shape in layer.items():
             shapes[f"model.layers.{index}.{name}.weight"] = shape
+        for name, width in biases.items():
+            shapes[f"model.layers.{index}.self_attn.{name}_proj.bias"] = (width,)
     return shapes
 
 

@@ -48,6 +48,8 @@ def _described(concurrency: int, served: Served) -> dict[str, object]:
         "concurrency": concurrency,
         "output_tokens_per_s": served.output_tokens_per_s,
         "decode_tokens_per_s": served.decode_tokens_per_s,
+        "prompts_s": served.all_decode_s - served.started_s,
+        "whole_s": served.ended_s - served.started_s,
         "tokens": [list(tokens[:_TOKENS_TOLD]) for tokens in served.tokens[:1]],
     }
 

@@ -116,16 +116,18 @@ def _task(given: argparse.Namespace) -> Task:
     # They bring PyTorch in: not for --help, and not before the flags are known to be right.
     import torch  # noqa: PLC0415
 
-    from executor_svc.device import dtype_name, resolve_dtype  # noqa: PLC0415
+    from executor_svc.device import choose_kernels, dtype_name, resolve_dtype  # noqa: PLC0415
     from executor_svc.model.config import read_model_config  # noqa: PLC0415
     from executor_svc.threads import default_num_threads  # noqa: PLC0415
 
     model = given.model or random_model(given.shape, MODEL_SIZES[given.shape])
     config = read_model_config(model)
+    cpu = torch.device("cpu")
+    choose_kernels(cpu, "auto")
     task = Task(
         engine="",
         model=model,
-        dtype=dtype_name(resolve_dtype(given.dtype, config.checkpoint_dtype, torch.device("cpu"))),
+        dtype=dtype_name(resolve_dtype(given.dtype, config.checkpoint_dtype, cpu)),
         num_threads=given.threads or default_num_threads(),
         concurrency=tuple(given.concurrency or (FULL_CONCURRENCY if given.full else CONCURRENCY)),
         input_len=given.input_len,
@@ -200,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype",
         default="auto",
-        help="float32 or bfloat16, of all engines; auto: bfloat16 where the CPU multiplies it",
+        help="float32 or bfloat16, of all engines; auto: as the executor's --dtype",
     )
     parser.add_argument(
         "--threads", type=at_most(MAX_THREADS), help="of one operation; default: all cores"

@@ -50,6 +50,7 @@ class Task:
         concurrency: Each is a workload of its own, in this order.
         input_len: See `Workload`.
         output_len: See `Workload`.
+        cpu_extension: "auto", "on" or "off", of our own engine.
     """
 
     engine: str
@@ -59,6 +60,7 @@ class Task:
     concurrency: tuple[int, ...]
     input_len: int
     output_len: int
+    cpu_extension: str = "auto"
 
     @property
     def sequence_len(self) -> int:

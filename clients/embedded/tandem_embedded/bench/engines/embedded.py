@@ -26,7 +26,13 @@ def load(task: Task) -> EmbeddedContestant:
         memory_threshold=1.0,
     )
     return EmbeddedContestant(
-        InferenceEngine(limits, task.model, dtype=task.dtype, num_threads=task.num_threads)
+        InferenceEngine(
+            limits,
+            task.model,
+            dtype=task.dtype,
+            num_threads=task.num_threads,
+            cpu_extension=task.cpu_extension,
+        )
     )
 
 
