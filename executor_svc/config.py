@@ -103,7 +103,8 @@ class ExecutorSettings(ServiceSettings):
     )
     max_total_tokens: int = Field(
         _DEFAULTS.max_total_tokens,
-        description="most tokens computed in one step",
+        description="most tokens computed in one step; unset, fewer on a CPU that computes a large "
+        "model",
     )
     max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, exclude=True)
     memory_threshold: float = Field(_DEFAULTS.memory_threshold, exclude=True)

@@ -64,7 +64,7 @@ def load_engine(
     meter = meters(device)
     before = meter.read()
     model = load_model(settings.model, dtype=settings.dtype, device=str(device), packs=True)
-    limits = fit_limits(loaded, model.config)
+    limits = fit_limits(loaded, model.config, model.device)
     plan = _plan(loaded, model, limits, before, meter)
     limits = replace(limits, max_model_len=plan.max_model_len)
     kv = _allocate(loaded, model, limits, plan)
@@ -158,6 +158,7 @@ def _allocate(
         tokens=kv.num_blocks * kv.block_size,
         gib=round(kv.device_bytes / _GIB, 3),
         num_host_blocks=kv.num_host_blocks,
+        max_total_tokens=limits.max_total_tokens,
         max_model_len=limits.max_model_len,
         max_model_len_from=_source_of_length(loaded, plan),
     )

@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import structlog
+import torch
 
 from executor_svc.config import LoadedSettings
 from executor_svc.model import ModelConfig
+from executor_svc.model.weights import weight_bytes
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
+
+CPU_STEP_OPERATIONS = 1 << 39
+"""Two cores with AVX-512 take about five seconds for them, and as long again for long contexts."""
+
+LEAST_CPU_STEP_TOKENS = 128
+"""Fewer would read the weights too often."""
 
 _log = structlog.get_logger(__name__)
 
@@ -19,15 +27,24 @@ def num_slots_for(limits: EngineConfig) -> int:
     return 2 * limits.max_batch_size
 
 
+def _tokens_of_a_cpu_step(limits: EngineConfig, config: ModelConfig) -> int:
+    """Tokens whose products with all weights are at most `CPU_STEP_OPERATIONS`."""
+    num_weights = weight_bytes(config, torch.float32) // torch.float32.itemsize
+    fitting = max(CPU_STEP_OPERATIONS // (2 * num_weights), LEAST_CPU_STEP_TOKENS)
+    return max(min(limits.max_total_tokens, fitting), limits.max_batch_size)
+
+
 def may_shorten(loaded: LoadedSettings) -> bool:
     """Tell whether max_model_len gives way to the KV memory: nobody asked for this very value."""
     return loaded.settings.max_model_len is None or not loaded.is_set("max_model_len")
 
 
-def fit_limits(loaded: LoadedSettings, config: ModelConfig) -> EngineConfig:
+def fit_limits(loaded: LoadedSettings, config: ModelConfig, device: torch.device) -> EngineConfig:
     """
     Join the limits with the model's longest sequence, which is the default; a preset's gives way
-    to it, a set value does not.
+    to it, a set value does not. A default max_total_tokens gives way to what a CPU computes in some
+    seconds: a step in which a prompt takes longer holds up all others, and looks like one that is
+    stuck.
 
     Raises:
         InvalidConfig: A length was set that the model does not support, or a rule fails with the
@@ -44,6 +61,8 @@ def fit_limits(loaded: LoadedSettings, config: ModelConfig) -> EngineConfig:
                 f"tokens (max_position_embeddings): lower max_model_len to {longest} or less"
             )
         limits = replace(limits, max_model_len=longest)
+    if device.type == "cpu" and "max_total_tokens" not in loaded.sources:
+        limits = replace(limits, max_total_tokens=_tokens_of_a_cpu_step(limits, config))
     limits.validate()
     for warning in limits.warnings():
         _log.warning("unusual_setting", what=warning)

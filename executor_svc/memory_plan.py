@@ -113,7 +113,7 @@ def forecast(
     choose_kernels(device, settings.cpu_extension)
     dtype = resolve_dtype(settings.dtype, config.checkpoint_dtype, device)
     config, _ = open_checkpoint(settings.model, config, dtype)
-    limits = fit_limits(loaded, config)
+    limits = fit_limits(loaded, config, device)
     needed = weight_bytes(config, dtype)
     check_weights_fit(settings.model, needed, dtype, device)
     before = meters(device).read()

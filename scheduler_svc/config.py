@@ -46,7 +46,9 @@ class _EngineLimits(ServiceSettings):
     )
     max_batch_size: int = Field(32, description="most sequences in one step")
     max_num_seqs: int = Field(
-        256, description="most requests in the system, waiting ones included; more are refused"
+        256,
+        description="most requests in the system, waiting ones included; more are refused (vLLM's "
+        "max_num_seqs is --max-batch-size: so many run, and others wait)",
     )
     max_model_len: int | None = Field(
         None,

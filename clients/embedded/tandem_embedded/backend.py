@@ -223,7 +223,7 @@ def _default_limits(
 
     sized = [] if buffer_size_gb is None else [f"--buffer-size-gb={buffer_size_gb}"]
     loaded = load_settings([f"--model={model_dir}", *sized], {})
-    limits = fit_limits(loaded, model.config)
+    limits = fit_limits(loaded, model.config, model.device)
     readings = Readings(before=before, after=after, weight_bytes=model.weight_bytes)
     plan = plan_memory(
         loaded, model.config, limits, model.dtype, readings, device=str(model.device)

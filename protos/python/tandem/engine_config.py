@@ -80,7 +80,9 @@ class EngineConfig:
         if self.max_batch_size > self.max_num_seqs:
             found.append(
                 f"max_batch_size {self.max_batch_size} can never be reached:"
-                f" max_num_seqs is {self.max_num_seqs}"
+                f" max_num_seqs is {self.max_num_seqs} and counts waiting requests too, more are"
+                " refused; for vLLM's max_num_seqs, so many that run while others wait, set"
+                " max_batch_size"
             )
         return found
 

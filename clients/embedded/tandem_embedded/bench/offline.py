@@ -25,6 +25,7 @@ from tandem_embedded.bench.checkpoints import random_model
 from tandem_embedded.bench.engines import ENGINES, FLOOR
 from tandem_embedded.bench.rounds import EngineFailed, Rounds, engines_in_turn, run_engine
 from tandem_embedded.bench.workload import Task
+from tandem_embedded.logs import quiet_unless_configured
 
 CONCURRENCY = (1, 8, 32)
 FULL_CONCURRENCY = (1, 2, 4, 8, 16, 32)
@@ -122,6 +123,7 @@ def _task(given: argparse.Namespace) -> Task:
 
     model = given.model or random_model(given.shape, MODEL_SIZES[given.shape])
     config = read_model_config(model)
+    quiet_unless_configured()
     cpu = torch.device("cpu")
     choose_kernels(cpu, "auto")
     task = Task(
