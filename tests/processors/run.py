@@ -32,6 +32,7 @@ from tests.bench.machine import machine
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("tests/kernels", "tests/executor_svc", "tests/truth")
 PACKAGES = ("torch", "triton", "numpy")
+RESULTS = Path(__file__).resolve().parent / "results"
 LIMIT_S = 3600
 """Of one setting."""
 
@@ -184,7 +185,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.processors.run", description=__doc__)
     parser.add_argument("--settings", nargs="+", default=["*"], help="names or patterns of names")
     parser.add_argument("--list", action="store_true", help="print the names and end")
-    parser.add_argument("--out", type=Path, default=Path("processors"), help="folder of results")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results")
     given = parser.parse_args(own)
     if given.list:
         print("\n".join(SETTINGS))
