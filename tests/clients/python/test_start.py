@@ -131,3 +131,29 @@ class TestListOfCommands:
         shown = CliRunner().invoke(root.app, [*name.split(), "--help"]).stdout
 
         assert "<bool>" not in shown
+
+
+class TestWorkingFolder:
+    def test_folder_named_like_a_service_is_not_what_is_started(self, tmp_path):
+        """
+        A command that starts a service starts the installed one, wherever it is called from.
+        """
+        (tmp_path / "scheduler_svc").mkdir()
+        (tmp_path / "scheduler_svc" / "__init__.py").write_text("raise SystemExit('not this one')")
+
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from tandem_client.cli import main; main()",
+                "simulate",
+                "--help",
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+        assert (0, "") == (ended.returncode, ended.stderr)

@@ -11,6 +11,9 @@ def main() -> None:
     """Run the command that the arguments name."""
     # Loading takes a moment and leaves nothing to clean up: Ctrl-C then just ends it, in silence.
     signal.signal(signal.SIGINT, _leave)
+    # Services start as `python -m`: a folder named like one of them, where the user happens to be,
+    # must not be what is started.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     from tandem_client.cli import app  # noqa: PLC0415 -- see above
 
     app.main()
