@@ -39,12 +39,13 @@ if TYPE_CHECKING:
         Usage,
     )
     from tandem_client.profile import Profile, ProfileProgress
-    from tandem_client.request import GenerateOptions
+    from tandem_client.request import SAMPLING_PRESETS, GenerateOptions
     from tandem_client.retry import NO_RETRY, RetryPolicy
     from tandem_client.stream import GenerationStream
 
 __all__ = [
     "NO_RETRY",
+    "SAMPLING_PRESETS",
     "AdminClient",
     "AsyncClient",
     "AsyncGenerationStream",
@@ -97,7 +98,7 @@ _HOMES = {
         "ResolvedParams Scheduled Started Timings TokenLogprobs Usage"
     ),
     "profile": "Profile ProfileProgress",
-    "request": "GenerateOptions",
+    "request": "GenerateOptions SAMPLING_PRESETS",
     "retry": "NO_RETRY RetryPolicy",
     "stream": "GenerationStream",
 }

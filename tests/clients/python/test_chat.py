@@ -101,6 +101,7 @@ class TestChat:
             ("/hepl", "there is no command /hepl: did you mean /help?"),
             ("/etc/passwd", "there is no command /etc/passwd: /help lists all"),
             ("/set temprature 1", "there is no option temprature: did you mean temperature?"),
+            ("/set preset poetry", "there is no preset 'poetry': there are code, summary, chat"),
             ("/set max_tokens many", "max_tokens must be a whole number or default, not 'many'"),
             ("/save", "say where: /save FILE"),
             ("/save /nowhere/x", "/nowhere/x: No such file or directory"),
@@ -156,8 +157,12 @@ class TestMessages:
 
     def test_options_that_are_set_are_shown(self):
         """
-        /set alone lists what is set.
+        /set alone lists what is set, a preset too, and setting temperature beside top_p gives a hint.
         """
         conversation = Conversation(system=None, options=GenerateOptions(seed=7))
 
         assert run_command("/set", conversation).startswith("seed 7; all else is the server")
+        assert "preset is code" == run_command("/set preset code", conversation)
+        assert "temperature is 0.5" == run_command("/set temperature 0.5", conversation)
+        assert "change one of them" in run_command("/set top_p 0.5", conversation)
+        assert run_command("/set", conversation).startswith("preset code, temperature 0.5, top_p")

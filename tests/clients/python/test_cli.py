@@ -99,6 +99,39 @@ class TestGenerate:
             if field.name not in ("stopping", "idempotency_key")
         ]
 
+    def test_preset_reaches_the_server_under_given_options(self, run, server):
+        """
+        --preset sends what it sets, and an option beside it wins; an unknown one is a usage error.
+        """
+        at = ("--address", server.address)
+        run("generate", "hi", "--preset", "chat", "--temperature", "0.5", *at)
+        wrong = run("generate", "hi", "--preset", "poetry", *at)
+        (sent,) = server.seen.generate
+
+        assert (0.5, pytest.approx(0.9)) == (sent.sampling.temperature, sent.sampling.top_p)
+        assert 2 == wrong.exit_code
+        assert "Invalid value for '--preset'" in wrong.stderr
+
+    @pytest.mark.parametrize(
+        ("flags", "is_told"),
+        [
+            ("--temperature 0.5 --top-p 0.5", True),
+            ("--temperature 0.5", False),
+            ("--temperature 0.5 --top-p 1", False),
+            ("--temperature 1 --top-p 0.5", False),
+            ("--preset chat", False),
+        ],
+    )
+    def test_both_temperature_and_top_p_are_served_with_a_hint(self, run, server, flags, is_told):
+        """
+        Who changes temperature and top_p is told to change one, and served; others are not told.
+        """
+        for command in ("generate", "chat"):
+            result = run(command, *flags.split(), "--address", server.address, stdin="hi")
+            assert 0 == result.exit_code
+            assert is_told is ("change one of them" in result.stderr)
+        assert 2 == len(server.seen.generate)
+
     def test_prompt_comes_from_stdin_or_as_a_chat_turn(self, run, server):
         """
         "-" or no prompt reads stdin, a "-" after a prompt adds it; --chat sends it as a user's turn.

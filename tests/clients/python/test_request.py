@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from tandem.errors import InvalidParameter
-from tandem_client import AsyncClient, Client, GenerateOptions
+from tandem_client import SAMPLING_PRESETS, AsyncClient, Client, GenerateOptions
 from tandem_client import request as request_module
 from tandem_client.request import build_request
 
@@ -123,6 +125,81 @@ class TestBuildRequest:
             build_request(prompt, options)
 
         assert field == refused.value.field
+
+    @pytest.mark.parametrize(
+        ("prompt", "message"),
+        [
+            (
+                [1, 2, 3],
+                "prompt must be text, not list; pass ids as token_ids=[...], and texts one by one",
+            ),
+            (
+                [{"role": "user", "content": "hi"}],
+                "prompt must be text, not list; pass a conversation as messages=[...]",
+            ),
+            (7, "prompt must be text, not int"),
+        ],
+        ids=["ids", "conversation", "number"],
+    )
+    def test_prompt_that_is_no_text_is_told_the_right_option(self, prompt, message):
+        """
+        A prompt of another type is refused with the option that takes such a value.
+        """
+        with pytest.raises(InvalidParameter) as refused:
+            build_request(prompt, {})
+
+        assert message == refused.value.message
+
+
+class TestPresets:
+    RANGES: ClassVar = {
+        "code": {"temperature": (0.0, 0.2), "repetition_penalty": (1.0, 1.0)},
+        "summary": {"temperature": (0.2, 0.5), "repetition_penalty": (1.1, 1.1)},
+        "chat": {
+            "temperature": (0.7, 0.7),
+            "top_p": (0.9, 0.9),
+            "repetition_penalty": (1.1, 1.2),
+        },
+        "creative": {
+            "temperature": (0.8, 1.2),
+            "top_p": (0.95, 0.95),
+            "repetition_penalty": (1.0, 1.0),
+        },
+    }
+
+    def test_each_sets_what_the_guide_recommends(self):
+        """
+        Each preset gives exactly the documented parameters, each in its documented range.
+        """
+        assert set(self.RANGES) == set(SAMPLING_PRESETS)
+        for name, ranges in self.RANGES.items():
+            sampling = build_request("hi", {"preset": name}).sampling
+            sent = {field.name: value for field, value in sampling.ListFields()}
+            assert set(ranges) == set(sent)
+            for parameter, (low, high) in ranges.items():
+                assert low - 1e-6 <= sent[parameter] <= high + 1e-6, (name, parameter)
+
+    def test_given_option_wins_over_the_preset(self):
+        """
+        An option beside a preset replaces its value, also where it is 0; None leaves it.
+        """
+        options = {"preset": "chat", "temperature": 0.0, "top_p": None}
+        sampling = build_request("hi", options).sampling
+
+        assert (0.0, pytest.approx(0.9)) == (sampling.temperature, sampling.top_p)
+
+    @pytest.mark.parametrize("name", ["poetry", "", 3, ["chat"]])
+    def test_unknown_preset_is_refused_with_those_there_are(self, name):
+        """
+        A preset that does not exist raises InvalidParameter that lists all.
+        """
+        with pytest.raises(InvalidParameter) as refused:
+            build_request("hi", {"preset": name})
+
+        assert (
+            "preset",
+            f"unknown preset {name!r}; presets: code, summary, chat, creative",
+        ) == (refused.value.field, refused.value.message)
 
 
 class TestUnknownNames:

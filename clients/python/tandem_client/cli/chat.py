@@ -22,7 +22,7 @@ from tandem_client.cli.failures import describe, readable_errors
 from tandem_client.cli.generate import server_at, summary, text_of
 from tandem_client.cli.waiting import Waits, no_answer, told
 from tandem_client.client import Client
-from tandem_client.request import GenerateOptions
+from tandem_client.request import BOTH_CHANGED, GenerateOptions, changes_both
 
 HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands"
 
@@ -36,6 +36,7 @@ def chat(
         str | None, typer.Option("--system", help="Instructions that open the conversation.")
     ] = None,
     max_tokens: options.MaxTokens = None,
+    preset: options.Preset = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -53,6 +54,7 @@ def chat(
     """
     arguments = GenerateOptions(
         max_tokens=max_tokens,
+        preset=preset,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -62,6 +64,8 @@ def chat(
         presence_penalty=presence_penalty,
         seed=seed,
     )
+    if changes_both(arguments):
+        _remark(f"[{BOTH_CHANGED}]")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415 -- gives input() history and editing
     with server_at(address, up) as where, Client(where, retry=options.stream_retry(up)) as client:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tandem_client.request import GenerateOptions
+from tandem_client.request import BOTH_CHANGED, SAMPLING_PRESETS, GenerateOptions, changes_both
 
 Turn = dict[str, str]
 
@@ -25,7 +25,8 @@ HELP = f"""\
 //TEXT            send TEXT with one slash before it
 {FENCE}               begin and end a message of several lines; or end each line with a backslash"""
 
-SETTABLE: dict[str, type[int | float]] = {
+SETTABLE: dict[str, type[int | float | str]] = {
+    "preset": str,
     "max_tokens": int,
     "min_tokens": int,
     "temperature": float,
@@ -163,12 +164,17 @@ def _set(conversation: Conversation, argument: str) -> str:
     if text.strip() == UNSET:
         options[name] = None
         return f"{name} is the server's choice"
+    if name == "preset" and text.strip() not in SAMPLING_PRESETS:
+        raise Mistake(
+            f"there is no preset {text.strip()!r}: there are {', '.join(SAMPLING_PRESETS)}"
+        )
     try:
-        options[name] = SETTABLE[name](text)
+        options[name] = SETTABLE[name](text.strip())
     except ValueError:
         kind = "a whole number" if SETTABLE[name] is int else "a number"
         raise Mistake(f"{name} must be {kind} or {UNSET}, not {text.strip()!r}") from None
-    return f"{name} is {options[name]}"
+    is_both = name in ("temperature", "top_p") and changes_both(options)
+    return f"{name} is {options[name]}{f'; {BOTH_CHANGED}' if is_both else ''}"
 
 
 def _save(conversation: Conversation, argument: str) -> str:

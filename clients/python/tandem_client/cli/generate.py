@@ -21,7 +21,7 @@ from tandem_client.cli.services import LocalServer, ServiceFailed, local_server
 from tandem_client.cli.waiting import say, told
 from tandem_client.client import Client
 from tandem_client.events import Choice, Completion, Delta, Event, TokenLogprobs, completion_of
-from tandem_client.request import GenerateOptions
+from tandem_client.request import BOTH_CHANGED, GenerateOptions, changes_both
 from tandem_client.stream import GenerationStream
 
 
@@ -65,6 +65,7 @@ def generate(
     up: options.Up = None,
     max_tokens: options.MaxTokens = None,
     min_tokens: options.MinTokens = None,
+    preset: options.Preset = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -101,6 +102,8 @@ def generate(
     given = locals()
     text = _prompt_of(prompt or [])
     arguments = _request_options(given)
+    if changes_both(arguments):
+        say(BOTH_CHANGED)
     if chat:
         arguments["messages"] = [{"role": "user", "content": text}]
     with (

@@ -10,6 +10,7 @@ import typer
 
 from tandem.errors import Draining, ExecutorLost, HandedOver, TandemError
 from tandem.status import PeerUnavailable
+from tandem_client.request import PresetName
 from tandem_client.retry import RetryPolicy
 
 RETRY = RetryPolicy(max_attempts=3, resume_within_s=60.0)
@@ -77,6 +78,13 @@ MaxTokens = Annotated[
     typer.Option(
         "--max-tokens",
         help="Most output tokens; default: 100, or in a chat until the context ends.",
+    ),
+]
+Preset = Annotated[
+    PresetName | None,
+    typer.Option(
+        "--preset",
+        help="Sampling that suits a use; other options win over what it sets.",
     ),
 ]
 Temperature = Annotated[
