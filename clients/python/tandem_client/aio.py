@@ -34,7 +34,7 @@ class AsyncClient:
 
     Example:
         async with AsyncClient("127.0.0.1:50051") as client:
-            async for piece in client.generate("def fibonacci(n):", max_tokens=64).text:
+            async for piece in client.generate("import os", max_tokens=64).text:
                 print(piece, end="")
     """
 

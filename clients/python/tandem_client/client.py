@@ -31,7 +31,7 @@ class Client:
 
     Example:
         with Client("127.0.0.1:50051") as client:
-            for piece in client.generate("def fibonacci(n):", max_tokens=64).text:
+            for piece in client.generate("import os", max_tokens=64).text:
                 print(piece, end="")
     """
 

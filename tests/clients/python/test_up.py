@@ -111,7 +111,12 @@ class TestBanner:
     @pytest.mark.parametrize(
         ("address", "has_chat", "is_bundled", "commands"),
         [
-            ("127.0.0.1:50051", True, True, ["tandem generate 'def fibonacci(n):'"]),
+            (
+                "127.0.0.1:50051",
+                True,
+                True,
+                ["tandem generate 'def read_json(path: str) -> dict:'"],
+            ),
             ("127.0.0.1:50051", False, False, ["tandem generate 'Once upon a time'"]),
             (
                 "0.0.0.0:7000",

@@ -12,7 +12,7 @@ from tandem_client.cli.services import RunningServer
 from tandem_client.client import Client
 from tandem_client.events import Model
 
-BUNDLED_PROMPT = "def fibonacci(n):"
+BUNDLED_PROMPT = "def read_json(path: str) -> dict:"
 CHAT_PROMPT = "What is a prime number?"
 PROMPT = "Once upon a time"
 DEADLINE_S = 10.0
