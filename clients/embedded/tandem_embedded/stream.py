@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Self
 
+from tandem_embedded.errors import SchedulerError
 from tandem_embedded.ledger import Delivery
 from tandem_embedded.results import CompletedRequest
 
@@ -21,8 +22,8 @@ class TextStream:
     """
     The pieces of one request's output, in order; the texts of a choice add up to its whole text.
 
-    Whoever takes a piece drives the engine until there is one. Abandoning it, by `close` or the end
-    of a `with`, aborts the request.
+    The thread that takes a piece drives the engine until there is one. Abandoning the stream, by
+    `close` or the end of a `with`, aborts the request.
 
     Attributes:
         request_id: As the engine counts them.
@@ -63,8 +64,13 @@ class TextStream:
 
     def close(self) -> None:
         """Abort the request unless it is over."""
-        if self._delivery.result is None:
+        if self._delivery.result is not None:
+            return
+        try:
             self._abort(self.request_id)
+        except SchedulerError:
+            if self._delivery.result is None:  # else another thread's step has just ended it
+                raise
 
     def __iter__(self) -> Iterator[TextPiece]:
         return self
@@ -78,11 +84,13 @@ class TextStream:
         """
         delivery = self._delivery
         while not delivery.chunks:
-            if delivery.result is not None:
-                if delivery.result.error is not None:
-                    raise delivery.result.error
+            result = delivery.result
+            if result is None:
+                self._drive()
+            elif not delivery.chunks:  # what another thread's step brought was there before it
+                if result.error is not None:
+                    raise result.error
                 raise StopIteration
-            self._drive()
         choice, chunk = delivery.chunks.popleft()
         return TextPiece(chunk.text, chunk.token_ids, choice)
 
