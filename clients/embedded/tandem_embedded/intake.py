@@ -58,6 +58,7 @@ class Intake:
             message = "give either a prompt or messages."
             raise ValidationError(message, reason="EMPTY_PROMPT", field="prompt")
         token_ids = self._chat(messages) if prompt is None else self._token_ids(prompt)
+        self._check_vocabulary(token_ids)
         room = max(1, self._max_model_len - len(token_ids))
         is_chat, is_default = messages is not None, params.max_tokens is None
         eos = () if params.ignore_eos else self._vocabulary.eos_token_ids
@@ -129,16 +130,17 @@ class Intake:
             prompt = self._tokenizer.encode(prompt)
         given: Any = prompt
         try:
-            token_ids = [index(token) for token in given]
+            return [index(token) for token in given]
         except TypeError:
             message = f"the prompt must be text or whole numbers, got {prompt!r:.80}."
             raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt") from None
+
+    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         vocab_size = self._vocabulary.size
         for token in token_ids:
             if not 0 <= token < vocab_size:
                 message = f"token id {token} is not in the vocabulary, 0 to {vocab_size - 1}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt")
-        return token_ids
 
 
 def _is_message(given: Any) -> bool:

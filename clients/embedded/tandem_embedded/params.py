@@ -217,7 +217,7 @@ class GenerationParams:
             if not isinstance(getattr(self, name), str):
                 raise self._refusal(name, "must be a string")
         stop: Any = self.stop
-        if isinstance(stop, str) or not all(isinstance(one, str) for one in stop):
+        if not isinstance(stop, tuple | list) or not all(isinstance(one, str) for one in stop):
             raise self._refusal("stop", "must be a tuple of strings")
         biases: Mapping[Any, Any] = self.logit_bias
         for token_id, bias in biases.items():

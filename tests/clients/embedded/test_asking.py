@@ -33,6 +33,13 @@ def engine_that_says(text: str, **settings):
     return engine
 
 
+class _Oversized(SimpleTokenizer):
+    """Writes conversations with an id that the model has not."""
+
+    def encode_chat(self, messages, *, max_prompt_len):
+        return [VOCAB_SIZE]
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """A byte-level tokenizer with a chat template."""
@@ -245,6 +252,17 @@ class TestChats:
         engine, _ = engine_and_runner(tokenizer=tokenizer)
         with pytest.raises(ValidationError, match=text):
             engine.submit_chat(messages)
+
+    def test_ids_that_the_model_has_not_are_refused(self):
+        """
+        A chat template may write tokens that only the tokenizer knows; its ids are checked like a
+        prompt's.
+        """
+        engine, _ = engine_and_runner(tokenizer=_Oversized())
+        with pytest.raises(
+            ValidationError, match=f"token id {VOCAB_SIZE} is not in the vocabulary"
+        ):
+            engine.submit_chat([{"role": "user", "content": "x"}])
 
     def test_a_tokenizer_without_template_is_named(self):
         """

@@ -63,6 +63,7 @@ REFUSED = [
     ({"logprobs": 1.0}, "logprobs must be a whole number, got 1.0."),
     ({"stop": ("",)}, "stop cannot contain an empty string."),
     ({"stop": "ab"}, "stop must be a tuple of strings, got ab."),
+    ({"stop": None}, "stop must be a tuple of strings, got None."),
     ({"stop": ("a",) * 17}, f"stop must have at most 16 strings, got {('a',) * 17}."),
     ({"n": 0}, "n must be in [1, 16], got 0."),
     ({"n": 17}, "n must be in [1, 16], got 17."),
