@@ -99,7 +99,7 @@ class TestChat:
         ("line", "words"),
         [
             ("/hepl", "there is no command /hepl: did you mean /help?"),
-            ("/etc/passwd", "there is no command /etc/passwd: /help lists all"),
+            ("/etc/passwd", "there is no command /etc/passwd: /help lists all. To"),
             ("/set temprature 1", "there is no option temprature: did you mean temperature?"),
             ("/set preset poetry", "there is no preset 'poetry': there are code, summary, chat"),
             ("/set max_tokens many", "max_tokens must be a whole number or default, not 'many'"),
@@ -154,6 +154,16 @@ class TestMessages:
         assert "the instructions are: x" == run_command("/system", conversation)
         assert "there are no instructions" == run_command('/system ""', conversation)
         assert [{"role": "user", "content": "hi"}] == conversation.messages_with("hi")
+
+    def test_instructions_keep_their_quotation_marks(self):
+        """
+        /system takes its text as it is, quotation marks at either end included.
+        """
+        conversation = Conversation(system=None, options=GenerateOptions())
+
+        assert 'the instructions are: answer "no"' == run_command(
+            '/system answer "no"', conversation
+        )
 
     def test_options_that_are_set_are_shown(self):
         """

@@ -122,7 +122,7 @@ def run_command(text: str, conversation: Conversation) -> str:
     command = _COMMANDS.get(name)
     if command is None:
         close = difflib.get_close_matches(name, _COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else "/help lists all"
+        hint = f"did you mean {close[0]}?" if close else "/help lists all."
         raise Mistake(f"there is no command {name}: {hint} To send it as it is, type /{name}")
     return command(conversation, argument.strip())
 
@@ -142,8 +142,7 @@ def _clear(conversation: Conversation, _argument: str) -> str:
 
 def _system(conversation: Conversation, argument: str) -> str:
     if argument:
-        text = argument.strip('"')
-        conversation.system = text or None
+        conversation.system = None if argument == '""' else argument
     if conversation.system is None:
         return "there are no instructions"
     return f"the instructions are: {conversation.system}"
