@@ -35,7 +35,7 @@ def _tokens_of_a_cpu_step(limits: EngineConfig, config: ModelConfig) -> int:
 
 
 def may_shorten(loaded: LoadedSettings) -> bool:
-    """Tell whether max_model_len gives way to the KV memory: nobody asked for this very value."""
+    """Tell whether max_model_len gives way to the KV memory: no flag, file or variable set it."""
     return loaded.settings.max_model_len is None or not loaded.is_set("max_model_len")
 
 

@@ -194,7 +194,7 @@ def _zeros(num_bytes: int, device: torch.device, *, keeps: bool) -> FixedMemory:
     Memory with an address that it `keeps`, or not.
 
     Much of it is left untouched on a CPU: the system gives pages, all zero, to what is written, so
-    that KV which nobody needs takes none.
+    that KV blocks without content take none.
     """
     memory = fixed_memory(num_bytes, device) if keeps else _MovingMemory(num_bytes, device)
     ask_for_huge_pages(memory.tensor)

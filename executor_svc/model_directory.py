@@ -21,8 +21,8 @@ def find_model(model: Path, environ: Mapping[str, str]) -> Path:
         environ: Says where the cache is: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME or HOME.
 
     Returns:
-        The snapshot that the name's branch "main" stands for, else the newest complete one; the
-        path as it was given where there is none.
+        The snapshot that the name's branch "main" stands for, else the newest one with a
+        config.json; the path as it was given where there is none.
     """
     cache = _hub_cache(environ)
     if model.exists() or cache is None or not _HUB_NAME.fullmatch(str(model)):

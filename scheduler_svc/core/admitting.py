@@ -37,8 +37,8 @@ def admit(draft: Draft, now: float) -> None:
     passed, there might never be such a step.
 
     A request whose next block is being computed for another keeps its place and waits for it
-    instead of computing it again; those behind it may pass meanwhile. Whoever lacks blocks ends
-    admission: who passed would use up what it waits for.
+    instead of computing it again; those behind it may pass meanwhile. A request that lacks
+    blocks ends admission: requests that passed it would use up the blocks it waits for.
     """
     state = draft.state
     if not _has_room(draft):

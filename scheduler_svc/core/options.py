@@ -217,7 +217,12 @@ class CoreOptions:
             raise InvalidConfig(message, field="max_total_tokens")
 
     def _check_whole_prefills(self) -> None:
-        """What cuts prompts contradicts that they are computed whole."""
+        """
+        Check that no option cuts prompts where chunked prefill is off.
+
+        Raises:
+            InvalidConfig: One does.
+        """
         if self.chunked_prefill:
             return
         cuts = {

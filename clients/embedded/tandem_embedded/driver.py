@@ -21,9 +21,9 @@ class Driver:
     Plans, computes and applies steps; one thread at a time may call `turn`.
 
     Args:
-        core: Shared with who submits.
+        core: Shared with threads that submit.
         runner: Owned.
-        ledger: Shared with who submits.
+        ledger: Shared with threads that submit.
         lock: Guards what is shared; never held while a step computes.
         window: Steps planned before the first of them is applied, at least 1.
         clock: Monotonic seconds.

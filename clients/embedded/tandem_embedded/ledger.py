@@ -26,7 +26,7 @@ _ENDS_WITHOUT_TEXT = {FinishReason.EOS, FinishReason.STOP_TOKEN}
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """Where the output of a request goes whose caller waits for it alone."""
+    """Output of a request on its way to the one caller that waits for it."""
 
     is_streamed: bool
     chunks: deque[tuple[int, OutputChunk]] = field(default_factory=deque)

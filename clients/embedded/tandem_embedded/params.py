@@ -88,7 +88,7 @@ class GenerationParams:
             16. They need a tokenizer.
         n: Completions of the prompt, 1 to 16; more than one cannot be greedy.
         priority: Lower ones are admitted first.
-        tenant: Whose request it is, for `CoreOptions.max_tenant_requests`; "" counts for nobody.
+        tenant: Whose request it is, for `CoreOptions.max_tenant_requests`; "" counts for none.
         cache_salt: Only requests with the same salt share KV.
     """
 

@@ -37,11 +37,11 @@ class ListenAddress:
     Several frontends share a TCP address with SO_REUSEPORT, which would also let a second scheduler
     of the same user in unnoticed. So the address is first bound exclusively, which says whether it
     is free, and a shared one is then held by a socket that shares it and never listens: its port is
-    known before the first frontend starts, and nobody takes it meanwhile.
+    known before the first frontend starts, and no other process takes it meanwhile.
 
-    A unix socket has no such thing: whoever binds it replaces the file of another. So a locked file
-    beside it tells who has it; the system drops the lock with the process, however that ends, and
-    the socket of a dead process is replaced.
+    A unix socket has no such thing: a process that binds it replaces the file of another. So a
+    locked file beside it tells that it is taken; the system drops the lock with the process,
+    however that ends, and the socket of a dead process is replaced.
 
     Attributes:
         address: Where to listen. Port 0 of a shared address is resolved.

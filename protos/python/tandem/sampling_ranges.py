@@ -1,6 +1,6 @@
 """
-Ranges of the numbers that decide how a token is drawn, whoever gives them: a request, a model's
-generation_config.json, or an executor that passes those on.
+Ranges of the numbers that decide how a token is drawn, the same in a request, in a model's
+generation_config.json and in an executor's description of those.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def main() -> None:
     """Run the command that the arguments name."""
     command = get_command(app)
     assert isinstance(command, LoadsWhenNamed)
-    # A shell starts background jobs with SIGINT ignored; whoever sends it to us still means it.
+    # A shell starts background jobs with SIGINT ignored; one that is sent to us still counts.
     # Until the command is loaded there is nothing to clean up, and Ctrl-C just ends us.
     command.on_loaded = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
     _prepare_streams()

@@ -18,9 +18,9 @@ PATIENCE_S = 1.0
 
 class Waits:
     """
-    Says what is waited for after it has been so for a while, and each thing once only.
+    Remarks on what a command waits for: each is printed after a while, and once only.
 
-    Its `with` block is the time that counts; a thread of its own looks at the clock.
+    The `with` block is the time that counts; a thread of its own looks at the clock.
     """
 
     def __init__(self, waits_for: str) -> None:
