@@ -205,7 +205,8 @@ def _check_capacity(
     if (excess := num_live + num_choices - limits.max_num_seqs) > 0:
         message = (
             f"{num_live} requests are in the system and max_num_seqs is {limits.max_num_seqs}: try "
-            "again when one has ended"
+            "again when one has ended (max_num_seqs counts waiting requests too; vLLM's "
+            "max_num_seqs is max_batch_size here)"
         )
         raise _full(state, message, "max_num_seqs", limits.max_num_seqs, excess)
     bound = options.max_tenant_requests

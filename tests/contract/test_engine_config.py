@@ -112,11 +112,13 @@ class TestWarnings:
 
     def test_batch_over_system_limit_warns_only(self):
         """
-        max_batch_size above max_num_seqs is valid, with a warning.
+        max_batch_size above max_num_seqs is valid, with a warning that names the flags to use instead.
         """
         config = EngineConfig(max_batch_size=300)
         config.validate()
-        assert "max_num_seqs" in config.warnings()[0]
+        (warning,) = config.warnings()
+        assert "max_num_seqs is 256 and counts waiting requests too" in warning
+        assert "--max-batch-size, or SGLang's --max-running-requests" in warning
 
 
 DOCUMENTED_PRESETS = {

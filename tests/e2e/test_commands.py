@@ -70,10 +70,15 @@ def serving(process):
     raise AssertionError(process.stderr.read())
 
 
+def announced(process):
+    """What `tandem up` says of a server after its address, by the word that a line begins with."""
+    lines = iter(process.stdout.readline, "Ctrl-C stops it\n")
+    return dict(line.strip().partition(" ")[::2] for line in lines)
+
+
 def operators_at(process):
     """The address for operators, from the rest of the announcement."""
-    lines = list(iter(process.stdout.readline, "Ctrl-C stops it\n"))
-    return next(line.split()[1] for line in lines if "operators" in line)
+    return announced(process)["operators"].strip()
 
 
 @pytest.mark.slow
@@ -109,20 +114,22 @@ class TestUp:
 
     def test_file_and_flags_reach_both_services(self, tiny_model, tmp_path):
         """
-        Limits and scheduling options of the file and of flags are in force, and the running server
-        says where each came from.
+        Limits and scheduling options of the file and of flags are in force, the running server
+        says where each came from, and the announcement warns of those that are rarely meant.
         """
         file = tmp_path / "limits.json"
         file.write_text('{"max_num_seqs": 7, "max_num_blocks": 50, "schedule_policy": "lof"}')
-        limits = [f"--config={file}", "--max-batch-size=3", "--no-enable-prefix-caching"]
+        limits = [f"--config={file}", "--max-batch-size=8", "--no-enable-prefix-caching"]
         with command("up", tiny_model, *ANY_PORTS, *limits) as process:
             serving(process)
-            with AdminClient(operators_at(process), retry=NO_RETRY) as admin:
+            said = announced(process)
+            with AdminClient(said["operators"].strip(), retry=NO_RETRY) as admin:
                 shown = {one.name: (one.value, one.source) for one in admin.config()}
                 blocks = admin.stats().total_blocks
 
         assert (7, "file") == shown["max_num_seqs"]
-        assert (3, "flag") == shown["max_batch_size"]
+        assert (8, "flag") == shown["max_batch_size"]
+        assert "max_batch_size 8 can never be reached: max_num_seqs is 7" in said["warning"]
         assert ("lof", "file") == shown["schedule_policy"]
         assert (False, "flag") == shown["enable_prefix_caching"]
         assert 50 == blocks

@@ -82,7 +82,7 @@ class EngineConfig:
                 f"max_batch_size {self.max_batch_size} can never be reached:"
                 f" max_num_seqs is {self.max_num_seqs} and counts waiting requests too, more are"
                 " refused; for vLLM's max_num_seqs, so many that run while others wait, set"
-                " max_batch_size"
+                " max_batch_size (--max-batch-size, or SGLang's --max-running-requests)"
             )
         return found
 

@@ -93,7 +93,7 @@ class TestLengths:
 class TestCapacity:
     def test_max_num_seqs_counts_waiting_and_running(self):
         """
-        With max_num_seqs requests in the system the next one is refused with retry advice.
+        With max_num_seqs requests in the system the next one is refused with retry advice and what vLLM calls so.
         """
         rig = Rig(small_config(max_num_seqs=6))
         for _ in range(6):
@@ -102,6 +102,7 @@ class TestCapacity:
         with pytest.raises(QueueFull) as caught:
             rig.submit()
         assert {"limit": "max_num_seqs", "value": "6"} == caught.value.metadata
+        assert "vLLM's max_num_seqs is max_batch_size here" in caught.value.message
         assert caught.value.retry_after_s is not None
 
     @pytest.mark.parametrize("how", ["finish", "cancel"])

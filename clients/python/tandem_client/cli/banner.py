@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
@@ -20,7 +21,9 @@ _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 _ANY_HOST = ("0.0.0.0:", "[::]:")
 
 
-def banner(server: RunningServer, took_s: float, *, is_bundled: bool) -> list[str]:
+def banner(
+    server: RunningServer, took_s: float, *, is_bundled: bool, warnings: Sequence[str] = ()
+) -> list[str]:
     """
     Lines about a server that has just become ready.
 
@@ -28,6 +31,7 @@ def banner(server: RunningServer, took_s: float, *, is_bundled: bool) -> list[st
         server: The server.
         took_s: Seconds from the command to its readiness.
         is_bundled: It serves the model that comes with the project.
+        warnings: What its settings are warned of.
 
     Raises:
         TandemError: One of its services does not answer.
@@ -48,6 +52,7 @@ def banner(server: RunningServer, took_s: float, *, is_bundled: bool) -> list[st
         for address in listening
         if address and reaches_beyond_this_machine(address)
     ]
+    lines += [f"  warning    {text}" for text in warnings]
     examples = to_try(server.address, has_chat=model.has_chat_template, is_bundled=is_bundled)
     return [*lines, "try it:", *(f"  {line}" for line in examples), "Ctrl-C stops it"]
 

@@ -98,7 +98,12 @@ LIMITS = (
         BOTH,
         ("max_running_requests", "max_requests"),
     ),
-    _Flag("max_num_seqs", "INT", "256", "Most requests in the system, waiting ones too."),
+    _Flag(
+        "max_num_seqs",
+        "INT",
+        "256",
+        "Most requests in the system, waiting ones too; vLLM's is --max-batch-size.",
+    ),
     _Flag(
         "max_model_len",
         "INT",

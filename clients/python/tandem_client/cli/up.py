@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,10 +133,10 @@ def up(
         start_timeout_s=start_timeout_s,
         log_folder=log_dir,
     )
-    _serve(plan, Path(settings[EXECUTOR]["model"]["value"]))
+    _serve(plan, Path(settings[EXECUTOR]["model"]["value"]), asked[SCHEDULER]["warnings"])
 
 
-def _serve(plan: LocalServer, model: Path) -> None:
+def _serve(plan: LocalServer, model: Path, warnings: Sequence[str]) -> None:
     console = Console(stderr=True)
     started_s = time.monotonic()
     is_up = False
@@ -149,7 +149,8 @@ def _serve(plan: LocalServer, model: Path) -> None:
             with local_server(plan, say) as server:
                 status.stop()
                 took_s = time.monotonic() - started_s
-                typer.echo("\n".join(banner(server, took_s, is_bundled=_is_bundled(model))))
+                lines = banner(server, took_s, is_bundled=_is_bundled(model), warnings=warnings)
+                typer.echo("\n".join(lines))
                 is_up = True
                 try:
                     _watch(server, console)
