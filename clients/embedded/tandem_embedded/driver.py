@@ -70,15 +70,15 @@ class Driver:
         Give KV memory back as `mode` says; steps must not be asked for until `resume`.
 
         Raises:
-            OutOfMemory: The host has no room for what the device gives back. Nothing is suspended;
-                what ran is computed again.
+            OutOfMemory: The host has no room for what the device gives back, or the step before it
+                failed. Nothing is suspended; what ran is computed again.
         """
         with self._lock:
             self._core.suspend(mode, self._clock())
-        self._apply_all()
-        while self._core.is_command_due and self._core.take_command() is None:
-            self._release()
         try:
+            self._apply_all()
+            while self._is_waiting_for_releases():
+                self._release()
             self._runner.suspend(mode)
             self._acknowledge()
         except (TandemError, RuntimeError, MemoryError) as error:
@@ -104,6 +104,11 @@ class Driver:
         with self._lock:
             while self._under_way:
                 self._apply(self._under_way.popleft())
+
+    def _is_waiting_for_releases(self) -> bool:
+        """Take the command that suspends, unless slots must be given back before it."""
+        with self._lock:
+            return self._core.is_command_due and self._core.take_command() is None
 
     def _release(self) -> None:
         """Compute what a suspension waits for: slots that are given back."""

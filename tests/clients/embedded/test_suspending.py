@@ -135,3 +135,18 @@ class TestSuspension:
             engine.suspend()
         assert not engine.is_suspended
         assert expected("abc", 8) == engine.run()[0].output_tokens
+
+    def test_a_step_that_fails_on_the_way_to_a_suspension_suspends_nothing(self):
+        """
+        Where slots must be given back first and that fails, the engine is not suspended; what ran
+        is computed again.
+        """
+        engine, runner = engine_and_runner(kv_cache_management_mode="recompute")
+        engine.submit_request("abc", GenerationParams(max_tokens=8))
+        engine.step()
+        runner.fail_next.append(OutOfMemory("the device is full"))
+        with pytest.raises(EngineMemoryError, match="the device is full"):
+            engine.suspend()
+        assert not engine.is_suspended
+        assert expected("abc", 8) == engine.run()[0].output_tokens
+        engine.check_integrity()
