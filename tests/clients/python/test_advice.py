@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from tandem_client.admin import Stats
+from tandem_client.admin import Setting, Stats
 from tandem_client.cli import advise as advise_command
 from tandem_client.cli.advice import Load, advise, load_between
 from tandem_client.cli.app import app
@@ -22,12 +22,24 @@ BUSY = Load(
     token_usage=0.95,
     retractions=0,
     refused=0,
+    out_of_memory_steps=0,
+    prompt_tokens=50_000,
+    hit_rate=0.4,
     planning_share=0.01,
     schedule_policy="lpm",
     max_batch_size=256,
     conservativeness=1.0,
+    prompt_chunk=8192,
 )
 """A server as it should be."""
+
+SETTINGS = {
+    "max_batch_size": 32,
+    "schedule_conservativeness": 1.0,
+    "enable_chunked_prefill": True,
+    "chunked_prefill_size": -1,
+    "max_total_tokens": 4096,
+}
 
 STATS = Stats(
     **{
@@ -51,7 +63,7 @@ class TestRules:
         """
         A queue of 50 to 500, usage over 0.9 and no retraction need no change.
         """
-        assert {"queue", "memory", "retractions", "planning"} == set(advice())
+        assert {"queue", "memory", "retractions", "prefix cache", "planning"} == set(advice())
         assert {"ok"} == {one.verdict for one in advice().values()}
 
     @pytest.mark.parametrize(
@@ -68,9 +80,11 @@ class TestRules:
     )
     def test_queue_length_says_who_waits_for_whom(self, waiting, verdict, words):
         """
-        No queue means that submission is the limit, 50 to 500 is healthy, more is long.
+        No queue means that submission is the limit, 50 to 500 is healthy, more is long, which more executors of this
+        server would not shorten.
         """
         found = advice(waiting=waiting)["queue"]
+        assert "executor" not in found.advice
         assert verdict == found.verdict
         assert found.advice.startswith(words)
 
@@ -140,6 +154,68 @@ class TestRules:
         assert setting == found.setting
         assert ("ok" if share <= 0.2 else "change") == found.verdict
 
+    @pytest.mark.parametrize(
+        ("changes", "setting", "value"),
+        [
+            ({"prompt_chunk": 8192}, "chunked_prefill_size", 4096),
+            ({"prompt_chunk": 4096}, "chunked_prefill_size", 2048),
+            ({"prompt_chunk": 2048}, "chunked_prefill_size", 1024),
+            ({"prompt_chunk": 1}, "chunked_prefill_size", 1),
+            ({"prompt_chunk": None}, "enable_chunked_prefill", None),
+            ({"prompt_tokens": 0, "running": 200.5}, "max_batch_size", 100),
+            ({"prompt_tokens": 0, "running": 200, "max_batch_size": 64}, "max_batch_size", 32),
+            ({"prompt_tokens": 0, "running": 0.5}, "max_batch_size", 1),
+        ],
+    )
+    def test_running_out_of_memory_names_the_setting_of_its_phase(self, changes, setting, value):
+        """
+        Steps without memory advise smaller parts of prompts, or fewer sequences where only decoding went on; in any
+        case less memory for the KV.
+        """
+        found = advice(out_of_memory_steps=3, **changes)["out of memory"]
+        assert ("change", setting, value) == (found.verdict, found.setting, found.value)
+        assert "mem_fraction_static" in found.advice
+        assert found.advice.endswith(setting)
+
+    def test_running_out_of_memory_outweighs_idle_memory(self):
+        """
+        While steps run out of memory nothing advises to admit more or to compute more in one.
+        """
+        for changes in ({}, {"running": 256}, {"conservativeness": 0.1}):
+            found = advice(out_of_memory_steps=1, token_usage=0.5, **changes)
+            assert ("ok", None) == (found["memory"].verdict, found["memory"].setting)
+
+    @pytest.mark.parametrize(
+        ("policy", "changes", "to"),
+        [
+            ("lpm", {"hit_rate": 0.049}, "fcfs"),
+            ("lpm", {"hit_rate": 0.05}, None),
+            ("lpm", {"hit_rate": 0.0, "waiting": 0}, None),
+            ("fcfs", {"hit_rate": 0.2}, "lpm"),
+            ("fcfs", {"hit_rate": 0.199}, None),
+            ("fcfs", {"hit_rate": 0.9, "waiting": 128}, "lpm"),
+            ("fcfs", {"hit_rate": 0.9, "waiting": 129}, None),
+            ("fcfs", {"hit_rate": 0.9, "waiting": 0}, None),
+            ("fcfs", {"hit_rate": 0.9, "planning_share": 0.3}, None),
+            ("lof", {"hit_rate": 0.0}, None),
+        ],
+    )
+    def test_policy_follows_the_hit_rate(self, policy, changes, to):
+        """
+        While requests wait, rare hits advise fcfs instead of lpm, and frequent ones lpm instead of fcfs where the
+        queue is short enough for lpm and planning cheap.
+        """
+        found = advice(schedule_policy=policy, **changes)["prefix cache"]
+        assert ("change" if to else "ok") == found.verdict
+        assert ("schedule_policy" if to else None) == found.setting
+        assert not to or f"set schedule_policy to {to}" in found.advice
+
+    def test_nothing_is_said_of_a_cache_that_nobody_asked(self):
+        """
+        Where nothing was looked up in the prefix cache there is no finding on it.
+        """
+        assert "prefix cache" not in advice(hit_rate=None)
+
     def test_refusals_are_named(self):
         """
         Requests refused in the interval are a finding; none are not.
@@ -161,13 +237,17 @@ class TestReadings:
         """
         samples = [
             stats(uptime_s=100, waiting_requests=4, running_requests=2, token_usage=0.5,
-                  retractions=7, refused_requests=1, schedule_s=3.0),
+                  retractions=7, refused_requests=1, schedule_s=3.0, prefill_tokens=10,
+                  prefix_cache_lookup_tokens=100, prefix_cache_hit_tokens=90),
             stats(uptime_s=105, waiting_requests=6, running_requests=2, token_usage=0.7,
                   retractions=7, refused_requests=1, schedule_s=3.0),
             stats(uptime_s=120, waiting_requests=8, running_requests=5, token_usage=0.9,
-                  retractions=9, refused_requests=4, schedule_s=4.0),
+                  retractions=9, refused_requests=4, schedule_s=4.0, prefill_tokens=50,
+                  prefix_cache_lookup_tokens=300, prefix_cache_hit_tokens=140,
+                  out_of_memory_steps=2),
         ]  # fmt: skip
-        load = load_between(samples, max_batch_size=9, conservativeness=0.4)
+        changed = {"max_batch_size": 9, "schedule_conservativeness": 0.4}
+        load = load_between(samples, SETTINGS | changed)
         assert (20, 3, 6) == (load.seconds, load.running, load.waiting)
         assert pytest.approx(0.7) == load.token_usage
         assert (2, 3, 0.05) == (load.retractions, load.refused, load.planning_share)
@@ -177,6 +257,23 @@ class TestReadings:
             load.max_batch_size,
             load.conservativeness,
         )
+        assert (2, 40, 0.25) == (load.out_of_memory_steps, load.prompt_tokens, load.hit_rate)
+
+    @pytest.mark.parametrize(
+        ("changes", "chunk"),
+        [
+            ({}, 4096),
+            ({"chunked_prefill_size": 512}, 512),
+            ({"chunked_prefill_size": 8192}, 4096),
+            ({"enable_chunked_prefill": False}, None),
+        ],
+    )
+    def test_prompt_chunk_is_the_lower_limit(self, changes, chunk):
+        """
+        A prompt has in one step what chunked_prefill_size and max_total_tokens both allow; all where it is computed whole.
+        """
+        load = load_between([stats(uptime_s=1), stats(uptime_s=2)], SETTINGS | changes)
+        assert (chunk, None) == (load.prompt_chunk, load.hit_rate)
 
     @pytest.mark.parametrize(
         "samples",
@@ -188,7 +285,7 @@ class TestReadings:
         One reading, or readings around a restart, give no interval.
         """
         with pytest.raises(ValueError, match="two readings"):
-            load_between(samples, max_batch_size=1, conservativeness=1)
+            load_between(samples, SETTINGS)
 
 
 class FakeAdmin:
@@ -207,10 +304,7 @@ class FakeAdmin:
         pass
 
     def config(self):
-        values = {"max_batch_size": 32, "schedule_conservativeness": 1.0}
-        return [
-            dataclasses.make_dataclass("Setting", ["name", "value"])(*one) for one in values.items()
-        ]
+        return [Setting(name=name, value=value, source="flag") for name, value in SETTINGS.items()]
 
     def stats(self) -> Stats:
         return self.samples.pop(0) if len(self.samples) > 1 else self.samples[0]

@@ -1,15 +1,17 @@
 """
 What live counters say about the settings: pure rules over two readings.
 
-Source: SGLang's tuning guide (queue length, token usage, retractions and conservativeness). We look
-at an interval instead of single log lines, and retractions outweigh idle memory where both show.
+Source: SGLang's tuning guide (queue length, token usage, retractions and conservativeness, out of
+memory, lpm or fcfs). We look at an interval instead of single log lines; retractions and running
+out of memory outweigh idle memory where both show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tandem_client.admin import Stats
 
@@ -22,6 +24,13 @@ LOW_CONSERVATIVENESS = 0.3
 HIGH_CONSERVATIVENESS = 1.3
 MAX_PLANNING_SHARE = 0.2
 """Of the time; a queue that lpm sorts makes planning dear."""
+
+RARE_HITS, FREQUENT_HITS = 0.05, 0.2
+"""Shares of tokens found in the prefix cache: under the first lpm gains nothing."""
+MAX_SORTED_QUEUE = 128
+"""Requests; lpm leaves a longer queue in the order of arrival."""
+PROMPT_CHUNKS = (4096, 2048)
+"""Values of chunked_prefill_size that the guide tries one after the other; then we halve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +45,15 @@ class Load:
         token_usage: Share of KV memory in use, 0 to 1, on average; what is only cached apart.
         retractions: Requests that lost their blocks for want of memory, in the interval.
         refused: Requests refused in the interval.
+        out_of_memory_steps: Steps that the executor had no memory for, in the interval.
+        prompt_tokens: Tokens of prompts computed in the interval.
+        hit_rate: Share of tokens looked up that the prefix cache held, 0 to 1; None = none was
+            looked up.
         planning_share: Share of the time spent planning steps.
         schedule_policy: In force.
         max_batch_size: In force.
         conservativeness: schedule_conservativeness in force.
+        prompt_chunk: Most tokens of one prompt in a step; None = prompts are computed whole.
     """
 
     seconds: float
@@ -48,10 +62,14 @@ class Load:
     token_usage: float
     retractions: int
     refused: int
+    out_of_memory_steps: int
+    prompt_tokens: int
+    hit_rate: float | None
     planning_share: float
     schedule_policy: str
     max_batch_size: int
     conservativeness: float
+    prompt_chunk: int | None
 
     @property
     def retractions_per_minute(self) -> float:
@@ -76,9 +94,13 @@ class Advice:
     value: float | None = None
 
 
-def load_between(samples: Sequence[Stats], *, max_batch_size: int, conservativeness: float) -> Load:
+def load_between(samples: Sequence[Stats], settings: Mapping[str, Any]) -> Load:
     """
-    Join at least two readings of one server, oldest first.
+    Join at least two readings of one server.
+
+    Args:
+        samples: The readings, oldest first.
+        settings: Its settings in force, by name.
 
     Raises:
         ValueError: Fewer, or no time between the first and the last: the server was restarted.
@@ -87,6 +109,8 @@ def load_between(samples: Sequence[Stats], *, max_batch_size: int, conservativen
     seconds = last.uptime_s - first.uptime_s
     if len(samples) < 2 or seconds <= 0:
         raise ValueError("two readings of one running server are needed")
+    looked_up = last.prefix_cache_lookup_tokens - first.prefix_cache_lookup_tokens
+    found = last.prefix_cache_hit_tokens - first.prefix_cache_hit_tokens
     return Load(
         seconds=seconds,
         running=_mean([one.running_requests for one in samples]),
@@ -94,11 +118,22 @@ def load_between(samples: Sequence[Stats], *, max_batch_size: int, conservativen
         token_usage=_mean([one.token_usage for one in samples]),
         retractions=last.retractions - first.retractions,
         refused=last.refused_requests - first.refused_requests,
+        out_of_memory_steps=last.out_of_memory_steps - first.out_of_memory_steps,
+        prompt_tokens=last.prefill_tokens - first.prefill_tokens,
+        hit_rate=found / looked_up if looked_up else None,
         planning_share=(last.schedule_s - first.schedule_s) / seconds,
         schedule_policy=last.schedule_policy,
-        max_batch_size=max_batch_size,
-        conservativeness=conservativeness,
+        max_batch_size=settings["max_batch_size"],
+        conservativeness=settings["schedule_conservativeness"],
+        prompt_chunk=_prompt_chunk(settings),
     )
+
+
+def _prompt_chunk(settings: Mapping[str, Any]) -> int | None:
+    if not settings["enable_chunked_prefill"]:
+        return None
+    chunk, most = settings["chunked_prefill_size"], settings["max_total_tokens"]
+    return int(min(chunk, most) if chunk > 0 else most)
 
 
 def advise(load: Load) -> list[Advice]:
@@ -112,7 +147,8 @@ def advise(load: Load) -> list[Advice]:
                 advice="ask again while the server is busy",
             )
         ]
-    return [*_queue(load), *_usage(load), *_retractions(load), *_planning(load)]
+    rules = (_queue, _usage, _out_of_memory, _retractions, _order, _planning)
+    return [finding for rule in rules for finding in rule(load)]
 
 
 def _queue(load: Load) -> Iterator[Advice]:
@@ -129,7 +165,10 @@ def _queue(load: Load) -> Iterator[Advice]:
     elif load.waiting <= HEALTHY_QUEUE[-1]:
         yield Advice(verdict="ok", subject="queue", fact=fact, advice="healthy")
     else:
-        advice = "long: requests wait for the queue, not for the model; serve with more executors"
+        advice = (
+            "long: requests wait for the queue, not for the model; send some to another server, or "
+            "bound the queue with max_queued_requests"
+        )
         yield Advice(verdict="change", subject="queue", fact=fact, advice=advice)
     if load.refused:
         fact = f"{load.refused} requests refused in {load.seconds:.0f} s"
@@ -143,6 +182,9 @@ def _usage(load: Load) -> Iterator[Advice]:
         yield Advice(verdict="ok", subject="memory", fact=fact, advice="good")
     elif load.waiting < 1:
         yield Advice(verdict="ok", subject="memory", fact=fact, advice="nothing waits for more")
+    elif load.out_of_memory_steps:
+        advice = "low, but steps run out of memory as they are"
+        yield Advice(verdict="ok", subject="memory", fact=fact, advice=advice)
     elif _is_retracting(load):
         advice = "low, but raising it would retract even more"
         yield Advice(verdict="ok", subject="memory", fact=fact, advice=advice)
@@ -175,6 +217,31 @@ def _usage(load: Load) -> Iterator[Advice]:
         )
 
 
+def _out_of_memory(load: Load) -> Iterator[Advice]:
+    """Tell what makes steps smaller: prompts where some were computed, else the batch."""
+    if not load.out_of_memory_steps:
+        return
+    fact = f"{load.out_of_memory_steps} steps that the executor had no memory for"
+    value: int | None
+    if not load.prompt_tokens:
+        what, how, setting = "decoding needs", "lower", "max_batch_size"
+        value = max(1, min(load.max_batch_size, math.ceil(load.running)) // 2)
+    elif load.prompt_chunk is None:
+        what, how, setting, value = "whole prompts need", "turn on", "enable_chunked_prefill", None
+    else:
+        what, how, setting = "prompts need", "lower", "chunked_prefill_size"
+        smaller = (chunk for chunk in PROMPT_CHUNKS if chunk < load.prompt_chunk)
+        value = next(smaller, max(1, load.prompt_chunk // 2))
+    yield Advice(
+        verdict="change",
+        subject="out of memory",
+        fact=fact,
+        advice=f"{what} too much: give KV less memory (mem_fraction_static), or {how} {setting}",
+        setting=setting,
+        value=value,
+    )
+
+
 def _retractions(load: Load) -> Iterator[Advice]:
     fact = f"{load.retractions} retractions, {load.retractions_per_minute:.1f} a minute"
     if load.retractions == 0:
@@ -199,6 +266,32 @@ def _retractions(load: Load) -> Iterator[Advice]:
             setting="max_batch_size",
             value=max(1, load.max_batch_size // 2),
         )
+
+
+def _order(load: Load) -> Iterator[Advice]:
+    """Tell whether lpm, which lets prompts with cached prefixes go first, has something to gain."""
+    if load.hit_rate is None:
+        return
+    fact = f"{100 * load.hit_rate:.1f} % of prompt tokens found, policy {load.schedule_policy}"
+    advice, policy = "", None
+    if load.schedule_policy == "lpm" and load.hit_rate < RARE_HITS and load.waiting >= 1:
+        policy = "fcfs"
+        advice = "few prompts share a prefix and sorting gains nothing: set schedule_policy to fcfs"
+    elif (
+        load.schedule_policy == "fcfs"
+        and load.hit_rate >= FREQUENT_HITS
+        and 1 <= load.waiting <= MAX_SORTED_QUEUE
+        and load.planning_share <= MAX_PLANNING_SHARE
+    ):
+        policy = "lpm"
+        advice = "many prompts share prefixes: set schedule_policy to lpm to use what is cached"
+    yield Advice(
+        verdict="change" if policy else "ok",
+        subject="prefix cache",
+        fact=fact,
+        advice=advice,
+        setting="schedule_policy" if policy else None,
+    )
 
 
 def _planning(load: Load) -> Iterator[Advice]:

@@ -50,11 +50,7 @@ def _watch(admin_address: str, seconds: float) -> Load:
             time.sleep(max(0.0, min(SAMPLE_EVERY_S, left)))
             samples.append(admin.stats())
     try:
-        return load_between(
-            samples,
-            max_batch_size=settings["max_batch_size"],
-            conservativeness=settings["schedule_conservativeness"],
-        )
+        return load_between(samples, settings)
     except ValueError:
         raise fail("the server was restarted meanwhile: ask again") from None
 
