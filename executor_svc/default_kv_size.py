@@ -50,10 +50,11 @@ def _on_cpu(limits: EngineConfig, rank: RankMemory, *, may_shorten: bool) -> KvS
     least = MIN_BLOCKS if may_shorten else per_request + 1
     if least > MIN_BLOCKS and least * rank.block_bytes > free:
         fitting = max(0, free // rank.block_bytes - 1) * limits.block_size
+        cure = f"lower max_model_len to {fitting} or less" if fitting else "give it more memory"
         raise OutOfMemory(
             f"one request of max_model_len {limits.max_model_len} needs "
             f"{least * rank.block_bytes / GIB:.2f} GiB of KV memory and {free / GIB:.2f} GiB are "
-            f"left beside weights and activations: lower max_model_len to {fitting} or less"
+            f"left beside weights and activations: {cure}"
         )
     if usable <= share:
         num_bytes = usable

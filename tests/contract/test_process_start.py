@@ -151,16 +151,26 @@ class TestRefusals:
         assert 1 == said.count("\n")
         assert (1 if line.startswith("INTERNAL") else 2) == code
 
-    def test_own_mistake_keeps_its_traceback(self):
+    @pytest.mark.parametrize(
+        "mistake",
+        [
+            RuntimeError("a bug"),
+            OSError(errno.EBADF, "Bad file descriptor"),
+            ImportError("cannot import name 'plan'", name="scheduler_svc.core"),
+        ],
+        ids=["runtime", "descriptor", "import"],
+    )
+    def test_own_mistake_keeps_its_traceback(self, mistake):
         """
         A broken program is no refusal: its error goes on as it is.
         """
 
         def fail():
-            raise RuntimeError("a bug")
+            raise mistake
 
-        with pytest.raises(RuntimeError, match="a bug"):
+        with pytest.raises(type(mistake)) as raised:
             run_or_refuse(fail)
+        assert mistake is raised.value
 
     def test_memory_is_refused_for_good(self):
         """

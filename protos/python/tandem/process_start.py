@@ -28,6 +28,23 @@ WANTED_OPEN_FILES = 4096
 """Each client's connection takes one."""
 
 _GIB = 2**30
+_OF_THE_MACHINE = frozenset(
+    {
+        errno.EACCES,
+        errno.EAGAIN,
+        errno.EDQUOT,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOENT,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""What a machine or its user can mend; any other OSError is a mistake of ours."""
+_OURS = frozenset({"executor_svc", "kernels", "scheduler_svc", "tandem"})
 
 
 def end_quietly_on_signals() -> None:
@@ -43,15 +60,17 @@ def end_quietly_on_signals() -> None:
 
 
 def run_or_refuse(run: Callable[[], int]) -> int:
-    """Run a service; gives its exit code, after one line on stderr if it could not go on."""
+    """
+    Run a service; gives its exit code, after one line on stderr if it could not go on.
+
+    What a machine lacks is such a line. A mistake of ours keeps its traceback, which says where.
+    """
     try:
         return run()
     except TandemError as error:
         return refuse(error)
-    except (OSError, MemoryError, ImportError) as error:
-        return refuse(as_refusal(error))
-    except RuntimeError as error:
-        if "start new thread" not in str(error):
+    except (OSError, MemoryError, ImportError, RuntimeError) as error:
+        if _is_mistake(error):
             raise
         return refuse(as_refusal(error))
 
@@ -134,6 +153,14 @@ def as_refusal(error: OSError | MemoryError | ImportError | RuntimeError) -> Tan
         )
     where = f"{error.filename}: " if error.filename else ""
     return InvalidConfig(f"the start failed: {where}{error.strerror or _line(error)}")
+
+
+def _is_mistake(error: OSError | MemoryError | ImportError | RuntimeError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno not in _OF_THE_MACHINE
+    if isinstance(error, ImportError):
+        return (error.name or "").partition(".")[0] in _OURS
+    return isinstance(error, RuntimeError) and "start new thread" not in str(error)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

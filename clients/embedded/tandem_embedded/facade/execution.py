@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import Batch, KvMode, StepResult
 from tandem_embedded.backend import Backend, geometry_of, load_backend
-from tandem_embedded.errors import EngineError, ValidationError, engine_errors
+from tandem_embedded.errors import ConfigError, EngineError, ValidationError, engine_errors
 from tandem_embedded.facade.batches import BatchReader, ExecutionBatch, ExecutionOutput
 from tandem_embedded.logs import quiet_unless_configured
 from tandem_embedded.settings import check_config, model_directory
@@ -96,8 +96,7 @@ class ModelExecutor:
         Raises:
             ConfigError: The device has no graphs, or no step has so many sequences.
         """
-        runner = self.backend.runner
-        assert isinstance(runner, _CapturingRunner)
+        runner = self._capturing_runner()
         with engine_errors():
             runner.capture_decode_graph(batch_size)
 
@@ -106,13 +105,22 @@ class ModelExecutor:
         Compute one step by a captured graph.
 
         Raises:
+            ConfigError: The backend captures no graphs.
             ExecutionError: None can run it; nothing has changed.
         """
-        runner = self.backend.runner
-        assert isinstance(runner, _CapturingRunner)
+        runner = self._capturing_runner()
         delta = self._delta(batch)
         with engine_errors():
             return self._output(batch, runner.execute_graph(delta, self._num_steps))
+
+    def _capturing_runner(self) -> _CapturingRunner:
+        runner = self.backend.runner
+        if not isinstance(runner, _CapturingRunner):
+            raise ConfigError(
+                f"{type(runner).__name__} captures no graphs: call execute instead",
+                reason="INVALID_CONFIG",
+            )
+        return runner
 
     def reset(self) -> None:
         """Forget all sequences, after a step that failed; `Scheduler.reset` goes with it."""

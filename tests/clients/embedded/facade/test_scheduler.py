@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem_embedded import (
+    ConfigError,
     EngineConfig,
     EngineMemoryError,
     ExecutionBatch,
@@ -283,6 +284,17 @@ class TestOwnExecutor:
         assert expected_outputs(PROMPTS[1], 8) == again.output_tokens
         assert 0 < again.num_cached_tokens
         engine.check_integrity()
+
+    def test_a_graph_that_the_backend_cannot_capture_is_refused(self):
+        """
+        Graphs are a matter of our own runner; another backend refuses them by name.
+        """
+        backend = executor_backend(PlainExecutor(CONFIG), CONFIG, vocab_size=50)
+        executor = ModelExecutor(CONFIG, backend)
+        with pytest.raises(ConfigError, match="captures no graphs: call execute instead"):
+            executor.capture_decode_graph(1)
+        with pytest.raises(ConfigError, match="captures no graphs"):
+            executor.execute_graph(ExecutionBatch())
 
     def test_an_executor_that_fails_is_tried_again(self):
         """
