@@ -50,6 +50,17 @@ class TestChat:
         assert "PROMPT_TOO_LONG: too long" in result.stderr
         assert ["two"] == [m.content for m in server.seen.generate[1].chat.messages]
 
+    def test_conversation_that_outgrew_the_context_is_told_the_way_out(self, run, server):
+        """
+        Where the turns so far fill the context /clear is named; where there are none it is not.
+        """
+        too_long = Act(accept=False, error=PromptTooLong("too long"))
+        server.play(too_long, Act(), too_long)
+        result = run("chat", "--address", server.address, stdin="one\ntwo\nthree\n")
+
+        assert 2 == result.stderr.count("PROMPT_TOO_LONG")
+        assert 1 == result.stderr.count("/clear forgets the conversation so far")
+
     def test_ctrl_c_stops_the_answer_only(self, tandem, server):
         """
         Ctrl-C ends the running answer, keeps what was said, and the conversation goes on.

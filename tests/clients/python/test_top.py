@@ -51,6 +51,15 @@ class TestCommand:
         ):
             assert words in result.stdout
 
+    def test_every_look_goes_into_a_pipe(self, tandem, server):
+        """
+        Where the output is no terminal each look is printed below the one before.
+        """
+        process = tandem("top", "--interval-s", "0.1", "--admin-address", server.address)
+        looks = (line for line in process.stdout if "policy lpm" in line)
+
+        assert next(looks) == next(looks)
+
     def test_json_has_all_counters_and_the_rates(self, run, server):
         """
         --json prints every counter of the snapshot, and the rates beside them.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.errors import TandemError
+from tandem.errors import NeverFits, PromptTooLong, TandemError, TotalTooLong
 from tandem_client.channel import DEFAULT_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.chat_commands import (
@@ -115,6 +115,8 @@ def _answer(client: Client, conversation: Conversation, asked: str) -> None:
     except TandemError as error:
         # The conversation stays as it was, so that the user can change or repeat the turn.
         typer.echo(f"\n{describe(error, client.address)}", err=True)
+        if isinstance(error, PromptTooLong | TotalTooLong | NeverFits) and conversation.turns:
+            _remark("(/clear forgets the conversation so far, which is sent with every message)")
         return
     conversation.add(asked, answer)
 

@@ -43,10 +43,11 @@ def top(
     with AdminClient(address, retry=options.RETRY) as admin:
         with Waits(no_answer(address)):
             looks = Looks(admin.stats())
-        if once or as_json:
+        console = Console()
+        # A table that is drawn anew in its place needs a terminal; a file or pipe gets each look.
+        if once or as_json or not console.is_terminal:
             _print_looks(admin, looks, interval_s, once=once, as_json=as_json)
             return
-        console = Console()
         with Live(table(looks.now, None, console.width), console=console) as live:
             while True:
                 time.sleep(interval_s)
