@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ALLOWANCE_BYTES = 600_000_000
-"""Beyond weights and KV: the interpreter, the framework (about 300 MB) and activations."""
+ALLOWANCE_BYTES = 300_000_000
+"""Beyond libraries, weights and KV: activations, and what libraries load when first used."""
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -33,6 +33,11 @@ from executor_svc.model import load_model
 from executor_svc.runner import ModelRunner
 from tests.executor_svc.stepping import Row, admission, batch
 
+def peak():
+    status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
+    return int(status.split()[0]) * 1024
+
+libraries = peak()  # half a gigabyte where PyTorch is built for CUDA, less where it is not
 model = load_model(Path(sys.argv[1]), dtype=sys.argv[2], device="cpu")
 kv = KvMemory(model.config, 512, 16, model.dtype, model.device)
 for layer in kv.layers:
@@ -42,9 +47,9 @@ runner.warm_up()
 admit = admission(0, [1] * 300, range(1, 33))
 runner.execute(batch(Row(0, 0, 300), admits=[admit]), 1)
 runner.execute(batch(Row(0, 300)), 2)
-status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
 print(json.dumps({
-    "peak": int(status.split()[0]) * 1024,
+    "peak": peak(),
+    "libraries": libraries,
     "weights": model.weight_bytes,
     "kv": kv.device_bytes,
 }))
@@ -105,4 +110,5 @@ class TestPeak:
         assert done.returncode == 0, done.stderr
         measured = json.loads(done.stdout.splitlines()[-1])
         assert measured["weights"] > 200e6
-        assert measured["peak"] <= measured["weights"] + measured["kv"] + ALLOWANCE_BYTES
+        needed = measured["libraries"] + measured["weights"] + measured["kv"]
+        assert measured["peak"] <= needed + ALLOWANCE_BYTES
