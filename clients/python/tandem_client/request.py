@@ -6,9 +6,19 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from tandem.errors import InvalidParameter
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import request_pb2
+
+_INTEGERS = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
+"""What integer fields of a message can hold; the server may allow less."""
 
 PresetName = Literal["code", "summary", "chat", "creative"]
 
@@ -256,4 +266,13 @@ def _set(message: Any, path: str, name: str, value: Any) -> None:
     except UnicodeError as error:
         raise InvalidParameter(f"{name} is not valid UTF-8 text", field=path) from error
     except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidParameter(f"{name} cannot be sent: {error}", field=path) from error
+        why = _range_left(message, name, value) or f"{name} cannot be sent: {error}"
+        raise InvalidParameter(why, field=path) from error
+
+
+def _range_left(message: Any, name: str, value: Any) -> str | None:
+    """Return a sentence with the range of an integer field that the value lies outside of."""
+    bounds = _INTEGERS.get(message.DESCRIPTOR.fields_by_name[name].cpp_type)
+    if not isinstance(value, int) or bounds is None or bounds[0] <= value <= bounds[1]:
+        return None
+    return f"{name} must be in {bounds[0]} to {bounds[1]}, not {value}"

@@ -150,6 +150,23 @@ class TestBuildRequest:
 
         assert message == refused.value.message
 
+    @pytest.mark.parametrize(
+        ("name", "value", "sentence"),
+        [
+            ("max_tokens", -1, "max_tokens must be in 0 to 4294967295, not -1"),
+            ("seed", 2**64, f"seed must be in 0 to {2**64 - 1}, not {2**64}"),
+            ("priority", 2**31, f"priority must be in {-(2**31)} to {2**31 - 1}, not {2**31}"),
+        ],
+    )
+    def test_integer_that_no_field_holds_is_told_the_range(self, name, value, sentence):
+        """
+        An integer that is too small or too large for its field is refused with what the field holds.
+        """
+        with pytest.raises(InvalidParameter) as refused:
+            build_request("hi", {name: value})
+
+        assert sentence == refused.value.message
+
 
 class TestPresets:
     RANGES: ClassVar = {
