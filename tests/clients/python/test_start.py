@@ -35,6 +35,11 @@ import sys
 heavy = {{"grpc", "numpy", "google.protobuf", "torch", "asyncio"}} & set(sys.modules)
 print(*heavy, file=sys.stderr)
 """
+RUN_GENERATE = """
+from tandem_client.cli import main
+sys.argv = ["tandem", "generate", "hi"]
+main()
+"""
 RUN_MAIN = """
 from tandem_client.cli import main
 sys.argv = ["tandem", {argument!r}]
@@ -157,3 +162,33 @@ class TestWorkingFolder:
         )
 
         assert (0, "") == (ended.returncode, ended.stderr)
+
+
+class TestLibraries:
+    @pytest.mark.parametrize(("given", "expected"), [(None, "ERROR"), ("INFO", "INFO")])
+    def test_grpc_says_nothing_of_its_own_unless_it_is_asked_to(
+        self, given, expected, tmp_path, monkeypatch
+    ):
+        """
+        Before gRPC is loaded its native log is set to errors, where the user has not set it.
+        """
+        monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+        if given:
+            monkeypatch.setenv("GRPC_VERBOSITY", given)
+        (tmp_path / "grpc.py").write_text(
+            "import os; print(os.environ['GRPC_VERBOSITY'])\nraise SystemExit"
+        )
+
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + RUN_GENERATE,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+        assert expected == ended.stdout.strip()

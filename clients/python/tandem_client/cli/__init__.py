@@ -14,6 +14,8 @@ def main() -> None:
     # Services start as `python -m`: a folder named like one of them, where the user happens to be,
     # must not be what is started.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    # gRPC's own library writes what it notices about connections between our lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from tandem_client.cli import app  # noqa: PLC0415 -- see above
 
     app.main()
