@@ -45,8 +45,9 @@ STILL_S = 30
 NO_NETWORK = re.compile(
     r"NewConnectionError|Failed to establish|NameResolutionError|Network is unreachable"
     r"|ConnectTimeout|ReadTimeout|Read timed out|Connection (?:refused|reset|aborted)"
-    r"|RemoteDisconnected|ProtocolError|IncompleteRead|ProxyError|SSLError|CERTIFICATE_VERIFY",
+    r"|RemoteDisconnected|ProtocolError|IncompleteRead|ProxyError|SSLError",
 )
+UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED")
 NO_SPACE = re.compile(r"No space left on device|Errno 28|Disk quota exceeded")
 EXIT_STOPPED = 130
 
@@ -258,6 +259,12 @@ def failure(words: str) -> str:
         return (
             f"a disk is full ({free} are free), and pip needs room in both, in the second for a "
             "while; make room, or set TMPDIR to a larger disk, and run this again"
+        )
+    if UNTRUSTED.search(words):
+        return (
+            "the package index shows a certificate that is not trusted here; where a proxy signs "
+            "with a certificate of its own, name it (PIP_CERT=/path/to/ca.pem) and run this again "
+            f"(pip's words are in {LOG})"
         )
     if NO_NETWORK.search(words):
         return (

@@ -182,6 +182,14 @@ class TestFailure:
 
         assert install.failure(words).startswith("a disk is full (")
 
+    def test_certificate_that_is_not_trusted_is_told_from_a_network_that_is_down(self, install):
+        """
+        A certificate without a known authority is one sentence with the setting that mends it.
+        """
+        words = "(Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED]"
+
+        assert "PIP_CERT" in install.failure(words)
+
     def test_other_failures_show_the_words_of_pip(self, install, capsys):
         """
         What is neither disk nor network is left to pip's words, without what went well.
