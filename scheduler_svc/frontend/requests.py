@@ -30,9 +30,9 @@ from scheduler_svc.frontend.validation import (
     check_params,
     check_prompt_shape,
     check_token_ids,
+    check_tokenizer_fits,
 )
 from scheduler_svc.ipc.messages import Model, Submit
-from tandem.errors import InvalidModel
 from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
 from tandem.inference.v1.request_pb2 import ResolvedParams
@@ -86,7 +86,7 @@ async def prepare_request(
     prompt = prompt[fit.num_dropped :]
     column = np.asarray(prompt, np.int32)
     if not request.HasField("token_ids"):
-        _check_tokenizer_fits(column, model)
+        check_tokenizer_fits(column, model.vocab_size)
     digests = await _digests(column, params.cache_salt, model, threads)
     priors = check_resume(request, params, vocab_size=model.vocab_size, max_tokens=fit.max_tokens)
     starts = await _starts(priors, params, fit, lambda: loaded.text.detokenizer(prompt), threads)
@@ -249,21 +249,6 @@ async def _encode_prompt(
     if len(request.text) <= INLINE_TEXT_CHARS:
         return text.encode_text(request.text)
     return await threads.run(lambda: text.encode_text(request.text))
-
-
-def _check_tokenizer_fits(prompt: Int32Column, model: Model) -> None:
-    """
-    Refuse ids that only the tokenizer knows: some models' tokenizers have more than their weights.
-
-    Raises:
-        InvalidModel: There is one; the request is not to blame for it.
-    """
-    highest = int(prompt.max(initial=0))
-    if highest >= model.vocab_size:
-        raise InvalidModel(
-            f"the model's tokenizer.json makes token id {highest} of this prompt, but the model's "
-            f"vocabulary is 0 to {model.vocab_size - 1}: the two do not belong together"
-        )
 
 
 def _check_at_least(num_tokens: int, model: Model, prompt_field: str) -> None:

@@ -6,7 +6,7 @@ Field paths start at GenerateRequest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,9 @@ from scheduler_svc.frontend.sampling_checks import (
     check_sampling,
 )
 from scheduler_svc.ipc.messages import Model
-from tandem.errors import EmptyPrompt, InvalidParameter
+from tandem.errors import EmptyPrompt, InvalidModel, InvalidParameter
 from tandem.inference.v1 import inference_service_pb2, request_pb2
+from tandem.link.batch import Int32Column
 from tandem.sampling_ranges import MIN_TEMPERATURE
 
 MAX_STOP_STRINGS = 16
@@ -183,21 +184,44 @@ def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
         )
 
 
-def check_token_ids(ids: Iterable[int], vocab_size: int, *, field: str) -> None:
+def check_token_ids(ids: Sequence[int], vocab_size: int, *, field: str) -> None:
     """
     Check that ids are in the vocabulary.
 
     Raises:
         InvalidParameter: Naming the first that is not.
     """
-    column = np.fromiter(ids, np.int64)
-    outside = np.flatnonzero((column < 0) | (column >= vocab_size))
-    if len(outside):
-        at = int(outside[0])
+    at = _first_outside(ids, vocab_size)
+    if at is not None:
         raise InvalidParameter(
-            f"token id {column[at]} is not in the vocabulary, which is 0 to {vocab_size - 1}.",
+            f"token id {ids[at]} is not in the vocabulary, which is 0 to {vocab_size - 1}.",
             field=f"{field}[{at}]",
         )
+
+
+def check_tokenizer_fits(prompt: Sequence[int] | Int32Column, vocab_size: int) -> None:
+    """
+    Refuse ids that only the tokenizer knows: some models' tokenizers have more than their weights.
+
+    Raises:
+        InvalidModel: There is one; the request is not to blame for it.
+    """
+    at = _first_outside(prompt, vocab_size)
+    if at is not None:
+        raise InvalidModel(
+            f"the tokenizer makes token id {prompt[at]} of this prompt, but the model's "
+            f"vocabulary is 0 to {vocab_size - 1}: the two do not belong together"
+        )
+
+
+def _first_outside(ids: Sequence[int] | Int32Column, vocab_size: int) -> int | None:
+    """Return the index of the first id that is not in [0, vocab_size)."""
+    try:
+        column = np.asarray(ids, np.int64)
+    except OverflowError:  # past int64, as only a caller in this process can write it
+        return next(at for at, token_id in enumerate(ids) if not 0 <= token_id < vocab_size)
+    outside = np.flatnonzero((column < 0) | (column >= vocab_size))
+    return int(outside[0]) if len(outside) else None
 
 
 def _check_sharing(request: inference_service_pb2.GenerateRequest) -> None:

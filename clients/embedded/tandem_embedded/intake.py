@@ -12,8 +12,9 @@ import numpy as np
 from scheduler_svc.core.request import NewRequest
 from scheduler_svc.frontend.lengths import DEFAULT_MAX_TOKENS
 from scheduler_svc.frontend.names import check_tenant
+from scheduler_svc.frontend.validation import check_token_ids, check_tokenizer_fits
 from tandem.errors import TandemError
-from tandem_embedded.errors import ValidationError, engine_error
+from tandem_embedded.errors import ValidationError, engine_error, engine_errors
 from tandem_embedded.ledger import Delivery, Entry
 from tandem_embedded.params import GenerationParams, Vocabulary
 from tandem_embedded.tokenizer import ChatTokenizer, Tokenizer
@@ -46,6 +47,7 @@ class Intake:
 
         Raises:
             ValidationError: Naming what is wrong.
+            ConfigError: The tokenizer makes ids that the model has not.
         """
         given: Any = params
         if not isinstance(given, GenerationParams):
@@ -58,7 +60,7 @@ class Intake:
             message = "give either a prompt or messages."
             raise ValidationError(message, reason="EMPTY_PROMPT", field="prompt")
         token_ids = self._chat(messages) if prompt is None else self._token_ids(prompt)
-        self._check_vocabulary(token_ids)
+        self._check_vocabulary(token_ids, is_ours=prompt is None or isinstance(prompt, str))
         room = max(1, self._max_model_len - len(token_ids))
         is_chat, is_default = messages is not None, params.max_tokens is None
         eos = () if params.ignore_eos else self._vocabulary.eos_token_ids
@@ -135,12 +137,13 @@ class Intake:
             message = f"the prompt must be text or whole numbers, got {prompt!r:.80}."
             raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt") from None
 
-    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
-        vocab_size = self._vocabulary.size
-        for token in token_ids:
-            if not 0 <= token < vocab_size:
-                message = f"token id {token} is not in the vocabulary, 0 to {vocab_size - 1}."
-                raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt")
+    def _check_vocabulary(self, token_ids: Sequence[int], *, is_ours: bool) -> None:
+        """Refuse ids that the model has not, of a caller or, if `is_ours`, of the tokenizer."""
+        with engine_errors():
+            if is_ours:
+                check_tokenizer_fits(token_ids, self._vocabulary.size)
+            else:
+                check_token_ids(token_ids, self._vocabulary.size, field="prompt")
 
 
 def _is_message(given: Any) -> bool:

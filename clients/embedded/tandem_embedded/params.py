@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 from scheduler_svc.executor_description import (
     DEFAULT_TEMPERATURE,
     DEFAULT_TOP_K,
     DEFAULT_TOP_P,
 )
+from scheduler_svc.frontend.sampling_checks import check_logit_bias
 from scheduler_svc.frontend.validation import (
     MAX_CACHE_SALT_BYTES,
     MAX_CHOICES,
     MAX_STOP_STRING_BYTES,
     MAX_STOP_STRINGS,
+    check_token_ids,
 )
 from tandem.link.batch import RowSampling
 from tandem.sampling_ranges import MIN_TEMPERATURE, broken_range
-from tandem_embedded.errors import ValidationError
+from tandem_embedded.errors import ValidationError, engine_errors
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
@@ -158,17 +160,14 @@ class GenerationParams:
 
     def check_ids(self, vocab_size: int) -> None:
         """
-        Check that biased ids are in the vocabulary.
+        Check that biased and stop ids are in the vocabulary.
 
         Raises:
             ValidationError: Naming one that is not.
         """
-        for token_id in self.logit_bias:
-            if not 0 <= token_id < vocab_size:
-                message = (
-                    f"token id {token_id} is not in the vocabulary, which is 0 to {vocab_size - 1}."
-                )
-                raise ValidationError(message, reason="INVALID_PARAMETER", field="logit_bias")
+        with engine_errors():
+            check_logit_bias(self.logit_bias, vocab_size, field="logit_bias")
+            check_token_ids(self.stop_token_ids, vocab_size, field="stop_token_ids")
 
     def _rules(self) -> tuple[tuple[bool, str, str], ...]:
         """What must hold, of which name, and in which words."""
@@ -219,6 +218,11 @@ class GenerationParams:
         stop: Any = self.stop
         if not isinstance(stop, tuple | list) or not all(isinstance(one, str) for one in stop):
             raise self._refusal("stop", "must be a tuple of strings")
+        ends: Any = self.stop_token_ids
+        if not isinstance(ends, tuple | list) or not all(
+            isinstance(one, SupportsIndex) for one in ends
+        ):
+            raise self._refusal("stop_token_ids", "must be a tuple of whole numbers")
         biases: Mapping[Any, Any] = self.logit_bias
         for token_id, bias in biases.items():
             if not (isinstance(token_id, int) and isinstance(bias, (int, float))):

@@ -34,7 +34,10 @@ def engine_that_says(text: str, **settings):
 
 
 class _Oversized(SimpleTokenizer):
-    """Writes conversations with an id that the model has not."""
+    """Writes texts and conversations with an id that the model has not."""
+
+    def encode(self, text):
+        return [0, VOCAB_SIZE]
 
     def encode_chat(self, messages, *, max_prompt_len):
         return [VOCAB_SIZE]
@@ -253,16 +256,38 @@ class TestChats:
         with pytest.raises(ValidationError, match=text):
             engine.submit_chat(messages)
 
-    def test_ids_that_the_model_has_not_are_refused(self):
+    @pytest.mark.parametrize(
+        "prompt",
+        [{"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}],
+        ids=["text", "chat"],
+    )
+    def test_tokenizer_with_more_ids_than_the_model_is_to_blame(self, prompt):
         """
-        A chat template may write tokens that only the tokenizer knows; its ids are checked like a
-        prompt's.
+        Text that becomes an id outside the model's vocabulary is the model's fault, as in a
+        service, and not the request's.
         """
         engine, _ = engine_and_runner(tokenizer=_Oversized())
-        with pytest.raises(
-            ValidationError, match=f"token id {VOCAB_SIZE} is not in the vocabulary"
-        ):
-            engine.submit_chat([{"role": "user", "content": "x"}])
+        with pytest.raises(ConfigError) as caught:
+            engine.complete(**prompt)
+        assert "INVALID_MODEL" == caught.value.reason
+        assert (
+            f"the tokenizer makes token id {VOCAB_SIZE} of this prompt, but the model's vocabulary "
+            f"is 0 to {VOCAB_SIZE - 1}: the two do not belong together"
+        ) == caught.value.message
+
+    @pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1, 10**30], ids=["next", "negative", "huge"])
+    def test_id_outside_the_vocabulary_is_named_by_its_place(self, token_id):
+        """
+        Of a caller's own ids the first that the model has not is named, in a service's words.
+        """
+        engine, _ = engine_and_runner()
+        with pytest.raises(ValidationError) as caught:
+            engine.submit_request([0, token_id, -7])
+        assert ("INVALID_PARAMETER", "prompt[1]") == (caught.value.reason, caught.value.field)
+        assert (
+            f"token id {token_id} is not in the vocabulary, which is 0 to {VOCAB_SIZE - 1}."
+            == caught.value.message
+        )
 
     def test_a_tokenizer_without_template_is_named(self):
         """

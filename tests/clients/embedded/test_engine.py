@@ -342,7 +342,7 @@ class TestErrors:
             ([], 8, "the prompt has no token"),
             ([5] * 129, 8, "max_model_len is 128"),
             ([5] * 120, 9, "ask for at most 8 tokens"),
-            ([358], 8, "token id 358 is not in the vocabulary, 0 to 357"),
+            ([358], 8, "token id 358 is not in the vocabulary, which is 0 to 357"),
             ([-1], 8, "token id -1"),
             ([1.5], 8, r"text or whole numbers, got \[1\.5\]"),
             (7, 8, "text or whole numbers, got 7"),
