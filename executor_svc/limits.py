@@ -34,6 +34,20 @@ def _tokens_of_a_cpu_step(limits: EngineConfig, config: ModelConfig) -> int:
     return max(min(limits.max_total_tokens, fitting), limits.max_batch_size)
 
 
+def check_block_fits(block_size: int, longest: int) -> None:
+    """
+    Check that a model's longest sequence fills a block.
+
+    Raises:
+        InvalidConfig: It does not.
+    """
+    if longest < block_size:
+        raise InvalidConfig(
+            f"the model supports at most {longest} tokens (max_position_embeddings), less than one "
+            f"block of block_size {block_size}: lower block_size to {longest} or less"
+        )
+
+
 def may_shorten(loaded: LoadedSettings) -> bool:
     """Tell whether max_model_len gives way to the KV memory: no flag, file or variable set it."""
     return loaded.settings.max_model_len is None or not loaded.is_set("max_model_len")
@@ -47,8 +61,8 @@ def fit_limits(loaded: LoadedSettings, config: ModelConfig, device: torch.device
     stuck.
 
     Raises:
-        InvalidConfig: A length was set that the model does not support, or a rule fails with the
-            model's length.
+        InvalidConfig: A length was set that the model does not support, or the model's own is less
+            than a block, or a rule fails.
     """
     limits, longest = loaded.limits, config.context_len
     if loaded.settings.max_model_len is None:
@@ -63,6 +77,7 @@ def fit_limits(loaded: LoadedSettings, config: ModelConfig, device: torch.device
         limits = replace(limits, max_model_len=longest)
     if device.type == "cpu" and "max_total_tokens" not in loaded.sources:
         limits = replace(limits, max_total_tokens=_tokens_of_a_cpu_step(limits, config))
+    check_block_fits(limits.block_size, longest)
     limits.validate()
     for warning in limits.warnings():
         _log.warning("unusual_setting", what=warning)

@@ -18,6 +18,8 @@ MAX_WIDTH = 2**24
 MAX_HEADS = 2**16
 MAX_HEAD_DIM = 2**14
 """Far above every model; what is larger would cost time and memory before its weights are seen."""
+MIN_CONTEXT_LEN = 2
+"""A token of prompt and one of output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,8 @@ def _model_config(fields: JsonFields, family: Family, generation: JsonFields | N
         raise InvalidModel(f"{fields.path}: head_dim must be even for rotary positions: {head_dim}")
     num_layers = fields.positive_int("num_hidden_layers", at_most=MAX_LAYERS)
     max_positions = fields.positive_int("max_position_embeddings")
+    rope = read_rope(fields, max_positions)
+    _check_context(fields, context_len(rope, max_positions), max_positions)
     vocab_size = fields.positive_int("vocab_size")
     attention_bias = fields.boolean("attention_bias", default=False)
     return ModelConfig(
@@ -142,7 +146,7 @@ def _model_config(fields: JsonFields, family: Family, generation: JsonFields | N
         head_dim=head_dim,
         norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
         max_position_embeddings=max_positions,
-        rope=read_rope(fields, max_positions),
+        rope=rope,
         windows=layer_windows(fields, family, num_layers),
         qkv_bias=family.qkv_bias or (family.attention_bias_key and attention_bias),
         output_bias=family.attention_bias_key and attention_bias,
@@ -153,6 +157,15 @@ def _model_config(fields: JsonFields, family: Family, generation: JsonFields | N
         eos_token_ids=_eos_token_ids(fields, generation, vocab_size),
         generation_defaults=_generation_defaults(generation),
     )
+
+
+def _check_context(fields: JsonFields, longest: int, max_positions: int) -> None:
+    """Refuse a model that has no room for a prompt and a token of output."""
+    if longest < MIN_CONTEXT_LEN:
+        raise InvalidModel(
+            f"{fields.path}: max_position_embeddings is {max_positions}, so that a sequence has no "
+            f"room for a prompt and an output: they take {MIN_CONTEXT_LEN} tokens at least"
+        )
 
 
 def _checkpoint_dtype(fields: JsonFields) -> str | None:

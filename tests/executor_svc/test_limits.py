@@ -10,6 +10,7 @@ import torch
 from executor_svc.config import load_settings
 from executor_svc.limits import fit_limits
 from executor_svc.model import ModelConfig
+from tandem.errors import InvalidConfig
 from tests.executor_svc.test_memory import LLAMA_7B
 
 SMALL = dataclasses.replace(LLAMA_7B, num_layers=2, hidden_size=64, intermediate_size=64)
@@ -38,3 +39,25 @@ class TestStepOfACpu:
         loaded = load_settings(["--model=dir", *flags], {})
         found = fit_limits(loaded, config, torch.device(device))
         assert expected == found.max_total_tokens
+
+
+class TestModelShorterThanABlock:
+    def test_refusal_names_the_model_and_the_block(self):
+        """
+        Where a model's longest sequence is less than a block, the refusal says so and how to go on.
+        """
+        short = dataclasses.replace(SMALL, max_position_embeddings=8)
+        with pytest.raises(InvalidConfig) as caught:
+            fit_limits(load_settings(["--model=dir"], {}), short, torch.device("cpu"))
+        assert (
+            "the model supports at most 8 tokens (max_position_embeddings), less than one block of "
+            "block_size 16: lower block_size to 8 or less"
+        ) == caught.value.message
+
+    def test_smaller_blocks_serve_it(self):
+        """
+        With the advised block size the same model is served at its length.
+        """
+        short = dataclasses.replace(SMALL, max_position_embeddings=8)
+        loaded = load_settings(["--model=dir", "--block-size=8"], {})
+        assert 8 == fit_limits(loaded, short, torch.device("cpu")).max_model_len

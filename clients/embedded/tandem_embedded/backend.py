@@ -249,6 +249,9 @@ def _sized(
 
 def _fit_length(config: EngineConfig, longest: int) -> EngineConfig:
     """Lower max_model_len to what the model supports, if it still has its default."""
+    from executor_svc.limits import check_block_fits  # noqa: PLC0415
+
+    check_block_fits(config.block_size, longest)
     if config.max_model_len <= longest:
         return config
     if config.max_model_len != EngineConfig().max_model_len:

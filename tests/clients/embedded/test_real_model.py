@@ -135,6 +135,17 @@ class TestModelLimits:
         with pytest.raises(ConfigError, match="at most 512 tokens"):
             InferenceEngine(EngineConfig(max_model_len=513), model_dir)
 
+    @pytest.mark.parametrize("config", [EngineConfig(), None], ids=["limits", "none"])
+    def test_a_model_shorter_than_a_block_is_refused_as_that(self, model_dir, tmp_path, config):
+        """
+        Where the model's longest sequence is less than a block, the refusal says so.
+        """
+        short = shutil.copytree(model_dir, tmp_path / "short")
+        content = json.loads((short / "config.json").read_text())
+        (short / "config.json").write_text(json.dumps(content | {"max_position_embeddings": 8}))
+        with pytest.raises(ConfigError, match=r"at most 8 tokens .* one block of block_size 16"):
+            InferenceEngine(config, short)
+
     def test_blocks_that_do_not_fit_are_a_memory_error(self, model_dir):
         """
         A pool larger than memory is refused before any request.

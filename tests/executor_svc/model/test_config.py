@@ -243,6 +243,10 @@ class TestRefusals:
             ({"layer_types": ["sliding_attention"] * 4}, "there is no window: in LlamaForCausalLM"),
             ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 10000, got 1000000"),
             ({"hidden_size": 10**30}, "hidden_size must be at most 16777216, got 1000"),
+            (
+                {"max_position_embeddings": 1},
+                "max_position_embeddings is 1, so that a sequence has",
+            ),
             ({"vocab_size": 2**31}, "vocab_size must be at most 2147483647, got 2147483648"),
             ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive number, got 1000"),
             ({"num_attention_heads": -8}, "num_attention_heads must be a positive integer, got -8"),
