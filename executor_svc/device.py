@@ -10,6 +10,7 @@ from typing import cast, get_args
 import torch
 
 from executor_svc.out_of_memory import is_out_of_memory
+from executor_svc.start_warnings import keep
 from kernels import packed_linear, rms_norm, rope_kv_write, sampling, silu_mul
 from kernels.cpu_extension import ExtensionUnavailable
 from kernels.paged_attention import CpuExtension, use_cpu_extension
@@ -56,13 +57,15 @@ def choose_kernels(device: torch.device, cpu_extension: str) -> None:
     if device.type != "cpu":
         return
     try:
-        use_cpu_extension(cast("CpuExtension", cpu_extension))
+        why_not = use_cpu_extension(cast("CpuExtension", cpu_extension))
     except ExtensionUnavailable as error:
         raise InvalidConfig(
             f"cpu_extension is on, but its library cannot be had: {error}; set it to auto or off "
             f"to compute with PyTorch",
             field="cpu_extension",
         ) from error
+    if why_not is not None:
+        keep(f"PyTorch computes, and not the C++ kernels, which are faster: {why_not}")
     in_cpp = packed_linear.use_cpu_extension(wanted=cpu_extension != "off")
     for operation in (rms_norm, rope_kv_write, sampling, silu_mul):
         operation.use_cpu_extension(wanted=in_cpp)

@@ -24,6 +24,7 @@ from executor_svc.model import LoadedModel, load_model
 from executor_svc.model.weights import weight_bytes
 from executor_svc.profiling import measure_activations
 from executor_svc.runner import ModelRunner
+from executor_svc.start_warnings import kept_warnings, warn
 from executor_svc.step_profile.torch_recorder import TorchRecorder
 from executor_svc.threads import use_threads
 from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
@@ -44,7 +45,8 @@ def load_engine(
     meters: Callable[[torch.device], MemoryMeter] = meter_of,
 ) -> Engine:
     """
-    Load the model, size and allocate KV memory and warm up; logs what was chosen.
+    Load the model, size and allocate KV memory and warm up; logs what was chosen. The engine's
+    description has what was warned of on the way.
 
     Args:
         loaded: The settings.
@@ -56,6 +58,15 @@ def load_engine(
         InvalidModel: The model directory cannot be used.
         OutOfMemory: Weights or KV blocks do not fit.
     """
+    with kept_warnings() as warnings:
+        engine = _load(loaded, boot_id, meters)
+    engine.description.warnings.extend(warnings)
+    return engine
+
+
+def _load(
+    loaded: LoadedSettings, boot_id: str, meters: Callable[[torch.device], MemoryMeter]
+) -> Engine:
     settings = loaded.settings
     tokenizer_files = _tokenizer_files(settings.model)
     use_threads(settings.num_threads)
@@ -100,7 +111,11 @@ def _tokenizer_files(model_dir: Path) -> tuple[TokenizerFile, ...]:
         return ()  # told with what a directory should hold, when its config.json is looked for
     files = read_tokenizer_files(model_dir)
     if not any(file.name == "tokenizer.json" for file in files):
-        _log.warning("tokenizer_missing", model=str(model_dir), file="tokenizer.json")
+        warn(
+            "tokenizer_missing",
+            "the model has no tokenizer.json: prompts must be token ids, and output has no text",
+            model=str(model_dir),
+        )
     return files
 
 
@@ -133,7 +148,7 @@ def _plan(
     )
     _log.info("memory_planned", **described(plan))
     for warning in plan.warnings():
-        _log.warning("unusual_setting", what=warning)
+        warn("unusual_setting", warning)
     return plan
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import structlog
 import torch
 
 from executor_svc.config import LoadedSettings
 from executor_svc.model import ModelConfig
 from executor_svc.model.weights import weight_bytes
+from executor_svc.start_warnings import warn
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
 
@@ -18,8 +18,6 @@ CPU_STEP_OPERATIONS = 1 << 39
 
 LEAST_CPU_STEP_TOKENS = 128
 """Fewer would read the weights too often."""
-
-_log = structlog.get_logger(__name__)
 
 
 def num_slots_for(limits: EngineConfig) -> int:
@@ -79,6 +77,11 @@ def fit_limits(loaded: LoadedSettings, config: ModelConfig, device: torch.device
         limits = replace(limits, max_total_tokens=_tokens_of_a_cpu_step(limits, config))
     check_block_fits(limits.block_size, longest)
     limits.validate()
-    for warning in limits.warnings():
-        _log.warning("unusual_setting", what=warning)
+    for warning in limit_warnings(limits):
+        warn("unusual_setting", warning)
     return limits
+
+
+def limit_warnings(limits: EngineConfig) -> list[str]:
+    """Warnings of an executor's limits; `max_num_seqs` is for the scheduler, which sees it set."""
+    return replace(limits, max_num_seqs=max(limits.max_num_seqs, limits.max_batch_size)).warnings()

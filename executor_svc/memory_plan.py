@@ -13,7 +13,7 @@ from executor_svc.decode_bytes import graph_pool_bytes
 from executor_svc.default_kv_size import default_kv_size
 from executor_svc.device import choose_kernels, dtype_name, resolve_device, resolve_dtype
 from executor_svc.graphs.sizes import graph_sizes
-from executor_svc.limits import fit_limits, may_shorten, num_slots_for
+from executor_svc.limits import fit_limits, limit_warnings, may_shorten, num_slots_for
 from executor_svc.memory import host_blocks_within, kv_bytes_per_block
 from executor_svc.memory_budget import (
     GIB,
@@ -128,7 +128,7 @@ def forecast(
         "max_total_tokens": limits.max_total_tokens,
         **described(plan),
         "num_host_blocks": host_blocks_within(settings.swap_space_gb, plan.rank.block_bytes),
-        "warnings": [*limits.warnings(), *plan.warnings()],
+        "warnings": [*limit_warnings(limits), *plan.warnings()],
     }
 
 

@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 import structlog
 import torch
 
+from executor_svc.start_warnings import warn
+
 _ROOT = Path("/")
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Variables by which OpenMP is told to bind threads to cores."""
@@ -27,7 +29,12 @@ def use_threads(num_threads: int | None) -> None:
     share one core. `taskset` and cpusets keep a process on its cores without that.
     """
     if bound := binding(os.environ):
-        _log.warning("openmp_binds_threads", by=bound, instead="taskset, or a container's cpuset")
+        warn(
+            "openmp_binds_threads",
+            f"OpenMP is told to bind threads to cores ({', '.join(bound)}), so that those of this "
+            "process share one: use taskset, or a container's cpuset, instead",
+            by=bound,
+        )
     torch.set_num_threads(num_threads or default_num_threads())
     if torch.get_num_interop_threads() == 1:
         return

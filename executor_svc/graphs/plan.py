@@ -10,6 +10,7 @@ from executor_svc.graphs.cuda import CudaGraphs
 from executor_svc.graphs.decode import GraphPlan
 from executor_svc.graphs.shapes import GraphShape, graph_shapes
 from executor_svc.graphs.sizes import graph_sizes
+from executor_svc.start_warnings import warn
 from tandem.engine_config import EngineConfig
 
 _SETTINGS = (
@@ -70,8 +71,9 @@ def _tell_without_effect(loaded: LoadedSettings, device: torch.device) -> None:
     asked = {name: getattr(loaded.settings, name) for name in _SETTINGS if loaded.is_set(name)}
     for name, value in asked.items():
         if value not in {"none", 0, None}:
-            _log.warning(
+            setting = f"{name}={value} ({loaded.places[name]})"
+            warn(
                 "setting_without_effect",
-                setting=f"{name}={value} ({loaded.places[name]})",
-                why=f"the device is {device}: steps run eagerly",
+                f"{setting} has no effect: the device is {device}, where steps run eagerly",
+                setting=setting,
             )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import structlog
 import torch
 
 from executor_svc.model.checkpoint import Checkpoint, read_pieces
 from executor_svc.model.config import ModelConfig
+from executor_svc.start_warnings import warn
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 
 _PIECE_ROWS = 1024
-
-_log = structlog.get_logger(__name__)
 
 
 def settle_tie(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> ModelConfig:
@@ -32,9 +30,9 @@ def settle_tie(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) 
         return config
     if _are_equal(checkpoint, dtype):
         return config
-    _log.warning(
+    warn(
         "embeddings_not_tied",
-        what=f"config.json says tie_word_embeddings, but {OUTPUT} differs from {EMBEDDING}: both "
+        f"config.json says tie_word_embeddings, but {OUTPUT} differs from {EMBEDDING}: both "
         "are used; say tie_word_embeddings: false",
     )
     return replace(config, tied_embeddings=False)

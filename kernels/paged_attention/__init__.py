@@ -50,7 +50,7 @@ _operation: Operation[_Planner] = Operation(
 )
 
 
-def use_cpu_extension(wanted: CpuExtension) -> None:
+def use_cpu_extension(wanted: CpuExtension) -> str | None:
     """
     Say whether the CPU attends in C++, from the next plan on and for the whole process.
 
@@ -60,12 +60,15 @@ def use_cpu_extension(wanted: CpuExtension) -> None:
         wanted: "auto" is "on" where the library can be had; elsewhere the log says why not, as a
             warning, and PyTorch computes.
 
+    Returns:
+        Why the library cannot be had though "auto" asks for it; else None.
+
     Raises:
         ExtensionUnavailable: "on", and the library cannot be had.
     """
     if wanted == "off":
         _operation.withdraw("cpu", _CPU_EXTENSION)
-        return
+        return None
     try:
         load_library()
     except ExtensionUnavailable as error:
@@ -73,8 +76,9 @@ def use_cpu_extension(wanted: CpuExtension) -> None:
         if wanted == "on":
             raise
         _log.warning("cpu_extension_unavailable", reason=str(error), instead="cpu")
-    else:
-        _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.plan)
+        return str(error)
+    _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.plan)
+    return None
 
 
 def plan_paged_attention(

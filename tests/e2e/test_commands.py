@@ -71,9 +71,15 @@ def serving(process):
 
 
 def announced(process):
-    """What `tandem up` says of a server after its address, by the word that a line begins with."""
-    lines = iter(process.stdout.readline, "Ctrl-C stops it\n")
-    return dict(line.strip().partition(" ")[::2] for line in lines)
+    """
+    What `tandem up` says of a server after its address, by the word that a line begins with; lines
+    that begin with the same word follow one another.
+    """
+    said: dict[str, str] = {}
+    for line in iter(process.stdout.readline, "Ctrl-C stops it\n"):
+        word, _, rest = line.strip().partition(" ")
+        said[word] = f"{said[word]}\n{rest}" if word in said else rest
+    return said
 
 
 def operators_at(process):
@@ -115,10 +121,11 @@ class TestUp:
     def test_file_and_flags_reach_both_services(self, tiny_model, tmp_path):
         """
         Limits and scheduling options of the file and of flags are in force, the running server
-        says where each came from, and the announcement warns of those that are rarely meant.
+        says where each came from, and the announcement warns of those that are rarely meant, as
+        the scheduler and the executor do, a line each.
         """
         file = tmp_path / "limits.json"
-        file.write_text('{"max_num_seqs": 7, "max_num_blocks": 50, "schedule_policy": "lof"}')
+        file.write_text('{"max_num_seqs": 7, "max_num_blocks": 20, "schedule_policy": "lof"}')
         limits = [f"--config={file}", "--max-batch-size=8", "--no-enable-prefix-caching"]
         with command("up", tiny_model, *ANY_PORTS, *limits) as process:
             serving(process)
@@ -129,10 +136,12 @@ class TestUp:
 
         assert (7, "file") == shown["max_num_seqs"]
         assert (8, "flag") == shown["max_batch_size"]
-        assert "max_batch_size 8 can never be reached: max_num_seqs is 7" in said["warning"]
+        first, second = said["warning"].splitlines()
+        assert "max_batch_size 8 can never be reached: max_num_seqs is 7" in first
+        assert "max_model_len is 320, the tokens that the KV memory holds, instead of 512" in second
         assert ("lof", "file") == shown["schedule_policy"]
         assert (False, "flag") == shown["enable_prefix_caching"]
-        assert 50 == blocks
+        assert 20 == blocks
 
     def test_drain_ends_the_command(self, tiny_model):
         """

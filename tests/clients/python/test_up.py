@@ -12,7 +12,7 @@ from tandem.bundled_model import bundled_model
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem_client import AdminClient
 from tandem_client.cli.app import app
-from tandem_client.cli.banner import described, to_try
+from tandem_client.cli.banner import described, one_line_each, to_try
 from tandem_client.cli.up import is_drained
 from tandem_client.client import Client
 
@@ -135,6 +135,12 @@ class TestBanner:
         Code for the bundled model, a chat where there is a template; the default address is not repeated.
         """
         assert commands == to_try(address, has_chat=has_chat, is_bundled=is_bundled)
+
+    def test_warnings_take_a_line_each(self):
+        """
+        What both services warn of is said once, and a text of several lines, as a compiler's, on one.
+        """
+        assert ["a b", "c"] == one_line_each(["a b", "c", "a\n  b"])
 
 
 class TestDrained:

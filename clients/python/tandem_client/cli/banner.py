@@ -31,7 +31,7 @@ def banner(
         server: The server.
         took_s: Seconds from the command to its readiness.
         is_bundled: It serves the model that comes with the project.
-        warnings: What its settings are warned of.
+        warnings: What its settings are warned of; the executor tells its own.
 
     Raises:
         TandemError: One of its services does not answer.
@@ -52,7 +52,7 @@ def banner(
         for address in listening
         if address and reaches_beyond_this_machine(address)
     ]
-    lines += [f"  warning    {text}" for text in warnings]
+    lines += [f"  warning    {text}" for text in one_line_each([*warnings, *about.warnings])]
     examples = to_try(server.address, has_chat=model.has_chat_template, is_bundled=is_bundled)
     return [*lines, "try it:", *(f"  {line}" for line in examples), "Ctrl-C stops it"]
 
@@ -80,6 +80,11 @@ def described(model: Model, about: executor_pb2.DescribeResponse, *, is_bundled:
         f"  context    {model.max_model_len:,} tokens of prompt and output",
         f"  KV cache   {kv_tokens:,} tokens, {_size(kv_bytes)}",
     ]
+
+
+def one_line_each(warnings: Sequence[str]) -> list[str]:
+    """Warnings without line breaks, each once: both services may give the same."""
+    return list(dict.fromkeys(" ".join(text.split()) for text in warnings))
 
 
 def to_try(address: str, *, has_chat: bool, is_bundled: bool) -> list[str]:

@@ -28,7 +28,7 @@ from tandem.executor.v1 import result_pb2 as tandem_dot_executor_dot_v1_dot_resu
 from tandem.executor.v1 import session_pb2 as tandem_dot_executor_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tandem/executor/v1/executor_service.proto\x12\x12tandem.executor.v1\x1a\x1etandem/common/v1/profile.proto\x1a\x1etandem/executor/v1/batch.proto\x1a\x1ftandem/executor/v1/result.proto\x1a tandem/executor/v1/session.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xc4\x04\n\x10\x44\x65scribeResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x12\n\nmodel_name\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x11\n\tnum_slots\x18\x0b \x01(\r\x12\x16\n\x0emax_batch_size\x18\x0c \x01(\r\x12\x18\n\x10max_total_tokens\x18\r \x01(\r\x12\x1a\n\x12max_inflight_steps\x18\x0e \x01(\r\x12\x1a\n\x12kv_bytes_per_block\x18\x0f \x01(\x04\x12\x15\n\reos_token_ids\x18\x10 \x01(\x0c\x12\x43\n\x13generation_defaults\x18\x11 \x01(\x0b\x32&.tandem.executor.v1.GenerationDefaults\x12\x0e\n\x06\x64\x65vice\x18\x12 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x13 \x03(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x14 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x15 \x01(\r\x12\x16\n\x0enum_parameters\x18\x16 \x01(\x04\x12\x13\n\x0bnum_threads\x18\x17 \x01(\r\"\xd0\x01\n\x12GenerationDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x08\n\x06_min_p\"\x15\n\x13GetTokenizerRequest\"C\n\x14GetTokenizerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"C\n\x0eProfileRequest\x12\x31\n\x07options\x18\x01 \x01(\x0b\x32 .tandem.common.v1.ProfileOptions\"\x82\x01\n\x0fProfileResponse\x12\x35\n\x08progress\x18\x01 \x01(\x0b\x32!.tandem.common.v1.ProfileProgressH\x00\x12-\n\x05trace\x18\x02 \x01(\x0b\x32\x1c.tandem.common.v1.TraceChunkH\x00\x42\t\n\x07message2\xdb\x03\n\x0f\x45xecutorService\x12U\n\x08\x44\x65scribe\x12#.tandem.executor.v1.DescribeRequest\x1a$.tandem.executor.v1.DescribeResponse\x12^\n\x0bOpenSession\x12&.tandem.executor.v1.OpenSessionRequest\x1a\'.tandem.executor.v1.OpenSessionResponse\x12V\n\x07\x45xecute\x12\".tandem.executor.v1.ExecuteRequest\x1a#.tandem.executor.v1.ExecuteResponse(\x01\x30\x01\x12\x63\n\x0cGetTokenizer\x12\'.tandem.executor.v1.GetTokenizerRequest\x1a(.tandem.executor.v1.GetTokenizerResponse0\x01\x12T\n\x07Profile\x12\".tandem.executor.v1.ProfileRequest\x1a#.tandem.executor.v1.ProfileResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tandem/executor/v1/executor_service.proto\x12\x12tandem.executor.v1\x1a\x1etandem/common/v1/profile.proto\x1a\x1etandem/executor/v1/batch.proto\x1a\x1ftandem/executor/v1/result.proto\x1a tandem/executor/v1/session.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xd6\x04\n\x10\x44\x65scribeResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x12\n\nmodel_name\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x11\n\tnum_slots\x18\x0b \x01(\r\x12\x16\n\x0emax_batch_size\x18\x0c \x01(\r\x12\x18\n\x10max_total_tokens\x18\r \x01(\r\x12\x1a\n\x12max_inflight_steps\x18\x0e \x01(\r\x12\x1a\n\x12kv_bytes_per_block\x18\x0f \x01(\x04\x12\x15\n\reos_token_ids\x18\x10 \x01(\x0c\x12\x43\n\x13generation_defaults\x18\x11 \x01(\x0b\x32&.tandem.executor.v1.GenerationDefaults\x12\x0e\n\x06\x64\x65vice\x18\x12 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x13 \x03(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x14 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x15 \x01(\r\x12\x16\n\x0enum_parameters\x18\x16 \x01(\x04\x12\x13\n\x0bnum_threads\x18\x17 \x01(\r\x12\x10\n\x08warnings\x18\x18 \x03(\t\"\xd0\x01\n\x12GenerationDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x08\n\x06_min_p\"\x15\n\x13GetTokenizerRequest\"C\n\x14GetTokenizerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"C\n\x0eProfileRequest\x12\x31\n\x07options\x18\x01 \x01(\x0b\x32 .tandem.common.v1.ProfileOptions\"\x82\x01\n\x0fProfileResponse\x12\x35\n\x08progress\x18\x01 \x01(\x0b\x32!.tandem.common.v1.ProfileProgressH\x00\x12-\n\x05trace\x18\x02 \x01(\x0b\x32\x1c.tandem.common.v1.TraceChunkH\x00\x42\t\n\x07message2\xdb\x03\n\x0f\x45xecutorService\x12U\n\x08\x44\x65scribe\x12#.tandem.executor.v1.DescribeRequest\x1a$.tandem.executor.v1.DescribeResponse\x12^\n\x0bOpenSession\x12&.tandem.executor.v1.OpenSessionRequest\x1a\'.tandem.executor.v1.OpenSessionResponse\x12V\n\x07\x45xecute\x12\".tandem.executor.v1.ExecuteRequest\x1a#.tandem.executor.v1.ExecuteResponse(\x01\x30\x01\x12\x63\n\x0cGetTokenizer\x12\'.tandem.executor.v1.GetTokenizerRequest\x1a(.tandem.executor.v1.GetTokenizerResponse0\x01\x12T\n\x07Profile\x12\".tandem.executor.v1.ProfileRequest\x1a#.tandem.executor.v1.ProfileResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,17 +38,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=196
   _globals['_DESCRIBEREQUEST']._serialized_end=213
   _globals['_DESCRIBERESPONSE']._serialized_start=216
-  _globals['_DESCRIBERESPONSE']._serialized_end=796
-  _globals['_GENERATIONDEFAULTS']._serialized_start=799
-  _globals['_GENERATIONDEFAULTS']._serialized_end=1007
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1009
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1030
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1032
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1099
-  _globals['_PROFILEREQUEST']._serialized_start=1101
-  _globals['_PROFILEREQUEST']._serialized_end=1168
-  _globals['_PROFILERESPONSE']._serialized_start=1171
-  _globals['_PROFILERESPONSE']._serialized_end=1301
-  _globals['_EXECUTORSERVICE']._serialized_start=1304
-  _globals['_EXECUTORSERVICE']._serialized_end=1779
+  _globals['_DESCRIBERESPONSE']._serialized_end=814
+  _globals['_GENERATIONDEFAULTS']._serialized_start=817
+  _globals['_GENERATIONDEFAULTS']._serialized_end=1025
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1027
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1048
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1050
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1117
+  _globals['_PROFILEREQUEST']._serialized_start=1119
+  _globals['_PROFILEREQUEST']._serialized_end=1186
+  _globals['_PROFILERESPONSE']._serialized_start=1189
+  _globals['_PROFILERESPONSE']._serialized_end=1319
+  _globals['_EXECUTORSERVICE']._serialized_start=1322
+  _globals['_EXECUTORSERVICE']._serialized_end=1797
 # @@protoc_insertion_point(module_scope)
