@@ -89,6 +89,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             dtype=model.dtype,
             has_chat_template=loaded.text.has_chat_template,
             default_params=default_params(model),
+            token_ids_only=not loaded.text.has_tokenizer,
         )
 
     @asynccontextmanager

@@ -111,6 +111,11 @@ class TextModel:
         return self._chat_template is not None
 
     @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts can be text and outputs have some."""
+        return self._plain is not None
+
+    @property
     def vocab_size(self) -> int:
         """Ids are in [0, vocab_size); 0 without a tokenizer."""
         plain = self._plain

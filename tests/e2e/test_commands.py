@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 import signal
 import socket
@@ -142,6 +143,23 @@ class TestUp:
         assert ("lof", "file") == shown["schedule_policy"]
         assert (False, "flag") == shown["enable_prefix_caching"]
         assert 20 == blocks
+
+    def test_what_it_suggests_works_without_a_tokenizer(self, tiny_model, tmp_path):
+        """
+        For a model without a tokenizer the announcement suggests token ids, in a form that works.
+        """
+        folder = shutil.copytree(tiny_model, tmp_path / "model")
+        (folder / "tokenizer.json").unlink()
+        with command("up", folder, *ANY_PORTS) as process:
+            serving(process)
+            said = announced(process)
+            suggestion = shlex.split(said["tandem"])
+            with command(*suggestion, "--ignore-eos", "--max-tokens", "4") as generate:
+                output, errors = generate.communicate(timeout=LIMIT_S)
+
+        assert ["generate", "--token-ids"] == suggestion[:2]
+        assert (0, 4) == (generate.returncode, len([int(one) for one in output.split()])), errors
+        assert "the model has no tokenizer.json" in said["warning"]
 
     def test_drain_ends_the_command(self, tiny_model):
         """

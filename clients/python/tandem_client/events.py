@@ -220,7 +220,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is served and its limits; `default_params.seed` has no meaning."""
+    """
+    What is served and its limits; `default_params.seed` has no meaning. With `token_ids_only` there
+    is no tokenizer: prompts are `token_ids`, and outputs have no text.
+    """
 
     name: str
     revision: str
@@ -231,6 +234,7 @@ class Model:
     dtype: str
     has_chat_template: bool
     default_params: ResolvedParams
+    token_ids_only: bool = False
 
 
 def event_from_proto(response: inference.GenerateResponse) -> Event | None:
@@ -308,6 +312,7 @@ def model_from_proto(response: inference.GetModelResponse) -> Model:
         dtype=response.dtype,
         has_chat_template=response.has_chat_template,
         default_params=_params(response.default_params),
+        token_ids_only=response.token_ids_only,
     )
 
 

@@ -100,6 +100,8 @@ class Seen:
     model: str = "fake"
     live: list[requests_pb2.RequestSummary] | None = None
     """What ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
+    token_ids_only: bool = False
+    """Its model has no tokenizer, and so no text and no chats."""
     model_error: TandemError | None = None
     """What GetModel fails with."""
     executor_refusal: str = ""
@@ -305,7 +307,8 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             max_model_len=512,
             eos_token_ids=[2],
             dtype="float32",
-            has_chat_template=True,
+            has_chat_template=not self._seen.token_ids_only,
+            token_ids_only=self._seen.token_ids_only,
             default_params=request_pb2.ResolvedParams(temperature=1.0, top_p=0.9, max_tokens=100),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import socket
 
@@ -109,18 +110,29 @@ class TestBanner:
         assert lines[0].endswith("; a small test model, for trying Tandem out")
 
     @pytest.mark.parametrize(
-        ("address", "has_chat", "is_bundled", "commands"),
+        ("address", "changes", "is_bundled", "commands"),
         [
             (
                 "127.0.0.1:50051",
-                True,
+                {},
                 True,
                 ["tandem generate 'def read_json(path: str) -> dict:'"],
             ),
-            ("127.0.0.1:50051", False, False, ["tandem generate 'Once upon a time'"]),
+            (
+                "127.0.0.1:50051",
+                {"has_chat_template": False},
+                False,
+                ["tandem generate 'Once upon a time'"],
+            ),
+            (
+                "127.0.0.1:7000",
+                {"has_chat_template": False, "token_ids_only": True},
+                True,
+                ["tandem generate --token-ids 1,2,3 --address 127.0.0.1:7000"],
+            ),
             (
                 "0.0.0.0:7000",
-                True,
+                {},
                 False,
                 [
                     "tandem generate --chat 'What is a prime number?' --address 127.0.0.1:7000",
@@ -128,13 +140,16 @@ class TestBanner:
                 ],
             ),
         ],
-        ids=["bundled", "base", "chat elsewhere"],
+        ids=["bundled", "base", "no tokenizer", "chat elsewhere"],
     )
-    def test_what_to_try_suits_the_model(self, address, has_chat, is_bundled, commands):
+    def test_what_to_try_suits_the_model(self, server, address, changes, is_bundled, commands):
         """
-        Code for the bundled model, a chat where there is a template; the default address is not repeated.
+        Code for the bundled model, a chat where there is a template, ids where there is no tokenizer; the default address
+        is not repeated.
         """
-        assert commands == to_try(address, has_chat=has_chat, is_bundled=is_bundled)
+        with Client(server.address) as client:
+            model = dataclasses.replace(client.get_model(), **changes)
+        assert commands == to_try(address, model, is_bundled=is_bundled)
 
     def test_warnings_take_a_line_each(self):
         """

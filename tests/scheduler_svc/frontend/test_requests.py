@@ -216,7 +216,7 @@ class TestModel:
         GetModel tells limits, ids and defaults of the served model.
         """
         answer = await within(stub.GetModel(pb.GetModelRequest()))
-        assert ("small", "rev-1", "LlamaForCausalLM", 512, 256, [EOS], "float32", True) == (
+        assert ("small", "rev-1", "LlamaForCausalLM", 512, 256, [EOS], "float32", True, False) == (
             answer.model,
             answer.model_revision,
             answer.architecture,
@@ -225,6 +225,7 @@ class TestModel:
             list(answer.eos_token_ids),
             answer.dtype,
             answer.has_chat_template,
+            answer.token_ids_only,
         )
         defaults = answer.default_params
         assert (0.75, 20, 0.5, 100) == (
@@ -246,10 +247,11 @@ class TestModel:
         answer = await within(stub.GetModel(pb.GetModelRequest()))
         while answer.model_revision == "rev-1":  # not yet told
             answer = await within(stub.GetModel(pb.GetModelRequest()))
-        assert ("other", "rev-2", False) == (
+        assert ("other", "rev-2", False, True) == (
             answer.model,
             answer.model_revision,
             answer.has_chat_template,
+            answer.token_ids_only,
         )
         error = await error_of(stub.Generate(pb.GenerateRequest(text="no tokenizer there")))
         assert ("INVALID_PARAMETER", "text") == (error.reason, error.field)

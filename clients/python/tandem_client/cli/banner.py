@@ -16,6 +16,7 @@ from tandem_client.events import Model
 BUNDLED_PROMPT = "def read_json(path: str) -> dict:"
 CHAT_PROMPT = "What is a prime number?"
 PROMPT = "Once upon a time"
+IDS_OF_A_PROMPT = "1,2,3"
 DEADLINE_S = 10.0
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 _ANY_HOST = ("0.0.0.0:", "[::]:")
@@ -53,7 +54,7 @@ def banner(
         if address and reaches_beyond_this_machine(address)
     ]
     lines += [f"  warning    {text}" for text in one_line_each([*warnings, *about.warnings])]
-    examples = to_try(server.address, has_chat=model.has_chat_template, is_bundled=is_bundled)
+    examples = to_try(server.address, model, is_bundled=is_bundled)
     return [*lines, "try it:", *(f"  {line}" for line in examples), "Ctrl-C stops it"]
 
 
@@ -87,17 +88,19 @@ def one_line_each(warnings: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(" ".join(text.split()) for text in warnings))
 
 
-def to_try(address: str, *, has_chat: bool, is_bundled: bool) -> list[str]:
+def to_try(address: str, model: Model, *, is_bundled: bool) -> list[str]:
     """Commands that suit the model; they name the address unless it is the default one."""
     for host in _ANY_HOST:
         if address.startswith(host):
             address = f"127.0.0.1:{address.removeprefix(host)}"
     where = [] if address == DEFAULT_ADDRESS else ["--address", address]
-    commands = [["generate", BUNDLED_PROMPT]]
-    if not is_bundled:
-        commands = (
-            [["generate", "--chat", CHAT_PROMPT], ["chat"]] if has_chat else [["generate", PROMPT]]
-        )
+    commands = [["generate", PROMPT]]
+    if model.token_ids_only:
+        commands = [["generate", "--token-ids", IDS_OF_A_PROMPT]]
+    elif is_bundled:
+        commands = [["generate", BUNDLED_PROMPT]]
+    elif model.has_chat_template:
+        commands = [["generate", "--chat", CHAT_PROMPT], ["chat"]]
     return [shlex.join(["tandem", *words, *where]) for words in commands]
 
 

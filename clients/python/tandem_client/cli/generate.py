@@ -18,7 +18,7 @@ from tandem_client.channel import DEFAULT_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import ExitCode, fail, readable_errors
 from tandem_client.cli.services import LocalServer, ServiceFailed, local_server
-from tandem_client.cli.waiting import say, told
+from tandem_client.cli.waiting import Waits, no_answer, say, told
 from tandem_client.client import Client
 from tandem_client.events import Choice, Completion, Delta, Event, TokenLogprobs, completion_of
 from tandem_client.request import BOTH_CHANGED, GenerateOptions, changes_both
@@ -61,6 +61,7 @@ Deadline = Annotated[
 def generate(
     *,
     prompt: Prompt = None,
+    token_ids: options.TokenIds = None,
     address: options.Address = DEFAULT_ADDRESS,
     up: options.Up = None,
     max_tokens: options.MaxTokens = None,
@@ -99,13 +100,9 @@ def generate(
 
     Several completions (--n) are printed one after the other, once all of them have ended.
     """
-    given = locals()
-    text = _prompt_of(prompt or [])
-    arguments = _request_options(given)
+    text, arguments = _asked(locals())
     if changes_both(arguments):
         say(BOTH_CHANGED)
-    if chat:
-        arguments["messages"] = [{"role": "user", "content": text}]
     with (
         server_at(address, up) as where,
         Client(where, retry=options.stream_retry(up)) as client,
@@ -115,9 +112,25 @@ def generate(
         if as_json:
             typer.echo(json.dumps(_as_json(collect(stream, events))))
             return
+        if token_ids is not None and not _has_text(client, where, deadline_s):
+            events = with_ids(events)
         if echo:
-            _write(text)
+            _write(text or "")
         _write_stream(stream, events, several=(n or 1) > 1, with_logprobs=logprobs is not None)
+
+
+def _asked(given: Mapping[str, Any]) -> tuple[str | None, GenerateOptions]:
+    """Return the prompt, None where there are token ids, and the options of the request."""
+    prompt, arguments = given["prompt"] or [], _request_options(given)
+    if given["token_ids"] is not None:
+        if prompt or given["chat"] or given["echo"]:
+            raise fail("--token-ids stands instead of a prompt, --chat and --echo", ExitCode.USAGE)
+        arguments["token_ids"] = _ids_of(given["token_ids"])
+        return None, arguments
+    text = _prompt_of(prompt)
+    if given["chat"]:
+        arguments["messages"] = [{"role": "user", "content": text}]
+    return text, arguments
 
 
 def _prompt_of(arguments: Sequence[str]) -> str:
@@ -129,6 +142,33 @@ def _prompt_of(arguments: Sequence[str]) -> str:
     if not arguments:
         return sys.stdin.read()
     return "\n\n".join(sys.stdin.read() if one == "-" else one for one in arguments)
+
+
+def _ids_of(text: str) -> list[int]:
+    """Read token ids with commas between them."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        line = f"--token-ids takes whole numbers with commas between them, as 1,2,3, got {text!r}"
+        raise fail(line, ExitCode.USAGE) from None
+
+
+def _has_text(client: Client, address: str, deadline_s: float | None) -> bool:
+    """Ask whether the served model's outputs have text."""
+    with Waits(no_answer(address)):
+        return not client.get_model(deadline_s=deadline_s).token_ids_only
+
+
+def with_ids(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield events with the ids of every output as its text, with spaces between them."""
+    begun: set[int] = set()
+    for event in events:
+        if isinstance(event, Delta):
+            words = ([""] if event.choice in begun else []) + [str(one) for one in event.token_ids]
+            begun.add(event.choice)
+            yield dataclasses.replace(event, text=" ".join(words))
+        else:
+            yield event
 
 
 def _request_options(given: Mapping[str, Any]) -> GenerateOptions:

@@ -46,6 +46,15 @@ def stream_retry(up: Path | None) -> RetryPolicy:
     return replace(RETRY, on_break=tell)
 
 
+TokenIds = Annotated[
+    str | None,
+    typer.Option(
+        "--token-ids",
+        metavar="ID,ID,...",
+        help="Token ids to continue instead of text; of a model without a tokenizer the output is "
+        "printed as ids, too.",
+    ),
+]
 Address = Annotated[
     str,
     typer.Option(

@@ -105,7 +105,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "model_revision", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "dtype", "has_chat_template", "default_params")
+    __slots__ = ("model", "model_revision", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "dtype", "has_chat_template", "default_params", "token_ids_only")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class GetModelResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_ONLY_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_revision: str
     architecture: str
@@ -124,4 +125,5 @@ class GetModelResponse(_message.Message):
     dtype: str
     has_chat_template: bool
     default_params: _request_pb2.ResolvedParams
-    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., default_params: _Optional[_Union[_request_pb2.ResolvedParams, _Mapping]] = ...) -> None: ...
+    token_ids_only: bool
+    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., default_params: _Optional[_Union[_request_pb2.ResolvedParams, _Mapping]] = ..., token_ids_only: _Optional[bool] = ...) -> None: ...
