@@ -17,7 +17,6 @@ from executor_svc.graphs.plan import plan_graphs
 from executor_svc.limits import fit_limits, may_shorten, num_slots_for
 from executor_svc.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
 from executor_svc.memory import KvMemory, host_blocks_within, kv_bytes_per_block
-from executor_svc.memory_budget import MemoryPlan
 from executor_svc.memory_plan import Readings, described, plan_memory
 from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
 from executor_svc.model import LoadedModel, load_model
@@ -31,6 +30,7 @@ from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
 from tandem.engine_config import EngineConfig
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.executor.v1.executor_service_pb2 import GenerationDefaults as DefaultsMessage
+from tandem.kv_memory.budget import MemoryPlan
 from tandem.link import PROTOCOL_VERSION
 from tandem.profile import FEATURE
 

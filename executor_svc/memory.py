@@ -12,11 +12,11 @@ from executor_svc.device import available_bytes
 from executor_svc.fixed_memory import FixedMemory, fixed_memory
 from executor_svc.host_blocks import HostBlocks
 from executor_svc.huge_pages import ask_for_huge_pages
-from executor_svc.memory_budget import block_bytes
 from executor_svc.model.config import ModelConfig
 from executor_svc.out_of_memory import in_one_line, is_out_of_memory
 from tandem.engine_config import MAX_GIB
 from tandem.errors import InvalidConfig, OutOfMemory
+from tandem.kv_memory.budget import block_bytes
 from tandem.link.batch import Int32Column, KvMode
 
 UNTOUCHED_BYTES = 64 << 20

@@ -10,12 +10,17 @@ import torch
 
 from executor_svc.config import LoadedSettings
 from executor_svc.decode_bytes import graph_pool_bytes
-from executor_svc.default_kv_size import default_kv_size
 from executor_svc.device import choose_kernels, dtype_name, resolve_device, resolve_dtype
 from executor_svc.graphs.sizes import graph_sizes
 from executor_svc.limits import fit_limits, limit_warnings, may_shorten, num_slots_for
 from executor_svc.memory import host_blocks_within, kv_bytes_per_block
-from executor_svc.memory_budget import (
+from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
+from executor_svc.model import ModelConfig, read_model_config
+from executor_svc.model.loader import check_weights_fit, open_checkpoint
+from executor_svc.model.weights import weight_bytes
+from executor_svc.profiling import estimate_activations
+from tandem.engine_config import EngineConfig
+from tandem.kv_memory.budget import (
     GIB,
     KvSize,
     MemoryPlan,
@@ -23,12 +28,7 @@ from executor_svc.memory_budget import (
     RankMemory,
     plan_kv,
 )
-from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
-from executor_svc.model import ModelConfig, read_model_config
-from executor_svc.model.loader import check_weights_fit, open_checkpoint
-from executor_svc.model.weights import weight_bytes
-from executor_svc.profiling import estimate_activations
-from tandem.engine_config import EngineConfig
+from tandem.kv_memory.default_size import default_kv_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

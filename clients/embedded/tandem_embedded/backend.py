@@ -214,7 +214,7 @@ def _default_limits(
     after: Reading,
 ) -> EngineConfig:
     """
-    What an executor takes where no limit is set: see `executor_svc.default_kv_size`; `before` and
+    What an executor takes where no limit is set: see `tandem.kv_memory.default_size`; `before` and
     `after` are the device's memory around the loading of weights.
     """
     from executor_svc.config import load_settings  # noqa: PLC0415

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from typer.testing import CliRunner
 
 from executor_svc.config import load_settings as load_executor
+from executor_svc.memory_plan import forecast
+from executor_svc.memory_probe import Reading
 from scheduler_svc.config import load_settings as load_scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
 from tandem_client.cli import suggest as suggest_command
 from tandem_client.cli.app import app
 from tandem_client.cli.tuning import Facts, Wishes, step_tokens, suggest
+from tests.model_zoo import llama_mha
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 FACTS = Facts(
+    device="cuda:0 GPU",
     total_bytes=80 * GIB,
     free_bytes=79 * GIB,
     weight_bytes=14 * GIB,
@@ -30,12 +34,33 @@ FACTS = Facts(
 
 
 def wishes(**changes) -> Wishes:
-    values = {"avg_tokens": 512, "max_batch_size": 32, "utilization": 0.9}
+    values = {"avg_tokens": 512, "max_batch_size": 32}
     return Wishes(**{**values, **changes})
 
 
 def limits(facts: Facts = FACTS, **changes) -> dict[str, float]:
     return {one.name: one.value for one in suggest(wishes(**changes), facts)}
+
+
+def reason(facts: Facts, **changes) -> str:
+    """What is said of the blocks."""
+    (found,) = [one for one in suggest(wishes(**changes), facts) if one.name == "max_num_blocks"]
+    return found.reason
+
+
+def facts_of(plan) -> Facts:
+    """What the command reads from an executor's dry run."""
+    return Facts(**{name: plan[name] for name in Facts.__slots__})
+
+
+@dataclass
+class Meter:
+    """A device with so many bytes free, and as many in use."""
+
+    free: int
+
+    def read(self) -> Reading:
+        return Reading(total=2 * self.free, free=self.free, used=self.free)
 
 
 class TestFormula:
@@ -88,12 +113,39 @@ class TestFormula:
 
     def test_no_more_is_suggested_than_requests_can_use(self):
         """
-        A small model gets the blocks of max_num_seqs longest requests, however much memory there is.
+        On a CPU a small model gets the blocks of a full batch of longest requests, however much
+        memory there is, as tandem up takes them; a share that is asked for is taken, and called so.
         """
-        facts = replace(FACTS, kv_bytes_per_block=1024, wanted_model_len=2040)
-        assert 8 * 32 * 128 == limits(facts)["max_num_blocks"]
-        (reason,) = [one.reason for one in suggest(wishes(), facts) if one.name == "max_num_blocks"]
-        assert ", of which 256 requests of 2040 tokens use no more" in reason
+        facts = replace(FACTS, device="cpu", kv_bytes_per_block=1024, wanted_model_len=2040)
+        assert 32 * 128 == limits(facts)["max_num_blocks"]
+        assert (
+            "what tandem up takes by default: max_batch_size 32 requests of max_model_len 2040; "
+        ) in reason(facts)
+        assert (
+            40 * GIB // 1024 - 1 == limits(facts, memory_gb=112, utilization=0.5)["max_num_blocks"]
+        )
+        assert "as asked for and not as tandem up takes" in reason(facts, utilization=0.5)
+
+    @pytest.mark.parametrize("left", [MIB, 16 * MIB, GIB], ids=["length", "share", "batch"])
+    @pytest.mark.parametrize("wanted_len", [None, 400])
+    def test_kv_is_what_the_executor_takes_by_default(self, tmp_path, left, wanted_len):
+        """
+        With the same limits an executor that is told no KV size takes the blocks and the length
+        that are suggested, whether the batch or what weights and activations leave bounds them.
+        """
+        found = wishes(max_model_len=wanted_len)
+        flags = [f"--model={llama_mha(tmp_path)}", "--device=cpu"]
+        flags += [f"--max-total-tokens={step_tokens(found)}", "--max-batch-size=32"]
+        flags += [] if wanted_len is None else [f"--max-model-len={wanted_len}"]
+        loaded = load_executor(flags, {})
+        large = facts_of(forecast(loaded, lambda _: Meter(GIB)))
+        fixed = large.weight_bytes + large.activation_bytes
+        plan = forecast(loaded, lambda _: Meter(fixed + left))
+        suggested = {one.name: one.value for one in suggest(found, facts_of(plan))}
+        assert (plan["num_blocks"], plan["max_model_len"]) == (
+            suggested["max_num_blocks"],
+            suggested["max_model_len"],
+        )
 
     def test_suggestions_are_valid_limits(self):
         """
@@ -108,11 +160,15 @@ class TestFormula:
         Memory that does not hold model and one block is an error that says what takes how much.
         """
         with pytest.raises(OutOfMemory) as caught:
-            suggest(wishes(memory_gb=16.01, utilization=1), FACTS)
+            suggest(wishes(memory_gb=16.001, utilization=1), FACTS)
         assert (
-            "16.01 GiB (1 of 16.01 GiB) do not hold the weights (14.00 GiB), activations (2.00"
+            "the 16.00 GiB that are free do not hold the weights (14.00 GiB), activations (2.00"
             in (caught.value.message)
         )
+        with pytest.raises(
+            OutOfMemory, match=r"^14\.00 GiB, 0\.5 of the device, do not hold the w"
+        ):
+            suggest(wishes(memory_gb=28, utilization=0.5), FACTS)
 
 
 class TestCommand:
@@ -164,7 +220,7 @@ class TestCommand:
         result = CliRunner().invoke(app, ["config", "suggest", "--memory-gb=1"])
         assert 2 == result.exit_code
         assert result.output.startswith(
-            "tandem: OUT_OF_MEMORY: 0.90 GiB (0.9 of 1 GiB) do not hold"
+            "tandem: OUT_OF_MEMORY: the 1.00 GiB that are free do not hold"
         )
         assert 1 == result.output.count("\n")
 

@@ -42,8 +42,11 @@ def suggest(
         typer.Option(min=0, max=MAX_GIB, help="GiB of the device; default: this machine's."),
     ] = None,
     utilization: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Share of that memory to use.")
-    ] = 0.9,
+        float | None,
+        typer.Option(
+            min=0.01, max=1, help="Share of that memory to use; default: as tandem up takes it."
+        ),
+    ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
     dtype: Annotated[str, typer.Option(help="As the executor's --dtype.")] = "auto",
     device: Annotated[str, typer.Option(help="As the executor's --device.")] = "auto",
@@ -56,6 +59,7 @@ def suggest(
     wishes = Wishes(
         avg_tokens=avg_tokens,
         max_batch_size=max_batch_size,
+        max_model_len=max_model_len,
         utilization=utilization,
         memory_gb=memory_gb,
     )

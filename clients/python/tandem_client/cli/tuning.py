@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
+from tandem.kv_memory.budget import (
+    GIB,
+    MIN_BLOCKS,
+    MemoryPlan,
+    MemoryProbe,
+    RankMemory,
+    plan_kv,
+)
+from tandem.kv_memory.default_size import default_kv_size, share_of_device
 
 TOKENS_FACTOR = 1.5
 """Of max_total_tokens over the tokens of a full batch of average requests."""
 
 SEQS_PER_BATCH_ROW = 8
 """Requests in the system per sequence in a step: as the defaults have it, 256 over 32."""
-
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +32,15 @@ class Wishes:
     Attributes:
         avg_tokens: Prompt and output of an average request.
         max_batch_size: Sequences that are to run together.
-        utilization: Share of the memory to use.
+        max_model_len: Longest request; None for what the model supports and the memory holds.
+        utilization: Share of the memory to use; None for what an executor takes by default.
         memory_gb: Memory of the device; None for that of the facts.
     """
 
     avg_tokens: int
     max_batch_size: int
-    utilization: float
+    max_model_len: int | None = None
+    utilization: float | None = None
     memory_gb: float | None = None
 
 
@@ -42,6 +52,7 @@ class Facts:
     `wanted_model_len` is what the model supports or was asked for, whatever this memory holds.
     """
 
+    device: str
     total_bytes: int
     free_bytes: int
     weight_bytes: int
@@ -68,39 +79,26 @@ def step_tokens(wishes: Wishes) -> int:
 
 def suggest(wishes: Wishes, facts: Facts) -> list[Suggestion]:
     """
-    Limits for these wishes, in the order of the documentation.
+    Limits for these wishes, in the order of the documentation; the KV memory is what `tandem up`
+    takes with them, unless a share of the device is asked for.
 
     `facts` are those of an executor with `max_batch_size` and `step_tokens(wishes)`.
 
     Raises:
         OutOfMemory: The memory does not hold the model and one request.
     """
-    usable, whose = _usable_bytes(wishes, facts)
-    kv_bytes = usable - facts.weight_bytes - facts.activation_bytes
-    num_blocks = kv_bytes // facts.kv_bytes_per_block - 1
-    if num_blocks < 1:
-        raise OutOfMemory(
-            f"{_gib(usable)} GiB ({whose}) do not hold the weights ({_gib(facts.weight_bytes)} "
-            f"GiB), activations ({_gib(facts.activation_bytes)} GiB) and KV: give more with "
-            "--memory-gb or --utilization, or lower --avg-tokens or --max-batch-size"
-        )
-    batch = wishes.max_batch_size
-    max_num_seqs = SEQS_PER_BATCH_ROW * batch
-    enough = max_num_seqs * math.ceil(facts.wanted_model_len / facts.block_size)
-    bound = ""
-    if num_blocks > enough:
-        num_blocks = enough
-        bound = f", of which {max_num_seqs} requests of {facts.wanted_model_len} tokens use no more"
-    capacity = num_blocks * facts.block_size
+    plan = _kv_plan(wishes, facts)
+    batch, capacity = wishes.max_batch_size, plan.num_blocks * plan.block_size
     fitting = min(batch, capacity // wishes.avg_tokens)
+    max_num_seqs = SEQS_PER_BATCH_ROW * batch
     return [
         Suggestion(name="block_size", value=facts.block_size, reason="tokens per block"),
         Suggestion(
             name="max_num_blocks",
-            value=num_blocks,
-            reason=f"{_gib(usable)} GiB ({whose}) less weights {_gib(facts.weight_bytes)} and "
-            f"activations {_gib(facts.activation_bytes)} GiB, {facts.kv_bytes_per_block} bytes a "
-            f"block{bound}; {capacity} tokens hold {fitting} of {batch} average requests",
+            value=plan.num_blocks,
+            reason=f"{_rule(wishes, plan)}; weights take {_gib(facts.weight_bytes)} and "
+            f"activations {_gib(facts.activation_bytes)} GiB, a block {facts.kv_bytes_per_block} "
+            f"bytes; {capacity} tokens hold {fitting} of {batch} average requests",
         ),
         Suggestion(name="max_batch_size", value=batch, reason="as asked for"),
         Suggestion(
@@ -110,7 +108,7 @@ def suggest(wishes: Wishes, facts: Facts) -> list[Suggestion]:
         ),
         Suggestion(
             name="max_model_len",
-            value=min(facts.wanted_model_len, capacity),
+            value=plan.max_model_len,
             reason="what the model supports or was asked for, and the KV memory holds",
         ),
         Suggestion(
@@ -122,15 +120,70 @@ def suggest(wishes: Wishes, facts: Facts) -> list[Suggestion]:
     ]
 
 
-def _usable_bytes(wishes: Wishes, facts: Facts) -> tuple[int, str]:
+def _kv_plan(wishes: Wishes, facts: Facts) -> MemoryPlan:
+    """Size the KV memory by the executor's own rule."""
+    rank = _rank(wishes, facts)
+    free = rank.probe.free_before_bytes
+    if free < rank.probe.non_kv_bytes + MIN_BLOCKS * rank.block_bytes:
+        raise _too_little(f"the {_gib(free)} GiB that are free", facts)
+    limits = EngineConfig(
+        block_size=facts.block_size,
+        max_batch_size=wishes.max_batch_size,
+        max_model_len=facts.wanted_model_len,
+    )
+    may_shorten = wishes.max_model_len is None
+    if wishes.utilization is None:
+        on_gpu = facts.device.startswith("cuda")
+        size = default_kv_size(limits, rank, on_gpu=on_gpu, may_shorten=may_shorten)
+    else:
+        size = share_of_device(rank, wishes.utilization)
+    if size.knob == "gpu_memory_utilization":
+        usable = round(size.value * rank.probe.total_bytes)
+        if usable < rank.probe.non_kv_bytes + MIN_BLOCKS * rank.block_bytes:
+            raise _too_little(f"{_gib(usable)} GiB, {size.value:.3g} of the device,", facts)
+    return plan_kv(
+        size,
+        [rank],
+        block_size=facts.block_size,
+        max_model_len=facts.wanted_model_len,
+        may_shorten=may_shorten,
+    )
+
+
+def _rank(wishes: Wishes, facts: Facts) -> RankMemory:
+    """The device as it is, or one of the size that was asked for, with nothing else on it."""
+    total, free = facts.total_bytes, facts.free_bytes
     if wishes.memory_gb is not None:
-        usable = round(wishes.memory_gb * GIB * wishes.utilization)
-        return usable, f"{wishes.utilization:g} of {wishes.memory_gb:g} GiB"
-    share = round(facts.total_bytes * wishes.utilization)
-    if share <= facts.free_bytes:
-        return share, f"{wishes.utilization:g} of this device's {_gib(facts.total_bytes)} GiB"
-    usable = round(facts.free_bytes * wishes.utilization)
-    return usable, f"{wishes.utilization:g} of the {_gib(facts.free_bytes)} GiB free here"
+        total = free = round(wishes.memory_gb * GIB)
+    probe = MemoryProbe(
+        device=facts.device,
+        total_bytes=total,
+        free_before_bytes=free,
+        free_after_bytes=max(0, free - facts.weight_bytes),
+        weight_bytes=facts.weight_bytes,
+        activation_bytes=facts.activation_bytes,
+    )
+    return RankMemory(block_bytes=facts.kv_bytes_per_block, probe=probe)
+
+
+def _too_little(memory: str, facts: Facts) -> OutOfMemory:
+    return OutOfMemory(
+        f"{memory} do not hold the weights ({_gib(facts.weight_bytes)} GiB), activations "
+        f"({_gib(facts.activation_bytes)} GiB) and KV: give more with --memory-gb or "
+        "--utilization, or lower --avg-tokens or --max-batch-size"
+    )
+
+
+def _rule(wishes: Wishes, plan: MemoryPlan) -> str:
+    """Say what sizes the KV memory."""
+    share = f"{plan.size.value:.3g} of the device's {_gib(plan.rank.probe.total_bytes)} GiB"
+    what = plan.size.place.removeprefix("default: ")
+    if plan.size.knob == "gpu_memory_utilization":
+        what = share if what == "default" else f"{share}, {what}"
+    if wishes.utilization is not None:
+        return f"{what}, as asked for and not as tandem up takes by default"
+    device = "" if wishes.memory_gb is None else f" with {wishes.memory_gb:g} GiB"
+    return f"what tandem up takes by default{device}: {what}"
 
 
 def _gib(num_bytes: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from executor_svc.default_kv_size import CPU_SHARE, default_kv_size
-from executor_svc.memory_budget import GIB, MemoryPlan, MemoryProbe, RankMemory, plan_kv
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
+from tandem.kv_memory.budget import GIB, MemoryPlan, MemoryProbe, RankMemory, plan_kv
+from tandem.kv_memory.default_size import CPU_SHARE, default_kv_size
 
 MIB = 2**20
 

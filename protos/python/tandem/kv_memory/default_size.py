@@ -1,10 +1,10 @@
-"""How large the KV memory is where no setting says it."""
+"""How large the KV memory is where no setting says it, also for `tandem config suggest`."""
 
 from __future__ import annotations
 
-from executor_svc.memory_budget import GIB, MIN_BLOCKS, KvSize, RankMemory
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
+from tandem.kv_memory.budget import GIB, MIN_BLOCKS, KvSize, RankMemory
 
 GPU_UTILIZATION = 0.9
 """Of a GPU's memory, as in vLLM; of what is free of it, where other processes have more."""
@@ -29,16 +29,19 @@ def default_kv_size(
     Raises:
         OutOfMemory: That one request is more than the memory holds.
     """
-    return _on_gpu(rank) if on_gpu else _on_cpu(limits, rank, may_shorten=may_shorten)
+    if on_gpu:
+        return share_of_device(rank, GPU_UTILIZATION)
+    return _on_cpu(limits, rank, may_shorten=may_shorten)
 
 
-def _on_gpu(rank: RankMemory) -> KvSize:
+def share_of_device(rank: RankMemory, utilization: float) -> KvSize:
+    """Take this share of the device, or of what is free of it, where other processes have more."""
     probe = rank.probe
     knob = "gpu_memory_utilization"
-    if probe.free_before_bytes >= GPU_UTILIZATION * probe.total_bytes:
-        return KvSize(knob=knob, value=GPU_UTILIZATION)
-    value = GPU_UTILIZATION * probe.free_before_bytes / probe.total_bytes
-    place = f"default: {GPU_UTILIZATION:g} of what other processes leave of the device"
+    if probe.free_before_bytes >= utilization * probe.total_bytes:
+        return KvSize(knob=knob, value=utilization)
+    value = utilization * probe.free_before_bytes / probe.total_bytes
+    place = f"default: {utilization:g} of what other processes leave of the device"
     return KvSize(knob=knob, value=value, place=place)
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_svc.memory_budget import GIB, KvSize, MemoryProbe, RankMemory, block_bytes, plan_kv
 from tandem.errors import OutOfMemory
+from tandem.kv_memory.budget import GIB, KvSize, MemoryProbe, RankMemory, block_bytes, plan_kv
 from tandem.settings.schema import KV_SIZE_KNOBS
 
 MIB = 2**20
