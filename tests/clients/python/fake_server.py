@@ -253,6 +253,8 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             for delta in pieces(act, request):
                 yield inference.GenerateResponse(delta=delta)
         if act.hang:
+            if act.accept and act.blocked_by:
+                yield inference.GenerateResponse(progress=progress)
             await self._hang()
         if act.error is not None:
             await context.abort_with_status(to_grpc_status(act.error))

@@ -20,6 +20,7 @@ from tandem_client.cli.chat_commands import (
 )
 from tandem_client.cli.failures import describe, readable_errors
 from tandem_client.cli.generate import server_at, summary, text_of
+from tandem_client.cli.screen import remark, write
 from tandem_client.cli.waiting import Waits, no_answer, told
 from tandem_client.client import Client
 from tandem_client.request import BOTH_CHANGED, GenerateOptions, changes_both
@@ -65,13 +66,13 @@ def chat(
         seed=seed,
     )
     if changes_both(arguments):
-        _remark(f"[{BOTH_CHANGED}]")
+        remark(f"[{BOTH_CHANGED}]")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415 -- gives input() history and editing
     with server_at(address, up) as where, Client(where, retry=options.stream_retry(up)) as client:
         with Waits(no_answer(where)):
             model = client.get_model()
-        _remark(f"{model.name} at {where}. {HINT}")
+        remark(f"{model.name} at {where}. {HINT}")
         _talk(client, Conversation(system=system, options=arguments))
 
 
@@ -84,11 +85,11 @@ def _talk(client: Client, conversation: Conversation) -> None:
             typer.echo()
             return
         except KeyboardInterrupt:
-            _remark(f"\n({HINT})")
+            remark(f"\n({HINT})")
             continue
         try:
             if message.is_command:
-                _remark(f"({run_command(message.text, conversation)})")
+                remark(f"({run_command(message.text, conversation)})")
             elif message.text:
                 _answer(client, conversation, message.text)
         except Leave:
@@ -107,16 +108,15 @@ def _answer(client: Client, conversation: Conversation, asked: str) -> None:
             try:
                 for piece in text_of(told(stream, client.address)):
                     answer += piece
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
+                    write(piece)
             except KeyboardInterrupt:
                 stream.close()
-            _remark(f"\n[{summary(stream)}]")
+            remark(f"\n[{summary(stream)}]")
     except TandemError as error:
         # The conversation stays as it was, so that the user can change or repeat the turn.
-        typer.echo(f"\n{describe(error, client.address)}", err=True)
+        remark(f"\n{describe(error, client.address)}", is_dim=False)
         if isinstance(error, PromptTooLong | TotalTooLong | NeverFits) and conversation.turns:
-            _remark("(/clear forgets the conversation so far, which is sent with every message)")
+            remark("(/clear forgets the conversation so far, which is sent with every message)")
         return
     conversation.add(asked, answer)
 
@@ -124,7 +124,3 @@ def _answer(client: Client, conversation: Conversation, asked: str) -> None:
 def _ask(prompt: str) -> str:
     """Read a line; a file that is piped in needs no prompt."""
     return input(prompt if sys.stdin.isatty() else "")
-
-
-def _remark(text: str) -> None:
-    typer.secho(text, err=True, dim=True)

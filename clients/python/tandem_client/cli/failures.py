@@ -15,6 +15,7 @@ import typer
 from tandem.errors import InvalidConfig, InvalidModel, ModelChanged, OutOfMemory, TandemError
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from tandem_client.cli.screen import remark
 
 __all__ = [
     "EXIT_CODES_HELP",
@@ -83,7 +84,7 @@ def describe(error: TandemError, address: str | None = None) -> str:
 def fail(line: str, code: ExitCode = ExitCode.FAILED) -> typer.Exit:
     """Print a line to stderr; the caller raises what this returns."""
     sys.stdout.flush()
-    typer.echo(f"tandem: {line}", err=True)
+    remark(f"tandem: {line}", is_dim=False)
     return typer.Exit(int(code))
 
 

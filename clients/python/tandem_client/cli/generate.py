@@ -17,6 +17,7 @@ import typer
 from tandem_client.channel import DEFAULT_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import ExitCode, fail, readable_errors
+from tandem_client.cli.screen import write
 from tandem_client.cli.services import LocalServer, ServiceFailed, local_server
 from tandem_client.cli.waiting import Waits, no_answer, say, told
 from tandem_client.client import Client
@@ -115,7 +116,7 @@ def generate(
         if token_ids is not None and not _has_text(client, where, deadline_s):
             events = with_ids(events)
         if echo:
-            _write(text or "")
+            write(text or "")
         _write_stream(stream, events, several=(n or 1) > 1, with_logprobs=logprobs is not None)
 
 
@@ -239,22 +240,22 @@ def _write_stream(
 ) -> None:
     if several:
         for one in collect(stream, events).choices:
-            _write(f"--- choice {one.choice}, {one.reason.name}\n{one.text}\n")
+            write(f"--- choice {one.choice}, {one.reason.name}\n{one.text}\n")
             for line in [LOGPROBS_HEADER] * with_logprobs + logprob_lines(
                 one.token_ids, one.logprobs
             ):
-                _write(f"{line}\n")
+                write(f"{line}\n")
     elif with_logprobs:
         header = [LOGPROBS_HEADER]
         for event in events:
             if isinstance(event, Delta):
                 lines = header + logprob_lines(event.token_ids, event.logprobs)
-                _write("".join(f"{line}\n" for line in lines))
+                write("".join(f"{line}\n" for line in lines))
                 header = []
     else:
         for piece in text_of(events):
-            _write(piece)
-        _write("\n")
+            write(piece)
+        write("\n")
     say(summary(stream))
 
 
@@ -297,8 +298,3 @@ def _as_json(completion: Completion) -> dict[str, Any]:
 def _finite(logprob: float) -> float | None:
     """JSON has no infinity: what the model rules out has no number there."""
     return logprob if math.isfinite(logprob) else None
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -10,6 +10,7 @@ import typer
 
 from tandem.errors import Draining, ExecutorLost, HandedOver, TandemError
 from tandem.status import PeerUnavailable
+from tandem_client.cli.screen import remark
 from tandem_client.request import PresetName
 from tandem_client.retry import RetryPolicy
 
@@ -41,7 +42,7 @@ def stream_retry(up: Path | None) -> RetryPolicy:
             told.add(error.reason)
             why = _BREAKS.get(type(error), error.reason)
             limit = f"for up to {RETRY.resume_within_s:g} s"
-            typer.secho(f"[{why}: looking for a server to go on, {limit}]", err=True, dim=True)
+            remark(f"[{why}: looking for a server to go on, {limit}]")
 
     return replace(RETRY, on_break=tell)
 

@@ -7,10 +7,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-import typer
-
 from tandem_client.admin import AdminClient
 from tandem_client.cli import options
+from tandem_client.cli.screen import remark
 from tandem_client.events import Delta, Event, Prefilled, Queued, Scheduled, Started
 
 PATIENCE_S = 1.0
@@ -114,4 +113,4 @@ def no_answer(address: str) -> str:
 
 def say(line: str) -> None:
     """Print a remark about an answer, apart from it."""
-    typer.secho(f"[{line}]", err=True, dim=True)
+    remark(f"[{line}]")
