@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from tandem_client.cli.app import app
 from tests.clients.python.fake_server import fake_server
+from tests.clients.python.terminal import Terminal
 
 
 @pytest.fixture
@@ -49,3 +51,16 @@ def tandem():
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def terminal():
+    """Starts commands at terminals."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments: str, shares: bool = True) -> Terminal:
+            found = Terminal(*arguments, shares=shares)
+            stack.callback(found.close)
+            return found
+
+        yield start

@@ -83,6 +83,12 @@ class Act:
     """What its progress says of the server."""
 
 
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class Seen:
     """What the server was asked, for assertions."""
@@ -97,6 +103,8 @@ class Seen:
     num_flushes: int = 0
     num_looks: int = 0
     """Calls of GetStats: each finds the server 1.5 s older."""
+    answers_looks: threading.Event = field(default_factory=_set_event)
+    """While it is not set GetStats does not answer."""
     model: str = "fake"
     live: list[requests_pb2.RequestSummary] | None = None
     """What ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
@@ -329,6 +337,8 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
         self._seen = seen
 
     async def GetStats(self, request, context):  # noqa: N802 -- the rpc's name
+        if not self._seen.answers_looks.is_set():
+            await asyncio.to_thread(self._seen.answers_looks.wait, PATIENCE_S)
         self._seen.num_looks += 1
         looks = self._seen.num_looks
         return stats_pb2.GetStatsResponse(

@@ -2,65 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pty
-import re
-import subprocess
-import sys
-
-import pytest
-
 from tandem.errors import HandedOver, InternalError
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 
 BLOCKED = "an operator suspended it: go on with tandem resume"
-COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
-
-
-class Terminal:
-    """A command whose stdout, and stderr if `shares`, is one terminal; reads what it shows."""
-
-    def __init__(self, *arguments: str, shares: bool = True) -> None:
-        self._reader, screen = pty.openpty()
-        self.shown = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tandem_client", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=screen,
-            stderr=screen if shares else subprocess.PIPE,
-        )
-        os.close(screen)
-
-    def until(self, text: str | None) -> str:
-        """All that was shown until a text came, or the end of the command."""
-        while text is None or text not in self.shown:
-            try:
-                piece = os.read(self._reader, 4096)
-            except OSError:  # Linux says so where nothing writes to a terminal any more
-                piece = b""
-            if not piece:
-                break
-            self.shown += COLOURS.sub(b"", piece).decode()
-        return self.shown
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=PATIENCE_S)
-        os.close(self._reader)
-
-
-@pytest.fixture
-def terminal():
-    """Starts commands at terminals."""
-    with contextlib.ExitStack() as stack:
-
-        def start(*arguments: str, shares: bool = True) -> Terminal:
-            found = Terminal(*arguments, shares=shares)
-            stack.callback(found.close)
-            return found
-
-        yield start
 
 
 class TestTerminal:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections import deque
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
-from tandem_client.admin import AdminClient, Stats
+from tandem.errors import TandemError
+from tandem_client.admin import AdminClient
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli import options
 from tandem_client.cli.failures import readable_errors
 from tandem_client.cli.top_rates import rates_between
 from tandem_client.cli.top_table import table
+from tandem_client.cli.top_view import Looks, View
 from tandem_client.cli.waiting import Waits, no_answer
 
-WINDOW_S = 5.0
-"""Rates are of this many last seconds, or of one interval where that is longer."""
+LOOK_S = 10.0
+"""Longest wait for one look: then another one is taken, of a server that stays silent."""
 
 
 @readable_errors
@@ -38,6 +39,7 @@ def top(
     Watch what a running server does.
 
     Rates and latencies are means of the last five seconds, or of one interval if that is longer.
+    A server that stops answering is named, and looked at again when it is back.
     With --json each look is one JSON object on a line of its own.
     """
     with AdminClient(address, retry=options.RETRY) as admin:
@@ -46,46 +48,40 @@ def top(
         console = Console()
         # A table that is drawn anew in its place needs a terminal; a file or pipe gets each look.
         if once or as_json or not console.is_terminal:
-            _print_looks(admin, looks, interval_s, once=once, as_json=as_json)
+            _print_looks(admin, address, looks, interval_s, once=once, as_json=as_json)
             return
-        with Live(table(looks.now, None, console.width), console=console) as live:
-            while True:
-                time.sleep(interval_s)
-                looks.add(admin.stats())
-                live.update(table(looks.now, looks.before, console.width))
+        _watch(admin, View(address, looks), console, interval_s)
 
 
-class Looks:
-    """Snapshots of the last seconds."""
-
-    def __init__(self, first: Stats) -> None:
-        self._kept = deque([first])
-
-    @property
-    def now(self) -> Stats:
-        """The newest snapshot."""
-        return self._kept[-1]
-
-    @property
-    def before(self) -> Stats | None:
-        """The one that rates count from; None until there are two of the same server."""
-        return self._kept[0] if len(self._kept) > 1 else None
-
-    def add(self, stats: Stats) -> None:
-        """Take a new snapshot, and forget what is too old or of a server that was restarted."""
-        if stats.uptime_s < self.now.uptime_s:
-            self._kept.clear()
-        self._kept.append(stats)
-        while len(self._kept) > 2 and stats.uptime_s - self._kept[1].uptime_s >= WINDOW_S:
-            self._kept.popleft()
+def _watch(admin: AdminClient, view: View, console: Console, interval_s: float) -> None:
+    """Look again and again, whether the server answers or not."""
+    with Live(view, console=console):
+        while True:
+            time.sleep(interval_s)
+            view.ask()
+            try:
+                stats = admin.stats(deadline_s=LOOK_S)
+            except TandemError as error:
+                view.failed(error)
+            else:
+                view.answered(stats)
 
 
 def _print_looks(
-    admin: AdminClient, looks: Looks, interval_s: float, *, once: bool, as_json: bool
+    admin: AdminClient,
+    address: str,
+    looks: Looks,
+    interval_s: float,
+    *,
+    once: bool,
+    as_json: bool,
 ) -> None:
+    """Print each look below the one before."""
     while True:
         time.sleep(interval_s)
-        looks.add(admin.stats())
+        clock = time.strftime("%H:%M:%S")
+        with Waits(f"waiting: {address} has not answered since {clock}; still asking"):
+            looks.add(admin.stats())
         if as_json:
             rates = rates_between(looks.now, looks.before)
             content = dataclasses.asdict(looks.now) | {"rates": dataclasses.asdict(rates)}

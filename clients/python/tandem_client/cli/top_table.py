@@ -48,7 +48,7 @@ def table(now: Stats, before: Stats | None, width: int = 80) -> RenderableType:
 
 
 def _state(now: Stats) -> Text:
-    up = f", up {_duration(now.uptime_s)}"
+    up = f", up {duration(now.uptime_s)}"
     if now.executor_attached and not now.draining and not now.suspended:
         return Text("serving", style="green").append(up, style="default")
     state = "draining" if now.draining else "suspended" if now.suspended else "not serving"
@@ -165,7 +165,8 @@ def _number(value: float | None, unit: str = "") -> str:
     return f"{value:,.0f}{unit}" if value >= 100 else f"{value:.1f}{unit}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Words for a length of time."""
     minutes, hours = seconds / 60, seconds / 3600
     if minutes < 2:
         return f"{seconds:.0f} s"

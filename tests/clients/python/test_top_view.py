@@ -1,0 +1,146 @@
+"""`tandem top` while its server does not answer, and after."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from tandem.errors import Draining, InternalError
+from tandem.status import CallCancelled, PeerUnavailable
+from tandem_client import AdminClient
+from tandem_client.cli.top_view import PATIENCE_S, Looks, View
+from tests.clients.python.fake_server import fake_server
+from tests.waiting import wait_until
+
+REFUSED = PeerUnavailable("failed to connect to all addresses: connect: Connection refused (111)")
+SILENT = CallCancelled("Deadline Exceeded")
+
+
+class Clock:
+    """Stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def stats(server):
+    """A snapshot of a server that serves."""
+    with AdminClient(server.address) as admin:
+        return admin.stats()
+
+
+@pytest.fixture
+def view(stats, clock):
+    return View("box:1", Looks(stats), clock)
+
+
+class TestView:
+    def test_short_wait_is_no_news(self, view, clock):
+        """
+        Nothing is said until a look has waited for a couple of seconds.
+        """
+        assert view.trouble() is None
+        view.ask()
+        clock.now_s += PATIENCE_S - 0.1
+        assert view.trouble() is None
+
+    @pytest.mark.parametrize(
+        ("error", "words"),
+        [
+            (None, "box:1 has not answered since {} (7 s); still asking;"),
+            (SILENT, "box:1 has not answered since {} (7 s); still asking;"),
+            (REFUSED, "nothing listens at box:1 since {} (7 s): the server has ended; still look"),
+            (PeerUnavailable("reset"), "box:1 cannot be reached since {} (7 s); still trying;"),
+            (Draining("bye"), "box:1 has refused to answer since {} (7 s): bye; still asking;"),
+        ],
+        ids=["pending", "silent", "gone", "unreachable", "refused"],
+    )
+    def test_trouble_says_what_since_when_and_what_is_done(
+        self, view, clock, monkeypatch, error, words
+    ):
+        """
+        The line tells why there is no answer, since when, and that it goes on; however often it was asked.
+        """
+        monkeypatch.setattr("time.strftime", lambda *_: "12:03:05")
+        view.ask()
+        clock.now_s += 3.0
+        if error is not None:
+            view.failed(error)
+        view.ask()
+        clock.now_s += 4.0
+        assert view.trouble().startswith(words.format("12:03:05"))
+        assert view.trouble().endswith("what stands below is of then; Ctrl-C leaves")
+
+    def test_answer_ends_it(self, view, clock, stats):
+        """
+        With the next answer the line is gone and the newest figures are shown.
+        """
+        view.ask()
+        clock.now_s += 60.0
+        view.failed(REFUSED)
+        view.answered(dataclasses.replace(stats, uptime_s=9e9, running_requests=77))
+        screen = Console(file=io.StringIO(), width=80)
+        screen.print(view)
+        assert view.trouble() is None
+        assert "77 running" in screen.file.getvalue()
+        assert "since" not in screen.file.getvalue().splitlines()[0]
+
+    def test_what_no_look_mends_is_raised(self, view):
+        """
+        An error that another look would only repeat ends the command.
+        """
+        view.ask()
+        with pytest.raises(InternalError):
+            view.failed(InternalError("a bug"))
+
+
+class TestCommand:
+    def test_silent_server_is_named_until_it_answers(self, terminal, server):
+        """
+        On a terminal a server that falls silent is named, and the line is gone when it answers again.
+        """
+        command = terminal("top", "--interval-s", "0.1", "--admin-address", server.address)
+        command.until("attached")
+        server.seen.answers_looks.clear()
+        assert f"{server.address} has not answered since " in command.until("Ctrl-C leaves")
+        num_looks = server.seen.num_looks
+        server.seen.answers_looks.set()
+        wait_until(lambda: server.seen.num_looks > num_looks + 1, "two looks")
+        command.shown = ""
+        command.until("attached")  # it may have begun before
+        command.shown = ""
+        assert "has not answered" not in command.until("attached")
+
+    def test_server_that_ended_is_called_gone(self, terminal):
+        """
+        Where nothing listens any more it says so, and keeps looking.
+        """
+        with fake_server() as server:
+            command = terminal("top", "--interval-s", "0.1", "--admin-address", server.address)
+            command.until("attached")
+        assert "the server has ended; still looking" in command.until("still looking")
+        assert command.process.poll() is None
+
+    def test_silence_in_a_pipe_is_said_on_stderr(self, tandem, server):
+        """
+        Where looks are printed one by one, stderr says from when on none came.
+        """
+        process = tandem("top", "--json", "--interval-s", "0.1", "--admin-address", server.address)
+        assert process.stdout.readline()
+        server.seen.answers_looks.clear()
+        line = process.stderr.readline()
+        server.seen.answers_looks.set()
+        assert line.startswith(f"[waiting: {server.address} has not answered since ")
+        assert line.endswith("; still asking]\n")
