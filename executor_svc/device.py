@@ -13,6 +13,7 @@ from executor_svc.out_of_memory import is_out_of_memory
 from executor_svc.start_warnings import keep
 from kernels import packed_linear, rms_norm, rope_kv_write, sampling, silu_mul
 from kernels.cpu_extension import ExtensionUnavailable
+from kernels.cpu_features import cpu_has_any
 from kernels.paged_attention import CpuExtension, use_cpu_extension
 from tandem.errors import InvalidConfig
 
@@ -27,7 +28,6 @@ _CUDA_FAILED = ("CUDA error", "Triton Error [CUDA]")
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 def is_sticky(error: Exception) -> bool:
@@ -120,12 +120,11 @@ def choose_dtype(
     Turn "auto" or a type's name into a type, and say in a clause why it is this one.
 
     "auto" is the checkpoint's own type on a GPU. On a CPU it is float32 for checkpoints in float32.
-    Those in 16 bits are computed in float32 as well where our C++ kernels multiply: weights that
-    came in bfloat16 stay in 2 bytes, so that a decode reads no more than in bfloat16, and takes
-    about half the time, while prompts take up to half as long again. Only where the processor has
-    tiles for bfloat16 (amx_bf16) prompts are taken to outweigh decodes. Without those kernels it is
-    bfloat16 where the processor multiplies that (avx512_bf16), else float32. `tests/bench/dtypes`
-    measures it.
+    Those in bfloat16 are computed in it where the processor multiplies it (avx512_bf16, amx_bf16).
+    Elsewhere, and for those in float16, which bfloat16 would round, it is float32 where our C++
+    kernels multiply: weights that came in bfloat16 stay in 2 bytes all the same. Without those
+    kernels the framework multiplies, which is bfloat16 where the processor has that, else float32.
+    `tests/bench/dtypes` measures it.
 
     Args:
         name: "auto" or a type's.
@@ -143,16 +142,18 @@ def choose_dtype(
         return DTYPES[checkpoint_dtype or "bfloat16"], "the checkpoint is, or names no type"
     if checkpoint_dtype not in {"bfloat16", "float16"}:
         return torch.float32, "the checkpoint is, or names no type"
-    return _for_16_bits_on_a_cpu(device)
+    in_cpp = packed_linear.can_pack(torch.float32, device)
+    return _for_16_bits_on_a_cpu(checkpoint_dtype, in_cpp=in_cpp)
 
 
-def _for_16_bits_on_a_cpu(device: torch.device) -> tuple[torch.dtype, str]:
+def _for_16_bits_on_a_cpu(checkpoint_dtype: str, *, in_cpp: bool) -> tuple[torch.dtype, str]:
     if cpu_has_any("amx_bf16"):
         return torch.bfloat16, "the processor multiplies tiles of bfloat16 (amx_bf16)"
-    if packed_linear.can_pack(torch.float32, device):
-        return torch.float32, "our kernels decode faster with it than the framework with bfloat16"
-    if cpu_has_any("avx512_bf16"):
+    is_kept = checkpoint_dtype == "bfloat16" or not in_cpp
+    if is_kept and cpu_has_any("avx512_bf16"):
         return torch.bfloat16, "the processor multiplies it (avx512_bf16)"
+    if in_cpp:
+        return torch.float32, "our kernels multiply with it, and bfloat16 weights stay in 2 bytes"
     return torch.float32, "the processor does not multiply bfloat16"
 
 
@@ -166,14 +167,6 @@ def cpu_multiplies_bfloat16() -> bool:
     Tell whether this processor has bfloat16 dot products; emulated ones are slower than float32.
     """
     return cpu_has_any("avx512_bf16", "amx_bf16")
-
-
-def cpu_has_any(*flags: str) -> bool:
-    """Tell whether the system says that the processor has one of these extensions."""
-    if not _CPUINFO.is_file():
-        return False
-    found = set(_CPUINFO.read_text(encoding="ascii", errors="replace").split())
-    return not found.isdisjoint(flags)
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -72,7 +72,10 @@ class Decoder:
         self._weights = model.weights
         self._scale = config.head_dim**-0.5
         self._stack = _stack_of(model, self._scale)
-        self._pads_rows = not batch_invariant and pads_rows(model.dtype, model.device)
+        is_packed = isinstance(model.weights.lm_head, PackedWeight)
+        self._pads_rows = (
+            not batch_invariant and not is_packed and pads_rows(model.dtype, model.device)
+        )
         table = rotation_table(config.rope, config.head_dim, max_model_len)
         self._rotations = table.to(model.device)
 
@@ -160,7 +163,7 @@ class Decoder:
     def _embedded(self, token_id: Tensor) -> Tensor:
         table = self._weights.embedding
         if isinstance(table, PackedWeight):
-            return table.rows(token_id)
+            return table.rows(token_id, self._model.dtype)
         return functional.embedding(token_id, table)
 
     def _padded(self, rows: Tensor) -> Tensor:

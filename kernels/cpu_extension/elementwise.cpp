@@ -106,11 +106,15 @@ void rope_kv_write(const Member& member, T* qkv, int64_t stride, const float* ro
   }
 }
 
-template void rms_norm<float>(const Member&, const float*, int64_t, const float*, float*, int64_t,
-                              int64_t, float);
-template void silu_mul<float>(const Member&, const float*, int64_t, float*, int64_t, int64_t);
-template void rope_kv_write<float>(const Member&, float*, int64_t, const float*, const int64_t*,
-                                   float*, const float*, float, const Heads&);
+#define TANDEM_INSTANTIATE(T)                                                                      \
+  template void rms_norm<T>(const Member&, const T*, int64_t, const T*, T*, int64_t, int64_t,       \
+                            float);                                                                \
+  template void silu_mul<T>(const Member&, const T*, int64_t, T*, int64_t, int64_t);                \
+  template void rope_kv_write<T>(const Member&, T*, int64_t, const float*, const int64_t*, T*,      \
+                                 const T*, float, const Heads&);
+TANDEM_INSTANTIATE(float)
+TANDEM_INSTANTIATE(BFloat16)
+#undef TANDEM_INSTANTIATE
 
 namespace {
 

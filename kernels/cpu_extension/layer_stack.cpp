@@ -1,4 +1,4 @@
-// All layers of a decoder over a step's rows in one call, float32 on the CPU.
+// All layers of a decoder over a step's rows in one call on the CPU, in float32 or bfloat16.
 //
 // It calls the operations as they are, one after another, so its bits are theirs. What it saves is
 // the way back to Python between them: a step of few rows streams all weights through the caches,
@@ -8,6 +8,7 @@
 #include "export.h"
 #include "operations.h"
 #include "room.h"
+#include "vectors.h"
 
 namespace tandem {
 namespace {
@@ -20,60 +21,70 @@ struct Matrix {
 
 struct Layer {
   Matrix qkv, output, gate_up, down;
-  const float *input_norm, *mlp_norm;
-  const float *qk_norm, *qkv_bias, *output_bias, *gate_up_bias, *down_bias;  // or null
-  float* kv_cache;
+  const void *input_norm, *mlp_norm;
+  const void *qk_norm, *qkv_bias, *output_bias, *gate_up_bias, *down_bias;  // or null
+  void* kv_cache;
   const Plan* plan;
 };
 
 struct Stack {
   int64_t num_layers, hidden_size, inner_size, num_heads, num_kv_heads, head_dim;
   int64_t num_rows, num_positions, num_threads;
+  int64_t type;                // of all numbers but `rotation`: kFloat32 or kBFloat16
   const Layer* layers;         // [num_layers]
-  float* hidden;               // [num_rows, hidden_size]
+  void* hidden;                // [num_rows, hidden_size]
   const float* rotation;       // [num_rows, head_dim]
   const int64_t* kv_position;  // [num_rows]
-  float* narrow;  // [num_rows, max(hidden_size, num_heads * head_dim)]
-  float* wide;    // [num_rows, max(2 * inner_size, (num_heads + 2 * num_kv_heads) * head_dim)]
-  float* inner;   // [num_rows, inner_size]
+  void* narrow;  // [num_rows, max(hidden_size, num_heads * head_dim)]
+  void* wide;    // [num_rows, max(2 * inner_size, (num_heads + 2 * num_kv_heads) * head_dim)]
+  void* inner;   // [num_rows, inner_size]
   float norm_eps, scale;
+
+  int64_t query_size() const { return num_heads * head_dim; }
+  int64_t qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+
+  // Rows of `width` times a weight of `num_columns`; none of them has gaps.
+  Product product(const void* x, int64_t width, const Matrix& weight, const void* bias, void* out,
+                  int64_t num_columns, bool adds) const {
+    return {type, x,           width,    weight.packed, weight.is_narrow != 0, bias,
+            out,  num_columns, num_rows, width,         num_columns,           adds};
+  }
 };
 
-// One thread's way through the layers.
+// One thread's way through the layers; T is the type of their numbers.
+template <class T>
 struct Run {
   const Stack& stack;
   Member& member;
   float* arranged;
 
-  void norm(const float* weight) const {
-    rms_norm(member, stack.hidden, stack.hidden_size, weight, stack.narrow, stack.num_rows,
+  void norm(const void* weight) const {
+    rms_norm(member, static_cast<const T*>(stack.hidden), stack.hidden_size,
+             static_cast<const T*>(weight), static_cast<T*>(stack.narrow), stack.num_rows,
              stack.hidden_size, stack.norm_eps);
     member.wait();
   }
 
-  void multiply(const float* x, int64_t width, const Matrix& weight, const float* bias, float* out,
+  void multiply(const void* x, int64_t width, const Matrix& weight, const void* bias, void* out,
                 int64_t num_columns, bool adds) const {
-    const Product product{x,           width,          weight.packed, weight.is_narrow != 0,
-                          bias,        out,            num_columns,   stack.num_rows,
-                          width,       num_columns,    adds};
-    tandem::multiply(member, product, arranged);
+    tandem::multiply(member, stack.product(x, width, weight, bias, out, num_columns, adds),
+                     arranged);
     member.wait();
   }
 
   void attend(const Layer& layer) const {
-    const int64_t query_size = stack.num_heads * stack.head_dim;
-    const int64_t qkv_size = query_size + 2 * stack.num_kv_heads * stack.head_dim;
     const Heads heads{stack.num_rows, stack.num_heads, stack.num_kv_heads, stack.head_dim};
     norm(layer.input_norm);
-    multiply(stack.narrow, stack.hidden_size, layer.qkv, layer.qkv_bias, stack.wide, qkv_size,
-             false);
-    rope_kv_write(member, stack.wide, qkv_size, stack.rotation, stack.kv_position, layer.kv_cache,
-                  layer.qk_norm, stack.norm_eps, heads);
+    multiply(stack.narrow, stack.hidden_size, layer.qkv, layer.qkv_bias, stack.wide,
+             stack.qkv_size(), false);
+    rope_kv_write(member, static_cast<T*>(stack.wide), stack.qkv_size(), stack.rotation,
+                  stack.kv_position, static_cast<T*>(layer.kv_cache),
+                  static_cast<const T*>(layer.qk_norm), stack.norm_eps, heads);
     member.wait();
-    tandem::attend(member, *layer.plan, stack.wide, qkv_size, stack.head_dim, layer.kv_cache,
-                   stack.narrow, stack.scale);
+    tandem::attend(member, *layer.plan, stack.wide, stack.qkv_size(), stack.head_dim,
+                   layer.kv_cache, stack.narrow, stack.scale);
     member.wait();
-    multiply(stack.narrow, query_size, layer.output, layer.output_bias, stack.hidden,
+    multiply(stack.narrow, stack.query_size(), layer.output, layer.output_bias, stack.hidden,
              stack.hidden_size, true);
   }
 
@@ -81,13 +92,40 @@ struct Run {
     norm(layer.mlp_norm);
     multiply(stack.narrow, stack.hidden_size, layer.gate_up, layer.gate_up_bias, stack.wide,
              2 * stack.inner_size, false);
-    silu_mul(member, stack.wide, 2 * stack.inner_size, stack.inner, stack.num_rows,
-             stack.inner_size);
+    silu_mul(member, static_cast<const T*>(stack.wide), 2 * stack.inner_size,
+             static_cast<T*>(stack.inner), stack.num_rows, stack.inner_size);
     member.wait();
     multiply(stack.inner, stack.inner_size, layer.down, layer.down_bias, stack.hidden,
              stack.hidden_size, true);
   }
 };
+
+template <class T>
+void run_layers(const Stack& stack, Member& member, float* arranged) {
+  const Run<T> run{stack, member, arranged};
+  for (int64_t index = 0; index < stack.num_layers; ++index) {
+    run.attend(stack.layers[index]);
+    run.feed_forward(stack.layers[index]);
+  }
+}
+
+// Of the product of any layer that arranges most.
+int64_t most_arranged_floats(const Stack& stack) {
+  int64_t most = 0;
+  for (int64_t index = 0; index < stack.num_layers; ++index) {
+    const Layer& layer = stack.layers[index];
+    const auto take = [&](int64_t width, const Matrix& weight) {
+      const Product product =
+          stack.product(nullptr, width, weight, nullptr, nullptr, 0, false);
+      most = std::max(most, arranged_floats(product));
+    };
+    take(stack.hidden_size, layer.qkv);
+    take(stack.query_size(), layer.output);
+    take(stack.hidden_size, layer.gate_up);
+    take(stack.inner_size, layer.down);
+  }
+  return most;
+}
 
 // The first position that the caches do not have, or -1.
 int64_t first_outside(const Stack& stack) {
@@ -108,19 +146,11 @@ TANDEM_EXPORT int64_t tandem_layer_stack(const tandem::Stack* stack) {
   using namespace tandem;
   const int64_t outside = first_outside(*stack);
   if (outside >= 0) return outside;
-  const int64_t query_size = stack->num_heads * stack->head_dim;
-  int64_t most = 0;
-  for (const int64_t width : {stack->hidden_size, query_size, stack->inner_size})
-    most = std::max(most, arranged_floats(stack->num_rows, width));
   static thread_local Room room;  // of the calling thread, for all
-  float* const arranged = room.of(most);
+  float* const arranged = room.of(most_arranged_floats(*stack));
   const int64_t num_products = stack->num_rows * stack->hidden_size * 2 * stack->inner_size;
   with_team(num_products < kSerialProducts ? 1 : stack->num_threads, [&](Member& member) {
-    const Run run{*stack, member, arranged};
-    for (int64_t index = 0; index < stack->num_layers; ++index) {
-      run.attend(stack->layers[index]);
-      run.feed_forward(stack->layers[index]);
-    }
+    (stack->type == kFloat32 ? run_layers<float> : run_layers<BFloat16>)(*stack, member, arranged);
   });
   return -1;
 }

@@ -19,13 +19,16 @@ struct Heads {
   int64_t num_tokens, num_heads, num_kv_heads, head_dim;
 };
 
+constexpr int64_t kFloat32 = 0, kBFloat16 = 1;  // types of numbers, as Python tells of them
+
 struct Product {
-  const float* x;
-  int64_t x_stride;
+  int64_t type;  // of `x`, `bias` and `out`, either of these
+  const void* x;
+  int64_t x_stride;  // in numbers, as `out_stride`
   const void* packed;
   bool is_narrow;  // in bfloat16, else in float32
-  const float* bias;  // or null
-  float* out;
+  const void* bias;  // or null
+  void* out;
   int64_t out_stride;
   int64_t num_rows, width, num_columns;
   bool adds;  // to what `out` holds
@@ -44,7 +47,7 @@ void rope_kv_write(const Member& member, T* qkv, int64_t stride, const float* ro
 
 // `arranged` is one place for all members, of as many floats as `arranged_floats` says.
 void multiply(Member& member, const Product& product, float* arranged);
-int64_t arranged_floats(int64_t num_rows, int64_t width);
+int64_t arranged_floats(const Product& product);
 
 void attend(Member& member, const Plan& plan, const void* query, int64_t token_stride,
             int64_t head_stride, const void* cache, void* out, float scale);

@@ -133,6 +133,15 @@ inline int left(int64_t width, int64_t at) {
   return static_cast<int>(std::min<int64_t>(kLanes, width - at));
 }
 
+// A vector of what round_to makes of each lane.
+inline void store(BFloat16* to, Floats values) {
+  const Words bits = as<Words>(values);
+  const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const Words kept = values == values ? rounded : bits | 0x400000u;
+  const Halves halves = __builtin_convertvector(kept >> 16, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
+
 // The first `count` lanes; writes nothing past them.
 template <class T>
 inline void store_some(T* to, Floats values, int count) {
@@ -145,6 +154,13 @@ inline void store_some(float* to, Floats values, int count) {
   } else {
     std::memcpy(to, &values, count * sizeof(float));
   }
+}
+
+inline void store_some(BFloat16* to, Floats values, int count) {
+  if (count >= kLanes) return store(to, values);
+  BFloat16 held[kLanes];
+  store(held, values);
+  std::memcpy(to, held, count * sizeof(BFloat16));
 }
 
 // e ** x for x <= 0, 0 below -87; NaN stays NaN. Relative error under 2e-7.

@@ -37,13 +37,14 @@ class LayerStack:
             ValueError: There are no layers, or a weight is of another type or shape than those of
                 the first layer say.
         """
+        self._dtype = layers[0].input_norm.dtype if layers else torch.float32
         self._layers = cpu_extension.Layers(layers, packed_sizes(layers))
         self._norm_eps = norm_eps
         self._scale = scale
 
     def takes(self, plans: Sequence[AttentionPlan]) -> bool:
         """Whether products and all of these plans run in C++."""
-        return can_pack(torch.float32, torch.device("cpu")) and all(
+        return can_pack(self._dtype, torch.device("cpu")) and all(
             isinstance(plan, ExtensionPlan) and plan.rest is None for plan in plans
         )
 
@@ -60,8 +61,9 @@ class LayerStack:
         Compute all layers and write keys and values; only where `takes` says so.
 
         Args:
-            hidden: float32 ``[T, hidden_size]``, contiguous. Overwritten with the result.
-            kv_layers: Per layer float32 ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
+            hidden: ``[T, hidden_size]`` in the layers' type, contiguous. Overwritten with the
+                result.
+            kv_layers: Per layer ``[blocks, block_size, 2, num_kv_heads, head_dim]`` of that type.
             plans: Per layer, of T queries.
             rotation: float32 ``[T, head_dim / 2, 2]``, as in `rope_kv_write`.
             kv_position: int64 ``[T]``, as there.
@@ -77,9 +79,11 @@ class LayerStack:
                 f"{num_layers} layers need as many plans and caches of one shape, got "
                 f"{len(plans)} plans and {len(kv_layers)} caches of {len(shapes)} shapes"
             )
-        tensors = (hidden, rotation, *kv_layers)
-        if any(each.dtype != torch.float32 or not each.is_contiguous() for each in tensors):
-            raise ValueError("hidden, rotation and caches must be contiguous float32")
+        dtype, own = self._dtype, (hidden, *kv_layers)
+        if any(each.dtype != dtype or not each.is_contiguous() for each in own):
+            raise ValueError(f"hidden and caches must be contiguous {dtype}, as the layers are")
+        if rotation.dtype != torch.float32 or not rotation.is_contiguous():
+            raise ValueError(f"rotation must be contiguous float32, got {rotation.dtype}")
         lengths = {
             len(hidden),
             len(rotation),
@@ -112,7 +116,7 @@ class LayerStack:
             shape = plan.shape
             expected = (shape.block_size, 2, shape.num_kv_heads, shape.head_dim)
             heads = (shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim)
-            if shape.dtype != torch.float32 or heads != (sizes.query, sizes.key):
+            if shape.dtype != self._dtype or heads != (sizes.query, sizes.key):
                 raise ValueError(f"layers of {sizes} cannot attend as planned for {shape}")
             if kv_cache.shape[1:] != expected:
                 raise ValueError(

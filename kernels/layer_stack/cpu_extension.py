@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu_extension import load_library
+from kernels.cpu_extension.library import NUMBER_TYPES
 from kernels.layer_stack.weights import LayerSizes, LayerWeights
 from kernels.paged_attention import AttentionPlan
 from kernels.paged_attention.cpu_extension import ExtensionPlan
@@ -21,7 +22,7 @@ _VECTORS = (
 )
 _SIZES = (
     *("num_layers", "hidden_size", "inner_size", "num_heads", "num_kv_heads", "head_dim"),
-    *("num_rows", "num_positions", "num_threads"),
+    *("num_rows", "num_positions", "num_threads", "type"),
 )
 _POINTERS = ("layers", "hidden", "rotation", "kv_position", "narrow", "wide", "inner")
 
@@ -89,9 +90,9 @@ def run(
     """
     sizes, num_rows = layers.sizes, hidden.shape[0]
     num_blocks, block_size, _, num_kv_heads, head_dim = kv_layers[0].shape
-    narrow = torch.empty((num_rows, max(sizes.hidden, sizes.query)))
-    wide = torch.empty((num_rows, max(2 * sizes.inner, sizes.query + 2 * sizes.key)))
-    inner = torch.empty((num_rows, sizes.inner))
+    narrow = hidden.new_empty((num_rows, max(sizes.hidden, sizes.query)))
+    wide = hidden.new_empty((num_rows, max(2 * sizes.inner, sizes.query + 2 * sizes.key)))
+    inner = hidden.new_empty((num_rows, sizes.inner))
     num_threads = torch.get_num_threads()
     for own, kv_cache, plan in zip(layers.native, kv_layers, plans, strict=True):
         assert isinstance(plan, ExtensionPlan)
@@ -109,6 +110,7 @@ def run(
         num_rows=num_rows,
         num_positions=num_blocks * block_size,
         num_threads=num_threads,
+        type=NUMBER_TYPES[hidden.dtype],
         layers=ctypes.addressof(layers.native),
         hidden=hidden.data_ptr(),
         rotation=rotation.data_ptr(),

@@ -51,8 +51,8 @@ def packed_sizes(layers: Sequence[LayerWeights]) -> LayerSizes:
 
     Raises:
         TypeError: A matrix is not packed.
-        ValueError: There are no layers, or a weight is not contiguous float32 of the shape that
-            those of the first layer say.
+        ValueError: There are no layers, a type is not float32 or bfloat16, or a weight is not
+            contiguous of the type and shape that those of the first layer say.
     """
     if not layers:
         raise ValueError("a stack needs a layer at least")
@@ -63,12 +63,15 @@ def packed_sizes(layers: Sequence[LayerWeights]) -> LayerSizes:
     query, inner = _shape(layers[0].output)[1], _shape(layers[0].down)[1]
     qkv, hidden = _shape(layers[0].qkv)
     sizes = LayerSizes(hidden=hidden, query=query, key=(qkv - query) // 2, inner=inner)
+    dtype = layers[0].input_norm.dtype
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"layers must be float32 or bfloat16, not {dtype}")
     for index, layer in enumerate(layers):
-        _check(layer, index, sizes)
+        _check(layer, index, sizes, dtype)
     return sizes
 
 
-def _check(layer: LayerWeights, index: int, sizes: LayerSizes) -> None:
+def _check(layer: LayerWeights, index: int, sizes: LayerSizes, dtype: torch.dtype) -> None:
     hidden, query, inner, qkv = sizes.hidden, sizes.query, sizes.inner, sizes.query + 2 * sizes.key
     expected = {
         "input_norm": (hidden,),
@@ -87,16 +90,16 @@ def _check(layer: LayerWeights, index: int, sizes: LayerSizes) -> None:
         weight: Tensor | None = getattr(layer, name)
         if weight is None and name in optional:
             continue
-        if weight is None or _shape(weight) != shape or not _is_plain(weight):
+        if weight is None or _shape(weight) != shape or not _is_plain(weight, dtype):
             found = None if weight is None else (weight.dtype, list(_shape(weight)))
             raise ValueError(
-                f"{name} of layer {index} must be contiguous float32 of shape {list(shape)}, got "
+                f"{name} of layer {index} must be contiguous {dtype} of shape {list(shape)}, got "
                 f"{found}"
             )
     norm = layer.qk_norm
-    if norm is not None and (norm.numel() != query + sizes.key or not _is_plain(norm)):
+    if norm is not None and (norm.numel() != query + sizes.key or not _is_plain(norm, dtype)):
         raise ValueError(
-            f"qk_norm of layer {index} must be contiguous float32 of {query + sizes.key} elements, "
+            f"qk_norm of layer {index} must be contiguous {dtype} of {query + sizes.key} elements, "
             f"got {norm.dtype} {list(norm.shape)}"
         )
 
@@ -108,7 +111,5 @@ def _shape(weight: Tensor) -> tuple[int, ...]:
     return tuple(weight.shape)
 
 
-def _is_plain(weight: Tensor) -> bool:
-    return weight.is_contiguous() and (
-        weight.dtype == torch.float32 or isinstance(weight, PackedWeight)
-    )
+def _is_plain(weight: Tensor, dtype: torch.dtype) -> bool:
+    return weight.is_contiguous() and (weight.dtype == dtype or isinstance(weight, PackedWeight))

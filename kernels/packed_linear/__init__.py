@@ -5,9 +5,10 @@ A step of a few rows reads every weight and does little with it. The framework's
 copy each weight into their own order at every call, which takes longer than the products; these
 read it as it lies. A row's bits depend on the row and the weight alone.
 
-Most checkpoints hold bfloat16. Where all of a weight's numbers are, it is kept so and widened in
-registers: nothing is rounded, products have the bits that float32 weights would give, and memory,
-which is what few rows wait for, is read half as much.
+Most checkpoints hold bfloat16. Where all of a weight's numbers are, it is kept so: nothing is
+rounded, and memory, which is what few rows wait for, is read half as much. Rows of float32 meet it
+widened in registers: products have the bits that float32 weights would give. Rows of bfloat16 meet
+it in pairs where the processor multiplies pairs (AVX512_BF16), else widened as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu_extension import ExtensionUnavailable, load_library
+from kernels.cpu_features import cpu_has_any
 from kernels.dispatch import Operation
 from kernels.packed_linear import cpu_extension, reference
 
@@ -30,6 +32,7 @@ __all__ = [
     "use_cpu_extension",
 ]
 
+_TYPES = (torch.float32, torch.bfloat16)
 _CPU_EXTENSION = "cpu-extension"
 _DEFINITION_PANEL = 16
 _LOWER_HALF = 0xFFFF
@@ -56,7 +59,7 @@ class PackedWeight(Tensor):
     @classmethod
     def of(cls, weight: Tensor, memory: Tensor | None = None) -> PackedWeight:
         """
-        Pack float32 ``[N, K]``.
+        Pack float32 or bfloat16 ``[N, K]``.
 
         Args:
             weight: Not changed.
@@ -66,10 +69,10 @@ class PackedWeight(Tensor):
         Raises:
             ValueError: Another type, number of dimensions or elements.
         """
-        if weight.dtype != torch.float32 or weight.ndim != 2:
+        if weight.dtype not in _TYPES or weight.ndim != 2:
             raise ValueError(
-                f"a weight to be packed must be float32 of shape [N, K], got {weight.dtype} "
-                f"{list(weight.shape)}"
+                f"a weight to be packed must be float32 or bfloat16 of shape [N, K], got "
+                f"{weight.dtype} {list(weight.shape)}"
             )
         num_elements, dtype = packed_elements(*weight.shape), packed_dtype(weight)
         if memory is None:
@@ -94,11 +97,11 @@ class PackedWeight(Tensor):
         """K, the columns of a row that it multiplies."""
         return 2 * self.shape[1] if self.is_narrow else self.shape[1]
 
-    def rows(self, index: Tensor) -> Tensor:
-        """Some rows of the weight, int ``[T]`` to float32 ``[T, K]``."""
+    def rows(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Some rows of the weight, int ``[T]`` to ``[T, K]`` of a type that holds its numbers."""
         panel = self.shape[2]
         rows = self.as_subclass(Tensor)[index // panel, :, index % panel]
-        return rows.flatten(1).float().contiguous()
+        return rows.flatten(1).to(dtype).contiguous()
 
 
 def use_cpu_extension(*, wanted: bool) -> bool:
@@ -121,21 +124,26 @@ def use_cpu_extension(*, wanted: bool) -> bool:
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether packed weights pay: float32 on a CPU that multiplies them in C++."""
-    return (
-        dtype == torch.float32
-        and device.type == "cpu"
-        and _operation.on(device) is cpu_extension.packed_linear
-    )
+    """
+    Whether packed weights pay: float32 or bfloat16 on a CPU that multiplies them in C++; not
+    bfloat16 where the processor has tiles for it (amx_bf16), which C++ here does not use.
+    """
+    if device.type != "cpu" or _operation.on(device) is not cpu_extension.packed_linear:
+        return False
+    if dtype == torch.bfloat16:
+        return not cpu_has_any("amx_bf16")
+    return dtype == torch.float32
 
 
 def packed_dtype(weight: Tensor) -> torch.dtype:
     """
-    The type that float32 ``[N, K]`` is packed in: bfloat16 where that holds all of its numbers and
-    K is even, so that words of two are whole.
+    The type that ``[N, K]`` is packed in: bfloat16 where that holds all of its numbers and K is
+    even, so that words of two are whole, else float32.
     """
     if weight.shape[1] % 2 or not weight.numel():
         return torch.float32
+    if weight.dtype == torch.bfloat16:
+        return torch.bfloat16
     pieces = torch.split(weight.contiguous().view(torch.int32).flatten(), _NUMBERS_AT_ONCE)
     is_wide = any(bool((piece & _LOWER_HALF).any()) for piece in pieces)
     return torch.float32 if is_wide else torch.bfloat16
@@ -153,33 +161,34 @@ def packed_linear(
     Multiply rows by a weight, and add what is given.
 
     Args:
-        x: float32, shape ``[T, K]``, elements of a row adjacent.
+        x: float32 or bfloat16, shape ``[T, K]``, elements of a row adjacent.
         weight: Packed, of shape ``[N, K]``.
-        bias: float32, shape ``[N]``.
-        residual: float32, shape ``[T, N]``, contiguous. Overwritten with the sum.
+        bias: Same type as `x`, shape ``[N]``.
+        residual: Same type, shape ``[T, N]``, contiguous. Overwritten with the sum.
 
     Returns:
-        float32 ``[T, N]``: `residual` where it is given.
+        ``[T, N]`` in the type of `x`: `residual` where it is given. Sums are float32, and rounded
+        once, when all is added.
 
     Raises:
         ValueError: Shapes, types or strides are not as described.
     """
-    if x.ndim != 2 or x.dtype != torch.float32 or x.shape[1] != weight.width or x.stride(1) != 1:
+    if x.ndim != 2 or x.dtype not in _TYPES or x.shape[1] != weight.width or x.stride(1) != 1:
         raise ValueError(
-            f"x must be float32 of shape [T, {weight.width}] with adjacent elements, got "
-            f"{x.dtype} {list(x.shape)} with strides {list(x.stride())}"
+            f"x must be float32 or bfloat16 of shape [T, {weight.width}] with adjacent elements, "
+            f"got {x.dtype} {list(x.shape)} with strides {list(x.stride())}"
         )
-    _check("bias", bias, (weight.num_columns,))
-    _check("residual", residual, (x.shape[0], weight.num_columns))
+    _check("bias", bias, (weight.num_columns,), x.dtype)
+    _check("residual", residual, (x.shape[0], weight.num_columns), x.dtype)
     return _operation.on(x.device)(x, weight, weight.num_columns, bias, residual)
 
 
-def _check(name: str, given: Tensor | None, shape: tuple[int, ...]) -> None:
+def _check(name: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if given is None:
         return
-    if given.shape != shape or given.dtype != torch.float32 or not given.is_contiguous():
+    if given.shape != shape or given.dtype != dtype or not given.is_contiguous():
         raise ValueError(
-            f"{name} must be contiguous float32 of shape {list(shape)}, got {given.dtype} "
+            f"{name} must be contiguous {dtype} of shape {list(shape)}, got {given.dtype} "
             f"{list(given.shape)} with strides {list(given.stride())}"
         )
 

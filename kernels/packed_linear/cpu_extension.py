@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu_extension import load_library
+from kernels.cpu_extension.library import NUMBER_TYPES
 
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 
@@ -26,8 +27,9 @@ def packed_linear(
     bfloat16 or float32.
     """
     num_rows, width = x.shape
-    out = torch.empty((num_rows, num_columns)) if residual is None else residual
+    out = torch.empty((num_rows, num_columns), dtype=x.dtype) if residual is None else residual
     _library().tandem_linear(
+        NUMBER_TYPES[x.dtype],
         x.data_ptr(),
         x.stride(0),
         packed.data_ptr(),
@@ -50,7 +52,7 @@ def _library() -> ctypes.CDLL:
     library = load_library()
     library.tandem_linear_panel.restype = _COUNT
     library.tandem_linear.argtypes = (
-        *(_POINTER, _COUNT, _POINTER, ctypes.c_int, _POINTER, _POINTER, _COUNT),
+        *(_COUNT, _POINTER, _COUNT, _POINTER, ctypes.c_int, _POINTER, _POINTER, _COUNT),
         *(_COUNT, _COUNT, _COUNT, ctypes.c_int, _COUNT),
     )
     library.tandem_linear.restype = None

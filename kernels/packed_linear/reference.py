@@ -28,5 +28,9 @@ def packed_linear(
     x: Tensor, packed: Tensor, num_columns: int, bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
     """Arguments as in the package's `packed_linear`, unchecked."""
-    product = functional.linear(x, unpack(packed, num_columns), bias)
-    return product if residual is None else torch.add(product, residual, out=residual)
+    product = functional.linear(
+        x.float(), unpack(packed, num_columns), None if bias is None else bias.float()
+    )
+    if residual is None:
+        return product.to(x.dtype)
+    return residual.copy_(product + residual)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from kernels.cpu_extension import load_library
 from kernels.cpu_extension.library import NUMBER_TYPES
+from kernels.cpu_features import cpu_has_any
 from kernels.paged_attention import cpu
 from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
 
@@ -30,8 +30,6 @@ _HARDWARE = {
     torch.float16: {"amx_fp16", "avx512_fp16", "asimdhp"},
 }
 """Features of processors that multiply matrices of a type themselves."""
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 _INPUTS = (
     *("num_rows", "num_heads", "num_kv_heads", "head_dim", "block_size", "table_stride"),
@@ -137,8 +135,7 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
 @functools.cache
 def _longest_query(dtype: torch.dtype) -> int:
     """Query lengths up to which rows run in C++ on this processor."""
-    features = set(_CPUINFO.read_text(encoding="utf-8").split())
-    if features & _HARDWARE.get(dtype, set()):
+    if cpu_has_any(*_HARDWARE.get(dtype, set())):
         return _LONGEST_BESIDE_HARDWARE
     return np.iinfo(np.int32).max
 

@@ -9,6 +9,7 @@ import torch
 
 from executor_svc import device
 from executor_svc.device import choose_kernels, resolve_device
+from kernels import cpu_features
 from kernels.cpu_extension import ExtensionUnavailable
 from tandem.errors import InvalidConfig
 
@@ -91,7 +92,7 @@ class TestBfloat16:
         A processor multiplies bfloat16 if it has one of two extensions, whichever others it has.
         """
         (tmp_path / "cpuinfo").write_text(f"model name\t: Some CPU\nflags\t\t: {flags}\n")
-        monkeypatch.setattr(device, "_CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
         assert expected is device.cpu_multiplies_bfloat16()
 
     def test_a_processor_that_cannot_be_asked_does_not(
@@ -100,5 +101,5 @@ class TestBfloat16:
         """
         Where there is no list of flags bfloat16 counts as slow.
         """
-        monkeypatch.setattr(device, "_CPUINFO", tmp_path / "none")
+        monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "none")
         assert not device.cpu_multiplies_bfloat16()

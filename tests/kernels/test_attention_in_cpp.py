@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels import cpu_features
 from kernels.cpu_extension import build, library
 from kernels.paged_attention import (
     AttentionShape,
@@ -172,7 +173,7 @@ class TestValues:
         Only where the processor multiplies matrices of a type itself do long chunks of that type stay with PyTorch.
         """
         cpuinfo = tmp_path / "cpuinfo"
-        monkeypatch.setattr(cpu_extension, "_CPUINFO", cpuinfo)
+        monkeypatch.setattr(cpu_features, "_CPUINFO", cpuinfo)
         longest = cpu_extension._longest_query.__wrapped__
         cpuinfo.write_text("flags\t\t: fpu avx512f avx512_bf16 amx_tile\n")
         assert 16 == longest(torch.bfloat16)

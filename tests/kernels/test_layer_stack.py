@@ -47,14 +47,15 @@ def in_cpp() -> Iterator[None]:
         operation.use_cpu_extension(wanted=False)
 
 
-def layer(*, seed: int, with_options: bool) -> LayerWeights:
+def layer(*, seed: int, with_options: bool, dtype: torch.dtype = torch.float32) -> LayerWeights:
     """
-    Random weights, some in bfloat16, with biases and norms of heads where a family has them.
+    Random weights, some of float32's in bfloat16, with biases and norms of heads where a family has
+    them.
     """
     source = torch.Generator().manual_seed(seed)
 
     def numbers(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=source) * 0.2
+        return (torch.randn(shape, generator=source) * 0.2).to(dtype)
 
     def optional(*shape: int) -> torch.Tensor | None:
         return numbers(*shape) if with_options else None
@@ -65,30 +66,34 @@ def layer(*, seed: int, with_options: bool) -> LayerWeights:
         qkv=PackedWeight.of(numbers(qkv_size, HIDDEN)),
         qkv_bias=optional(qkv_size),
         qk_norm=optional(HEADS + KV_HEADS, DIM),
-        output=PackedWeight.of(numbers(HIDDEN, HEADS * DIM).bfloat16().float()),
+        output=PackedWeight.of(numbers(HIDDEN, HEADS * DIM).bfloat16().to(dtype)),
         output_bias=optional(HIDDEN),
         mlp_norm=1 + numbers(HIDDEN),
-        gate_up=PackedWeight.of(numbers(2 * INNER, HIDDEN).bfloat16().float()),
+        gate_up=PackedWeight.of(numbers(2 * INNER, HIDDEN).bfloat16().to(dtype)),
         gate_up_bias=optional(2 * INNER),
         down=PackedWeight.of(numbers(HIDDEN, INNER)),
         down_bias=optional(HIDDEN),
     )
 
 
-def step() -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+def step(
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
     """Hidden states, caches of two layers, and the rest of a step's inputs."""
     source = torch.Generator().manual_seed(9)
     hidden = torch.randn((7, HIDDEN), generator=source)
     caches = [torch.randn((8, BLOCK, 2, KV_HEADS, DIM), generator=source) for _ in range(2)]
     angle = POSITION[:, None] * torch.rand((1, DIM // 2), generator=source)
     rotation = torch.stack([angle.cos(), angle.sin()], dim=-1)
-    return hidden, caches, {"rotation": rotation, "kv_position": KV_POSITION}
+    inputs = {"rotation": rotation, "kv_position": KV_POSITION}
+    return hidden.to(dtype), [cache.to(dtype) for cache in caches], inputs
 
 
-def plans(window: int | None = None) -> list[AttentionPlan]:
+def plans(window: int | None = None, dtype: torch.dtype = torch.float32) -> list[AttentionPlan]:
     """Full attention, then attention with a window."""
+    shape = replace(SHAPE, dtype=dtype)
     return [
-        paged_attention.plan_paged_attention(SEQUENCES, SHAPE, window=own) for own in (None, window)
+        paged_attention.plan_paged_attention(SEQUENCES, shape, window=own) for own in (None, window)
     ]
 
 
@@ -99,23 +104,31 @@ def stack_of(layers: list[LayerWeights]) -> LayerStack:
 class TestRun:
     @pytest.mark.parametrize("with_options", [False, True], ids=["plain", "biases-and-head-norms"])
     @pytest.mark.parametrize("window", [None, 3], ids=str)
-    def test_bits_are_those_of_the_operations(self, with_options: bool, window: int | None):
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_bits_are_those_of_the_operations(
+        self,
+        with_options: bool,
+        window: int | None,
+        dtype: torch.dtype,
+        monkeypatch: pytest.MonkeyPatch,
+    ):
         """
         Decodes and a prompt together leave the same hidden states and caches as the operations one
         after another, call after call.
         """
-        layers = [layer(seed=seed, with_options=with_options) for seed in (0, 1)]
+        monkeypatch.setattr(packed_linear, "cpu_has_any", lambda *_: False)  # no tiles
+        layers = [layer(seed=seed, with_options=with_options, dtype=dtype) for seed in (0, 1)]
         stack = stack_of(layers)
-        assert stack.takes(plans(window))
+        assert stack.takes(plans(window, dtype))
         for _ in range(2):
-            hidden, caches, inputs = step()
-            expected, expected_caches, _ = step()
-            stack.run(hidden, caches, plans(window), **inputs)
+            hidden, caches, inputs = step(dtype)
+            expected, expected_caches, _ = step(dtype)
+            stack.run(hidden, caches, plans(window, dtype), **inputs)
             reference.run(
                 layers,
                 expected,
                 expected_caches,
-                plans(window),
+                plans(window, dtype),
                 norm_eps=EPS,
                 scale=SCALE,
                 **inputs,
@@ -175,8 +188,11 @@ class TestRun:
             stack.run(hidden, caches[:1], plans(), **inputs)
         with pytest.raises(ValueError, match="of as many tokens"):
             stack.run(hidden[:6], caches, plans(), **inputs)
-        with pytest.raises(ValueError, match="contiguous float32"):
-            stack.run(hidden.double(), caches, plans(), **inputs)
+        with pytest.raises(ValueError, match="as the layers are"):
+            stack.run(hidden.bfloat16(), caches, plans(), **inputs)
+        turned = {**inputs, "rotation": inputs["rotation"].bfloat16()}
+        with pytest.raises(ValueError, match="rotation must be contiguous float32"):
+            stack.run(hidden, caches, plans(), **turned)
         with pytest.raises(ValueError, match=r"hidden must have shape \[7, 40\]"):
             stack.run(hidden[:, 1:].contiguous(), caches, plans(), **inputs)
         with pytest.raises(ValueError, match=r"and rotation \[7, 12, 2\]"):
@@ -232,7 +248,15 @@ class TestTakes:
         A weight that is not contiguous float32 of the shape it has in the first layer is refused by name and layer.
         """
         first, second = (layer(seed=seed, with_options=True) for seed in (0, 1))
-        with pytest.raises(ValueError, match=f"{name} of layer 1 must be contiguous float32"):
+        with pytest.raises(ValueError, match=f"{name} of layer 1 must be contiguous torch.float32"):
             stack_of([first, replace(second, **{name: changed})])
         with pytest.raises(ValueError, match="needs a layer"):
             stack_of([])
+
+    def test_layers_of_another_type_are_refused(self):
+        """
+        Layers that are neither float32 nor bfloat16 cannot be a stack.
+        """
+        plain = layer(seed=0, with_options=False)
+        with pytest.raises(ValueError, match=r"must be float32 or bfloat16, not torch\.float16"):
+            stack_of([replace(plain, input_norm=plain.input_norm.half())])

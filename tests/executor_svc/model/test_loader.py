@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from executor_svc import device
 from executor_svc.model import checkpoint, load_model, loader
+from kernels import cpu_features
 from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory
 from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, hugging_face_logits
 
@@ -399,7 +400,7 @@ class TestAutomaticType:
 
         def change(flags: str, *, packs: bool) -> None:
             (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
-            monkeypatch.setattr(device, "_CPUINFO", tmp_path / "cpuinfo")
+            monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
             monkeypatch.setattr(device.packed_linear, "can_pack", lambda *_: packs)
 
         return change
@@ -407,7 +408,7 @@ class TestAutomaticType:
     @pytest.mark.parametrize(
         ("stored", "packs", "flags", "chosen"),
         [
-            ("bfloat16", True, "avx512_bf16", ("float32", "our kernels")),
+            ("bfloat16", True, "avx512_bf16", ("bfloat16", "avx512_bf16")),
             ("float16", True, "avx512_bf16", ("float32", "our kernels")),
             ("bfloat16", True, "avx2", ("float32", "our kernels")),
             ("bfloat16", True, "avx512_bf16 amx_bf16", ("bfloat16", "amx_bf16")),
@@ -422,9 +423,9 @@ class TestAutomaticType:
         self, cpu_with, stored: str | None, packs: bool, flags: str, chosen: tuple[str, str]
     ):
         """
-        On a CPU "auto" is float32 where our kernels multiply narrow weights and there are no tiles
-        for bfloat16, bfloat16 where only the framework multiplies and the processor has it, and
-        float32 for all else; the reason says so.
+        On a CPU "auto" is bfloat16 where the checkpoint and the processor's products are, also for
+        float16 where only the framework multiplies or there are tiles, and float32 for all else;
+        the reason says so.
         """
         cpu_with(flags, packs=packs)
         found, because = device.choose_dtype("auto", stored, torch.device("cpu"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels import cpu_features
 from kernels import packed_linear as package
 from kernels.dispatch import configure
 from kernels.packed_linear import (
@@ -261,12 +262,17 @@ class TestPacking:
         finally:
             configure({})
 
-    def test_only_float32_on_the_cpu_is_packed(self):
+    def test_only_types_that_gain_by_it_are_packed(self, monkeypatch, tmp_path):
         """
-        16-bit products and other devices have better ways, and "off" means none.
+        Float32, and bfloat16 where the processor has no tiles for it; float16 and other devices
+        have better ways, and "off" means none.
         """
-        assert can_pack(torch.float32, CPU)
-        assert not can_pack(torch.bfloat16, CPU)
+        monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
+        for flags, packs_bfloat16 in (("avx512_bf16", True), ("avx2", True), ("amx_bf16", False)):
+            (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\n")
+            assert packs_bfloat16 is can_pack(torch.bfloat16, CPU)
+            assert can_pack(torch.float32, CPU)
+        assert not can_pack(torch.float16, CPU)
         assert not package.use_cpu_extension(wanted=False)
         assert not can_pack(torch.float32, CPU)
         assert package.use_cpu_extension(wanted=True)
@@ -278,13 +284,17 @@ class TestMistakes:
         Types, shapes and strides that are not as described are errors that give what was found.
         """
         weight = PackedWeight.of(numbers(40, 64))
-        with pytest.raises(ValueError, match=r"x must be float32 of shape \[T, 64\]"):
+        with pytest.raises(ValueError, match=r"x must be float32 or bfloat16 of shape \[T, 64\]"):
             packed_linear(numbers(3, 63), weight)
+        with pytest.raises(ValueError, match=r"x must be float32 or bfloat16"):
+            packed_linear(numbers(3, 64).half(), weight)
         with pytest.raises(ValueError, match="adjacent"):
             packed_linear(numbers(64, 3).T, weight)
-        with pytest.raises(ValueError, match=r"bias must be contiguous float32 of shape \[40\]"):
+        with pytest.raises(ValueError, match=r"bias must be contiguous torch.float32 of .* \[40\]"):
             packed_linear(numbers(3, 64), weight, numbers(41))
+        with pytest.raises(ValueError, match=r"bias must be contiguous torch.bfloat16"):
+            packed_linear(numbers(3, 64).bfloat16(), weight, numbers(40))
         with pytest.raises(ValueError, match=r"residual must be .* of shape \[3, 40\]"):
             packed_linear(numbers(3, 64), weight, residual=numbers(40, 3).T)
-        with pytest.raises(ValueError, match="to be packed must be float32"):
-            PackedWeight.of(numbers(4, 4).bfloat16())
+        with pytest.raises(ValueError, match="to be packed must be float32 or bfloat16"):
+            PackedWeight.of(numbers(4, 4).half())
