@@ -56,7 +56,8 @@ class Source:
         package: Import name of the folder to read.
         licence: SPDX expression of the distribution.
         is_measured: Some of its files are held out; otherwise all may be trained on.
-        skipped: Folders left out beside ``SKIPPED_FOLDERS``.
+        skipped: Folders left out beside ``SKIPPED_FOLDERS``, and files by their path in the
+            package: those that say they hold what is under another licence are here.
     """
 
     distribution: str
@@ -74,7 +75,12 @@ SOURCES = (
     Source(distribution="torch", package="functorch", licence="BSD-3-Clause"),
     Source(distribution="sympy", package="sympy", licence="BSD-3-Clause"),
     Source(distribution="mpmath", package="mpmath", licence="BSD-3-Clause"),
-    Source(distribution="networkx", package="networkx", licence="BSD-3-Clause"),
+    Source(
+        distribution="networkx",
+        package="networkx",
+        licence="BSD-3-Clause",
+        skipped=frozenset({"algorithms/bipartite/matching.py"}),
+    ),
     Source(distribution="pip", package="pip", licence="MIT"),
     Source(distribution="setuptools", package="setuptools", licence="MIT"),
     Source(distribution="huggingface_hub", package="huggingface_hub", licence="Apache-2.0"),
@@ -104,7 +110,12 @@ SOURCES = (
     ),
     Source(distribution="mypy", package="mypy", licence="MIT", is_measured=False),
     Source(distribution="mypy", package="mypyc", licence="MIT", is_measured=False),
-    Source(distribution="fonttools", package="fontTools", licence="MIT", is_measured=False),
+    Source(
+        distribution="fonttools",
+        package="fontTools",
+        licence="MIT AND Apache-2.0 AND BSD-3-Clause",
+        is_measured=False,
+    ),
     Source(distribution="pydantic", package="pydantic", licence="MIT", is_measured=False),
     Source(distribution="pytest", package="_pytest", licence="MIT", is_measured=False),
     Source(distribution="rich", package="rich", licence="MIT", is_measured=False),
@@ -126,8 +137,16 @@ SOURCES = (
     ),
     Source(distribution="poethepoet", package="poethepoet", licence="MIT", is_measured=False),
     Source(distribution="pyparsing", package="pyparsing", licence="MIT", is_measured=False),
-    Source(distribution="typer", package="typer", licence="MIT", is_measured=False),
-    Source(distribution="pyzmq", package="zmq", licence="BSD-3-Clause", is_measured=False),
+    Source(
+        distribution="typer", package="typer", licence="MIT AND BSD-3-Clause", is_measured=False
+    ),
+    Source(
+        distribution="pyzmq",
+        package="zmq",
+        licence="BSD-3-Clause",
+        is_measured=False,
+        skipped=frozenset({"log", "ssh"}),
+    ),
     Source(distribution="psutil", package="psutil", licence="BSD-3-Clause", is_measured=False),
     Source(
         distribution="python-dateutil",
@@ -187,7 +206,7 @@ def collect() -> list[SourceFile]:
         root = _root(source)
         for path in sorted(root.rglob("*.py"), key=lambda found: found.as_posix()):
             relative = path.relative_to(root)
-            if (SKIPPED_FOLDERS | source.skipped) & set(relative.parts[:-1]):
+            if (SKIPPED_FOLDERS | source.skipped) & {*relative.parts[:-1], relative.as_posix()}:
                 continue
             text = try_read(path)
             if text is None:
