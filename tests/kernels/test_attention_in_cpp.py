@@ -170,15 +170,16 @@ class TestValues:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         """
-        Only where the processor multiplies matrices of a type itself do long chunks of that type stay with PyTorch.
+        Only where the processor multiplies matrices of a type itself do long chunks of that type stay with PyTorch;
+        products of vectors are not enough.
         """
         cpuinfo = tmp_path / "cpuinfo"
         monkeypatch.setattr(cpu_features, "_CPUINFO", cpuinfo)
         longest = cpu_extension._longest_query.__wrapped__
-        cpuinfo.write_text("flags\t\t: fpu avx512f avx512_bf16 amx_tile\n")
+        cpuinfo.write_text("flags\t\t: fpu avx512f avx512_bf16 amx_tile amx_bf16\n")
         assert 16 == longest(torch.bfloat16)
         assert longest(torch.float16) == longest(torch.float32) > 2**30
-        cpuinfo.write_text("flags\t\t: fpu avx512f\n")
+        cpuinfo.write_text("flags\t\t: fpu avx512f avx512_bf16\n")
         assert longest(torch.bfloat16) > 2**30
 
 
