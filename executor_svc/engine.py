@@ -11,22 +11,22 @@ import numpy as np
 import structlog
 import torch
 
-from executor_svc.config import ExecutorSettings, LoadedSettings
-from executor_svc.device import choose_kernels, is_sticky, resolve_device
-from executor_svc.graphs.plan import plan_graphs
-from executor_svc.limits import fit_limits, may_shorten, num_slots_for
-from executor_svc.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
-from executor_svc.memory import KvMemory, host_blocks_within, kv_bytes_per_block
-from executor_svc.memory_plan import Readings, described, plan_memory
-from executor_svc.memory_probe import MemoryMeter, Reading, meter_of
-from executor_svc.model import LoadedModel, load_model
+from executor_svc.config.limits import fit_limits, may_shorten, num_slots_for
+from executor_svc.config.settings import ExecutorSettings, LoadedSettings
+from executor_svc.device.choice import choose_kernels, is_sticky, resolve_device
+from executor_svc.device.memory_probe import MemoryMeter, Reading, meter_of
+from executor_svc.device.threads import use_threads
+from executor_svc.memory.kv_memory import KvMemory, host_blocks_within, kv_bytes_per_block
+from executor_svc.memory.plan import Readings, described, plan_memory
+from executor_svc.model.files.tokenizer_files import TokenizerFile, read_tokenizer_files
+from executor_svc.model.loader import LoadedModel, load_model
 from executor_svc.model.weights import weight_bytes
-from executor_svc.profiling import measure_activations
-from executor_svc.runner import ModelRunner
+from executor_svc.profile.torch_recorder import TorchRecorder
+from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
 from executor_svc.start_warnings import kept_warnings, warn
-from executor_svc.step_profile.torch_recorder import TorchRecorder
-from executor_svc.threads import use_threads
-from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
+from executor_svc.step.graphs.plan import plan_graphs
+from executor_svc.step.heaviest_steps import measure_activations
+from executor_svc.step.runner import ModelRunner
 from tandem.engine_config import EngineConfig
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.executor.v1.executor_service_pb2 import GenerationDefaults as DefaultsMessage

@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from executor_svc.config import LoadedSettings, load_settings
-from executor_svc.idle_threads import let_idle_threads_sleep
-from executor_svc.model_directory import check_model_directory
-from executor_svc.process import serve
-from executor_svc.step_profile.quiet import silence_profiler
+from executor_svc.config.settings import LoadedSettings, load_settings
+from executor_svc.device.idle_threads import let_idle_threads_sleep
+from executor_svc.model.files.directory import check_model_directory
+from executor_svc.profile.quiet import silence_profiler
+from executor_svc.server.process import serve
 from tandem.grpc_polling import poll_where_waited
 from tandem.process_start import EXIT_STOPPED, check_address_space_left, check_limits
 from tandem.telemetry import configure_logging
@@ -43,7 +43,7 @@ def _forecast(loaded: LoadedSettings) -> int:
     Raises:
         TandemError: Why the executor could not start.
     """
-    from executor_svc.memory_plan import as_json, as_text, forecast  # noqa: PLC0415
+    from executor_svc.memory.plan import as_json, as_text, forecast  # noqa: PLC0415
 
     show = as_json if loaded.settings.log_format == "json" else as_text
     sys.stdout.write(show(forecast(loaded)))
@@ -63,8 +63,8 @@ def _serve(loaded: LoadedSettings) -> int:
     # These import gRPC, which reads its environment then, and PyTorch: seconds that --help or a
     # mistyped flag need not wait for.
     from executor_svc.engine import load_engine  # noqa: PLC0415
-    from executor_svc.server import ExecutorServer  # noqa: PLC0415
-    from executor_svc.step_profile.torch_recorder import begin_in_this_thread  # noqa: PLC0415
+    from executor_svc.profile.torch_recorder import begin_in_this_thread  # noqa: PLC0415
+    from executor_svc.server.server import ExecutorServer  # noqa: PLC0415
 
     begin_in_this_thread()
     check_address_space_left(SPACE_BESIDE_LIBRARIES_BYTES)

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 
-from executor_svc.idle_threads import let_idle_threads_sleep
+from executor_svc.device.idle_threads import let_idle_threads_sleep
 from tandem.errors import TandemError
 from tandem.printing_commands import run_printing
 from tandem.process_start import refuse

@@ -30,8 +30,8 @@ from executor_svc.bench.random_model import forget_memory, random_model
 from executor_svc.bench.shapes import SHAPES
 from executor_svc.bench.steady_decode import StepTimes, measure_steps
 from executor_svc.bench.timing import timer_of
-from executor_svc.graphs.cuda import CudaGraphs
-from executor_svc.out_of_memory import is_out_of_memory
+from executor_svc.device.out_of_memory import is_out_of_memory
+from executor_svc.step.graphs.cuda import CudaGraphs
 from tandem.command_line import at_least_one, print_line, time_above_zero
 from tandem.errors import OutOfMemory
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from executor_svc.model import ModelConfig
+from executor_svc.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,8 @@ from executor_svc.bench.row_cases import patch_case, row_cases
 from executor_svc.bench.sampling_cases import sampling_cases
 from executor_svc.bench.shapes import SHAPES
 from executor_svc.bench.timing import timer_of
-from executor_svc.model import ModelConfig
-from executor_svc.out_of_memory import is_out_of_memory
+from executor_svc.device.out_of_memory import is_out_of_memory
+from executor_svc.model.config import ModelConfig
 from kernels.paged_attention import AttentionShape
 from tandem.command_line import print_line, time_above_zero
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from executor_svc.device import (
+from executor_svc.device.choice import (
     choose_kernels,
     cpu_multiplies_bfloat16,
     dtype_name,
     resolve_device,
     resolve_dtype,
 )
-from executor_svc.threads import use_threads
+from executor_svc.device.threads import use_threads
 from tandem.command_line import BenchParser, at_most, print_line, time_above_zero
 from tandem.engine_config import MAX_THREADS
 from tandem.errors import InvalidConfig

@@ -7,9 +7,10 @@ import gc
 import torch
 
 from executor_svc.bench.operands import fill_randomly
-from executor_svc.device import available_bytes
-from executor_svc.memory import KvMemory
-from executor_svc.model import LoadedModel, ModelConfig
+from executor_svc.device.free_memory import available_bytes
+from executor_svc.memory.kv_memory import KvMemory
+from executor_svc.model.config import ModelConfig
+from executor_svc.model.loader import LoadedModel
 from executor_svc.model.packing import pack_weights
 from executor_svc.model.weights import allocate_weights, distinct_tensors, weight_bytes
 from kernels.packed_linear import can_pack

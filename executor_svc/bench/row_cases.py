@@ -12,7 +12,7 @@ from executor_svc.bench.case import TANDEM, Case
 from executor_svc.bench.operands import random_numbers
 from executor_svc.bench.options import Where
 from executor_svc.bench.timing import Call
-from executor_svc.model import ModelConfig
+from executor_svc.model.config import ModelConfig
 from kernels.patch_rows import PackedRows, RowField, patch_rows
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write

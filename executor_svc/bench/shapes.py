@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from executor_svc.bench.sizes import MODEL_SIZES, NORM_EPS, ROPE_THETA, ModelSizes
-from executor_svc.model import GenerationDefaults, ModelConfig
+from executor_svc.model.config import GenerationDefaults, ModelConfig
 from executor_svc.model.rope import Rope
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from executor_svc.bench.random_model import random_kv
-from executor_svc.graphs.capture import GraphDevice
-from executor_svc.graphs.decode import GraphPlan
-from executor_svc.memory import KvMemory
-from executor_svc.model import LoadedModel
-from executor_svc.runner import ModelRunner
+from executor_svc.memory.kv_memory import KvMemory
+from executor_svc.model.loader import LoadedModel
+from executor_svc.step.graphs.capture import GraphDevice
+from executor_svc.step.graphs.plan import GraphPlan
+from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling, StepResult
 
 WARM_UP_STEPS = 3

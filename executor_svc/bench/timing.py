@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
-from executor_svc.graphs.capture import CapturedGraph
-from executor_svc.graphs.cuda import CudaGraphs
+from executor_svc.step.graphs.capture import CapturedGraph
+from executor_svc.step.graphs.cuda import CudaGraphs
 
 Call = Callable[[], object]
 

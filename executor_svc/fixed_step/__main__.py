@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from executor_svc.fixed_step.accounting import IdleAccount
 from executor_svc.fixed_step.settings import FixedStepSettings, read_settings
-from executor_svc.process import serve
+from executor_svc.server.process import serve
 from tandem.errors import TandemError
 from tandem.grpc_polling import poll_where_waited
 from tandem.process_start import refuse
@@ -38,7 +38,7 @@ def _serve(settings: FixedStepSettings) -> int:
     poll_where_waited(os.environ)
     # These import gRPC, which reads its environment then.
     from executor_svc.fixed_step.engine import load_fixed_step  # noqa: PLC0415
-    from executor_svc.server import ExecutorServer  # noqa: PLC0415
+    from executor_svc.server.server import ExecutorServer  # noqa: PLC0415
 
     account = IdleAccount()
     return serve(

@@ -11,8 +11,8 @@ from executor_svc.fixed_step.accounting import IdleAccount
 from executor_svc.fixed_step.runner import FixedStepRunner
 from executor_svc.fixed_step.settings import FixedStepSettings
 from executor_svc.fixed_step.tokens import ChainedTokens, vocab_size_of, words_of
-from executor_svc.loaded import HEARTBEAT_INTERVAL_S, Engine
-from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
+from executor_svc.model.files.tokenizer_files import TokenizerFile, read_tokenizer_files
+from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S, Engine
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
 from tandem.link import PROTOCOL_VERSION
 from tandem.link.slot_state import SlotState

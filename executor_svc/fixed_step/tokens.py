@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from executor_svc.tokenizer_files import TokenizerFile
+from executor_svc.model.files.tokenizer_files import TokenizerFile
 from tandem.errors import InvalidModel
 from tandem.link.batch import Admission, Int32Column
 

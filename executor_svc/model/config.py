@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor_svc.model.families import Family, family_of, layer_windows
-from executor_svc.model.json_fields import JsonFields, shown
+from executor_svc.model.files.directory import FORMAT, check_model_directory
+from executor_svc.model.files.json_fields import JsonFields, shown
 from executor_svc.model.rope import Rope, context_len, read_rope
-from executor_svc.model_directory import FORMAT, check_model_directory
 from tandem.errors import InvalidModel
 
 MAX_LAYERS = 10_000

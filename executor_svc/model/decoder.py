@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from executor_svc.marked_parts import Mark, mark_parts, unmark_parts
 from executor_svc.model.loader import LoadedModel
+from executor_svc.model.marked_parts import Mark, mark_parts, unmark_parts
 from executor_svc.model.rope import rotation_table
 from executor_svc.model.row_operations import FastOperations, InvariantOperations, RowOperations
 from executor_svc.model.row_padding import padded_rows, pads_rows

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from executor_svc.model.checkpoint import Checkpoint, read_pieces
 from executor_svc.model.config import ModelConfig
+from executor_svc.model.files.checkpoint import Checkpoint, read_pieces
 from executor_svc.start_warnings import warn
 
 EMBEDDING = "model.embed_tokens.weight"

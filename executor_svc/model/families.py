@@ -8,7 +8,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from executor_svc.model.json_fields import JsonFields, shown
+from executor_svc.model.files.json_fields import JsonFields, shown
 from tandem.errors import InvalidModel
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import structlog
 import torch
 
-from executor_svc.device import available_bytes, choose_dtype, dtype_name, resolve_device
-from executor_svc.model.checkpoint import Checkpoint
+from executor_svc.device.choice import choose_dtype, dtype_name, resolve_device
+from executor_svc.device.free_memory import available_bytes
 from executor_svc.model.config import ModelConfig, read_model_config
 from executor_svc.model.embeddings import settle_tie
-from executor_svc.model.fingerprint import model_fingerprint
+from executor_svc.model.files.checkpoint import Checkpoint
+from executor_svc.model.files.fingerprint import model_fingerprint
 from executor_svc.model.packing import pack_weights
 from executor_svc.model.weights import (
     DecoderWeights,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from executor_svc.huge_pages import ask_for_huge_pages
+from executor_svc.device.huge_pages import ask_for_huge_pages
 from executor_svc.model.weights import DecoderWeights
 from kernels.layer_stack import LayerWeights
 from kernels.packed_linear import PackedWeight, packed_dtype, packed_elements

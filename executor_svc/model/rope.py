@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor_svc.model.json_fields import JsonFields, shown
+from executor_svc.model.files.json_fields import JsonFields, shown
 from tandem.errors import InvalidModel
 
 DEFAULT_THETA = 10_000.0

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor_svc.model.checkpoint import Checkpoint, StoredTensor, read_pieces
 from executor_svc.model.config import ModelConfig
 from executor_svc.model.embeddings import EMBEDDING, OUTPUT
-from executor_svc.model.json_fields import shown
+from executor_svc.model.files.checkpoint import Checkpoint, StoredTensor, read_pieces
+from executor_svc.model.files.json_fields import shown
 from kernels.layer_stack import LayerWeights
 from tandem.errors import InvalidModel
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from executor_svc import config as executor
+from executor_svc.config import settings as executor
 from scheduler_svc import config as scheduler
 from tandem.engine_config import PRESETS
 from tandem.errors import InvalidConfig

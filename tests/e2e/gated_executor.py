@@ -10,15 +10,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from executor_svc.idle_threads import let_idle_threads_sleep
-from executor_svc.step_profile.quiet import silence_profiler
+from executor_svc.device.idle_threads import let_idle_threads_sleep
+from executor_svc.profile.quiet import silence_profiler
 
 let_idle_threads_sleep(os.environ)
 silence_profiler(os.environ)
 
 import executor_svc.__main__ as executor_main  # noqa: E402 - these import PyTorch, which reads that
 import executor_svc.engine as executor_engine  # noqa: E402
-from executor_svc.runner import ModelRunner  # noqa: E402
+from executor_svc.step.runner import ModelRunner  # noqa: E402
 from tandem.link.batch import Batch, StepResult  # noqa: E402
 from tests.e2e.step_gate import StepGate  # noqa: E402
 

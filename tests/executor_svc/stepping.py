@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from executor_svc.memory import KvMemory
-from executor_svc.model import load_model
-from executor_svc.runner import ModelRunner
+from executor_svc.memory.kv_memory import KvMemory
+from executor_svc.model.loader import load_model
+from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)

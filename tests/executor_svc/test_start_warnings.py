@@ -10,11 +10,11 @@ import pytest
 import structlog
 import torch
 
-from executor_svc.config import load_settings
-from executor_svc.device import choose_kernels
+from executor_svc.config.limits import fit_limits
+from executor_svc.config.settings import load_settings
+from executor_svc.device.choice import choose_kernels
 from executor_svc.engine import load_engine
-from executor_svc.limits import fit_limits
-from executor_svc.model import read_model_config
+from executor_svc.model.config import read_model_config
 from executor_svc.start_warnings import kept_warnings, warn
 from kernels.cpu_extension import ExtensionUnavailable
 

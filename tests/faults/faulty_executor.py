@@ -24,7 +24,7 @@ from torch import Tensor
 
 import executor_svc.__main__ as executor_main
 import executor_svc.engine as executor_engine
-from executor_svc.runner import ModelRunner
+from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import Batch, StepResult
 from tests.e2e.step_gate import StepGate
 from tests.faults.marks import BAD_ROW_MARK, MARK_LEN, POISON_LATER_MARK, POISON_MARK

@@ -15,11 +15,11 @@ import select
 import signal
 import sys
 
-from executor_svc.idle_threads import let_idle_threads_sleep
+from executor_svc.device.idle_threads import let_idle_threads_sleep
 
 let_idle_threads_sleep(os.environ)
 
-import executor_svc.server  # noqa: E402, F401 - for the children
+import executor_svc.server.server  # noqa: E402, F401 - for the children
 from tests.faults import faulty_executor  # noqa: E402
 from tests.faults.controlled import Json  # noqa: E402
 

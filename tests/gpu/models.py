@@ -9,12 +9,12 @@ import torch
 
 from executor_svc.bench.random_model import random_model
 from executor_svc.bench.shapes import SHAPES
-from executor_svc.graphs.capture import GraphDevice
-from executor_svc.graphs.decode import GraphPlan
-from executor_svc.graphs.shapes import GraphShape
-from executor_svc.memory import KvMemory
-from executor_svc.model import ModelConfig
-from executor_svc.runner import ModelRunner
+from executor_svc.memory.kv_memory import KvMemory
+from executor_svc.model.config import ModelConfig
+from executor_svc.step.graphs.capture import GraphDevice
+from executor_svc.step.graphs.plan import GraphPlan
+from executor_svc.step.graphs.shapes import GraphShape
+from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import Batch, RowSampling
 from tests.executor_svc.stepping import Row, admission, batch, random_tokens
 

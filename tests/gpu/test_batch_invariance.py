@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from executor_svc.bench.shapes import SHAPES
-from executor_svc.graphs.cuda import CudaGraphs
-from executor_svc.graphs.shapes import GraphShape
+from executor_svc.step.graphs.cuda import CudaGraphs
+from executor_svc.step.graphs.shapes import GraphShape
 from kernels.paged_attention import (
     AttentionShape,
     PagedSequences,

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.batch_inputs import sampling_rows
-from executor_svc.graphs.cuda import CudaGraphs
-from executor_svc.graphs.decode import GraphPlan
-from executor_svc.graphs.recorded import RecordedGraphs
-from executor_svc.graphs.shapes import graph_shapes
-from executor_svc.graphs.sizes import default_sizes
-from executor_svc.static_step import Drawing
+from executor_svc.config.graph_sizes import default_sizes
+from executor_svc.step.batch_inputs import sampling_rows
+from executor_svc.step.graphs.cuda import CudaGraphs
+from executor_svc.step.graphs.plan import GraphPlan
+from executor_svc.step.graphs.shapes import graph_shapes
+from executor_svc.step.static_step import Drawing
 from tandem.link.batch import KvMode, RowSampling
+from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.stepping import GREEDY, Bench, Row, admission, batch, random_tokens
 from tests.model_zoo import FAMILIES
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from executor_svc.bench.shapes import SHAPES
-from executor_svc.graphs.cuda import CudaGraphs
-from executor_svc.graphs.recorded import RecordedGraphs
-from executor_svc.runner import ModelRunner
+from executor_svc.step.graphs.cuda import CudaGraphs
+from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import Batch
+from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.stepping import Row, admission, batch, random_tokens
 from tests.gpu.models import (
     BLOCK_SIZE,

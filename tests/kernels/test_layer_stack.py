@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.device import choose_kernels
+from executor_svc.device.choice import choose_kernels
 from kernels import packed_linear, paged_attention, rms_norm, rope_kv_write, sampling, silu_mul
 from kernels.layer_stack import LayerStack, LayerWeights, reference
 from kernels.packed_linear import PackedWeight

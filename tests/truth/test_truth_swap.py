@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from executor_svc.host_blocks import HostBlocks
+from executor_svc.memory.host_blocks import HostBlocks
 from tandem.engine_config import EngineConfig
 from tandem_embedded import CoreOptions, GenerationParams, InferenceEngine, PreemptionMode
 from tests.model_zoo import llama_gqa_llama3_rope

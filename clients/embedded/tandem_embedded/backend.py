@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from executor_svc.idle_threads import let_idle_threads_sleep
+from executor_svc.device.idle_threads import let_idle_threads_sleep
 from scheduler_svc.core.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
@@ -15,11 +15,11 @@ from tandem.link.batch import Batch, KvMode, StepResult
 from tandem_embedded.params import SamplingDefaults, Vocabulary
 
 if TYPE_CHECKING:
-    from executor_svc.memory import KvMemory
-    from executor_svc.memory_probe import Reading
-    from executor_svc.model import LoadedModel
+    from executor_svc.device.memory_probe import Reading
+    from executor_svc.memory.kv_memory import KvMemory
     from executor_svc.model.config import GenerationDefaults
-    from executor_svc.runner import ModelRunner
+    from executor_svc.model.loader import LoadedModel
+    from executor_svc.step.runner import ModelRunner
 
 
 GIB = 2**30
@@ -120,10 +120,10 @@ def load_backend(
     # These import PyTorch: not before the environment is set, and not for --help.
     import torch  # noqa: PLC0415
 
-    from executor_svc import memory  # noqa: PLC0415
-    from executor_svc.device import choose_kernels, resolve_device  # noqa: PLC0415
-    from executor_svc.memory_probe import meter_of  # noqa: PLC0415
-    from executor_svc.model import load_model  # noqa: PLC0415
+    from executor_svc.device.choice import choose_kernels, resolve_device  # noqa: PLC0415
+    from executor_svc.device.memory_probe import meter_of  # noqa: PLC0415
+    from executor_svc.memory import kv_memory  # noqa: PLC0415
+    from executor_svc.model.loader import load_model  # noqa: PLC0415
 
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -135,10 +135,10 @@ def load_backend(
         config = _default_limits(model, model_dir, buffer_size_gb, before, meter.read())
         buffer_size_gb = None
     config = _fit_length(config, model.config.context_len)
-    per_block = memory.kv_bytes_per_block(model.config, config.block_size, model.dtype)
+    per_block = kv_memory.kv_bytes_per_block(model.config, config.block_size, model.dtype)
     kv_knob = "max_num_blocks" if buffer_size_gb is None else "buffer_size_gb"
     config = _sized(config, buffer_size_gb, per_block)
-    num_host_blocks = memory.host_blocks_within(swap_space_gb, per_block)
+    num_host_blocks = kv_memory.host_blocks_within(swap_space_gb, per_block)
     kv = _allocate(model, config, num_host_blocks, kv_knob)
     runner = _runner(
         model, kv, config, collect_margins=collect_margins, batch_invariant=batch_invariant
@@ -157,7 +157,7 @@ def load_backend(
 def _allocate(
     model: LoadedModel, config: EngineConfig, num_host_blocks: int, kv_knob: str
 ) -> KvMemory:
-    from executor_svc.memory import KvMemory  # noqa: PLC0415
+    from executor_svc.memory.kv_memory import KvMemory  # noqa: PLC0415
 
     return KvMemory(
         model.config,
@@ -179,9 +179,9 @@ def _runner(
     batch_invariant: bool,
 ) -> ModelRunner:
     """A runner with its graphs captured, where the device has any."""
-    from executor_svc.graphs.plan import device_graphs  # noqa: PLC0415
-    from executor_svc.graphs.sizes import default_sizes  # noqa: PLC0415
-    from executor_svc.runner import ModelRunner  # noqa: PLC0415
+    from executor_svc.config.graph_sizes import default_sizes  # noqa: PLC0415
+    from executor_svc.step.graphs.plan import device_graphs  # noqa: PLC0415
+    from executor_svc.step.runner import ModelRunner  # noqa: PLC0415
 
     graph_plan = device_graphs(model.device, default_sizes(config.max_batch_size))
     runner = ModelRunner(
@@ -217,9 +217,9 @@ def _default_limits(
     What an executor takes where no limit is set: see `tandem.kv_memory.default_size`; `before` and
     `after` are the device's memory around the loading of weights.
     """
-    from executor_svc.config import load_settings  # noqa: PLC0415
-    from executor_svc.limits import fit_limits  # noqa: PLC0415
-    from executor_svc.memory_plan import Readings, plan_memory  # noqa: PLC0415
+    from executor_svc.config.limits import fit_limits  # noqa: PLC0415
+    from executor_svc.config.settings import load_settings  # noqa: PLC0415
+    from executor_svc.memory.plan import Readings, plan_memory  # noqa: PLC0415
 
     sized = [] if buffer_size_gb is None else [f"--buffer-size-gb={buffer_size_gb}"]
     loaded = load_settings([f"--model={model_dir}", *sized], {})
@@ -249,7 +249,7 @@ def _sized(
 
 def _fit_length(config: EngineConfig, longest: int) -> EngineConfig:
     """Lower max_model_len to what the model supports, if it still has its default."""
-    from executor_svc.limits import check_block_fits  # noqa: PLC0415
+    from executor_svc.config.limits import check_block_fits  # noqa: PLC0415
 
     check_block_fits(config.block_size, longest)
     if config.max_model_len <= longest:

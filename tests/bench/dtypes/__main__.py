@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from executor_svc.bench.sizes import MODEL_SIZES
-from executor_svc.device import choose_kernels, dtype_name, resolve_dtype
+from executor_svc.device.choice import choose_kernels, dtype_name, resolve_dtype
+from executor_svc.device.threads import default_num_threads
 from executor_svc.model.config import read_model_config
-from executor_svc.threads import default_num_threads
 from tandem_embedded.bench.checkpoints import random_model
 from tandem_embedded.bench.rounds import run_engine
 from tandem_embedded.bench.workload import Task

@@ -20,11 +20,11 @@ import torch
 from executor_svc.bench.random_model import random_model
 from executor_svc.bench.shapes import SHAPES
 from executor_svc.bench.steady_decode import measure_steps
-from executor_svc.device import choose_kernels
-from executor_svc.memory import KvMemory
-from executor_svc.model import LoadedModel
-from executor_svc.runner import ModelRunner
-from executor_svc.threads import use_threads
+from executor_svc.device.choice import choose_kernels
+from executor_svc.device.threads import use_threads
+from executor_svc.memory.kv_memory import KvMemory
+from executor_svc.model.loader import LoadedModel
+from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
 from tests.bench.machine import machine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from executor_svc.config import ExecutorSettings
+from executor_svc.config.settings import ExecutorSettings
 from executor_svc.model.families import FAMILIES
 from scheduler_svc.config import SchedulerSettings
 from tandem.settings.computing import COMPUTING as COMPUTED

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 from typer.testing import CliRunner
 
-from executor_svc.config import load_settings as load_executor
-from executor_svc.memory_plan import forecast
-from executor_svc.memory_probe import Reading
+from executor_svc.config.settings import load_settings as load_executor
+from executor_svc.device.memory_probe import Reading
+from executor_svc.memory.plan import forecast
 from scheduler_svc.config import load_settings as load_scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory

@@ -201,7 +201,9 @@ class TestModel:
         """
         A point whose cache is larger than the memory is named on stderr and left out.
         """
-        monkeypatch.setattr("executor_svc.memory.available_bytes", lambda _device: 1 << 20)
+        monkeypatch.setattr(
+            "executor_svc.memory.kv_memory.available_bytes", lambda _device: 1 << 20
+        )
         given = ["--model", "tiny", "--batch", "1", "64", "--context", "20", "--json"]
         assert 0 == decode_steps.main([*QUICK, *given])
         printed = capsys.readouterr()

@@ -11,8 +11,8 @@ from executor_svc.bench import steady_decode
 from executor_svc.bench.random_model import random_kv, random_model
 from executor_svc.bench.shapes import SHAPES
 from executor_svc.bench.steady_decode import decode_batches, measure_steps
-from executor_svc.graphs.recorded import RecordedGraphs
-from executor_svc.model import LoadedModel
+from executor_svc.model.loader import LoadedModel
+from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 
 BLOCK_SIZE = 8
 NUM_ROWS = 3

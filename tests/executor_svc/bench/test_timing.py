@@ -11,7 +11,7 @@ from executor_svc.bench import timing
 from executor_svc.bench.case import Case, measure
 from executor_svc.bench.floors import Ceilings
 from executor_svc.bench.timing import CpuTimer, CudaTimer, num_copies
-from executor_svc.graphs.capture import Captured
+from executor_svc.step.graphs.capture import Captured
 
 
 class Clock:

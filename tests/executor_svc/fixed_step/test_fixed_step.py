@@ -13,15 +13,15 @@ from executor_svc.fixed_step.engine import load_fixed_step
 from executor_svc.fixed_step.runner import FixedStepRunner
 from executor_svc.fixed_step.settings import DEFAULT_TOKENIZER, read_settings
 from executor_svc.fixed_step.tokens import ChainedTokens, vocab_size_of, words_of
-from executor_svc.server import ExecutorServer
-from executor_svc.tokenizer_files import TokenizerFile, read_tokenizer_files
+from executor_svc.model.files.tokenizer_files import TokenizerFile, read_tokenizer_files
+from executor_svc.server.server import ExecutorServer
 from tandem.errors import InvalidConfig, InvalidModel, ProfileUnsupported, SessionLost
 from tandem.executor.v1.executor_service_pb2 import DescribeRequest, ProfileRequest
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.link.batch import Batch, KvMode
 from tandem.link.slot_state import SlotState
 from tandem.profile import FEATURE
-from tests.executor_svc.service.harness import DEADLINE_S, refusal, wait_until
+from tests.executor_svc.server.harness import DEADLINE_S, refusal, wait_until
 from tests.executor_svc.stepping import Row, admission, batch
 
 LONG_STEP_MS = 3_600_000.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from executor_svc.model import GenerationDefaults, read_model_config
+from executor_svc.model.config import GenerationDefaults, read_model_config
 from executor_svc.model.rope import RopeKind
 from tandem.errors import InvalidModel
 

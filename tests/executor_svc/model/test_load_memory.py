@@ -28,9 +28,9 @@ CONFIG = {
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from executor_svc.memory import KvMemory
+from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model import load_model
-from executor_svc.runner import ModelRunner
+from executor_svc.step.runner import ModelRunner
 from tests.executor_svc.stepping import Row, admission, batch
 
 def peak():

@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from executor_svc import device
-from executor_svc.model import checkpoint, load_model, loader
+from executor_svc.device import choice
+from executor_svc.model import loader
+from executor_svc.model.files import checkpoint
+from executor_svc.model.loader import load_model
 from kernels import cpu_features
 from tandem.errors import InvalidConfig, InvalidModel, OutOfMemory
 from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, hugging_face_logits
@@ -401,7 +403,7 @@ class TestAutomaticType:
         def change(flags: str, *, packs: bool) -> None:
             (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
             monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
-            monkeypatch.setattr(device.packed_linear, "can_pack", lambda *_: packs)
+            monkeypatch.setattr(choice.packed_linear, "can_pack", lambda *_: packs)
 
         return change
 
@@ -428,7 +430,7 @@ class TestAutomaticType:
         the reason says so.
         """
         cpu_with(flags, packs=packs)
-        found, because = device.choose_dtype("auto", stored, torch.device("cpu"))
+        found, because = choice.choose_dtype("auto", stored, torch.device("cpu"))
         expected, why = chosen
-        assert expected == device.dtype_name(found)
+        assert expected == choice.dtype_name(found)
         assert why in because

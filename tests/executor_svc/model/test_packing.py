@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executor_svc.model import load_model, packing
+from executor_svc.model import packing
 from executor_svc.model.decoder import Decoder
+from executor_svc.model.loader import load_model
 from kernels import packed_linear, paged_attention, rms_norm, rope_kv_write, silu_mul
 from kernels.layer_stack import LayerStack
 from kernels.packed_linear import PackedWeight

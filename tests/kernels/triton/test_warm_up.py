@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_svc.warm_up import warm_up_batches
+from executor_svc.step.warm_up import warm_up_batches
 from kernels.sampling.tuning import Cut
 
 

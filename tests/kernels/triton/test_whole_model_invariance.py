@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_svc.graphs.decode import GraphPlan
-from executor_svc.graphs.shapes import GraphShape
+from executor_svc.step.graphs.plan import GraphPlan
+from executor_svc.step.graphs.shapes import GraphShape
 from tandem.link.batch import RowSampling
 from tests.executor_svc.stepping import Bench, Row, admission, batch, forward_logits, random_tokens
 from tests.kernels.triton.test_whole_models import Repeated, everything_on_triton

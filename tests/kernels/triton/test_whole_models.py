@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from executor_svc.graphs.capture import Captured
-from executor_svc.graphs.decode import GraphPlan
-from executor_svc.graphs.shapes import GraphShape
+from executor_svc.step.graphs.capture import Captured
+from executor_svc.step.graphs.plan import GraphPlan
+from executor_svc.step.graphs.shapes import GraphShape
 from kernels import dispatch
 from kernels.paged_attention import triton_decode
 from tandem.link.batch import Batch, RowSampling

@@ -8,7 +8,7 @@ import gguf
 import torch
 from torch import Tensor
 
-from executor_svc.model import LoadedModel, load_model
+from executor_svc.model.loader import LoadedModel, load_model
 from executor_svc.model.rope import RopeKind
 from tandem.errors import InvalidModel
 

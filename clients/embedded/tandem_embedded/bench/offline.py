@@ -117,9 +117,9 @@ def _task(given: argparse.Namespace) -> Task:
     # They bring PyTorch in: not for --help, and not before the flags are known to be right.
     import torch  # noqa: PLC0415
 
-    from executor_svc.device import choose_kernels, dtype_name, resolve_dtype  # noqa: PLC0415
+    from executor_svc.device.choice import choose_kernels, dtype_name, resolve_dtype  # noqa: PLC0415
+    from executor_svc.device.threads import default_num_threads  # noqa: PLC0415
     from executor_svc.model.config import read_model_config  # noqa: PLC0415
-    from executor_svc.threads import default_num_threads  # noqa: PLC0415
 
     model = given.model or random_model(given.shape, MODEL_SIZES[given.shape])
     config = read_model_config(model)

@@ -1,6 +1,6 @@
 """
 Names of the settings that say how the executor computes, for files that serve both services: the
-scheduler passes them over. What they mean is in `executor_svc.config`.
+scheduler passes them over. What they mean is in `executor_svc.config.settings`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_svc.bench.shapes import model_config
 from executor_svc.bench.sizes import MODEL_SIZES, ModelSizes
-from executor_svc.model import load_model
 from executor_svc.model.config import read_model_config
+from executor_svc.model.loader import load_model
 from tandem.engine_config import EngineConfig
 from tandem.printing_commands import run_printing
 from tandem_embedded import InferenceEngine

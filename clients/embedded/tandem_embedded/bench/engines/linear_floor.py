@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor_svc.model import LoadedModel, load_model
+from executor_svc.model.loader import LoadedModel, load_model
 from tandem_embedded.bench.workload import Served, Task
 
 

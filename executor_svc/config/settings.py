@@ -1,0 +1,204 @@
+"""The executor's settings: one schema, whatever they come from (`tandem.settings` reads them)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from executor_svc.config.graph_sizes import GraphCount, check_graph_count
+from executor_svc.model.files.directory import find_model
+from tandem.engine_config import MAX_GIB, MAX_THREADS, EngineConfig
+from tandem.settings.computing import COMPUTING
+from tandem.settings.reader import read_settings
+from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
+from tandem.settings.schema import (
+    KV_SIZE_KNOBS,
+    LIMITS,
+    Address,
+    Loaded,
+    LogFormat,
+    LogLevel,
+    Metavar,
+    Program,
+    ServiceSettings,
+)
+
+_DEFAULTS = EngineConfig()
+
+_GraphCount = Annotated[
+    GraphCount,
+    BeforeValidator(lambda value: "none" if value is None else value),  # as in Megatron Core
+    Metavar("{default,none,-1,N}"),
+]
+
+
+class ExecutorSettings(ServiceSettings):
+    """Settings of one executor service; validated where they are read."""
+
+    model: Annotated[Path, Metavar("DIR")] = Field(
+        description="model directory in Hugging Face format: config.json, *.safetensors, "
+        "tokenizer.json; or ORG/NAME of a model that is in the Hugging Face cache"
+    )
+    model_name: str | None = Field(
+        None, min_length=1, description="name clients see; default: the directory's name"
+    )
+    listen: Address = Field(
+        "127.0.0.1:50061", description="gRPC address for the scheduler; port 0 takes a free one"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="type of weights and KV; auto: on a GPU the model's own, on a CPU the fastest",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    num_threads: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_THREADS,
+        description="CPU threads of one operation; default: one per physical core this process may "
+        "run on (taskset, cpuset), within the CPU quota and OMP_NUM_THREADS",
+    )
+    cpu_extension: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="attention on the CPU by a C++ library, compiled at the first start and kept "
+        "in TANDEM_CACHE_DIR, default ~/.cache/tandem; auto: where that works",
+    )
+    block_size: int = Field(_DEFAULTS.block_size, description="tokens per KV block")
+    max_num_blocks: int | None = Field(
+        None,
+        description="KV blocks to allocate; default: on a GPU what gpu_memory_utilization 0.9 "
+        "leaves, on a CPU a quarter of the free memory, at most what max_batch_size requests of "
+        "max_model_len tokens need",
+    )
+    buffer_size_gb: float | None = Field(
+        None, gt=0, le=MAX_GIB, description="GiB of KV memory; sizes it"
+    )
+    mem_fraction_static: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the device's memory for weights and KV together; sizes the KV memory",
+    )
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the device's memory for weights, activations (measured at start) "
+        "and KV together; sizes the KV memory",
+    )
+    swap_space_gb: float = Field(
+        0.0,
+        ge=0,
+        le=MAX_GIB,
+        description="GiB of host memory for the KV of preempted requests; 0: compute it again",
+    )
+    max_batch_size: int = Field(_DEFAULTS.max_batch_size, description="most sequences in one step")
+    max_model_len: int | None = Field(
+        None,
+        description="most tokens of prompt plus output; default: what the model supports and the "
+        "KV memory holds",
+    )
+    max_total_tokens: int = Field(
+        _DEFAULTS.max_total_tokens,
+        description="most tokens computed in one step; unset, fewer on a CPU that computes a large "
+        "model",
+    )
+    max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, exclude=True)
+    memory_threshold: float = Field(_DEFAULTS.memory_threshold, exclude=True)
+    num_cuda_graphs: _GraphCount = Field(
+        "default",
+        description="decode steps to capture on a GPU, by number of rows: default (up to 30 sizes "
+        "for up to 512 rows), none, -1 (1, 2, 4, every 8th, from 256 on every 16th) or N, evenly "
+        "spaced; larger steps run eagerly",
+    )
+    cuda_graph_mixed_prefill_count: int | None = Field(
+        16,
+        ge=0,
+        description="prefills that each captured step of prompts and decodes together has room "
+        "for; 0 captures decodes alone",
+    )
+    use_cuda_graphs_for_non_decode_steps: bool = Field(
+        True,
+        description="capture steps with prompts as well, of as few tokens as decode steps have "
+        "rows; rows that ask for penalties or log probabilities keep their step eager",
+    )
+    static_kv_memory_pointers: bool = Field(
+        False,
+        description="keep the KV memory's addresses while it is given back (suspend), so that "
+        "captured steps stay and need not be captured again; needs Linux or a CUDA driver",
+    )
+    collect_margins: bool = Field(
+        False, description="report by how much each token won, for equality tests; slower"
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="give a request the same tokens, bit for bit, whatever is computed beside it "
+        "and however its prompt is cut; slower",
+    )
+    dry_run: bool = Field(
+        False, description="print what would take how much memory, and exit; loads no weights"
+    )
+    stop_grace_s: float = Field(
+        20.0,
+        ge=0,
+        description="seconds that the running step may go on after SIGTERM; exit code 1 if it does "
+        "not end",
+    )
+    ready_file: Path | None = Field(
+        None, description="file to write address and pid to, as JSON, once the port listens"
+    )
+    log_level: LogLevel = Field("info", description="least severe log event to print")
+    log_format: LogFormat = Field(
+        "console", description="one JSON object per line, or text for people; to stderr"
+    )
+
+
+_PROGRAM = Program(
+    schema=ExecutorSettings,
+    command="python -m executor_svc",
+    description="Tandem's executor service: computes the steps that a scheduler plans.",
+    exit_codes="0 stopped, 1 failed, 2 wrong configuration or model",
+    env_prefix="TANDEM_EXECUTOR_",
+    foreign_keys=(*SCHEDULING, *SCHEDULING_ALIASES),
+    groups={
+        "engine limits": LIMITS,
+        "KV memory instead of max_num_blocks": (*KV_SIZE_KNOBS[1:], "swap_space_gb"),
+        "computing": COMPUTING,
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSettings(Loaded[ExecutorSettings]):
+    """Settings with where each came from, and the engine limits they imply."""
+
+    @property
+    def limits(self) -> EngineConfig:
+        """The engine limits as set; the scheduler's two of a shared file are among them."""
+        return self.settings.engine_config()
+
+    @property
+    def model_name(self) -> str:
+        """The name clients see."""
+        return self.settings.model_name or self.settings.model.resolve().name
+
+
+def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
+    """
+    Read and validate all settings.
+
+    Raises:
+        InvalidConfig: The first thing wrong, naming the setting and where it was set.
+        SystemExit: After --help.
+    """
+    read = read_settings(_PROGRAM, argv, environ)
+    settings = read.settings
+    check_graph_count(settings.num_cuda_graphs)
+    model = find_model(settings.model, environ)
+    if model != settings.model:  # the directory of a snapshot is named like its revision
+        name = settings.model_name or str(settings.model)
+        settings = settings.model_copy(update={"model": model, "model_name": name})
+    return LoadedSettings(settings=settings, sources=read.sources, places=read.places)

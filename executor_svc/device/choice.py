@@ -1,0 +1,164 @@
+"""Where and in which number type an executor computes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import cast, get_args
+
+import torch
+
+from executor_svc.device.out_of_memory import is_out_of_memory
+from executor_svc.start_warnings import keep
+from kernels import packed_linear, rms_norm, rope_kv_write, sampling, silu_mul
+from kernels.cpu_extension import ExtensionUnavailable
+from kernels.cpu_features import cpu_has_any
+from kernels.paged_attention import CpuExtension, use_cpu_extension
+from tandem.errors import InvalidConfig
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+_CUDA_FAILED = ("CUDA error", "Triton Error [CUDA]")
+"""As PyTorch and as Triton, whichever is the next to ask, tell what the device met before."""
+
+
+def is_sticky(error: Exception) -> bool:
+    """Tell whether the device is lost for this process: CUDA errors other than out of memory."""
+    if is_out_of_memory(error):
+        return False
+    return isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _CUDA_FAILED)
+    )
+
+
+def choose_kernels(device: torch.device, cpu_extension: str) -> None:
+    """
+    Let the CPU compute in C++ or in PyTorch; may compile, which takes seconds.
+
+    Args:
+        device: Of the model; another than the CPU has kernels of its own.
+        cpu_extension: "auto", "on" or "off".
+
+    Raises:
+        InvalidConfig: Another word, or "on" and the library can neither be found nor built.
+    """
+    if cpu_extension not in get_args(CpuExtension):
+        raise InvalidConfig(
+            f"cpu_extension must be auto, on or off, got {cpu_extension!r}", field="cpu_extension"
+        )
+    if device.type != "cpu":
+        return
+    try:
+        why_not = use_cpu_extension(cast("CpuExtension", cpu_extension))
+    except ExtensionUnavailable as error:
+        raise InvalidConfig(
+            f"cpu_extension is on, but its library cannot be had: {error}; set it to auto or off "
+            f"to compute with PyTorch",
+            field="cpu_extension",
+        ) from error
+    if why_not is not None:
+        keep(f"PyTorch computes, and not the C++ kernels, which are faster: {why_not}")
+    in_cpp = packed_linear.use_cpu_extension(wanted=cpu_extension != "off")
+    for operation in (rms_norm, rope_kv_write, sampling, silu_mul):
+        operation.use_cpu_extension(wanted=in_cpp)
+
+
+def resolve_device(name: str) -> torch.device:
+    """
+    Turn "auto", "cpu", "cuda" or "cuda:N" into a device.
+
+    Raises:
+        InvalidConfig: Another name, a CUDA device that is not there, or one without Triton, in
+            which its kernels are written.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    if kind not in {"cpu", "cuda"} or (index and not index.isdecimal()):
+        raise InvalidConfig(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InvalidConfig(
+            f"device {name!r} was asked for but PyTorch finds no CUDA device; use --device cpu"
+        )
+    number = int(index or 0)
+    if number >= torch.cuda.device_count():
+        raise InvalidConfig(
+            f"device {name!r} was asked for but there are {torch.cuda.device_count()} CUDA devices"
+        )
+    if find_spec("triton") is None:
+        raise InvalidConfig(
+            f"device {name!r} needs Triton, which is not installed: install tandem-serve[gpu], or "
+            "use --device cpu"
+        )
+    return torch.device("cuda", number)
+
+
+def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device) -> torch.dtype:
+    """
+    Turn "auto" or a type's name into a type; see `choose_dtype`.
+
+    Raises:
+        InvalidConfig: Another name.
+    """
+    return choose_dtype(name, checkpoint_dtype, device)[0]
+
+
+def choose_dtype(
+    name: str, checkpoint_dtype: str | None, device: torch.device
+) -> tuple[torch.dtype, str]:
+    """
+    Turn "auto" or a type's name into a type, and say in a clause why it is this one.
+
+    "auto" is the checkpoint's own type on a GPU. On a CPU it is float32 for checkpoints in float32.
+    Those in bfloat16 are computed in it where the processor multiplies it (avx512_bf16, amx_bf16).
+    Elsewhere, and for those in float16, which bfloat16 would round, it is float32 where our C++
+    kernels multiply: weights that came in bfloat16 stay in 2 bytes all the same. Without those
+    kernels the framework multiplies, which is bfloat16 where the processor has that, else float32.
+    `tests/bench/dtypes` measures it.
+
+    Args:
+        name: "auto" or a type's.
+        checkpoint_dtype: As config.json names it.
+        device: Of the model; `choose_kernels` has been called for it.
+
+    Raises:
+        InvalidConfig: Another name.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise InvalidConfig(f"dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
+        return DTYPES[name], "it is set"
+    if device.type == "cuda":
+        return DTYPES[checkpoint_dtype or "bfloat16"], "the checkpoint is, or names no type"
+    if checkpoint_dtype not in {"bfloat16", "float16"}:
+        return torch.float32, "the checkpoint is, or names no type"
+    in_cpp = packed_linear.can_pack(torch.float32, device)
+    return _for_16_bits_on_a_cpu(checkpoint_dtype, in_cpp=in_cpp)
+
+
+def _for_16_bits_on_a_cpu(checkpoint_dtype: str, *, in_cpp: bool) -> tuple[torch.dtype, str]:
+    if cpu_has_any("amx_bf16"):
+        return torch.bfloat16, "the processor multiplies tiles of bfloat16 (amx_bf16)"
+    is_kept = checkpoint_dtype == "bfloat16" or not in_cpp
+    if is_kept and cpu_has_any("avx512_bf16"):
+        return torch.bfloat16, "the processor multiplies it (avx512_bf16)"
+    if in_cpp:
+        return torch.float32, "our kernels multiply with it, and bfloat16 weights stay in 2 bytes"
+    return torch.float32, "the processor does not multiply bfloat16"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The type's name as configuration and wire spell it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """
+    Tell whether this processor has bfloat16 dot products; emulated ones are slower than float32.
+    """
+    return cpu_has_any("avx512_bf16", "amx_bf16")

@@ -1,0 +1,75 @@
+"""Bytes that decoding on a GPU takes beside activations, from geometry alone."""
+
+from __future__ import annotations
+
+import torch
+
+from executor_svc.model.config import ModelConfig
+from kernels.paged_attention.tuning import decode_splits, decode_tuning
+from tandem.engine_config import EngineConfig
+
+RING_LINES = 8
+"""
+Steps whose tokens are kept on the device: more than may be launched before the first of them is
+fetched.
+"""
+
+_SLOT_BYTES = 4 + 4 + 4 + 4 + 4 + 8 + 8 + 4
+"""Row, position, temperature, top_k, top_p, seed, choice, min_p."""
+
+_ROW_BYTES = 4 + 8 + 8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 4
+"""Token, its position and that of its KV, length, then parameters with the drawn position."""
+
+_LINE_BYTES = 4
+
+
+def static_step_bytes(
+    config: ModelConfig,
+    limits: EngineConfig,
+    *,
+    num_slots: int,
+    max_rows: int,
+    bytes_per_number: int,
+) -> int:
+    """
+    Buffers of a `DecodeStep`.
+
+    Args:
+        config: The model.
+        limits: `max_model_len` and `block_size` count.
+        num_slots: S.
+        max_rows: R, most rows of a step.
+        bytes_per_number: Of a logit.
+    """
+    table = -(-limits.max_model_len // limits.block_size) * 4
+    slots = num_slots * (_SLOT_BYTES + table)
+    rows = max_rows * (_ROW_BYTES + table + RING_LINES * 4)
+    return slots + rows + max_rows * config.vocab_size * bytes_per_number + _LINE_BYTES
+
+
+def decode_scratch_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
+    """
+    What decode attention keeps between its two launches, at the number of rows, up to `max_rows`,
+    that needs most: above some number it needs one launch and nothing.
+    """
+    heads = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads}
+    tuning = decode_tuning(head_dim=config.head_dim, num_kv_heads=config.num_kv_heads, dtype=dtype)
+    split_rows = (
+        rows for rows in range(max_rows, 0, -1) if decode_splits(tuning, num_rows=rows, **heads) > 1
+    )
+    chunks = next(split_rows, 0) * config.num_heads * tuning.max_chunks
+    return chunks * (config.head_dim + 2) * 4
+
+
+def graph_pool_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
+    """
+    The pool that captured decode steps share, at least: what the largest, of `max_rows`, has at
+    once. It stays taken between steps. What the driver keeps for each graph is left out.
+    """
+    if max_rows == 0:
+        return 0
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = config.hidden_size + 3 * heads + 2 * kv_heads
+    mlp = config.hidden_size + 3 * config.intermediate_size
+    per_row = config.hidden_size + max(attention, mlp, config.vocab_size)
+    return max_rows * per_row * dtype.itemsize + decode_scratch_bytes(config, max_rows, dtype)

@@ -1,0 +1,204 @@
+"""An executor's memory plan: from its settings and a meter, for the start and for a dry run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from executor_svc.config.graph_sizes import graph_sizes
+from executor_svc.config.limits import fit_limits, limit_warnings, may_shorten, num_slots_for
+from executor_svc.config.settings import LoadedSettings
+from executor_svc.device.choice import choose_kernels, dtype_name, resolve_device, resolve_dtype
+from executor_svc.device.memory_probe import MemoryMeter, Reading, meter_of
+from executor_svc.memory.activations import estimate_activations
+from executor_svc.memory.decode_bytes import graph_pool_bytes
+from executor_svc.memory.kv_memory import host_blocks_within, kv_bytes_per_block
+from executor_svc.model.config import ModelConfig, read_model_config
+from executor_svc.model.loader import check_weights_fit, open_checkpoint
+from executor_svc.model.weights import weight_bytes
+from tandem.engine_config import EngineConfig
+from tandem.kv_memory.budget import (
+    GIB,
+    KvSize,
+    MemoryPlan,
+    MemoryProbe,
+    RankMemory,
+    plan_kv,
+)
+from tandem.kv_memory.default_size import default_kv_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """A device's memory before and after the weights; `after` may be a forecast."""
+
+    before: Reading
+    after: Reading
+    weight_bytes: int
+
+    @property
+    def other_bytes(self) -> int:
+        """What grew beside the weights."""
+        return max(0, self.after.used - self.before.used - self.weight_bytes)
+
+
+def plan_memory(
+    loaded: LoadedSettings,
+    config: ModelConfig,
+    limits: EngineConfig,
+    dtype: torch.dtype,
+    readings: Readings,
+    *,
+    device: str,
+    measured: int | None = None,
+) -> MemoryPlan:
+    """
+    Size the KV memory as the settings say.
+
+    Args:
+        loaded: The settings, with which of them sizes the KV memory.
+        config: The model.
+        limits: Those in force for this model.
+        dtype: Of weights and KV.
+        readings: Memory around the loading of weights.
+        device: For messages.
+        measured: Bytes of activations where they were measured; else they are estimated. A
+            measurement under the estimate found memory that the process had from before. On a GPU
+            what captured graphs hold is added to either.
+
+    Raises:
+        OutOfMemory: Naming the setting to turn.
+    """
+    on_gpu = device.startswith("cuda")
+    estimated = estimate_activations(
+        config, limits, num_slots=num_slots_for(limits), dtype=dtype, on_gpu=on_gpu
+    )
+    sizes = graph_sizes(loaded.settings.num_cuda_graphs, limits.max_batch_size) if on_gpu else ()
+    captured = graph_pool_bytes(config, max(sizes, default=0), dtype)
+    probe = MemoryProbe(
+        device=device,
+        total_bytes=readings.before.total,
+        free_before_bytes=readings.before.free,
+        free_after_bytes=readings.after.free,
+        weight_bytes=readings.weight_bytes,
+        activation_bytes=max(estimated, measured or 0) + captured,
+        other_bytes=readings.other_bytes,
+        is_measured=measured is not None,
+    )
+    rank = RankMemory(block_bytes=kv_bytes_per_block(config, limits.block_size, dtype), probe=probe)
+    return plan_kv(
+        _kv_size(loaded, limits, rank, on_gpu=on_gpu),
+        [rank],
+        block_size=limits.block_size,
+        max_model_len=limits.max_model_len,
+        may_shorten=may_shorten(loaded),
+    )
+
+
+def forecast(
+    loaded: LoadedSettings, meters: Callable[[torch.device], MemoryMeter] = meter_of
+) -> dict[str, object]:
+    """
+    What the executor would do with the memory, without loading weights or computing: `--dry-run`.
+
+    Raises:
+        InvalidConfig, InvalidModel or OutOfMemory: As at the start.
+    """
+    settings = loaded.settings
+    config = read_model_config(settings.model)
+    device = resolve_device(settings.device)
+    choose_kernels(device, settings.cpu_extension)
+    dtype = resolve_dtype(settings.dtype, config.checkpoint_dtype, device)
+    config, _ = open_checkpoint(settings.model, config, dtype)
+    limits = fit_limits(loaded, config, device)
+    needed = weight_bytes(config, dtype)
+    check_weights_fit(settings.model, needed, dtype, device)
+    before = meters(device).read()
+    after = Reading(
+        total=before.total, free=max(0, before.free - needed), used=before.used + needed
+    )
+    readings = Readings(before=before, after=after, weight_bytes=needed)
+    plan = plan_memory(loaded, config, limits, dtype, readings, device=str(device))
+    return {
+        "dtype": dtype_name(dtype),
+        "max_batch_size": limits.max_batch_size,
+        "max_total_tokens": limits.max_total_tokens,
+        **described(plan),
+        "num_host_blocks": host_blocks_within(settings.swap_space_gb, plan.rank.block_bytes),
+        "warnings": [*limit_warnings(limits), *plan.warnings()],
+    }
+
+
+def described(plan: MemoryPlan) -> dict[str, object]:
+    """The plan by names and numbers, for the start-up line and for programs."""
+    probe = plan.rank.probe
+    return {
+        "device": probe.device,
+        "total_bytes": probe.total_bytes,
+        "free_bytes": probe.free_before_bytes,
+        "weight_bytes": probe.weight_bytes,
+        "activation_bytes": probe.activation_bytes,
+        "activations": "measured" if probe.is_measured else "estimated",
+        "other_bytes": probe.other_bytes,
+        "kv_bytes": plan.kv_bytes,
+        "kv_bytes_per_block": plan.rank.block_bytes,
+        "num_blocks": plan.num_blocks,
+        "block_size": plan.block_size,
+        "tokens": plan.num_blocks * plan.block_size,
+        "max_model_len": plan.max_model_len,
+        "wanted_model_len": plan.wanted_len or plan.max_model_len,
+        "sized_by": plan.size.knob,
+        "sized_by_value": plan.size.value,
+        "sized_by_place": plan.size.place,
+        **{knob: _rounded_up(value) for knob, value in plan.equivalents().items()},
+    }
+
+
+def as_text(forecasted: dict[str, object]) -> str:
+    """A forecast for people."""
+    facts = {
+        name: f"{value / GIB:.3f} GiB"
+        for name, value in forecasted.items()
+        if name.endswith("bytes") and isinstance(value, int)
+    }
+    about = {**forecasted, **facts}
+    lines = [
+        "memory plan for {device}: {total_bytes}, {free_bytes} free",
+        "  weights      {weight_bytes}, {dtype}",
+        "  activations  {activation_bytes}, {activations}, of {max_total_tokens} tokens in a step",
+        "  other        {other_bytes}",
+        "  KV memory    {kv_bytes}, {num_blocks} blocks of {block_size} tokens and a dummy",
+        "  swap space   {num_host_blocks} host blocks",
+        "  holds        {tokens} tokens, max_model_len is {max_model_len}",
+        "sized by {sized_by} {sized_by_value:g} ({sized_by_place}); the same size as",
+        "  max_num_blocks = {max_num_blocks}",
+        "  buffer_size_gb = {buffer_size_gb}",
+        "  mem_fraction_static = {mem_fraction_static}",
+        "  gpu_memory_utilization = {gpu_memory_utilization}",
+    ]
+    warnings = forecasted["warnings"]
+    assert isinstance(warnings, list)
+    lines += [f"warning: {warning}" for warning in warnings]
+    return "\n".join(lines).format_map(about) + "\n"
+
+
+def as_json(forecasted: dict[str, object]) -> str:
+    """A forecast for programs: one line."""
+    return json.dumps(forecasted) + "\n"
+
+
+def _kv_size(
+    loaded: LoadedSettings, limits: EngineConfig, rank: RankMemory, *, on_gpu: bool
+) -> KvSize:
+    knob = loaded.kv_size_knob
+    if knob is None:
+        return default_kv_size(limits, rank, on_gpu=on_gpu, may_shorten=may_shorten(loaded))
+    return KvSize(knob=knob, value=getattr(loaded.settings, knob), place=loaded.places[knob])
+
+
+def _rounded_up(value: float) -> float:
+    """Six digits after the point, so that the value printed asks for no less."""
+    return value if isinstance(value, int) else -(-value * 10**6 // 1) / 10**6

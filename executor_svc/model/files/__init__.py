@@ -1,0 +1,1 @@
+"""A model directory as it lies on disk: weights, descriptions, tokenizer, fingerprint."""

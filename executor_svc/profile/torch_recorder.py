@@ -1,0 +1,90 @@
+"""Recording with PyTorch's profiler: operations, a GPU's kernels, spans for the parts of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import device as torch_device
+from torch.autograd.profiler import profile, record_function
+
+from executor_svc.step.runner import ModelRunner
+from tandem.profile import ProfileOptions
+
+Arguments = ParamSpec("Arguments")
+Outcome = TypeVar("Outcome")
+
+PREFIX = "tandem."
+"""Of the names of our spans, which so are found among PyTorch's."""
+
+
+class TorchRecorder:
+    """
+    Records the thread that starts it, and all of a GPU.
+
+    PyTorch keeps one profiler per thread and process; whoever makes recorders sees to it that there
+    is one at a time. Spans are put around the parts of a step only while it records: a step that
+    is not recorded pays nothing for them.
+    """
+
+    def __init__(self, runner: ModelRunner, device: torch_device, options: ProfileOptions) -> None:
+        """
+        Args:
+            runner: Whose steps are recorded.
+            device: Where it computes.
+            options: What to record of each operation.
+        """
+        self._runner = runner
+        # What torch.profiler wraps; that would first import the compiler: seconds, and 100 MiB.
+        # Its methods have no types.
+        self._profile: Any = profile(
+            use_kineto=True,
+            use_device="cuda" if device.type == "cuda" else None,
+            with_stack=options.with_stack,
+            record_shapes=options.record_shapes,
+        )
+
+    def start(self) -> None:
+        """Record this thread from here on."""
+        self._profile.__enter__()  # of a block that ends in another call, `stop`
+        self._runner.mark_parts(marked)
+
+    def mark(self) -> AbstractContextManager[object]:
+        """A span of the trace for one step."""
+        return record_function(f"{PREFIX}step")
+
+    def stop(self) -> None:
+        """Record no more; waits for the device, then sorts what was recorded."""
+        self._runner.unmark_parts()
+        self._profile.__exit__(None, None, None)
+
+    def write(self, path: Path) -> None:
+        """Write the trace as JSON."""
+        self._profile.export_chrome_trace(str(path))
+
+
+def begin_in_this_thread() -> None:
+    """
+    Start PyTorch's profiler once, in the thread that imported PyTorch, and record nothing.
+
+    Its library prints an error of its own if another thread is the first to record. Where there is
+    a CUDA device it is left alone: first started without one, it would never see the device.
+    """
+    if not torch.cuda.is_available():
+        with profile(use_kineto=True):
+            pass
+
+
+def marked(name: str, part: Callable[Arguments, Outcome]) -> Callable[Arguments, Outcome]:
+    """A function that runs `part` inside a span of this name."""
+
+    @wraps(part)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Outcome:
+        with record_function(PREFIX + name):
+            return part(*args, **kwargs)
+
+    return run

@@ -1,0 +1,95 @@
+"""One executor process, whatever computes its steps: from listening to the exit code."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import structlog
+
+from executor_svc.server.waiting import wait_for_news
+from tandem.errors import TandemError
+from tandem.process_start import EXIT_FAILED, EXIT_STOPPED, refuse
+
+if TYPE_CHECKING:  # It imports gRPC, which reads its environment then: that is set up before.
+    from executor_svc.server.server import ExecutorServer
+
+FAILED_GRACE_S = 1.0
+"""How long a process that has failed waits for its own runner: what is stuck stays stuck."""
+
+_log = structlog.get_logger(__name__)
+
+
+def serve(
+    make_server: Callable[[Callable[[TandemError], None]], ExecutorServer],
+    *,
+    listen: str,
+    ready_file: Path | None,
+    stop_grace_s: float | None,
+    report: Callable[[], None] | None = None,
+) -> int:
+    """
+    Serve until SIGTERM, SIGINT or a fatal error; a second signal ends the process at once.
+
+    Args:
+        make_server: Builds the server around what is to be called with an error that ends it.
+        listen: Where it listens.
+        ready_file: Where that is written to, once clients can connect.
+        stop_grace_s: How long a stop waits for the running step; None: as long as it takes.
+        report: Called at every SIGUSR1 and after the stop.
+
+    Returns:
+        The exit code; does not return where a thread cannot be ended in order.
+
+    Raises:
+        TandemError: Why the process cannot go on.
+    """
+    news: queue.SimpleQueue[TandemError | signal.Signals] = queue.SimpleQueue()
+    server = make_server(news.put)
+    _on_signals(news, with_report=report is not None)
+    server.listen(listen)
+    if ready_file is not None:
+        server.write_ready_file(ready_file)
+    server.load()
+    while (end := wait_for_news(news)) is signal.SIGUSR1:
+        if report is not None:
+            report()
+    has_failed = isinstance(end, TandemError)
+    is_clean = server.stop(FAILED_GRACE_S if has_failed else stop_grace_s)
+    if report is not None:
+        report()
+    if isinstance(end, TandemError):
+        if is_clean:
+            raise end
+        exit_code = refuse(end)
+    else:
+        exit_code = EXIT_FAILED if server.has_abandoned_step else EXIT_STOPPED
+        _log.info("stopped", signal=end.name)
+    if not is_clean:
+        sys.stderr.flush()
+        os._exit(exit_code)  # a thread is inside the loader or a step: no orderly way to end it
+    return exit_code
+
+
+def _on_signals(
+    news: queue.SimpleQueue[TandemError | signal.Signals], *, with_report: bool
+) -> None:
+    has_begun_to_stop = False
+
+    def on_stop(number: int, _frame: FrameType | None) -> None:
+        nonlocal has_begun_to_stop
+        if has_begun_to_stop:
+            os._exit(EXIT_FAILED)
+        has_begun_to_stop = True
+        news.put(signal.Signals(number))
+
+    signal.signal(signal.SIGTERM, on_stop)
+    signal.signal(signal.SIGINT, on_stop)
+    if with_report:
+        signal.signal(signal.SIGUSR1, lambda *_: news.put(signal.SIGUSR1))

@@ -1,0 +1,113 @@
+"""Results on their way out: taken from the device, encoded and handed on beside the next step."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from executor_svc.server.progress import Progress
+from executor_svc.server.step_link import QueuedStep, StepLink
+from tandem.link.batch import Step, StepResult, StepTimings
+from tandem.link.wire import encode_response
+
+DEPTH = 2
+"""Steps given to the device whose results are not yet sent: one that runs, one that follows."""
+
+_Collect = Callable[[], StepResult]
+
+
+class ResultThread(threading.Thread):
+    """
+    Collects results in the order of launches. The other methods are for the runner thread alone,
+    which so never encodes, and never waits for the device but for room.
+    """
+
+    def __init__(
+        self,
+        link: StepLink,
+        progress: Progress,
+        *,
+        fail: Callable[[Step, Exception], None],
+        on_broken: Callable[[Exception], None],
+    ) -> None:
+        """
+        Args:
+            link: Where results go.
+            progress: Learns how long steps take.
+            fail: Called on this thread for a step whose result could not be collected.
+            on_broken: Called on this thread when any other error ends it.
+        """
+        super().__init__(name="results", daemon=True)
+        self._link = link
+        self._progress = progress
+        self._fail = fail
+        self._on_broken = on_broken
+        self._launched: queue.SimpleQueue[tuple[QueuedStep, _Collect] | None] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """One entry for each step that may be launched."""
+        self._failed_epoch = 0
+        for _ in range(DEPTH):
+            self._room.put(None)
+
+    def make_room(self, session_epoch: int) -> bool:
+        """
+        Wait until another step of the session may be launched; `put`, `drain` or `end` follows.
+
+        Returns:
+            False, and nothing follows, where an earlier step of the session has failed meanwhile.
+        """
+        self._room.get()
+        if session_epoch == self._failed_epoch:
+            self._room.put(None)
+            return False
+        return True
+
+    def put(self, job: QueuedStep, collect: _Collect) -> None:
+        """Take a launched step over."""
+        self._launched.put((job, collect))
+
+    def drain(self, *, held: int = 0) -> None:
+        """Wait until all launched steps are completed; `held`: entries of room the caller has."""
+        for _ in range(DEPTH - held):
+            self._room.get()
+        for _ in range(DEPTH):
+            self._room.put(None)
+
+    def end(self) -> None:
+        """Complete what was launched, then end the thread."""
+        self._launched.put(None)
+        self.join()
+
+    def run(self) -> None:
+        """Work until `end`."""
+        try:
+            while (launched := self._launched.get()) is not None:
+                job, collect = launched
+                if job.step.session_epoch != self._failed_epoch:
+                    self._complete(job, collect)
+                self._room.put(None)
+        except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
+            self._on_broken(error)
+        finally:
+            for _ in range(2 * DEPTH):  # nobody waits for a thread that has ended
+                self._room.put(None)
+
+    def _complete(self, job: QueuedStep, collect: _Collect) -> None:
+        try:
+            result = collect()
+        except Exception as error:  # noqa: BLE001  # any failure of a step is reported, typed
+            self._failed_epoch = job.step.session_epoch
+            self._fail(job.step, error)
+            return
+        ended_ns = time.monotonic_ns()
+        timings, step_ns = result.timings, result.timings.total_ns
+        result.timings = StepTimings(
+            queued_ns=max(0, ended_ns - step_ns - job.received_ns),
+            forward_ns=timings.forward_ns,
+            sample_ns=timings.sample_ns,
+            total_ns=ended_ns - job.received_ns,
+        )
+        self._link.complete(job.step, encode_response(result))
+        self._progress.learn(job.step.command, step_ns / 1e9)

@@ -1,0 +1,226 @@
+"""One executor process: the gRPC server, its threads, and how they start and stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from executor_svc.profile.profiles import Profiles
+from executor_svc.server.interceptor import ErrorInterceptor
+from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S, MAX_INFLIGHT_STEPS, Engine
+from executor_svc.server.progress import Progress
+from executor_svc.server.runner_thread import RunnerThread
+from executor_svc.server.service import SERVICE_NAME, ExecutorService
+from executor_svc.server.step_link import StepLink
+from tandem.errors import AddressInUse, Draining, InternalError, TandemError
+from tandem.link.wire import MAX_MESSAGE_BYTES
+from tandem.listen_address import ListenAddress
+from tandem.telemetry import warn_where_unprotected
+
+READY = "tandem.ready"
+PROGRESS = "tandem.progress"
+
+_SERVER_THREADS = 32
+_STREAM_END_GRACE_S = 2.0
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A scheduler whose node vanished closes nothing, and holds its session until a ping of its
+    # stream's connection goes unanswered: then its heir has it, and others when the lease ended.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # What bounds the wait for a ping's answer is this one, a minute unless set.
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+_log = structlog.get_logger(__name__)
+
+
+class ExecutorServer:
+    """
+    Listens first, then loads; `stop` finishes the running step.
+
+    Attributes:
+        boot_id: Random per instance.
+        profiles: Records steps when asked to.
+        has_abandoned_step: `stop` did not wait for the end of the running step.
+        address: Where it listens; known after `listen`.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[str], Engine],
+        on_fatal: Callable[[TandemError], None],
+        *,
+        max_inflight_steps: int = MAX_INFLIGHT_STEPS,
+    ) -> None:
+        """
+        Args:
+            load: Builds the engine for a boot_id; called on the runner thread.
+            on_fatal: Called when an error ended the runner thread or that of the heartbeats, on
+                that, or when a new session waits for a step that is stuck: this process will never
+                serve it.
+            max_inflight_steps: Credit; must be what the engine's description says.
+        """
+        self.boot_id = uuid.uuid4().hex
+        self.address = ""
+        self._place: ListenAddress | None = None
+        self.has_abandoned_step = False
+        self._progress = Progress()
+        self._link = StepLink(self.boot_id, max_inflight_steps, progress=self._progress)
+        self.profiles = Profiles(self._link.between_steps, lambda: self._link.stopped_by)
+        self._service = ExecutorService(self._link, self.profiles, self.boot_id)
+        self._health = health.HealthServicer()
+        self._stopping = threading.Event()
+        self._server = self._build_server()
+        self._runner = RunnerThread(
+            self._link,
+            self._progress,
+            self.profiles,
+            boot_id=self.boot_id,
+            load=lambda: load(self.boot_id),
+            on_ready=self._on_ready,
+            on_fatal=self._fail,
+        )
+        self._on_fatal = on_fatal
+        self._heart = threading.Thread(target=self._run_heart, name="heartbeat", daemon=True)
+
+    def listen(self, address: str) -> None:
+        """
+        Bind and serve; calls that need the model answer EXECUTOR_LOADING until it is loaded.
+
+        Raises:
+            AddressInUse: Something else listens there.
+            InvalidConfig: Nothing can listen there: it is not an address of this machine, for one.
+        """
+        self._place = ListenAddress("listen", address)
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise AddressInUse(f"cannot listen on {address}: gRPC could not bind it") from error
+        self.address = address
+        if not address.startswith("unix:"):
+            self.address = f"{address.rpartition(':')[0]}:{port}"
+        for name, status in (("", _SERVING), (READY, _NOT_SERVING), (PROGRESS, _SERVING)):
+            self._health.set(name, status)
+        self._server.start()
+        _log.info("listening", address=self.address, boot_id=self.boot_id)
+        warn_where_unprotected({"listen": self.address})
+
+    def load(self) -> None:
+        """Start loading, heartbeats and, once loaded, steps."""
+        self._runner.start()
+        self._heart.start()
+
+    def stop(self, grace_s: float | None = None) -> bool:
+        """
+        Turn unready, finish the running step, end the streams and the server.
+
+        Args:
+            grace_s: How long the running step may still take; None waits for its end.
+
+        Returns:
+            False if the runner thread was still loading, or in a step, and has been left behind:
+            the process cannot end in good order.
+        """
+        self._health.set(READY, _NOT_SERVING)
+        # A loader that has failed is about to end: who heard of it may be here before that.
+        has_failed = self._link.stopped_by is not None
+        is_loading = self._service.engine is None and self._runner.is_alive() and not has_failed
+        self._link.stop(Draining("the executor is stopping"))
+        if self._runner.is_alive() and not is_loading:
+            self._runner.join(grace_s)
+            self.has_abandoned_step = self._runner.is_alive()
+            if self.has_abandoned_step:
+                _log.error("step_abandoned", waited_s=grace_s)
+        self._stopping.set()
+        self._link.end_streams()
+        self._server.stop(_STREAM_END_GRACE_S).wait()
+        if self._place is not None:
+            self._place.release()
+        return not is_loading and not self.has_abandoned_step
+
+    def write_ready_file(self, path: Path) -> None:
+        """Say where we listen, in one piece: a reader never sees half a file."""
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(json.dumps({"address": self.address, "pid": os.getpid()}))
+        partial.replace(path)
+
+    def _build_server(self) -> grpc.Server:
+        server = grpc.server(
+            ThreadPoolExecutor(_SERVER_THREADS, thread_name_prefix="grpc"),
+            interceptors=[ErrorInterceptor()],
+            options=_SERVER_OPTIONS,
+            maximum_concurrent_rpcs=_SERVER_THREADS,
+        )
+        server.add_generic_rpc_handlers((self._service.handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(
+            (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        return server
+
+    def _on_ready(self, engine: Engine) -> None:
+        self._service.engine = engine
+        self._health.set(READY, _SERVING)
+        about = engine.description
+        _log.info(
+            "ready",
+            address=self.address,
+            model=about.model_name,
+            dtype=about.dtype,
+            device=about.device,
+            threads=engine.num_threads,
+            num_slots=about.num_slots,
+        )
+
+    def _fail(self, error: TandemError) -> None:
+        """End by an error, which schedulers are told: only a stop in good order blames no step."""
+        self._link.stop(error)
+        self._on_fatal(error)
+
+    def _run_heart(self) -> None:
+        """Beat; without heartbeats every scheduler takes this process for dead, so it ends too."""
+        try:
+            self._beat()
+        except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
+            _log.error("heartbeat_broken", exc_info=error)
+            self._fail(InternalError("the heartbeat thread broke: see the log"))
+
+    def _beat(self) -> None:
+        """Heartbeats and the progress check, from a thread that no step can hold up."""
+        was_stuck = has_given_up = False
+        while not self._stopping.wait(HEARTBEAT_INTERVAL_S):
+            now_s = time.monotonic()  # before the beat, which forgives a stop until then
+            beat = self._link.beat()
+            is_stuck = self._progress.is_stuck(now_s)
+            if is_stuck and self._link.is_session_waiting and not has_given_up:
+                has_given_up = True
+                self._fail(
+                    InternalError("a step is stuck and its session was given up: start again")
+                )
+            if is_stuck != was_stuck:
+                was_stuck = is_stuck
+                self._health.set(PROGRESS, _NOT_SERVING if is_stuck else _SERVING)
+                _log.warning(
+                    "step_stuck" if is_stuck else "step_goes_on",
+                    step_id=beat.running_step_id,
+                    elapsed_ms=beat.elapsed_ms,
+                )

@@ -1,0 +1,204 @@
+"""How each slot samples, on the host, and from it the columns of one step's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from executor_svc.slots.tokens import SlotTokens
+from kernels.patch_rows import RowField
+from kernels.sampling import Biases, LogitEdits, Penalties, SamplingColumns
+from tandem.link.batch import Admission, Float32Column, Int32Column
+
+SAMPLING_FIELDS = (
+    RowField(name="temperature", dtype=torch.float32),
+    RowField(name="top_k", dtype=torch.int32),
+    RowField(name="top_p", dtype=torch.float32),
+    RowField(name="seed", dtype=torch.int64),
+    RowField(name="choice", dtype=torch.int64),
+    RowField(name="min_p", dtype=torch.float32),
+)
+"""`SlotSampling.parameters` as columns on a device; zeros but for top_p are what padding has."""
+
+
+class _IdLists:
+    """A list of ids with a number each by slot, padded to the longest there was."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.count = np.zeros(num_slots, np.int64)
+        self._ids = np.zeros((num_slots, 0), np.int64)
+        self._values = np.zeros((num_slots, 0), np.float32)
+
+    def put(self, slot: int, ids: NDArray[np.int64], values: Float32Column) -> None:
+        """Replace a slot's list."""
+        count, width = len(ids), self._ids.shape[1]
+        if count > width:
+            more = ((0, 0), (0, count - width))
+            self._ids, self._values = np.pad(self._ids, more), np.pad(self._values, more)
+        self.count[slot] = count
+        self._ids[slot, :count], self._values[slot, :count] = ids, values
+
+    def of(self, slot: Int32Column) -> tuple[NDArray[np.int64], NDArray[np.int64], Float32Column]:
+        """All entries of these slots: index of the slot in `slot`, id and number, ``[E]`` each."""
+        is_entry = np.arange(self._ids.shape[1]) < self.count[slot][:, None]
+        row, column = is_entry.nonzero()
+        return row, self._ids[slot[row], column], self._values[slot[row], column]
+
+
+class SlotSampling:
+    """
+    Sampling parameters by slot; owned by the runner.
+
+    What no slot has ever asked for costs a step nothing, and what none of its rows asks for one
+    look at a column.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._temperature = np.zeros(num_slots, np.float32)
+        self._top_k = np.zeros(num_slots, np.int32)
+        self._top_p = np.ones(num_slots, np.float32)
+        self._seed = np.zeros(num_slots, np.int64)
+        self._choice = np.zeros(num_slots, np.int64)
+        self._min_p = np.zeros(num_slots, np.float32)
+        self._has_filters = np.zeros(num_slots, np.bool_)
+        """Draws with noise, and min_p, top_k or top_p leave something out."""
+        self._has_penalties = np.zeros(num_slots, np.bool_)
+        self._repetition = np.ones(num_slots, np.float32)
+        self._frequency = np.zeros(num_slots, np.float32)
+        self._presence = np.zeros(num_slots, np.float32)
+        self._prompt_len = np.zeros(num_slots, np.int64)
+        self._first_end = np.zeros(num_slots, np.int64)
+        """Position from which on a slot's end ids may be sampled."""
+        self._end_ids = _IdLists(num_slots)
+        self._biases = _IdLists(num_slots)
+        self._num_logprobs = np.full(num_slots, -1, np.int64)
+        self._any_edits = self._any_min_p = self._any_logprobs = False
+
+    def admit(self, admission: Admission) -> None:
+        """Take over a slot; ids outside the vocabulary have no logit and are left out."""
+        slot, sampling = admission.slot, admission.sampling
+        self._temperature[slot] = sampling.temperature
+        self._top_k[slot] = sampling.top_k
+        self._top_p[slot] = sampling.top_p
+        self._seed[slot] = np.uint64(sampling.seed).astype(np.int64)
+        self._choice[slot] = sampling.choice
+        self._min_p[slot] = sampling.min_p
+        self._any_min_p |= sampling.min_p > 0
+        is_greedy = sampling.temperature <= 0 or sampling.top_k == 1
+        self._has_filters[slot] = not is_greedy and (
+            sampling.min_p > 0 or sampling.top_k > 0 or sampling.top_p < 1
+        )
+        self._num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self._any_logprobs |= sampling.logprobs is not None
+        self._admit_edits(admission)
+
+    def parameters(
+        self, slot: Int32Column
+    ) -> Mapping[str, NDArray[np.int32 | np.int64 | np.float32]]:
+        """What does not change while slots decode, by the names of `SamplingColumns`."""
+        return {
+            "temperature": self._temperature[slot],
+            "top_k": self._top_k[slot],
+            "top_p": self._top_p[slot],
+            "seed": self._seed[slot],
+            "choice": self._choice[slot],
+            "min_p": self._min_p[slot],
+        }
+
+    def has_filters(self, slot: Int32Column) -> bool:
+        """Whether any of these slots draws from less than all ids."""
+        return bool(self._has_filters[slot].any())
+
+    def asks_for_more(self, slot: Int32Column) -> bool:
+        """Whether any of these slots may have edits of logits or is told log probabilities."""
+        has_edits = self._has_penalties[slot] | (self._biases.count[slot] > 0)
+        has_edits |= self._end_ids.count[slot] > 0
+        return bool((has_edits | (self._num_logprobs[slot] >= 0)).any())
+
+    def columns(self, slot: Int32Column, position: Int32Column) -> SamplingColumns:
+        """How slots draw their token at `position`, on the host."""
+        return SamplingColumns(
+            temperature=torch.from_numpy(self._temperature[slot]),
+            top_k=torch.from_numpy(self._top_k[slot]),
+            top_p=torch.from_numpy(self._top_p[slot]),
+            seed=torch.from_numpy(self._seed[slot]),
+            position=torch.from_numpy(position.astype(np.int64)),
+            choice=torch.from_numpy(self._choice[slot]),
+            min_p=torch.from_numpy(self._min_p[slot]) if self._any_min_p else None,
+        )
+
+    def edits(
+        self, slot: Int32Column, position: Int32Column, tokens: SlotTokens
+    ) -> LogitEdits | None:
+        """What changes the logits of slots before their token at `position` is drawn."""
+        if not self._any_edits:
+            return None
+        biases = self._biases_of(slot, position)
+        penalties = self._penalties_of(slot, position, tokens)
+        if biases is None and penalties is None:
+            return None
+        return LogitEdits(biases=biases, penalties=penalties)
+
+    def num_logprobs(self, slot: Int32Column) -> torch.Tensor | None:
+        """Likeliest ids to tell of each slot's token, -1 for nothing, int64; None: of no one's."""
+        if not self._any_logprobs:
+            return None
+        asked = self._num_logprobs[slot]
+        return torch.from_numpy(asked) if (asked >= 0).any() else None
+
+    def _admit_edits(self, admission: Admission) -> None:
+        slot, sampling = admission.slot, admission.sampling
+        self._prompt_len[slot] = admission.num_prompt_tokens
+        self._has_penalties[slot] = sampling.has_penalties
+        self._repetition[slot] = sampling.repetition_penalty
+        self._frequency[slot] = sampling.frequency_penalty
+        self._presence[slot] = sampling.presence_penalty
+        self._first_end[slot] = admission.num_prompt_tokens + sampling.min_tokens
+        bias = dict(sampling.logit_bias)
+        self._put(self._biases, slot, list(bias), list(bias.values()))
+        end_ids = sampling.end_ids if sampling.min_tokens else ()
+        self._put(self._end_ids, slot, list(end_ids), [-np.inf] * len(end_ids))
+        self._any_edits |= sampling.has_penalties or bool(bias) or bool(end_ids)
+
+    def _put(self, lists: _IdLists, slot: int, ids: list[int], values: list[float]) -> None:
+        if not ids:
+            lists.count[slot] = 0
+            return
+        column = np.array(ids, np.int64)
+        is_known = (column >= 0) & (column < self._vocab_size)
+        lists.put(slot, column[is_known], np.array(values, np.float32)[is_known])
+
+    def _biases_of(self, slot: Int32Column, position: Int32Column) -> Biases | None:
+        biased = (self._biases.count[slot] > 0).nonzero()[0]
+        ending = ((self._end_ids.count[slot] > 0) & (position < self._first_end[slot])).nonzero()[0]
+        if not len(biased) and not len(ending):
+            return None
+        entries = []
+        for rows, lists in ((biased, self._biases), (ending, self._end_ids)):
+            row, ids, values = lists.of(slot[rows])
+            entries.append((rows[row], ids, values))
+        row, ids, values = (np.concatenate(column) for column in zip(*entries, strict=True))
+        return Biases(
+            row=torch.from_numpy(row), token=torch.from_numpy(ids), value=torch.from_numpy(values)
+        )
+
+    def _penalties_of(
+        self, slot: Int32Column, position: Int32Column, tokens: SlotTokens
+    ) -> Penalties | None:
+        row = self._has_penalties[slot].nonzero()[0]
+        if not len(row):
+            return None
+        slot, position = slot[row], position[row]
+        return Penalties(
+            row=torch.from_numpy(row),
+            repetition=torch.from_numpy(self._repetition[slot]),
+            frequency=torch.from_numpy(self._frequency[slot]),
+            presence=torch.from_numpy(self._presence[slot]),
+            prompt_len=torch.from_numpy(self._prompt_len[slot]),
+            history_len=torch.from_numpy(position.astype(np.int64)),
+            history=tokens.histories(slot, int(position.max())),
+        )

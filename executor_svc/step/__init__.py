@@ -1,0 +1,1 @@
+"""One step: from a batch to sampled tokens, eagerly or as a captured graph."""

@@ -1,0 +1,90 @@
+"""From a delta batch and the slot state after it to the tensors of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor_svc.device.upload import upload
+from executor_svc.model.decoder import DecoderInputs
+from executor_svc.slots.tokens import SlotTokens
+from kernels.paged_attention import AttentionShape, PagedSequences, plan_paged_attention
+from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column
+from tandem.link.slot_state import SlotState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRows:
+    """
+    The rows of a step that sample, in batch order.
+
+    Attributes:
+        slot: int32 ``[R]``.
+        position: int32 ``[R]``, of the token to be sampled, in its sequence.
+        hidden_row: int64 ``[R]``, where the step's T tokens hold the state to sample from.
+    """
+
+    slot: Int32Column
+    position: Int32Column
+    hidden_row: NDArray[np.int64]
+
+
+def sampling_rows(batch: Batch) -> SamplingRows:
+    """Pick the rows flagged to sample."""
+    last_token = np.cumsum(batch.row_num_tokens, dtype=np.int64) - 1
+    samples = (batch.row_flags & ROW_SAMPLES) != 0
+    return SamplingRows(
+        slot=batch.row_slot[samples],
+        position=(batch.row_start + batch.row_num_tokens)[samples],
+        hidden_row=last_token[samples],
+    )
+
+
+def decoder_inputs(
+    batch: Batch,
+    slots: SlotState,
+    tokens: SlotTokens,
+    shape: AttentionShape,
+    windows: Collection[int | None],
+) -> DecoderInputs:
+    """
+    Materialise a batch that has at least one row.
+
+    Args:
+        batch: Already applied to `slots` and `tokens`.
+        slots: Gives the block tables.
+        tokens: Gives the input tokens, those sampled in earlier steps included.
+        shape: What attention is planned for.
+        windows: Every sliding window of the model, None for full attention.
+    """
+    query_len = batch.row_num_tokens
+    seq_len = batch.row_start + query_len
+    num_blocks = -(-int(seq_len.max()) // shape.block_size)
+    block_table = slots.block_table[batch.row_slot, :num_blocks]
+    row, position = token_rows(batch)
+    block = block_table[row, position // shape.block_size].astype(np.int64)
+    kv_position = block * shape.block_size + position % shape.block_size
+    sequences = PagedSequences(query_len=query_len, seq_len=seq_len, block_table=block_table)
+    return DecoderInputs(
+        token_id=tokens.gather(batch.row_slot[row], position),
+        position=upload(position, shape.device),
+        kv_position=upload(kv_position, shape.device),
+        attention={
+            window: plan_paged_attention(sequences, shape, window=window) for window in windows
+        },
+    )
+
+
+def token_rows(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row in the batch and position in its sequence of every token, int64 ``[T]`` each."""
+    num_rows, num_tokens = len(batch.row_slot), batch.num_tokens
+    row = np.arange(num_rows)
+    start = batch.row_start.astype(np.int64)
+    if num_tokens == num_rows:
+        return row, start
+    row = np.repeat(row, batch.row_num_tokens)
+    first_token = np.cumsum(batch.row_num_tokens) - batch.row_num_tokens
+    return row, start[row] + np.arange(num_tokens) - first_token[row]

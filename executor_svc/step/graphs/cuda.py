@@ -1,0 +1,90 @@
+"""Graphs on a CUDA device."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from executor_svc.step.graphs.capture import Captured
+
+_WARM_UPS = 2
+"""The first call compiles and loads kernels and chooses algorithms; the second finds all there."""
+
+
+class CudaGraphs:
+    """
+    Captures on one stream, into one pool.
+
+    Each call is warmed up by itself, not by one like it: whatever it loads or compiles while being
+    captured would end the capture. For the same reason nothing is collected meanwhile, as unloading
+    a kernel's module is such a call too; compiled kernels themselves stay in Triton's caches for as
+    long as the process lives.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+        self._living: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+
+    def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
+        """As in `GraphDevice`; memory is what the device's free memory lost."""
+        before = self._free_bytes()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        if not self._living:  # a pool goes with the last of its graphs
+            self._pool = torch.cuda.graph_pool_handle()
+        graphs = []
+        with torch.cuda.device(self._device), _uncollected():
+            for run in runs:
+                self._warm_up(run, self._stream)
+                graphs.append(_captured(run, self._pool, self._stream))
+        self._living.update(graphs)
+        return Captured(graphs=tuple(graphs), num_bytes=max(0, before - self._free_bytes()))
+
+    def drain(self) -> None:
+        """As in `GraphDevice`."""
+        torch.cuda.synchronize(self._device)
+
+    def _warm_up(self, run: Callable[[], None], stream: torch.cuda.Stream) -> None:
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                run()
+        stream.synchronize()
+
+    def _free_bytes(self) -> int:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free, _total = torch.cuda.mem_get_info(self._device)
+        return int(free)
+
+
+def _captured(
+    run: Callable[[], None], pool: Any, stream: torch.cuda.Stream
+) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    # Only this thread's calls may end the capture: others wait for events of earlier steps.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        run()
+    return graph
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect garbage now, and none until the end."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()

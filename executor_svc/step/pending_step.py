@@ -1,0 +1,129 @@
+"""A step that was given to the device, and its result once that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from executor_svc.device.queue import DeviceQueue, Mark
+from executor_svc.step.outcome import StepOutcome
+from kernels.sampling import Logprobs, Sampled
+from tandem.link.batch import StepResult, StepTimings, UInt32Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingStep:
+    """
+    What is known of a step when it was launched, taken then: slots may have gone on since.
+
+    Attributes:
+        boot_id: Of the process.
+        step_id: Of the step.
+        outcome: Waits for the rows that sampled, on the host.
+        generation: uint32 ``[S]``, of every slot after the batch.
+        bad_input_slots: Slots that computed a token outside the vocabulary.
+        vocab_size: For messages.
+        graph: As in `StepResult`.
+        device_memory_bytes: Of weights and KV.
+        started: When the device began.
+        forwarded: When it had the rows' hidden states, or all where it draws in one go.
+        ended: When it had the tokens.
+    """
+
+    boot_id: str
+    step_id: int
+    outcome: Callable[[], StepOutcome]
+    generation: UInt32Column
+    bad_input_slots: list[int]
+    vocab_size: int
+    graph: int
+    device_memory_bytes: int
+    started: Mark
+    forwarded: Mark
+    ended: Mark
+
+    def result(self) -> StepResult:
+        """Wait for the device; to be called once, on any thread."""
+        outcome = self.outcome()
+        errors = outcome.row_errors(self.bad_input_slots, self.generation, self.vocab_size)
+        outcome = outcome.without(errors)
+        return StepResult(
+            boot_id=self.boot_id,
+            step_id=self.step_id,
+            slot=outcome.slot,
+            generation=self.generation[outcome.slot],
+            position=outcome.position,
+            token=outcome.token,
+            row_errors=errors,
+            timings=StepTimings(
+                forward_ns=self.forwarded.ns_since(self.started),
+                sample_ns=self.ended.ns_since(self.forwarded),
+                total_ns=self.ended.ns_since(self.started),
+            ),
+            graph=self.graph,
+            device_memory_bytes=self.device_memory_bytes,
+            margin=outcome.margin,
+            logprobs=outcome.logprobs,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """
+    Tokens on the device, or on their way there.
+
+    Attributes:
+        fetch: Sends them to the host; the call that it returns waits for them.
+        forwarded: When logits are there, or tokens where both come in one go.
+        graph: As in `StepResult`.
+    """
+
+    fetch: Callable[[DeviceQueue], Callable[[], Sampled]]
+    forwarded: Mark
+    graph: int = 0
+
+
+def nothing_sampled(device: torch.device, *, with_margin: bool) -> Sampled:
+    """What comes of a step in which no row samples."""
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    margin = torch.empty(0, device=device) if with_margin else None
+    return Sampled(token=none, valid=none.bool(), margin=margin)
+
+
+def fetch_sampled(sampled: Sampled, queue: DeviceQueue) -> Callable[[], Sampled]:
+    """Sampled tokens on their way to the host; the call waits for them."""
+    margin, told = sampled.margin, sampled.logprobs
+    tensors = [sampled.token, sampled.valid]
+    tensors += [] if margin is None else [margin]
+    tensors += [] if told is None else [told.chosen, told.top_token, told.top]
+    wait = queue.fetch(tensors)
+
+    def collect() -> Sampled:
+        token, valid, *rest = wait()
+        return Sampled(
+            token=token,
+            valid=valid,
+            margin=None if margin is None else rest.pop(0),
+            logprobs=None if told is None else _on_host(told, rest),
+        )
+
+    return collect
+
+
+def fetch_tokens(tokens: Tensor, queue: DeviceQueue) -> Callable[[], Sampled]:
+    """The same of int32 ``[R]``, -1 where not valid."""
+    wait = queue.fetch([tokens])
+
+    def collect() -> Sampled:
+        (found,) = wait()
+        return Sampled(token=found.clamp(min=0).to(torch.int64), valid=found >= 0)
+
+    return collect
+
+
+def _on_host(told: Logprobs, columns: list[Tensor]) -> Logprobs:
+    chosen, top_token, top = columns
+    return Logprobs(row=told.row, num_top=told.num_top, chosen=chosen, top_token=top_token, top=top)

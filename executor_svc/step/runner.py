@@ -1,0 +1,390 @@
+"""The one owner of the device: applies each step's delta, computes it and samples."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor
+
+from executor_svc.device.out_of_memory import is_out_of_memory, step_out_of_memory
+from executor_svc.device.queue import CudaQueue, DeviceQueue, HostQueue
+from executor_svc.device.upload import upload
+from executor_svc.memory.decode_bytes import RING_LINES
+from executor_svc.memory.kv_memory import KvMemory
+from executor_svc.model.decoder import Decoder
+from executor_svc.model.loader import LoadedModel
+from executor_svc.model.marked_parts import Mark, mark_parts, unmark_parts
+from executor_svc.slots.sampling import SlotSampling
+from executor_svc.slots.tokens import SlotTokens
+from executor_svc.step.batch_inputs import SamplingRows, decoder_inputs, sampling_rows
+from executor_svc.step.build_graphs import StepParts, static_steps
+from executor_svc.step.decode_graphs import DecodeGraphs
+from executor_svc.step.graphs.plan import GraphPlan
+from executor_svc.step.mixed_graphs import MixedGraphs
+from executor_svc.step.outcome import StepOutcome
+from executor_svc.step.pending_step import Launched, PendingStep, fetch_sampled, nothing_sampled
+from executor_svc.step.warm_up import warm_up_batches
+from kernels.paged_attention import AttentionShape
+from kernels.sampling import Sampled, sample
+from tandem.errors import InternalError, InvalidConfig, SessionLost
+from tandem.link.batch import Batch, KvMode, StepResult
+from tandem.link.slot_state import SlotState
+
+_log = structlog.get_logger(__name__)
+
+MARGIN_EPS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+"""Logit noise between two ways of computing the same sequence, by number type."""
+
+_PARTS = ("_apply", "_compute", "_forward", "_sample")
+"""Methods that a step consists of, one after another."""
+
+
+class ModelRunner:
+    """
+    Executes steps; not thread-safe, one thread owns it and the model's device.
+
+    Slots, block tables and lengths follow the batches; KV contents and token histories are on the
+    device.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        kv: KvMemory,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        boot_id: str,
+        collect_margins: bool = False,
+        batch_invariant: bool = False,
+        kv_knob: str = "max_num_blocks",
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        queue: DeviceQueue | None = None,
+        static_rows: int = 0,
+        graph_plan: GraphPlan | None = None,
+    ) -> None:
+        """
+        Args:
+            model: Weights and description.
+            kv: Memory of the model's geometry.
+            num_slots: Sequences that can be held.
+            max_model_len: Most tokens of one sequence.
+            boot_id: Put into every result.
+            collect_margins: Also report by how much each token won.
+            batch_invariant: Give a sequence the same bits whatever else is computed with it, which
+                is slower.
+            kv_knob: The setting that sized `kv`, for the advice when memory runs out.
+            clock_ns: Monotonic time for the step timings of a CPU.
+            queue: Of the model's device; None makes one.
+            static_rows: Most rows of steps of decodes that run from buffers that never move, as
+                graphs are captured from; 0 runs none so.
+            graph_plan: Which of those steps, and which with prompts, to capture at the warm-up;
+                None captures none.
+        """
+        config = model.config
+        self._model = model
+        self._kv = kv
+        self._num_slots = num_slots
+        self._max_model_len = max_model_len
+        self._boot_id = boot_id
+        self._kv_knob = kv_knob
+        self._margin_eps = MARGIN_EPS[model.dtype] if collect_margins else None
+        self._decoder = Decoder(model, max_model_len, batch_invariant=batch_invariant)
+        self._windows = frozenset(config.windows)
+        self._shape = AttentionShape(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=kv.block_size,
+            dtype=model.dtype,
+            device=model.device,
+            batch_invariant=batch_invariant,
+        )
+        self._slots, self._tokens = self._new_state()
+        self._sampling = SlotSampling(num_slots, config.vocab_size)
+        self._queue = queue or _queue_of(model.device, clock_ns)
+        steps = static_steps(self._step_parts(), static_rows, graph_plan)
+        self._static, self._graphs, self._mixed = steps
+
+    @property
+    def state_hash(self) -> int:
+        """Hash of the slot state after the last batch."""
+        return self._slots.state_hash
+
+    @property
+    def slots(self) -> SlotState:
+        """Slot state after the last batch, to be read only."""
+        return self._slots
+
+    def reset(self) -> None:
+        """
+        Forget all slots and what was swapped out, as at the start of a session; KV memory stays as
+        it is, and resumes if suspended.
+        """
+        self._resume_kv()
+        self._forget()
+
+    def suspend(self, mode: KvMode) -> None:
+        """
+        Give KV memory back as `mode` says, until `resume`. Where it may come to lie elsewhere,
+        graphs are dropped, and captured anew then; see `KvMemory.keeps_addresses`.
+
+        Raises:
+            SessionLost: RECOMPUTE while slots are live: their KV would be gone.
+        """
+        num_live = int(self._slots.live.sum())
+        if mode is KvMode.RECOMPUTE and num_live:
+            raise SessionLost(
+                f"suspend with RECOMPUTE while {num_live} slots are live: release them first"
+            )
+        moves = mode is not KvMode.PERSIST and not self._kv.keeps_addresses
+        for graphs in self._captured() if moves else ():
+            graphs.drop()
+        self._kv.suspend(mode)
+        _log.info("kv_suspended", mode=mode.name, kv_bytes=self._kv.device_bytes)
+
+    def resume(self) -> None:
+        """End a suspension; without one, do nothing. Raises as `KvMemory.resume` does."""
+        self._resume_kv()
+        _log.info("kv_resumed", kv_bytes=self._kv.device_bytes)
+
+    def execute(self, batch: Batch, step_id: int) -> StepResult:
+        """Launch one step and wait for its result; see `launch`."""
+        return self.launch(batch, step_id)()
+
+    def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
+        """
+        Apply one batch and give its rows to the device.
+
+        Args:
+            batch: The delta.
+            step_id: Put into the result.
+
+        Returns:
+            Waits for the result, for any thread to call, once and in the order of launches: one
+            entry per row that sampled, in batch order, and the rows that failed alone.
+            `timings.queued_ns` is the caller's to add.
+
+        Raises:
+            SessionLost: The batch contradicts the slot state, takes a slot past max_model_len, or
+                KV memory is suspended; nothing has changed.
+            OutOfMemory: Naming the settings that make such a step smaller; the session is over.
+        """
+        try:
+            return self._launch(batch, step_id).result
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            if not is_out_of_memory(error):
+                raise
+            raise step_out_of_memory(error, batch, self._kv_knob) from error
+
+    def _launch(self, batch: Batch, step_id: int) -> PendingStep:
+        started = self._queue.mark()
+        self._apply(batch)
+        rows = sampling_rows(batch)
+        with torch.inference_mode():
+            if self._static is not None and self._static.takes(batch):
+                launched = self._static.launch(batch, rows, self._slots, self._queue)
+            elif self._mixed is not None and (shape := self._mixed.shape_for(batch, rows)):
+                launched = self._mixed.launch(shape, batch, rows, self._slots, self._queue)
+            else:
+                launched = self._compute(batch, rows)
+            ended = self._queue.mark()
+            collect = launched.fetch(self._queue)
+        ends = batch.row_start + batch.row_num_tokens
+        bad_input = batch.row_slot[self._tokens.has_bad_input(batch.row_slot, ends)]
+        return PendingStep(
+            boot_id=self._boot_id,
+            step_id=step_id,
+            outcome=lambda: StepOutcome.of(rows.slot, rows.position, collect()),
+            generation=self._slots.generation.copy(),
+            bad_input_slots=bad_input.tolist(),
+            vocab_size=self._model.config.vocab_size,
+            graph=launched.graph,
+            device_memory_bytes=self._model.weight_bytes + self._kv.device_bytes,
+            started=started,
+            forwarded=launched.forwarded,
+            ended=ended,
+        )
+
+    def capture_decode_graph(self, batch_size: int) -> None:
+        """
+        Capture steps of so many decodes beside those captured already; what exists stays.
+
+        Raises:
+            InvalidConfig: The runner captures nothing, or no step has so many rows.
+            SessionLost: KV memory is suspended.
+        """
+        if self._graphs is None:
+            raise InvalidConfig("this executor captures no graphs: it runs every step eagerly")
+        if self._kv.is_suspended:
+            raise SessionLost("graphs need KV memory, which is suspended: resume first")
+        self._graphs.add(batch_size)
+
+    def execute_graph(self, batch: Batch, step_id: int) -> StepResult:
+        """
+        `execute` for those who want a captured graph or nothing.
+
+        Raises:
+            InternalError: No graph captured so far can run the batch; nothing has changed.
+        """
+        size = None
+        if self._graphs is not None and self._static is not None and self._static.takes(batch):
+            size = self._graphs.size_for(len(batch.row_slot))
+        if size is None:
+            raise InternalError("No CUDA graph captured")
+        return self.execute(batch, step_id)
+
+    def warm_up(self, *, every_kind: bool = True) -> None:
+        """
+        Run the shapes steps have once and capture graphs, so that the first request pays for
+        nothing; leaves no trace in the slots. `every_kind`: also what few requests ask for, which
+        on a GPU compiles kernels for a while.
+        """
+        block_size, num_blocks = self._kv.block_size, self._kv.num_blocks
+        kv_len = min(self._max_model_len, num_blocks * block_size)
+        rows = self._num_slots if self._static is None else self._static.step.max_rows
+        compiles = every_kind and self._model.device.type != "cpu"
+        for batch in warm_up_batches(kv_len, block_size, min(rows, num_blocks), compiles=compiles):
+            self.execute(batch, 0)
+        self._forget()
+        for graphs in self._captured():
+            graphs.capture()
+        if self._kv.num_host_blocks:
+            one = np.ones(1, np.int32)
+            self._kv.swap_out(one, one)
+            self._kv.swap_in(one, one)
+
+    def mark_parts(self, mark: Mark) -> None:
+        """
+        Put something around the parts of steps: "apply", "compute", within it "forward" with each
+        layer's "attention" and "mlp", and "sample" with "project". Steps of static decodes have
+        "apply" alone, and what the model does where no graph holds it.
+        """
+        mark_parts(self, _PARTS, mark)
+        self._decoder.mark_parts(mark)
+
+    def unmark_parts(self) -> None:
+        """Call the parts of steps as they are."""
+        unmark_parts(self, _PARTS)
+        self._decoder.unmark_parts()
+
+    def _apply(self, batch: Batch) -> None:
+        if self._kv.is_suspended and _needs_kv(batch):
+            raise SessionLost("a batch needs KV memory while it is suspended: resume first")
+        self._check_lengths(batch)
+        self._slots.apply(batch)
+        if len(batch.swap_out_block):
+            self._kv.swap_out(batch.swap_out_block, batch.swap_out_host)
+        if len(batch.copy_source):
+            self._kv.copy_blocks(
+                upload(batch.copy_source, self._model.device),
+                upload(batch.copy_destination, self._model.device),
+            )
+        if len(batch.swap_in_host):
+            self._kv.swap_in(batch.swap_in_host, batch.swap_in_block)
+        for admission in batch.admits:
+            self._tokens.admit(admission)
+            self._sampling.admit(admission)
+            if self._static is not None:
+                self._static.admit(admission)
+
+    def _check_lengths(self, batch: Batch) -> None:
+        """A slot's blocks may have room past max_model_len, its token history has not."""
+        ends = batch.row_start + batch.row_num_tokens
+        longest = max((len(admission.token_ids) for admission in batch.admits), default=0)
+        if len(ends):
+            longest = max(longest, int(ends.max()))
+        if longest > self._max_model_len:
+            raise SessionLost(
+                f"the batch takes a slot to {longest} tokens, max_model_len is "
+                f"{self._max_model_len}"
+            )
+
+    def _forward(self, batch: Batch) -> Tensor:
+        if len(batch.row_slot) == 0:
+            hidden_size = self._model.config.hidden_size
+            return torch.empty((0, hidden_size), dtype=self._model.dtype, device=self._model.device)
+        inputs = decoder_inputs(batch, self._slots, self._tokens, self._shape, self._windows)
+        return self._decoder.forward(inputs, self._kv.layers)
+
+    def _compute(self, batch: Batch, rows: SamplingRows) -> Launched:
+        """A step of any rows, its inputs sent with it."""
+        hidden = self._forward(batch)
+        forwarded = self._queue.mark()
+        sampled = self._sample(hidden, rows)
+        if len(rows.slot):
+            self._tokens.write(rows.slot, rows.position, sampled.token)
+        return Launched(fetch=partial(fetch_sampled, sampled), forwarded=forwarded)
+
+    def _sample(self, hidden: Tensor, rows: SamplingRows) -> Sampled:
+        if len(rows.slot) == 0:
+            return nothing_sampled(hidden.device, with_margin=self._margin_eps is not None)
+        if len(rows.slot) < hidden.shape[0]:
+            hidden = hidden.index_select(0, upload(rows.hidden_row, hidden.device))
+        logits = self._decoder.project(hidden)  # sampling widens what it looks at
+        return sample(
+            logits,
+            self._sampling.columns(rows.slot, rows.position),
+            edits=self._sampling.edits(rows.slot, rows.position, self._tokens),
+            num_logprobs=self._sampling.num_logprobs(rows.slot),
+            margin_eps=self._margin_eps,
+        )
+
+    def _forget(self) -> None:
+        self._slots.reset()
+        if self._static is not None:
+            self._static.forget()
+
+    def _resume_kv(self) -> None:
+        self._kv.resume()
+        for graphs in self._captured():
+            graphs.restore()
+
+    def _captured(self) -> list[DecodeGraphs | MixedGraphs]:
+        """In the order to capture them: what needs most memory first."""
+        return [graphs for graphs in (self._mixed, self._graphs) if graphs is not None]
+
+    def _step_parts(self) -> StepParts:
+        return StepParts(
+            decoder=self._decoder,
+            kv_layers=self._kv.layers,
+            tokens=self._tokens,
+            sampling=self._sampling,
+            shape=self._shape,
+            windows=self._windows,
+            num_slots=self._num_slots,
+            max_blocks=self._slots.max_blocks_per_slot,
+            margin_eps=self._margin_eps,
+        )
+
+    def _new_state(self) -> tuple[SlotState, SlotTokens]:
+        max_blocks = math.ceil(self._max_model_len / self._kv.block_size)
+        slots = SlotState(
+            self._num_slots,
+            max_blocks,
+            self._kv.block_size,
+            self._kv.num_blocks,
+            self._kv.num_host_blocks,
+        )
+        tokens = SlotTokens(
+            self._num_slots,
+            self._max_model_len,
+            self._model.config.vocab_size,
+            self._model.device,
+        )
+        return slots, tokens
+
+
+def _queue_of(device: torch.device, clock_ns: Callable[[], int]) -> DeviceQueue:
+    return CudaQueue(device, RING_LINES) if device.type == "cuda" else HostQueue(clock_ns)
+
+
+def _needs_kv(batch: Batch) -> bool:
+    columns = (batch.row_slot, batch.copy_source, batch.swap_out_block, batch.swap_in_host)
+    return any(map(len, columns))

@@ -1,0 +1,112 @@
+"""Which steps run from static buffers, and how their rows get their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from executor_svc.device.queue import DeviceQueue
+from executor_svc.slots.sampling import SlotSampling
+from executor_svc.slots.tokens import SlotTokens
+from executor_svc.step.batch_inputs import SamplingRows
+from executor_svc.step.pending_step import Launched, fetch_sampled, fetch_tokens
+from executor_svc.step.static_step import DecodeStep, Drawing
+from kernels.sampling import sample
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch
+from tandem.link.slot_state import SlotState
+
+Run = Callable[[int, Drawing], int]
+"""
+Gives the prepared step of so many rows to the device, with padding where it likes to; returns the
+rows of the captured graph that it replays, 0 where none is.
+"""
+
+
+class StaticDecodes:
+    """
+    Runs steps in which every row computes one token and draws the next.
+
+    Rows that ask for what a step does not hold (edits of logits, log probabilities, margins) are
+    drawn from its logits, all rows of their step with them.
+    """
+
+    def __init__(
+        self,
+        step: DecodeStep,
+        tokens: SlotTokens,
+        sampling: SlotSampling,
+        *,
+        margin_eps: float | None,
+        run: Run | None = None,
+    ) -> None:
+        """
+        Args:
+            step: Its buffers are this object's to prepare.
+            tokens: Histories of the slots.
+            sampling: Parameters of the slots.
+            margin_eps: Also compute margins, as `sample` does.
+            run: How steps are given to the device; None computes the rows as they are.
+        """
+        self.step = step
+        self._tokens = tokens
+        self._sampling = sampling
+        self._margin_eps = margin_eps
+        self._run = run or self._run_plainly
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether this is such a step."""
+        num_rows = len(batch.row_slot)
+        return (
+            0 < num_rows <= self.step.max_rows
+            and bool((batch.row_num_tokens == 1).all())
+            and bool((batch.row_flags & ROW_SAMPLES).all())
+        )
+
+    def admit(self, admission: Admission) -> None:
+        """Note that a slot has another sequence than before."""
+        self.step.admitted(admission.slot)
+
+    def forget(self) -> None:
+        """Forget all slots."""
+        self.step.forget()
+
+    def launch(
+        self, batch: Batch, rows: SamplingRows, slots: SlotState, queue: DeviceQueue
+    ) -> Launched:
+        """
+        Give a step to the device.
+
+        Args:
+            batch: One that it `takes`, applied to `slots`.
+            rows: All of its rows.
+            slots: Give the block tables.
+            queue: The device's.
+
+        Returns:
+            What is to be fetched before `RING_LINES` more steps are launched.
+        """
+        self.step.prepare(rows.slot, batch.row_start, slots, self._sampling)
+        edits = self._sampling.edits(rows.slot, rows.position, self._tokens)
+        num_logprobs = self._sampling.num_logprobs(rows.slot)
+        num_rows = len(rows.slot)
+        if edits is None and num_logprobs is None and self._margin_eps is None:
+            filters = self._sampling.has_filters(rows.slot)
+            graph = self._run(num_rows, Drawing.FILTERED if filters else Drawing.PLAIN)
+            fetch = partial(fetch_tokens, self.step.launched())
+            return Launched(fetch=fetch, forwarded=queue.mark(), graph=graph)
+        graph = self._run(num_rows, Drawing.OUTSIDE)
+        forwarded = queue.mark()
+        sampled = sample(
+            self.step.logits(num_rows),
+            self._sampling.columns(rows.slot, rows.position),
+            edits=edits,
+            num_logprobs=num_logprobs,
+            margin_eps=self._margin_eps,
+        )
+        self.step.finish(sampled.token, sampled.valid)
+        self.step.launched()
+        return Launched(fetch=partial(fetch_sampled, sampled), forwarded=forwarded, graph=graph)
+
+    def _run_plainly(self, num_rows: int, drawing: Drawing) -> int:
+        self.step.run(num_rows, drawing)
+        return 0

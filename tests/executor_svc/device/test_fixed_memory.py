@@ -1,0 +1,234 @@
+"""Memory that goes and comes back at its address: of the CPU, and of a driver that only notes what it is asked."""
+
+# ruff: noqa: N802 -- the driver's own names
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from executor_svc.config.settings import load_settings
+from executor_svc.device import fixed_memory as module
+from executor_svc.device.fixed_memory import fixed_memory
+from executor_svc.device.virtual_memory import CudaVirtualMemory, DriverLibrary, DriverMissing
+from executor_svc.engine import load_engine
+from tandem.errors import InternalError, InvalidConfig, OutOfMemory
+
+GRANULARITY = 2 << 20
+ADDRESS = 0x7000_0000_0000
+OUT_OF_MEMORY, INVALID_VALUE = 2, 1
+
+
+class Driver:
+    """Functions of the driver; `calls` has what they were asked, `codes` what they answer if not 0."""
+
+    def __init__(self):
+        self.calls = []
+        self.codes = {}
+        self._next_handle = 100
+
+    def _note(self, name, *what):
+        self.calls.append((name, *what))
+        return self.codes.get(name, 0)
+
+    def cuMemGetAllocationGranularity(self, unit, properties, option):
+        found = properties._obj
+        assert (1, 0, 1) == (found.type, found.requested_handle_types, found.location.type)
+        assert 0 == option.value
+        unit._obj.value = GRANULARITY
+        return 0
+
+    def cuMemAddressReserve(self, address, size, alignment, wanted, flags):
+        address._obj.value = ADDRESS
+        assert 0 == alignment.value == wanted.value == flags.value
+        return self._note("reserve", size.value)
+
+    def cuMemAddressFree(self, address, size):
+        return self._note("free", address.value, size.value)
+
+    def cuMemCreate(self, handle, size, properties, flags):
+        assert (3, 0) == (properties._obj.location.id, flags.value)
+        self._next_handle += 1
+        handle._obj.value = self._next_handle
+        return self._note("create", size.value)
+
+    def cuMemRelease(self, handle):
+        return self._note("release", handle.value)
+
+    def cuMemMap(self, address, size, offset, handle, flags):
+        assert 0 == offset.value == flags.value
+        return self._note("map", address.value, size.value, handle.value)
+
+    def cuMemUnmap(self, address, size):
+        return self._note("unmap", address.value, size.value)
+
+    def cuMemSetAccess(self, address, size, access, count):
+        assert (1, 3, 3, 1) == (
+            access._obj.location.type,
+            access._obj.location.id,
+            access._obj.flags,
+            count.value,
+        )
+        return self._note("access", address.value, size.value)
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+class TestOnACpu:
+    def test_pages_go_and_come_back_at_their_address(self):
+        """
+        What is given back is lost, and the memory can be used again where it was.
+        """
+        memory = fixed_memory(3 << 20, torch.device("cpu"))
+        assert (torch.uint8, (3 << 20,)) == (memory.tensor.dtype, tuple(memory.tensor.shape))
+        address = memory.tensor.data_ptr()
+        memory.tensor.fill_(7)
+        memory.give_back()
+        memory.take_back()
+        assert 0 == int(memory.tensor.max())
+        memory.tensor.fill_(9)
+        assert (address, 9) == (memory.tensor.data_ptr(), int(memory.tensor.min()))
+
+    def test_tensor_keeps_its_memory(self):
+        """
+        The memory lives as long as a tensor of it.
+        """
+        tensor = fixed_memory(1 << 20, torch.device("cpu")).tensor
+        gc.collect()
+        tensor.fill_(5)
+        assert 5 == int(tensor.min())
+
+    def test_system_that_keeps_pages_is_refused(self, monkeypatch):
+        """
+        On another system than Linux the setting is refused by name.
+        """
+        monkeypatch.setattr(module, "sys", SimpleNamespace(platform="darwin"))
+        with pytest.raises(InvalidConfig, match="require Linux on a CPU") as error:
+            fixed_memory(100, torch.device("cpu"))
+        assert "static_kv_memory_pointers" in error.value.message
+
+
+class TestOnADevice:
+    def test_memory_is_mapped_taken_away_and_mapped_where_it_was(self, driver):
+        """
+        An address is reserved once and sizes are rounded up to the driver's; each time memory comes it is created, mapped
+        there and opened for reading and writing, each time it goes it is unmapped and released.
+        """
+        memory = CudaVirtualMemory(GRANULARITY + 1, 3, DriverLibrary(driver))
+        size = 2 * GRANULARITY
+        assert ADDRESS == memory.address
+        memory.unmap()
+        memory.unmap()
+        memory.map()
+        assert [
+            ("reserve", size),
+            ("create", size),
+            ("map", ADDRESS, size, 101),
+            ("access", ADDRESS, size),
+            ("unmap", ADDRESS, size),
+            ("release", 101),
+            ("create", size),
+            ("map", ADDRESS, size, 102),
+            ("access", ADDRESS, size),
+        ] == driver.calls
+
+    @pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "given-back"])
+    def test_all_is_freed_with_the_object(self, driver, *, is_mapped):
+        """
+        With the last reference memory and address go back to the driver, whichever there are.
+        """
+        memory = CudaVirtualMemory(1, 3, DriverLibrary(driver))
+        if not is_mapped:
+            memory.unmap()
+        driver.calls.clear()
+        del memory
+        gc.collect()
+        freed = [("free", ADDRESS, GRANULARITY)]
+        of_memory = [("unmap", ADDRESS, GRANULARITY), ("release", 101)]
+        assert [*(of_memory if is_mapped else []), *freed] == driver.calls
+
+    def test_device_without_memory_is_out_of_memory_and_can_be_asked_again(self, driver):
+        """
+        Where others took the memory meanwhile, that is an error of its own, and later attempts may succeed.
+        """
+        memory = CudaVirtualMemory(1, 3, DriverLibrary(driver))
+        memory.unmap()
+        driver.codes["create"] = OUT_OF_MEMORY
+        with pytest.raises(OutOfMemory, match="no memory left for the KV"):
+            memory.map()
+        driver.codes.clear()
+        memory.map()
+        assert ("map", ADDRESS, GRANULARITY, 103) in driver.calls
+
+    def test_memory_that_cannot_be_mapped_is_released(self, driver):
+        """
+        Where the driver refuses to map what it created, nothing is kept, and the function is named.
+        """
+        driver.codes["map"] = INVALID_VALUE
+        with pytest.raises(InternalError, match="refused cuMemMap: error 1"):
+            CudaVirtualMemory(1, 3, DriverLibrary(driver))
+        assert ("release", 101) in driver.calls
+        gc.collect()
+        assert ("free", ADDRESS, GRANULARITY) == driver.calls[-1]
+
+    @pytest.mark.parametrize("refused", ["map", "access"])
+    @pytest.mark.parametrize(
+        ("code", "error"), [(OUT_OF_MEMORY, OutOfMemory), (INVALID_VALUE, InternalError)]
+    )
+    def test_memory_that_is_created_but_cannot_be_used_can_be_asked_for_again(
+        self, driver, refused, code, error
+    ):
+        """
+        Whatever the driver refuses after it created memory, and why, that memory is released, and a later attempt begins anew.
+        """
+        memory = CudaVirtualMemory(1, 3, DriverLibrary(driver))
+        memory.unmap()
+        driver.codes[refused] = code
+        with pytest.raises(error):
+            memory.map()
+        assert ("release", 102) == driver.calls[-1]
+        driver.codes.clear()
+        memory.map()
+        assert ("access", ADDRESS, GRANULARITY) == driver.calls[-1]
+        assert ("map", ADDRESS, GRANULARITY, 103) == driver.calls[-2]
+
+    def test_old_driver_is_named_by_what_it_lacks(self, driver):
+        """
+        A driver without virtual memory is refused with the functions that it has not.
+        """
+        old = SimpleNamespace(cuMemMap=driver.cuMemMap)
+        with pytest.raises(DriverMissing, match="the driver has no cuMemGetAllocationGranularity"):
+            DriverLibrary(old)
+
+    def test_machine_without_a_driver_is_refused_with_what_to_do(self, monkeypatch):
+        """
+        Without a CUDA driver the setting is refused, and the error says what happens without it.
+        """
+
+        def missing(name):
+            raise OSError(f"{name}: cannot open shared object file")
+
+        monkeypatch.setattr(ctypes, "CDLL", missing)
+        with pytest.raises(InvalidConfig, match="Static KV memory pointers require") as error:
+            fixed_memory(100, torch.device("cuda", 0))
+        assert "libcuda.so.1 cannot be loaded" in error.value.message
+        assert "graphs are then captured again after a suspension" in error.value.message
+
+
+class TestSetting:
+    def test_kv_memory_keeps_its_addresses_where_that_is_asked_for(self, zoo):
+        """
+        `--static-kv-memory-pointers` has the executor's KV memory keep its addresses, and by default it does not.
+        """
+        flags = ["--model", str(zoo("llama_mha")), "--device=cpu", "--dtype=float32"]
+        flags += ["--max-num-blocks=4", "--max-model-len=32", "--cpu-extension=off"]
+        for asked in ([], ["--static-kv-memory-pointers"]):
+            engine = load_engine(load_settings([*flags, *asked], {}), "boot")
+            assert bool(asked) == engine.runner._kv.keeps_addresses

@@ -1,0 +1,30 @@
+"""How OpenMP's threads wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor_svc.device.idle_threads import let_idle_threads_sleep
+
+
+class TestLetIdleThreadsSleep:
+    def test_waiting_is_passive_by_default(self):
+        """
+        With nothing set, threads sleep while they wait.
+        """
+        environ = {"PATH": "/bin"}
+        let_idle_threads_sleep(environ)
+        assert {"PATH": "/bin", "OMP_WAIT_POLICY": "PASSIVE"} == environ
+
+    @pytest.mark.parametrize(
+        "chosen",
+        [{"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "5"}, {"KMP_BLOCKTIME": "0"}],
+        ids=str,
+    )
+    def test_choice_of_the_environment_stands(self, chosen):
+        """
+        Whoever set how threads wait, for any OpenMP library, keeps it.
+        """
+        environ = dict(chosen)
+        let_idle_threads_sleep(environ)
+        assert chosen == environ

@@ -1,0 +1,127 @@
+"""How CUDA graphs are captured, on a device that only notes what it is asked."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from executor_svc.step.graphs.cuda import CudaGraphs
+
+
+class Stream:
+    """Of the fake device; says when it waits and is waited for."""
+
+    def __init__(self, device, done):
+        self._done = done
+        done.append("stream made")
+
+    def wait_stream(self, other):
+        self._done.append(f"wait for {other}")
+
+    def synchronize(self):
+        self._done.append("synchronize")
+
+
+class Graph:
+    """A captured graph; notes its replays."""
+
+    def __init__(self, done):
+        self._done = done
+
+    def replay(self):
+        self._done.append("replay")
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """What the fake device was asked, in order; free memory falls by 1,000 bytes per graph."""
+    found = []
+    free = [10_000]
+    pools = iter(["pool 1", "pool 2", "pool 3"])
+
+    @contextmanager
+    def on_stream(stream):
+        found.append("on stream")
+        yield
+        found.append("off stream")
+
+    @contextmanager
+    def capturing(graph, *, pool, stream, capture_error_mode):
+        found.append(f"begin in {pool}, {capture_error_mode}")
+        yield
+        free[0] -= 1000
+        found.append("end")
+
+    @contextmanager
+    def on_device(device):
+        yield
+
+    fake = SimpleNamespace(
+        Stream=lambda device: Stream(device, found),
+        CUDAGraph=lambda: Graph(found),
+        current_stream=lambda device: "current stream",
+        stream=on_stream,
+        graph=capturing,
+        graph_pool_handle=lambda: next(pools),
+        device=on_device,
+        synchronize=lambda device: None,
+        empty_cache=lambda: None,
+        mem_get_info=lambda device: (free[0], 20_000),
+    )
+    for name, value in vars(fake).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return found
+
+
+def noting(done, name):
+    def run():
+        done.append(name if not gc.isenabled() else f"{name}, collected meanwhile")
+
+    return run
+
+
+def test_each_call_is_warmed_up_twice_and_then_captured(done):
+    """
+    A call runs twice on the stream that it is captured on, which waits for what was there before;
+    nothing is collected from the first call to the last, and only this thread can end a capture.
+    """
+    graphs = CudaGraphs(torch.device("cuda:0"))
+    captured = graphs.capture([noting(done, "large"), noting(done, "small")])
+    expected = ["stream made"]
+    for name in ("large", "small"):
+        expected += ["wait for current stream", "on stream", name, name, "off stream"]
+        expected += ["synchronize", "begin in pool 1, thread_local", name, "end"]
+    assert expected == done
+    assert gc.isenabled()
+    assert (2, 2000) == (len(captured.graphs), captured.num_bytes)
+
+
+def test_graphs_share_a_pool_while_one_of_them_lives(done):
+    """
+    More graphs join the pool of those there are; when all are gone, the next begin another.
+    """
+    graphs = CudaGraphs(torch.device("cuda:0"))
+    held = [graphs.capture([noting(done, "a")]), graphs.capture([noting(done, "b")])]
+    held.clear()
+    graphs.capture([noting(done, "c")])
+    pools = [event for event in done if event.startswith("begin")]
+    assert [f"begin in {pool}, thread_local" for pool in ("pool 1", "pool 1", "pool 2")] == pools
+    assert 1 == done.count("stream made")
+
+
+def test_failed_capture_leaves_the_collector_as_it_was(done):
+    """
+    An error in a call goes to who asked for the capture; garbage is collected again.
+    """
+
+    def run():
+        raise RuntimeError("out of registers")
+
+    with pytest.raises(RuntimeError, match="out of registers"):
+        CudaGraphs(torch.device("cuda:0")).capture([run])
+    assert gc.isenabled()
+    assert 0 == gc.get_freeze_count()
