@@ -60,6 +60,8 @@ class TestImportRules:
             ("scheduler_svc/core/request.py", "import threading"),
             ("tandem/errors.py", "import triton"),
             ("executor_svc/__init__.py", "import scheduler_svc"),
+            ("executor_svc/device/choice.py", "import executor_svc.model.loader"),
+            ("executor_svc/memory/host_blocks.py", "import executor_svc.step.runner"),
             ("kernels/__init__.py", "import grpc"),
             ("scheduler_svc/core/request.py", "import tandem.settings.schema"),
             ("tandem_client/__init__.py", "import tandem.settings.schema"),
