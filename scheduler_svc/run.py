@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import structlog
 
-from scheduler_svc.config import load_settings
-from scheduler_svc.dry_run import as_json, as_text, forecast
+from scheduler_svc.config.dry_run import as_json, as_text, forecast
+from scheduler_svc.config.settings import load_settings
 from tandem.grpc_polling import poll_where_waited
 from tandem.process_start import EXIT_STOPPED, check_limits
 from tandem.telemetry import configure_logging
@@ -40,6 +40,6 @@ def run(argv: Sequence[str]) -> int:
         log.warning("unusual_setting", message=warning)
     poll_where_waited(os.environ)
     # This imports gRPC, which reads its environment then.
-    from scheduler_svc.service import Service  # noqa: PLC0415
+    from scheduler_svc.service.service import Service  # noqa: PLC0415
 
     return Service(loaded).run()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from scheduler_svc.config import load_settings
+from scheduler_svc.config.settings import load_settings
 from tandem.settings.show import show_settings
 
 if __name__ == "__main__":

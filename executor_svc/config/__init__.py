@@ -1,1 +1,1 @@
-"""What an executor is told, and what follows from it: settings, engine limits, graph sizes."""
+"""Settings of an executor and what follows from them: engine limits, sizes of graphs."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scheduler_svc.bench.service import BLOCK_SIZE, BenchService
-from scheduler_svc.block_hashes import block_digests
+from scheduler_svc.core.request.block_hashes import block_digests
 
 PROMPT_LEN = 2000
 _MAX_TOKENS = 4

@@ -30,7 +30,7 @@ from scheduler_svc.bench.link_processes import (
     cpu_ns,
 )
 from scheduler_svc.bench.reader.readers import ReaderFailed
-from scheduler_svc.frontend.validation import MAX_CHOICES
+from scheduler_svc.frontend.request.validation import MAX_CHOICES
 from tandem.command_line import (
     BenchParser,
     at_least_one,

@@ -6,13 +6,13 @@ import secrets
 import time
 from pathlib import Path
 
-from scheduler_svc.config import load_settings
-from scheduler_svc.executor_connection import ExecutorConnector
-from scheduler_svc.executor_link import ExecutorLink
+from scheduler_svc.config.settings import load_settings
+from scheduler_svc.executor_client.connection import ExecutorConnector
+from scheduler_svc.executor_client.link import ExecutorLink
+from scheduler_svc.executor_client.model_cache import ModelCache
 from scheduler_svc.ipc.sockets import CoreSocket
-from scheduler_svc.loop import CoreLoop
-from scheduler_svc.model_cache import ModelCache
-from scheduler_svc.wakeup import Wakeup
+from scheduler_svc.service.loop import CoreLoop
+from scheduler_svc.service.wakeup import Wakeup
 from tandem.link.session import SchedulerId
 
 

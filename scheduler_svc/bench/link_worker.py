@@ -27,7 +27,7 @@ from scheduler_svc.ipc.messages import (
     encode,
 )
 from scheduler_svc.ipc.sockets import CoreSocket
-from scheduler_svc.wakeup import Wakeup
+from scheduler_svc.service.wakeup import Wakeup
 from tandem.grpc_polling import poll_where_waited
 from tandem.printing_commands import end_by_signals
 from tandem.telemetry import configure_logging

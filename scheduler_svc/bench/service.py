@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_svc.core.geometry import ExecutorGeometry
-from scheduler_svc.core.options import CoreOptions
-from scheduler_svc.core.request import NewRequest
+from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.request import NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.ipc.messages import CoreMessage, encode
-from scheduler_svc.publisher import Publisher, handle_of
+from scheduler_svc.service.publisher import Publisher, handle_of
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column, RowSampling, StepResult
 from tandem.link.scheduler_end import SchedulerEnd

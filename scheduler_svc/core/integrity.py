@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 
 from scheduler_svc.core.listing import num_outputs
-from scheduler_svc.core.request import Request, RequestState
-from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.request.request import Request, RequestState
+from scheduler_svc.core.state.state import CoreState
 from tandem.errors import InternalError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_svc.core.request import Request, RequestState
-from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.request.request import Request, RequestState
+from scheduler_svc.core.state.state import CoreState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

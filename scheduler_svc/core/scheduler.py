@@ -6,19 +6,19 @@ from typing import Any
 
 from scheduler_svc.core import integrity, suspension
 from scheduler_svc.core.admission import Acceptance, check, check_still_fits
-from scheduler_svc.core.applier import apply_result, finish_if_over
-from scheduler_svc.core.depth import depth
-from scheduler_svc.core.events import CoreEvents
-from scheduler_svc.core.executor_loss import lose_executor, prove
-from scheduler_svc.core.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.batch.depth import depth
+from scheduler_svc.core.batch.planner import plan
+from scheduler_svc.core.faults.executor_loss import lose_executor, prove
 from scheduler_svc.core.listing import RequestRow, list_requests, slot_columns
-from scheduler_svc.core.options import CoreOptions
-from scheduler_svc.core.planner import plan
-from scheduler_svc.core.request import FinishReason, NewRequest, Request, RequestState
-from scheduler_svc.core.request_events import RequestEvent
+from scheduler_svc.core.observe.request_events import RequestEvent
+from scheduler_svc.core.observe.stats import CoreStats
+from scheduler_svc.core.output.output_processor import apply_result, finish_if_over
+from scheduler_svc.core.request.events import CoreEvents
+from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.request import FinishReason, NewRequest, Request, RequestState
 from scheduler_svc.core.snapshot import core_stats
-from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.stats import CoreStats
+from scheduler_svc.core.state.state import CoreState
 from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, InvalidConfig, RequestNotFound, TandemError
 from tandem.link.batch import Batch, KvMode, Resume, StepResult, Suspend

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler_svc.core.pausing import num_paused_blocks
-from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.stats import CoreStats
+from scheduler_svc.core.batch.pausing import num_paused_blocks
+from scheduler_svc.core.observe.stats import CoreStats
+from scheduler_svc.core.state.state import CoreState
 
 
 def core_stats(state: CoreState) -> CoreStats:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_svc.core.draft import Draft
-from scheduler_svc.core.planned_rows import PlannedRows
-from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.slots.planned_rows import PlannedRows
+from scheduler_svc.core.state.state import CoreState
 from tandem.link.batch import Batch, KvMode, Resume, Suspend
 
 _NO_SLOT = np.empty(0, np.int32)

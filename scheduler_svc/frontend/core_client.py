@@ -12,11 +12,10 @@ import numpy as np
 import structlog
 import zmq
 
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.frontend.inbox import ChoiceInbox, Received, StreamInbox
-from scheduler_svc.frontend.served_model import ServedModel
-from scheduler_svc.frontend.settings import FrontendSettings
-from scheduler_svc.frontend.turns import Turns
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.stream.inbox import ChoiceInbox, Received, StreamInbox
+from scheduler_svc.frontend.stream.turns import Turns
+from scheduler_svc.frontend.text.served_model import ServedModel
 from scheduler_svc.ipc.messages import (
     Accepted,
     Availability,
@@ -35,6 +34,7 @@ from scheduler_svc.ipc.messages import (
     encode,
 )
 from scheduler_svc.ipc.token_run import TokenRun
+from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.errors import ERROR_BY_REASON, Draining, HandedOver, InternalError, TandemError
 from tandem.link.logprobs import LogprobColumns
 

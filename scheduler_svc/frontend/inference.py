@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import structlog
 
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.core_client import CoreClient
-from scheduler_svc.frontend.delta import OutputDelta, encode_response, logprobs_of
-from scheduler_svc.frontend.inbox import Received, StreamInbox
-from scheduler_svc.frontend.requests import default_params, prepare_request
-from scheduler_svc.frontend.stream import Message, stream_messages
-from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
+from scheduler_svc.frontend.request.requests import default_params, prepare_request
+from scheduler_svc.frontend.stream.delta import OutputDelta, encode_response, logprobs_of
+from scheduler_svc.frontend.stream.inbox import Received, StreamInbox
+from scheduler_svc.frontend.stream.stream import Message, stream_messages
+from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from scheduler_svc.ipc.snapshot import AbortArgument, encode_json
 from tandem.errors import InvalidParameter, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb

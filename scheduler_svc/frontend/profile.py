@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from scheduler_svc.executor_channel import CHANNEL_OPTIONS
+from scheduler_svc.executor_client.channel import CHANNEL_OPTIONS
 from scheduler_svc.ipc.snapshot import ExecutorInUse
 from tandem.admin.v1 import admin_service_pb2 as pb
 from tandem.common.v1.profile_pb2 import ProfileOptions

@@ -17,10 +17,10 @@ import zmq.asyncio
 
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.server import start_servers
-from scheduler_svc.frontend.settings import FrontendSettings, parse_settings
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import connect_frontend
-from scheduler_svc.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
+from scheduler_svc.process.frontend_settings import FrontendSettings, parse_settings
+from scheduler_svc.process.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
 from tandem.errors import HandedOver, InvalidConfig
 from tandem.telemetry import configure_logging
 

@@ -16,8 +16,8 @@ from scheduler_svc.frontend.health import HealthServicer, publish_health
 from scheduler_svc.frontend.inference import InferenceServicer
 from scheduler_svc.frontend.interceptor import ErrorInterceptor
 from scheduler_svc.frontend.metrics_http import serve_metrics
-from scheduler_svc.frontend.settings import FrontendSettings
-from scheduler_svc.frontend.tokenizer_threads import TokenizerThreads
+from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
+from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tandem.errors import AddressInUse, InvalidConfig
 from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc

@@ -42,14 +42,14 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     model_revision: str = ""
     """`Model.revision` it was tokenized for; another one by now refuses it. Empty: any."""
     fills_context: bool = False
-    """See scheduler_svc.core.request.NewRequest."""
+    """See scheduler_svc.core.request.request.NewRequest."""
     num_choices: int = 1
     """Choice i has the stream number `stream_id` + i."""
     priority: int = 0
     tenant: str = ""
     cache_salt: bytes = b""
     block_digests: bytes = b""
-    """See scheduler_svc.block_hashes; empty where the prompt was not hashed."""
+    """See scheduler_svc.core.request.block_hashes; empty where the prompt was not hashed."""
     digest_block_size: int = 0
     """Block size they were made for; digests made for another one are of no use."""
     prior_outputs: tuple[bytes, ...] = ()
@@ -167,7 +167,7 @@ class Refused(msgspec.Struct, array_like=True, tag=13, frozen=True, kw_only=True
 
 
 class StreamEnd(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """One request ended well; see scheduler_svc.core.events.Ended."""
+    """One request ended well; see scheduler_svc.core.request.events.Ended."""
 
     stream_id: int
     reason: int

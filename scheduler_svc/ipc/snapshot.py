@@ -61,7 +61,7 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     One choice of a live request; the fields of `tandem.admin.v1.RequestSummary`.
 
     Attributes:
-        state: Value of a scheduler_svc.core.request.RequestState, or "paused".
+        state: Value of a scheduler_svc.core.request.request.RequestState, or "paused".
     """
 
     request_id: str

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.request.geometry import ExecutorGeometry
 from scheduler_svc.simulator.model_tokens import (
     UInt64Column,
     choice_term,

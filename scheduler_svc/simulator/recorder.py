@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.events import CoreEvents, Ended
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.core.stats import CoreStats
+from scheduler_svc.core.observe.stats import CoreStats
+from scheduler_svc.core.request.events import CoreEvents, Ended
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.simulator.ask import Ask
 from scheduler_svc.simulator.executor_model import StepWork
 from tandem.errors import InternalError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scheduler_svc.core.options import CoreOptions
+from scheduler_svc.core.request.options import CoreOptions
 from scheduler_svc.simulator.ask import Requests
 from scheduler_svc.simulator.distributions import Arrivals, Lengths
 from scheduler_svc.simulator.presets import MACHINES

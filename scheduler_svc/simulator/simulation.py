@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_svc.block_hashes import block_digests
-from scheduler_svc.core.geometry import ExecutorGeometry
-from scheduler_svc.core.options import CoreOptions
-from scheduler_svc.core.request import FinishReason, NewRequest
+from scheduler_svc.core.request.block_hashes import block_digests
+from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.request import FinishReason, NewRequest
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.simulator.ask import Ask, Requests
 from scheduler_svc.simulator.audit import Audit

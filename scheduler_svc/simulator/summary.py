@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.simulator.recorder import FAILED, REFUSED, Recorder
 
 PERCENTILES = (50, 90, 99)

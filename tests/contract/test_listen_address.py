@@ -11,7 +11,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from executor_svc.config.settings import load_settings as executor_settings
-from scheduler_svc.config import load_settings as scheduler_settings
+from scheduler_svc.config.settings import load_settings as scheduler_settings
 from tandem.errors import AddressInUse, InvalidConfig
 from tandem.listen_address import ListenAddress, check_all_free, reaches_beyond_this_machine
 from tandem.telemetry import warn_where_unprotected

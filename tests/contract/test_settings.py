@@ -8,7 +8,7 @@ import json
 import pytest
 
 from executor_svc.config import settings as executor
-from scheduler_svc import config as scheduler
+from scheduler_svc.config import settings as scheduler
 from tandem.engine_config import PRESETS
 from tandem.errors import InvalidConfig
 from tandem.settings.presets import PRESET_SETTINGS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from scheduler_svc.core.step_log import DECODE_LINE_INTERVAL
+from scheduler_svc.core.observe.step_log import DECODE_LINE_INTERVAL
 from tests.faults.controlled import Controlled
 from tests.faults.load import StormRequest
 from tests.faults.marks import BAD_ROW_MARK, POISON_LATER_MARK, POISON_MARK

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from scheduler_svc.core.options import CoreOptions
+from scheduler_svc.core.request.options import CoreOptions
 from tandem.engine_config import EngineConfig
 from tandem_embedded import CompletedRequest, InferenceEngine
 from tests.model_zoo import FAMILIES

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from kernels.sampling import reference
-from scheduler_svc.core.options import CoreOptions, PreemptionMode
+from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import StepResult
 from tandem.link.logprobs import TokenLogprob

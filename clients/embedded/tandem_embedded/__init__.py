@@ -1,6 +1,6 @@
 """The whole engine in one process: same core, same runner, no gRPC."""
 
-from scheduler_svc.core.options import (
+from scheduler_svc.core.request.options import (
     CoreOptions,
     Eviction,
     OnPressure,
@@ -10,7 +10,7 @@ from scheduler_svc.core.options import (
     StepPriority,
     VictimRule,
 )
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request.request import FinishReason
 from tandem.engine_config import PRESETS, EngineConfig
 from tandem_embedded.backend import Backend, Runner
 from tandem_embedded.engine import InferenceEngine

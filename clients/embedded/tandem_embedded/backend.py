@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from executor_svc.device.idle_threads import let_idle_threads_sleep
-from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.link.batch import Batch, KvMode, StepResult

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scheduler_svc.core.options import CoreOptions, OnPressure
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.core.request_events import RequestEvent
+from scheduler_svc.core.observe.request_events import RequestEvent
+from scheduler_svc.core.request.options import CoreOptions, OnPressure
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import RequestNotFound

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from scheduler_svc.core.events import CoreEvents, Ended
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request.events import CoreEvents, Ended
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.frontend.output import OutputChunk, OutputText
+from scheduler_svc.frontend.text.output import OutputChunk, OutputText
 from tandem.link.batch import StepResult
 from tandem.link.logprobs import TokenLogprob
 from tandem_embedded.errors import EngineError, engine_error

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, SupportsIndex
 
-from scheduler_svc.executor_description import (
+from scheduler_svc.executor_client.description import (
     DEFAULT_TEMPERATURE,
     DEFAULT_TOP_K,
     DEFAULT_TOP_P,
 )
-from scheduler_svc.frontend.sampling_checks import check_logit_bias
-from scheduler_svc.frontend.validation import (
+from scheduler_svc.frontend.request.sampling_checks import check_logit_bias
+from scheduler_svc.frontend.request.validation import (
     MAX_CACHE_SALT_BYTES,
     MAX_CHOICES,
     MAX_STOP_STRING_BYTES,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.core.request import RequestState as CoreState
-from scheduler_svc.core.stats import CoreStats
+from scheduler_svc.core.observe.stats import CoreStats
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.core.request.request import RequestState as CoreState
 from tandem.link.logprobs import TokenLogprob
 from tandem_embedded.errors import EngineError
 from tandem_embedded.params import GenerationParams

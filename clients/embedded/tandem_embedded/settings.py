@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from scheduler_svc.core.options import CoreOptions
+from scheduler_svc.core.request.options import CoreOptions
 from tandem.bundled_model import bundled_model
 from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.errors import InvalidConfig

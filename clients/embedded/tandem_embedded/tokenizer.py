@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from scheduler_svc.frontend.detokenizer import (
+from scheduler_svc.frontend.text.detokenizer import (
     REPLACEMENT,
     Decoded,
     Detokenizer,
     NoText,
     decode_all,
 )
-from scheduler_svc.frontend.tokenizer import TextModel
+from scheduler_svc.frontend.text.tokenizer import TextModel
 from tandem.errors import TandemError
 from tandem_embedded.errors import ConfigError, engine_error
 

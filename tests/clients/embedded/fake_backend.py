@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
 from tandem.link.batch import Batch, KvMode, Resume, StepResult, Suspend

@@ -6,8 +6,8 @@ from collections import deque
 
 import pytest
 
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.frontend.output import OutputChunk
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.text.output import OutputChunk
 from tandem_embedded import SchedulerError, TextStream
 from tandem_embedded.ledger import Delivery
 from tandem_embedded.results import CompletedChoice, CompletedRequest

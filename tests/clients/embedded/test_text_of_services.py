@@ -8,8 +8,8 @@ import random
 import pytest
 from tokenizers import Tokenizer, processors
 
-from scheduler_svc.frontend.output import OutputText
-from scheduler_svc.frontend.tokenizer import TextModel
+from scheduler_svc.frontend.text.output import OutputText
+from scheduler_svc.frontend.text.tokenizer import TextModel
 from tandem_embedded import GenerationParams, HuggingFaceTokenizer
 from tests.clients.embedded.fake_backend import engine_and_runner
 from tests.scheduler_svc.frontend.small_models import (

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from executor_svc.config.settings import ExecutorSettings
 from executor_svc.model.families import FAMILIES
-from scheduler_svc.config import SchedulerSettings
+from scheduler_svc.config.settings import SchedulerSettings
 from tandem.settings.computing import COMPUTING as COMPUTED
 from tandem.settings.flags import metavar_of
 from tandem.settings.scheduling import SCHEDULING as SETTINGS

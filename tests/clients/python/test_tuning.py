@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from executor_svc.config.settings import load_settings as load_executor
 from executor_svc.device.memory_probe import Reading
 from executor_svc.memory.plan import forecast
-from scheduler_svc.config import load_settings as load_scheduler
+from scheduler_svc.config.settings import load_settings as load_scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
 from tandem_client.cli import suggest as suggest_command

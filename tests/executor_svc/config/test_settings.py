@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from executor_svc.config.settings import load_settings
-from scheduler_svc.config import load_settings as load_scheduler_settings
+from scheduler_svc.config.settings import load_settings as load_scheduler_settings
 from tandem.engine_config import PRESETS
 from tandem.errors import InvalidConfig
 

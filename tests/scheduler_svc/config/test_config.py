@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from scheduler_svc.config import LoadedSettings, SchedulerSettings, load_settings
-from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.config.settings import LoadedSettings, SchedulerSettings, load_settings
+from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.engine_config import PRESETS, EngineConfig
 from tandem.errors import IncompatibleExecutor
 from tandem.settings.schema import LIMITS

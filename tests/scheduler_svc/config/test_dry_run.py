@@ -3,7 +3,7 @@ import json
 import pytest
 
 from scheduler_svc import run as scheduler
-from scheduler_svc.service import Service
+from scheduler_svc.service.service import Service
 from tandem.process_start import run_or_refuse
 
 

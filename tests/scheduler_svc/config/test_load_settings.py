@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import load_settings
+from scheduler_svc.config.settings import load_settings
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.settings.computing import COMPUTING

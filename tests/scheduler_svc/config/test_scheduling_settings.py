@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from scheduler_svc.config import SchedulerSettings, load_settings
-from scheduler_svc.core.options import (
+from scheduler_svc.config.scheduling import SchedulingSettings, without_effect
+from scheduler_svc.config.settings import SchedulerSettings, load_settings
+from scheduler_svc.core.request.options import (
     CoreOptions,
     Eviction,
     OnPressure,
@@ -16,7 +17,6 @@ from scheduler_svc.core.options import (
     StepPriority,
     VictimRule,
 )
-from scheduler_svc.scheduling_settings import SchedulingSettings, without_effect
 from tandem.errors import InvalidConfig
 from tandem.settings.scheduling import SCHEDULING
 from tandem.settings.schema import ServiceSettings

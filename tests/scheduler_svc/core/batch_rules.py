@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_svc.core.options import StepPriority
-from scheduler_svc.core.queue import AGED_AFTER
-from scheduler_svc.core.request import RequestState
+from scheduler_svc.core.queue.queue import AGED_AFTER
+from scheduler_svc.core.request.options import StepPriority
+from scheduler_svc.core.request.request import RequestState
 from tandem.link.batch import Batch
 
 

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_svc.core.options import (
+from scheduler_svc.core.faults.out_of_memory import FAILS_AT
+from scheduler_svc.core.observe.request_events import EventKind
+from scheduler_svc.core.request.options import (
     CoreOptions,
     Eviction,
     OnPressure,
@@ -26,10 +28,8 @@ from scheduler_svc.core.options import (
     StepPriority,
     VictimRule,
 )
-from scheduler_svc.core.out_of_memory import FAILS_AT
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.core.request_events import EventKind
-from scheduler_svc.core.suspects import BROKEN_AT
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.core.state.suspects import BROKEN_AT
 from tandem.errors import ExecutorLost, InvalidLogits, OutOfMemory, PoisonRequest, TandemError
 from tandem.link.batch import KvMode
 from tests.scheduler_svc.core.fake_executor import expected_outputs

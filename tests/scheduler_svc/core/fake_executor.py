@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.link.batch import (
     ROW_SAMPLES,
     Batch,

@@ -9,12 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler_svc.core.admission import Acceptance
-from scheduler_svc.core.events import Ended, Failed, Progress, TokenLogprobs
-from scheduler_svc.core.geometry import ExecutorGeometry
-from scheduler_svc.core.options import CoreOptions, StepPriority
-from scheduler_svc.core.request import NewRequest, RequestState
+from scheduler_svc.core.request.events import Ended, Failed, LogLine, Progress, TokenLogprobs
+from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.core.request.options import CoreOptions, StepPriority
+from scheduler_svc.core.request.request import NewRequest, RequestState
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.step_log import LogLine
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import Admission, Batch, RowSampling, StepResult
 from tests.scheduler_svc.core.batch_rules import BatchRules

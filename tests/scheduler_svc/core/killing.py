@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from scheduler_svc.core.request import RequestState
+from scheduler_svc.core.request.request import RequestState
 from tandem.link.batch import Batch
 
 NUM_PROGRESS = 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.geometry import ExecutorGeometry, Limits
-from scheduler_svc.core.options import CoreOptions, OnPressure
+from scheduler_svc.core.request.geometry import ExecutorGeometry, Limits
+from scheduler_svc.core.request.options import CoreOptions, OnPressure
 from tandem.engine_config import EngineConfig
 from tandem.errors import (
     DuplicateRequestId,

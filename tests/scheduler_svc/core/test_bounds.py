@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.end_ids import MAX_END_ID
-from scheduler_svc.core.keyed_heap import KeyedHeap
-from scheduler_svc.core.options import CoreOptions, SchedulePolicy
-from scheduler_svc.core.request import FinishReason, RequestState
-from scheduler_svc.core.request_events import EventKind
-from scheduler_svc.core.retry_advice import RetryAdvice
-from scheduler_svc.core.stats import INTER_TOKEN_BOUNDS_S, TTFT_BOUNDS_S
+from scheduler_svc.core.observe.request_events import EventKind
+from scheduler_svc.core.observe.stats import INTER_TOKEN_BOUNDS_S, TTFT_BOUNDS_S
+from scheduler_svc.core.queue.keyed_heap import KeyedHeap
+from scheduler_svc.core.queue.retry_advice import RetryAdvice
+from scheduler_svc.core.request.options import CoreOptions, SchedulePolicy
+from scheduler_svc.core.request.request import FinishReason, RequestState
+from scheduler_svc.core.slots.end_ids import MAX_END_ID
 from tandem.admin.v1 import requests_pb2
 from tandem.common.v1 import finish_reason_pb2
 from tests.scheduler_svc.core.harness import Rig, small_config

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.core.options import CoreOptions, Eviction
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request.options import CoreOptions, Eviction
+from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import QueueFull, RequestNotFound
 from tests.scheduler_svc.core.harness import Rig, small_config
 

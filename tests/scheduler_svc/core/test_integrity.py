@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.core.options import CoreOptions
-from scheduler_svc.core.request import RequestState
-from scheduler_svc.core.suspects import Mark
+from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.request import RequestState
+from scheduler_svc.core.state.suspects import Mark
 from tandem.errors import InternalError
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.admission import MAX_PRIORITY, MIN_PRIORITY
-from scheduler_svc.core.options import CoreOptions, OnPressure
-from scheduler_svc.core.retry_advice import MAX_ADVICE_S, MIN_ADVICE_S, WINDOW_S, RetryAdvice
-from scheduler_svc.core.tenants import TenantCounts
+from scheduler_svc.core.queue.retry_advice import MAX_ADVICE_S, MIN_ADVICE_S, WINDOW_S, RetryAdvice
+from scheduler_svc.core.queue.tenants import TenantCounts
+from scheduler_svc.core.request.options import CoreOptions, OnPressure
 from tandem.errors import (
     InternalError,
     InvalidParameter,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.block_hashes import block_digests
 from scheduler_svc.core.admission import Acceptance
-from scheduler_svc.core.options import CoreOptions, Overlength
-from scheduler_svc.core.request import FinishReason, NewRequest
+from scheduler_svc.core.request.block_hashes import block_digests
+from scheduler_svc.core.request.options import CoreOptions, Overlength
+from scheduler_svc.core.request.request import FinishReason, NewRequest
 from tandem.errors import NeverFits, PromptTooLong, TotalTooLong
 from tests.scheduler_svc.core.fake_executor import expected_outputs
 from tests.scheduler_svc.core.harness import GREEDY, Rig, small_config

@@ -8,25 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.core import (
-    admission,
-    admitting,
-    applier,
-    draft,
-    host_blocks,
-    planner,
-    prefills,
-    prefix_cache,
-    request,
-    scheduler,
-    slots,
-    state,
-    suspects,
-    swapping,
-)
-from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.options import PreemptionMode, VictimRule
-from scheduler_svc.core.queue import WaitingQueue
+from scheduler_svc.core import admission, scheduler
+from scheduler_svc.core.batch import batch_builder, planner, prefill_admission, prefills, swapping
+from scheduler_svc.core.kv_cache import host_blocks, prefix_cache
+from scheduler_svc.core.kv_cache.block_pool import BlockPool
+from scheduler_svc.core.output import output_processor
+from scheduler_svc.core.queue.queue import WaitingQueue
+from scheduler_svc.core.request import request
+from scheduler_svc.core.request.options import PreemptionMode, VictimRule
+from scheduler_svc.core.slots import slots
+from scheduler_svc.core.state import state, suspects
 from tandem.errors import InvalidLogits
 from tests.scheduler_svc.core.random_walk import walk_all
 
@@ -65,7 +56,7 @@ def readmit_while_draining(monkeypatch):
 
 def drop_late_tokens(monkeypatch):
     """Tokens under way at a preemption are thrown away."""
-    monkeypatch.setattr(applier, "_append_late_token", lambda *_: None)
+    monkeypatch.setattr(output_processor, "_append_late_token", lambda *_: None)
 
 
 def keep_running_past_the_end(monkeypatch):
@@ -116,15 +107,15 @@ def prefer_the_newest(monkeypatch):
 def forget_the_budget(monkeypatch):
     """Prompts are computed whole, whatever the budget."""
 
-    def add_chunk(draft, slot):
-        table = draft.state.slots
+    def add_chunk(batch_builder, slot):
+        table = batch_builder.state.slots
         left = int(table.admitted[slot] - table.planned[slot])
-        draft.prefills.append((slot, left, 1))
+        batch_builder.prefills.append((slot, left, 1))
         table.set_decoding(slot, True)
         table.request_of(slot).move(request.RequestState.DECODE)
 
     monkeypatch.setattr(prefills, "add_chunk", add_chunk)
-    monkeypatch.setattr(admitting, "add_chunk", add_chunk)
+    monkeypatch.setattr(prefill_admission, "add_chunk", add_chunk)
 
 
 def share_across_salts(monkeypatch):
@@ -154,7 +145,7 @@ def forget_to_copy(monkeypatch):
     def copy(drafted, source, _destination):
         drafted.state.pool.give_back(np.array([source], np.int32))
 
-    monkeypatch.setattr(draft.Draft, "copy", copy)
+    monkeypatch.setattr(batch_builder.Draft, "copy", copy)
 
 
 def find_what_is_not_sent(monkeypatch):
@@ -177,8 +168,8 @@ def fail_who_read_bad_rows(monkeypatch):
     def fail(core_state, victim):
         core_state.fail(victim, InvalidLogits("NaN"))
 
-    monkeypatch.setattr(applier, "distrust", lambda *_: None)
-    monkeypatch.setattr(applier, "retry_alone", fail)
+    monkeypatch.setattr(output_processor, "distrust", lambda *_: None)
+    monkeypatch.setattr(output_processor, "retry_alone", fail)
 
 
 def forget_host_copies(monkeypatch):
@@ -253,7 +244,7 @@ def blame_one_of_many(monkeypatch):
 
 def never_forgive(monkeypatch):
     """Progress clears nobody."""
-    monkeypatch.setattr(applier, "note_progress", lambda *_: None)
+    monkeypatch.setattr(output_processor, "note_progress", lambda *_: None)
 
 
 PLANTED = [

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request.request import FinishReason
 from tests.scheduler_svc.core.core_world import CoreWorld
 from tests.scheduler_svc.core.random_walk import walk, walk_all
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.core.options import CoreOptions
-from scheduler_svc.core.request import LEGAL_MOVES, FinishReason, Request, RequestState
+from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.request import LEGAL_MOVES, FinishReason, Request, RequestState
 from tandem.errors import IncompatibleExecutor, InternalError, NeverFits, PromptTooLong, SessionLost
 from tandem.link.batch import RowError, RowErrorKind
 from tests.scheduler_svc.core.fake_executor import FakeExecutor

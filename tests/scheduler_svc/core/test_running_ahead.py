@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.depth import SHORT_STEP_S
-from scheduler_svc.core.options import CoreOptions, PreemptionMode, VictimRule
-from scheduler_svc.core.request import FinishReason, RequestState
+from scheduler_svc.core.batch.depth import SHORT_STEP_S
+from scheduler_svc.core.request.options import CoreOptions, PreemptionMode, VictimRule
+from scheduler_svc.core.request.request import FinishReason, RequestState
 from tandem.errors import InvalidConfig
 from tandem.link.batch import KvMode
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config

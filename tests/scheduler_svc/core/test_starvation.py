@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.core.options import CoreOptions, SchedulePolicy
-from scheduler_svc.core.queue import AGED_AFTER
-from scheduler_svc.core.request import RequestState
+from scheduler_svc.core.queue.queue import AGED_AFTER
+from scheduler_svc.core.request.options import CoreOptions, SchedulePolicy
+from scheduler_svc.core.request.request import RequestState
 from tests.scheduler_svc.core.harness import Rig, small_config
 
 AGEING_S = 2.0

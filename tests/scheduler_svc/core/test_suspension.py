@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.options import CoreOptions, PreemptionMode
-from scheduler_svc.core.request import FinishReason, RequestState
+from scheduler_svc.core.request.options import CoreOptions, PreemptionMode
+from scheduler_svc.core.request.request import FinishReason, RequestState
 from tandem.link.batch import KvMode, Resume, StepResult, Suspend
 from tests.scheduler_svc.core.harness import Rig, small_config
 

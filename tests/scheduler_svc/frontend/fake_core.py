@@ -14,7 +14,6 @@ import zmq.asyncio
 
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.server import FrontendServers, start_servers
-from scheduler_svc.frontend.settings import FrontendSettings
 from scheduler_svc.ipc.messages import (
     Accepted,
     Availability,
@@ -35,6 +34,7 @@ from scheduler_svc.ipc.messages import (
 )
 from scheduler_svc.ipc.snapshot import Stats, encode_json
 from scheduler_svc.ipc.sockets import connect_frontend
+from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.errors import TandemError
 
 DEADLINE_S = 60.0

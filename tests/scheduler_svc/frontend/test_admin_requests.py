@@ -5,7 +5,7 @@ import json
 import grpc
 import pytest
 
-from scheduler_svc.core.request import RequestState
+from scheduler_svc.core.request.request import RequestState
 from scheduler_svc.ipc.snapshot import (
     BlockCounts,
     EventEntry,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.block_hashes import block_digests
-from scheduler_svc.core.events import ProgressKind
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.frontend.inbox import Received, StreamInbox
+from scheduler_svc.core.request.block_hashes import block_digests
+from scheduler_svc.core.request.events import ProgressKind
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.stream.inbox import Received, StreamInbox
 from scheduler_svc.ipc.messages import Accepted, StreamProgress
 from tandem.errors import InvalidLogits, QueueFull, TandemError
 from tandem.inference.v1 import inference_service_pb2 as pb

@@ -6,8 +6,8 @@ import grpc
 import pytest
 from msgspec import structs
 
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.frontend.inbox import StreamInbox
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.stream.inbox import StreamInbox
 from tandem.errors import HandedOver
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from scheduler_svc.core.events import ProgressKind
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request.events import ProgressKind
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.ipc.messages import Accepted, Availability, Refused, StreamProgress, Update
 from tandem.errors import (
     InvalidLogits,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.frontend.detokenizer import ByteDetokenizer, BytePiece
-from scheduler_svc.frontend.output import OutputText
-from scheduler_svc.frontend.stop_strings import StopMatcher
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.text.detokenizer import ByteDetokenizer, BytePiece
+from scheduler_svc.frontend.text.output import OutputText
+from scheduler_svc.frontend.text.stop_strings import StopMatcher
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.link.logprobs import TokenLogprob
 from tests.scheduler_svc.frontend.calls import error_of, rest_of

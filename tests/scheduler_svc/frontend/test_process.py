@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from scheduler_svc.frontend.settings import FrontendSettings, parse_settings
+from scheduler_svc.process.frontend_settings import FrontendSettings, parse_settings
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.scheduler_svc.frontend.calls import error_of
@@ -32,7 +32,7 @@ def settings(directory: Path, **changes: object) -> str:
 
 PLANTED = """
 import sys, time
-from scheduler_svc import tick_watch
+from scheduler_svc.process import tick_watch
 from scheduler_svc.frontend import __main__ as entry, core_client, run as program
 {}
 sys.exit(entry.main())

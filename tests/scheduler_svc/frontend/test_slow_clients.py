@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request.request import FinishReason
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.scheduler_svc.frontend.calls import rest_of

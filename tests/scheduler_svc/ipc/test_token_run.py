@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.ipc.token_run import MAX_RUN_BYTES, TokenRun
-from tests.scheduler_svc.loop.token_rows import token_rows
+from tests.scheduler_svc.service.token_rows import token_rows
 
 
 def streams_of(*streams: int) -> bytes:

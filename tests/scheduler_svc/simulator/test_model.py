@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scheduler_svc.core.geometry import ExecutorGeometry
+from scheduler_svc.core.request.geometry import ExecutorGeometry
 from scheduler_svc.simulator.executor_model import ModelExecutor
 from scheduler_svc.simulator.model_tokens import (
     EOS_ID,

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.simulator.simulation import VirtualClock
 from tandem.errors import InternalError
 from tests.scheduler_svc.simulator.experiments import run, simulation

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from scheduler_svc.core.block_pool import BlockPool
-from scheduler_svc.core.prefix_index import NO_BLOCK
+from scheduler_svc.core.kv_cache.block_pool import BlockPool
+from scheduler_svc.core.kv_cache.prefix_index import NO_BLOCK
 from tandem.engine_config import EngineConfig
 from tandem_embedded.errors import EngineMemoryError, engine_errors
 from tandem_embedded.results import MemoryStats

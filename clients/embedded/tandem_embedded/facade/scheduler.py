@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduler_svc.core.options import CoreOptions, OnPressure
+from scheduler_svc.core.request.options import CoreOptions, OnPressure
 from scheduler_svc.core.scheduler import Scheduler as Core
 from tandem.engine_config import EngineConfig
 from tandem_embedded.backend import geometry_of

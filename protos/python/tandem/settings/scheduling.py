@@ -1,6 +1,6 @@
 """
 Names of the settings that say how the scheduler schedules, for files that serve both services: the
-executor passes them over. What they mean is in `scheduler_svc.scheduling_settings`.
+executor passes them over. What they mean is in `scheduler_svc.config.scheduling`.
 """
 
 from __future__ import annotations

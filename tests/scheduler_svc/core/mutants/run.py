@@ -32,7 +32,7 @@ ORACLES = {"integrity.py"}
 def sample(per_file: int, seed: int) -> list[Mutant]:
     """So many mutants of each module, the same for the same sources and seed."""
     chosen = []
-    for path in sorted((ROOT / CORE).glob("*.py")):
+    for path in sorted((ROOT / CORE).rglob("*.py")):
         if path.name in ORACLES:
             continue
         relative = str(path.relative_to(ROOT))
@@ -59,7 +59,7 @@ def row_of(mutant: Mutant, noticed_by: str) -> dict[str, str]:
     """A verdict as a row of the table."""
     return {
         "key": mutant.key,
-        "file": Path(mutant.path).name,
+        "file": mutant.path.removeprefix(f"{CORE}/"),
         "function": mutant.function,
         "line": str(mutant.line),
         "was": " ".join(mutant.was.split()),

@@ -24,7 +24,7 @@ from tests.scheduler_svc.core.mutants.mutations import Mutant
 
 ROOT = Path(__file__).parents[4]
 TESTS = ROOT / "tests/scheduler_svc/core"
-NOT_RUN = {"test_planted_bugs.py", "test_properties.py", "test_random_walks.py"}
+NOT_RUN = {"test_mutants.py", "test_planted_bugs.py", "test_properties.py", "test_random_walks.py"}
 SELECTED = "not test_any_ and not very_deep"
 """Leaves out what searches at random, so that a verdict can be repeated, and what takes long."""
 NUM_WALKS = 30
@@ -33,17 +33,17 @@ MAX_CPU_S = {True: 50, False: 200}
 
 RELATED = {
     "admission": ("limits", "overlength", "choices", "recovery", "prior_outputs"),
-    "admitting": ("planner", "prefix_cache", "choices", "swapping", "prefills", "trials"),
-    "applier": ("ends", "recovery", "planner", "prefix_cache", "prior_outputs"),
+    "prefill_admission": ("planner", "prefix_cache", "choices", "swapping", "prefills", "trials"),
+    "output_processor": ("ends", "recovery", "planner", "prefix_cache", "prior_outputs"),
     "decode_rows": ("planner", "retraction"),
     "depth": ("running_ahead", "trials"),
     "distrust": ("prefix_cache", "recovery"),
-    "draft": ("planner", "prefix_cache", "swapping"),
+    "batch_builder": ("planner", "prefix_cache", "swapping"),
     "end_ids": ("ends",),
     "events": ("ends", "planner"),
-    "forks": ("choices", "prior_outputs"),
+    "parallel_sampling": ("choices", "prior_outputs"),
     "geometry": ("admission", "recovery"),
-    "growth": ("retraction", "preemption", "pausing"),
+    "block_allocation": ("retraction", "preemption", "pausing"),
     "headroom": ("new_token_ratio", "retraction", "planner"),
     "host_blocks": ("swapping",),
     "keyed_heap": ("queue", "policies"),
@@ -132,7 +132,7 @@ def begin(mutant: Mutant | None, *, is_brief: bool) -> tuple[int, int]:
 
 
 def _verdict(mutant: Mutant | None, *, is_brief: bool) -> str:
-    names = {path.name for path in TESTS.glob("test_*.py")} - NOT_RUN
+    names = {path.name for path in TESTS.rglob("test_*.py")} - NOT_RUN
     first: set[str] = set()
     if mutant is not None:
         sys.meta_path.insert(0, _Mutated(mutant))
@@ -155,7 +155,7 @@ def _test(names: set[str]) -> str:
         [
             "-x", "-q", "--tb=no", "-m", "not slow", "-k", SELECTED, "-p", "no:cacheprovider",
             "--timeout=0", f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}",
-            *(str(TESTS / name) for name in sorted(names)),
+            *(str(path) for path in sorted(TESTS.rglob("test_*.py")) if path.name in names),
         ],
         plugins=[failure],
     )  # fmt: skip

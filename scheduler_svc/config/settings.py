@@ -1,0 +1,257 @@
+"""
+The scheduler's settings: one schema, whatever they come from (`tandem.settings` reads them).
+
+The seven engine limits are those of `tandem.engine_config.EngineConfig`, with its rules and texts.
+A limit that nobody set follows the executor; one that was set narrows the executor or, where it
+cannot be narrowed, refuses it (`limits_on`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from scheduler_svc.config.scheduling import SchedulingSettings
+from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
+from tandem.engine_config import EngineConfig
+from tandem.errors import IncompatibleExecutor, InvalidConfig
+from tandem.settings.computing import COMPUTING
+from tandem.settings.reader import read_settings
+from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
+from tandem.settings.schema import (
+    LIMIT_ALIASES,
+    LIMITS,
+    Address,
+    Addresses,
+    Loaded,
+    LogFormat,
+    LogLevel,
+    Program,
+    ServiceSettings,
+    TcpAddress,
+)
+
+
+class _EngineLimits(ServiceSettings):
+    """What both services are told."""
+
+    block_size: int = Field(16, description="tokens per KV block; must equal the executor's")
+    max_num_blocks: int | None = Field(
+        None, description="most KV blocks to use; default: the executor's, which are the most"
+    )
+    max_batch_size: int = Field(32, description="most sequences in one step")
+    max_num_seqs: int = Field(
+        256,
+        description="most requests in the system, waiting ones included; more are refused (vLLM's "
+        "max_num_seqs is --max-batch-size: so many run, and others wait)",
+    )
+    max_model_len: int | None = Field(
+        None,
+        description="most tokens of prompt plus output; default: the executor's, which is the most",
+    )
+    max_total_tokens: int = Field(4096, description="most tokens computed in one step")
+    memory_threshold: float = Field(
+        0.9, description="share of KV blocks in use, 0 to 1, at which no prompt is admitted"
+    )
+
+
+class SchedulerSettings(SchedulingSettings, _EngineLimits):
+    """Settings of one scheduler service; validated where they are read."""
+
+    executor: Addresses = Field(
+        "127.0.0.1:50061",
+        description="gRPC address of the executor; several, comma-separated, are tried in turn",
+    )
+    listen: Address = Field(
+        "127.0.0.1:50051", description="public gRPC address; port 0 takes a free one"
+    )
+    admin_listen: Address | None = Field(
+        "127.0.0.1:50052", description="operators' gRPC address; empty for none"
+    )
+    metrics_listen: TcpAddress | None = Field(
+        "127.0.0.1:9464", description="HTTP address of /metrics; empty for none"
+    )
+    frontends: int = Field(1, ge=1, le=64, description="frontend processes that share --listen")
+    max_message_bytes: int = Field(
+        16 * 1024 * 1024, ge=65_536, description="largest request message a client may send, bytes"
+    )
+    stall_deadline_s: float = Field(
+        60.0,
+        gt=0,
+        description="seconds that a message may wait for a client that does not read; then its "
+        "request alone ends SLOW_CONSUMER",
+    )
+    stream_buffer_bytes: int = Field(
+        1024 * 1024,
+        ge=4096,
+        description="most output of one request that waits for its client, merged: 4 bytes a "
+        "token, 128 for each log probability; past it the request ends SLOW_CONSUMER",
+    )
+
+    recovery_timeout_s: float = Field(
+        60.0, gt=0, description="seconds that requests wait for a lost executor before they fail"
+    )
+    lost_after_s: float = Field(
+        30.0,
+        gt=0,
+        description="seconds of silence, or of a stuck step, after which an executor is given up; "
+        "one that is back earlier has lost nothing",
+    )
+    ready_grace_s: float = Field(
+        2.0,
+        gt=0,
+        description="seconds without a sign of life from the executor before readiness turns off",
+    )
+    lease_ms: int = Field(
+        10_000,
+        ge=1000,
+        description="milliseconds of silence after which another scheduler may take the executor",
+    )
+    scheduler_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="who this scheduler is to executors, the same at every start; default: host "
+        "name and public address",
+    )
+    take_over: bool = Field(
+        False,
+        description="take the executor from another scheduler that holds it, once, at the start; "
+        "not for starts that nobody watches",
+    )
+    drain_grace_s: float = Field(
+        30.0, ge=0, description="seconds that requests may go on after SIGTERM"
+    )
+
+    dry_run: bool = Field(False, description="print the limits that are known here, and exit")
+    ready_file: Path | None = Field(
+        None, description="file to write addresses and pid to, as JSON, once clients can connect"
+    )
+    log_level: LogLevel = Field("info", description="least severe log event to print")
+    logging_step_interval: int = Field(
+        0,
+        ge=0,
+        description="steps from one line in the log on a step's time, shape and load to the next; "
+        "0: none",
+    )
+    log_format: LogFormat = Field(
+        "console", description="one JSON object per line, or text for people; to stderr"
+    )
+
+    @property
+    def executor_addresses(self) -> tuple[str, ...]:
+        """Every executor's address, preferred ones first."""
+        return tuple(self.executor.split(","))
+
+    def listen_addresses(self) -> dict[str, str]:
+        """Where it listens, by setting; without those that were set to none."""
+        names = ("listen", "admin_listen", "metrics_listen")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+_PROGRAM = Program(
+    schema=SchedulerSettings,
+    command="python -m scheduler_svc",
+    description="Tandem's scheduler service: serves clients, plans steps, drives one executor.",
+    exit_codes="0 stopped, 1 failed, 2 wrong configuration",
+    env_prefix="TANDEM_",
+    foreign_prefixes=("TANDEM_EXECUTOR_", "TANDEM_CLIENT_", "TANDEM_CACHE_", "TANDEM_TORCH_"),
+    aliases={**LIMIT_ALIASES, **SCHEDULING_ALIASES},
+    groups={
+        "engine limits (unset ones follow the executor)": LIMITS,
+        "scheduling": SCHEDULING,
+    },
+    foreign_keys=COMPUTING,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSettings(Loaded[SchedulerSettings]):
+    """Settings with where each came from, and what they come to on an executor."""
+
+    def limits_on(self, geometry: ExecutorGeometry) -> EngineConfig:
+        """
+        Join the engine limits with what an executor has: the smaller of both applies.
+
+        Raises:
+            IncompatibleExecutor: A limit set here cannot hold on this executor.
+        """
+        settings = self.settings
+        for name, ours, theirs in (
+            ("block_size", settings.block_size, geometry.block_size),
+            ("max_num_blocks", settings.max_num_blocks, geometry.num_blocks),
+            ("max_model_len", settings.max_model_len, geometry.max_model_len),
+        ):
+            if ours is None or not self.is_set(name):
+                continue
+            if not (ours == theirs if name == "block_size" else ours <= theirs):
+                raise IncompatibleExecutor(
+                    f"{name} is set to {ours} ({self.sources[name]}), but the executor has "
+                    f"{theirs}: change one of them"
+                )
+        total_tokens = self._smaller("max_total_tokens", geometry.max_total_tokens)
+        limits = EngineConfig(
+            block_size=geometry.block_size,
+            max_num_blocks=self._smaller("max_num_blocks", geometry.num_blocks),
+            max_batch_size=min(
+                self._smaller("max_batch_size", geometry.max_batch_size), total_tokens
+            ),
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=self._smaller("max_model_len", geometry.max_model_len),
+            max_total_tokens=total_tokens,
+            memory_threshold=settings.memory_threshold,
+        )
+        try:
+            limits.validate()
+        except InvalidConfig as error:
+            raise IncompatibleExecutor(f"on this executor {error.message}") from error
+        return limits
+
+    def in_force(self, limits: EngineConfig | None) -> ConfigSnapshot:
+        """Every setting; with `limits` (those joined with an executor) for the engine limits."""
+        joined = {} if limits is None else limits.as_dict()
+        return ConfigSnapshot(
+            entries=tuple(
+                ConfigEntry(
+                    name=name,
+                    json_value=json.dumps(joined.get(name, value)),
+                    source=self._source(name, value, joined.get(name, value)),
+                )
+                for name, value in self.settings.model_dump(mode="json").items()
+            )
+        )
+
+    def _smaller(self, name: str, theirs: int) -> int:
+        ours: int | None = getattr(self.settings, name)
+        return theirs if ours is None or name not in self.sources else min(ours, theirs)
+
+    def _source(self, name: str, ours: object, in_force: object) -> str:
+        return "executor" if ours != in_force else self.sources.get(name, "default")
+
+
+def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
+    """
+    Read and validate all settings.
+
+    Raises:
+        InvalidConfig: The first thing wrong, naming the setting and where it was set.
+        SystemExit: After --help.
+    """
+    read = read_settings(_PROGRAM, argv, environ)
+    _check_scheduling(read)
+    return LoadedSettings(settings=read.settings, sources=read.sources, places=read.places)
+
+
+def _check_scheduling(read: Loaded[SchedulerSettings]) -> None:
+    try:
+        read.settings.core_options()
+    except InvalidConfig as error:
+        place = read.places.get(error.field or "")
+        if place is None:
+            raise
+        raise InvalidConfig(f"{error.message} ({place})", field=error.field) from error

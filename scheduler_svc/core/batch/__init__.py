@@ -1,0 +1,1 @@
+"""Planning a step: prefills, decodes, preemption, and the batch that is sent."""

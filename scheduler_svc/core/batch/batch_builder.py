@@ -1,0 +1,176 @@
+"""One batch while it is being planned."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.batch.headroom import Headroom
+from scheduler_svc.core.batch.swapping import Swaps
+from scheduler_svc.core.request.geometry import BlockIds
+from scheduler_svc.core.slots.decode_rows import DecodeRows
+from scheduler_svc.core.slots.planned_rows import PlannedRows
+from scheduler_svc.core.state.state import CoreState
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
+
+_NO_INT32 = np.empty(0, np.int32)
+
+
+class Draft:
+    """The batch being planned; state is changed as rows are added."""
+
+    __slots__ = (
+        "_headroom",
+        "admits",
+        "append_block",
+        "append_slot",
+        "budget",
+        "copies",
+        "decodes",
+        "long_room",
+        "num_preempted",
+        "prefills",
+        "released",
+        "state",
+        "swaps",
+    )
+
+    def __init__(self, state: CoreState) -> None:
+        self.state = state
+        self._headroom: Headroom | None = None
+        self.budget = state.room.tokens(state.limits.max_total_tokens)
+        self.long_room = 0
+        """Tokens that prompts over long_prefill_threshold may still take before all others."""
+        self.released: list[int] = []
+        self.decodes: DecodeRows | None = None
+        self.append_slot: Int32Column = _NO_INT32
+        self.append_block: Int32Column = _NO_INT32
+        self.prefills: list[tuple[int, int, int]] = []
+        """(slot, tokens, flags) per prefill row."""
+        self.admits: list[Admission] = []
+        self.copies: list[tuple[int, int]] = []
+        """(source, destination) per block to copy; the sources are held until the batch is made."""
+        self.num_preempted = 0
+        self.swaps: Swaps | None = None
+        """Copies to and from host memory; None without any."""
+
+    def release_ended(self) -> None:
+        """Free every slot whose request went."""
+        for slot in self.state.slots.ended:
+            if self.state.swapping:
+                self.swapping().copy_out(slot)
+            self.state.release(slot)
+            self.released.append(slot)
+        self.state.slots.ended.clear()
+
+    def swapping(self) -> Swaps:
+        """The copies to and from host memory, to add to."""
+        if self.swaps is None:
+            self.swaps = Swaps(self.state)
+        return self.swaps
+
+    def headroom(self) -> Headroom:
+        """The blocks there are for new requests."""
+        if self._headroom is None:
+            self._headroom = Headroom(self.state)
+        return self._headroom
+
+    def append_blocks(self, slots: NDArray[np.intp], blocks: BlockIds) -> None:
+        """Give each of these slots, none twice in one batch, one more block."""
+        row_slot = self.state.slots.append_blocks(slots, blocks)
+        row_block = blocks.astype(np.int32)
+        if len(self.append_slot):
+            row_slot = np.concatenate([self.append_slot, row_slot])
+            row_block = np.concatenate([self.append_block, row_block])
+        self.append_slot, self.append_block = row_slot, row_block
+
+    def copy(self, source: int, destination: int) -> None:
+        """
+        Let a block begin as a copy of one that is held for this; nobody may take the source before
+        the batch is planned, or it could be another copy's destination.
+        """
+        self.copies.append((source, destination))
+
+    def batch(self) -> Batch | None:
+        """The finished batch, noted as in flight; None when there is nothing to send."""
+        rows, slots = self.decodes, self.state.slots
+        if self.prefills or self.released or rows is None:
+            return self._any_batch()
+        start = rows.start
+        end = slots.advance_rows(rows)
+        self.state.in_flight.append(
+            PlannedRows(
+                slot=rows.row_slot,
+                generation=rows.generation,
+                num_tokens=rows.num_tokens,
+                sampling_slot=rows.row_slot,
+                sampling_generation=rows.generation,
+                sampling_end=end,
+                num_decodes=len(end),
+                decodes=rows,
+                num_departures=slots.num_departures,
+                is_someones_last=not rows.num_left,
+            )
+        )
+        return Batch(
+            row_slot=rows.row_slot,
+            row_num_tokens=rows.num_tokens,
+            row_start=start,
+            row_flags=rows.flags,
+            append_slot=self.append_slot,
+            append_block=self.append_block,
+        )
+
+    def _any_batch(self) -> Batch | None:
+        rows, slots = self.decodes, self.state.slots
+        if rows is None and not self.prefills and not self.released:
+            return None
+        columns = np.array(self.prefills, np.int32).reshape(-1, 3)
+        slot, num_tokens = columns[:, 0], columns[:, 1]
+        flags, start = columns[:, 2].astype(np.uint8), slots.planned[slot]
+        end = start + num_tokens
+        slots.advance(slot, end)
+        if rows is not None:
+            slot = np.concatenate([rows.row_slot, slot])
+            num_tokens = np.concatenate([rows.num_tokens, num_tokens])
+            flags = np.concatenate([rows.flags, flags])
+            start = np.concatenate([rows.start, start])
+            end = np.concatenate([slots.advance_rows(rows), end])
+        generation, samples = slots.generation[slot], flags == ROW_SAMPLES
+        self.state.in_flight.append(
+            PlannedRows(
+                slot=slot,
+                generation=generation,
+                num_tokens=num_tokens,
+                sampling_slot=slot[samples],
+                sampling_generation=generation[samples],
+                sampling_end=end[samples],
+                num_decodes=0 if rows is None else len(rows),
+                decodes=rows,
+                num_departures=slots.num_departures,
+                is_someones_last=rows is not None and not rows.num_left,
+            )
+        )
+        if self.prefills:
+            self._settle_prompts()
+        copies = np.array(self.copies, np.int32).reshape(-1, 2)
+        return Batch(
+            admits=tuple(self.admits),
+            row_slot=slot,
+            row_num_tokens=num_tokens,
+            row_start=start,
+            row_flags=flags,
+            append_slot=self.append_slot,
+            append_block=self.append_block,
+            release_slot=np.array(self.released, np.int32) if self.released else _NO_INT32,
+            copy_source=copies[:, 0],
+            copy_destination=copies[:, 1],
+            **({} if self.swaps is None else self.swaps.columns()),
+        )
+
+    def _settle_prompts(self) -> None:
+        """Let the next batch match what this one computes, and let go of the copies' sources."""
+        for slot, _, _ in self.prefills:
+            self.state.prefix_cache.index_sent(slot)
+        if self.copies:
+            self.state.pool.give_back(np.array([source for source, _ in self.copies], np.int32))

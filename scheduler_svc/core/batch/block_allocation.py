@@ -1,0 +1,96 @@
+"""
+Blocks for rows that grow, at the cost of others when there are not enough.
+
+Cached blocks that nobody uses go first (`BlockPool.try_take_next` evicts them). Then rows are
+retracted, or under `paused_budget` paused (see `pausing`). Retraction takes more than the present
+need: until 20 tokens are free for each row left, so that the next shortage is not the next step's.
+The last row is never retracted; if it cannot go on alone it fails.
+
+Source: SGLang 0.3.5. We requeue at the front, and check blocks, not tokens, for the present need.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.pausing import fail_alone, pause_without_block, preempt_for_blocks
+from scheduler_svc.core.batch.victims import VICTIM_POLICIES, least_urgent
+from scheduler_svc.core.observe.step_log import retraction_line
+from scheduler_svc.core.request.options import VictimRule
+from scheduler_svc.core.state.new_token_ratio import RETRACT_STEPS
+from scheduler_svc.core.state.state import CoreState
+
+
+def grow(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
+    """
+    Give a block to each decode whose last one is full, at the cost of others if need be; returns
+    who is left to run in this step.
+    """
+    state, slots = draft.state, draft.state.slots
+    full = slots.full_slots(ready)
+    if not len(full):
+        return ready
+    blocks = state.pool.try_take_next(slots.next_blocks(full))
+    if blocks is not None:
+        draft.append_blocks(full, blocks)
+        return ready
+    if state.options.victim_rule is VictimRule.PAUSED_BUDGET:
+        return pause_without_block(draft, ready, full)
+    if draft.prefills:
+        return _grow_oldest(draft, ready, full)
+    return _retract(draft, ready, full)
+
+
+def _retract(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> NDArray[np.intp]:
+    """
+    Take slots away, worst priority first and then by the victim rule, at least one of two, until
+    the others can go on.
+    """
+    state, slots = draft.state, draft.state.slots
+    victim_of = VICTIM_POLICIES[state.options.victim_rule]
+    before, num_retracted = state.ratio.at(state.counters.decode_steps), 0
+    candidates = slots.running.nonzero()[0]
+    while len(candidates) > 1:
+        preempt_for_blocks(draft, victim_of(slots, least_urgent(slots, candidates)))
+        num_retracted += 1
+        candidates = slots.running.nonzero()[0]
+        full = full[slots.running[full]]
+        if _is_enough(state, len(candidates), len(full)):
+            break
+    if num_retracted:
+        state.ratio.note_retraction(slots, state.counters.decode_steps + 1)
+        after = state.ratio.at(state.counters.decode_steps + 1)
+        state.events.add_log(retraction_line(num_retracted, before, after))
+    blocks = state.pool.try_take_next(slots.next_blocks(full))
+    if blocks is None:
+        fail_alone(draft, int(candidates[0]))
+    elif len(full):
+        draft.append_blocks(full, blocks)
+    return ready[slots.running[ready]]
+
+
+def _is_enough(state: CoreState, num_left: int, num_growing: int) -> bool:
+    """True when those left can take their blocks and run on for a while."""
+    available = state.pool.num_available
+    free_tokens = available * state.limits.block_size
+    return available >= num_growing and free_tokens >= num_left * RETRACT_STEPS
+
+
+def _grow_oldest(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> NDArray[np.intp]:
+    """
+    Give the blocks there are to those who arrived first and leave the others out of this step.
+
+    Under prefill-first the step computes prompts already, whose rows cannot be taken back. Those
+    end, and while blocks are short none is admitted, so a step of decodes alone comes and retracts.
+    """
+    slots = draft.state.slots
+    oldest = full[np.argsort(slots.number[full])]
+    count = draft.state.pool.num_available
+    served, left_out = oldest[:count], oldest[count:]
+    blocks = draft.state.pool.try_take_next(slots.next_blocks(served))
+    assert blocks is not None
+    if count:
+        draft.append_blocks(served, blocks)
+    return ready[~np.isin(ready, left_out)]

@@ -1,0 +1,111 @@
+"""
+One step's plan: who computes how many tokens next.
+
+    release what ended
+    every decode that has something to compute   one token each; a block where the last is full;
+                                                 preempt or pause until there are enough blocks
+    running prefills, oldest first               as many tokens as the budget leaves
+    the queue, head first                        while slots, budget, threshold and blocks allow
+
+Under prefill-first the prompts are planned before the decodes, which then get what these leave of
+the budget, longest unserved first; in the batch decodes stand first all the same. Decodes that get
+nothing free no slot, so at most `max_batch_size` prompts go ahead of them in a row;
+`max_prefill_share` leaves them a part of every step.
+
+After the executor ran out of memory in a step, steps are smaller than the limits (`step_room`).
+While requests are suspected of killing executors only those of the current trial run, one step at a
+time (`trials`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.block_allocation import grow
+from scheduler_svc.core.batch.pausing import resume, stay_paused
+from scheduler_svc.core.batch.prefill_admission import admit
+from scheduler_svc.core.batch.prefills import continue_prefills, use_leftover
+from scheduler_svc.core.batch.priority_preemption import make_way
+from scheduler_svc.core.batch.step_report import report_step
+from scheduler_svc.core.faults.out_of_memory import let_steps_grow
+from scheduler_svc.core.faults.trials import hold_trial
+from scheduler_svc.core.request.options import StepPriority
+from scheduler_svc.core.state.state import CoreState
+from tandem.link.batch import Batch
+
+
+def plan(state: CoreState, now: float) -> Batch | None:
+    """Plan the next batch; None when there is nothing to send."""
+    is_trial = state.suspects.num_suspects > 0
+    if is_trial:
+        if state.in_flight:
+            return None
+        hold_trial(state)
+    let_steps_grow(state)
+    draft = Draft(state)
+    draft.release_ended()
+    if not is_trial:
+        make_way(draft, now)
+    if state.options.step_priority is StepPriority.DECODE_FIRST:
+        _plan_decodes(draft)
+        _plan_prompts(draft, now, others_decode=draft.decodes is not None)
+    else:
+        _plan_prompts(draft, now, others_decode=bool(state.slots.decoding.any()))
+        _plan_decodes(draft)
+    if state.paused:
+        stay_paused(state)
+    if draft.prefills or state.counters.decode_steps >= state.step_log.due_step:
+        report_step(draft, now)
+    return draft.batch()
+
+
+def _plan_prompts(draft: Draft, now: float, *, others_decode: bool) -> None:
+    state, kept_back = draft.state, 0
+    if not state.queue and state.slots.num_running == state.slots.num_decoding:
+        return
+    if others_decode and state.options.max_prefill_share < 1.0:
+        num_tokens = state.room.tokens(state.limits.max_total_tokens)
+        share = int(state.options.max_prefill_share * num_tokens)
+        kept_back = max(draft.budget - max(share, 1), 0)
+    draft.budget -= kept_back
+    if draft.budget > 0:
+        continue_prefills(draft)
+        # Who was preempted stands first in the queue, also while it drains, and paused rows go
+        # before anyone who waits.
+        is_closed = state.is_full or draft.num_preempted or state.draining or state.paused
+        if state.queue and draft.budget > 0 and not is_closed:
+            admit(draft, now)
+        if draft.budget > 0:
+            use_leftover(draft)
+    draft.budget += kept_back
+
+
+def _plan_decodes(draft: Draft) -> None:
+    slots = draft.state.slots
+    if draft.state.paused:
+        resume(draft)
+    rows = slots.decode_rows()
+    ready = rows.slot
+    if draft.prefills:
+        # Whose last chunk is in this batch has nothing to decode before its token is sampled.
+        ready = np.setdiff1d(ready, [slot for slot, _, _ in draft.prefills])
+    if not len(ready) or draft.budget <= 0:
+        return
+    if len(ready) > draft.budget:
+        ready = _least_served(draft, ready)
+    ready = grow(draft, ready)
+    if len(ready):
+        draft.decodes = rows if ready is rows.slot else slots.rows_of(ready)
+        draft.budget -= len(ready)
+        draft.state.counters.decode_steps += 1
+
+
+def _least_served(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Those who waited longest for a token, oldest requests first, as many as the budget allows."""
+    slots = draft.state.slots
+    order = np.lexsort((slots.number[ready], slots.served[ready]))
+    chosen: NDArray[np.intp] = ready[order[: draft.budget]]
+    slots.served[chosen] = slots.served.max() + 1 + np.arange(len(chosen))
+    return chosen

@@ -1,0 +1,203 @@
+"""From the queue into slots, with whatever of a request's KV is there already."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_svc.core.batch import parallel_sampling
+from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.prefills import add_chunk, may_cut, next_chunk
+from scheduler_svc.core.batch.priority_preemption import note_admitted
+from scheduler_svc.core.faults.trials import waiting_for_trial
+from scheduler_svc.core.kv_cache.prefix_cache import NOTHING_CACHED, Prefix
+from scheduler_svc.core.kv_cache.prefix_index import NO_BLOCK
+from scheduler_svc.core.observe.request_events import EventKind
+from scheduler_svc.core.request.events import Progress, ProgressKind
+from scheduler_svc.core.request.request import Request, RequestState
+from tandem.link.batch import Admission, Int32Column
+
+MAX_PASSED = 32
+"""
+Requests that one plan passes over because they wait for a prefix that is being computed or for a
+step with more tokens for prompts as long as theirs.
+"""
+MAX_SENT_TOKENS = 1 << 22
+"""
+Most tokens of all requests that one plan admits, unless the first alone has more. What is cached of
+them is not computed but sent all the same, and a step is one message: 16 MiB of the 64 it may have.
+"""
+
+
+def admit(draft: Draft, now: float) -> None:
+    """
+    Admit from the queue, in its order, while slots, budget, threshold and blocks allow; during a
+    trial only those that are tried.
+
+    Without chunked prefill a request that the step has no room for ends admission too: were it
+    passed, there might never be such a step.
+
+    A request whose next block is being computed for another keeps its place and waits for it
+    instead of computing it again; those behind it may pass meanwhile. A request that lacks
+    blocks ends admission: requests that passed it would use up the blocks it waits for.
+    """
+    state = draft.state
+    if not _has_room(draft):
+        return
+    num_passed = num_sent = 0
+    candidates = state.queue.candidates(now, state.prefixes)
+    if state.suspects.num_suspects:
+        candidates = iter(waiting_for_trial(state))
+    for request in candidates:
+        if num_sent and num_sent + request.num_known > MAX_SENT_TOKENS:
+            return
+        found = _find_prefix(draft, request)
+        if found is None or not _has_chunk(draft, request, found[0]):
+            if found is not None and not may_cut(draft):
+                return
+            num_passed += 1
+            if num_passed == MAX_PASSED:
+                return
+            continue
+        if not _try_admit(draft, request, *found, now):
+            return
+        num_sent += request.num_known
+        if not _has_room(draft):
+            return
+
+
+def _has_room(draft: Draft) -> bool:
+    """True while anyone at all may be admitted."""
+    state, slots = draft.state, draft.state.slots
+    max_running = state.room.rows(state.limits.max_running)
+    has_slot = slots.num_running < max_running and slots.num_free > 0
+    return draft.budget > 0 and has_slot and not state.under_pressure()
+
+
+def _has_chunk(draft: Draft, request: Request, prefix: Prefix) -> bool:
+    """True when the step has tokens for this prompt, which may be one of many long ones."""
+    copy = draft.state.host.copy_of(request.number)
+    num_cached = prefix.num_tokens if copy is None else max(prefix.num_tokens, copy.num_tokens)
+    if not may_cut(draft):
+        # A block that is cached in part may turn out to have no room for its copy.
+        block_size = draft.state.limits.block_size
+        return request.num_known - num_cached // block_size * block_size <= draft.budget
+    return next_chunk(draft, request.num_known - num_cached) > 0
+
+
+def _find_prefix(draft: Draft, request: Request) -> tuple[Prefix, int | None] | None:
+    """
+    What of a request's KV is on the device, and the slot of the sibling that shares it, if it is
+    one; None when the request is to wait for what is being computed.
+    """
+    state, slots = draft.state, draft.state.slots
+    if draft.swaps is not None and draft.swaps.is_leaving(request):
+        return None
+    if request.is_alone:
+        return NOTHING_CACHED, None
+    sibling = parallel_sampling.find_sibling(slots, request)
+    if sibling is None and parallel_sampling.is_sibling_computing(slots, request):
+        return None
+    if any(admission.slot == sibling for admission in draft.admits):
+        # What this batch copies or swaps in for the sibling is not there yet for a copy.
+        return None
+    cached = state.prefix_cache.find(request)
+    if sibling is not None:
+        shared = parallel_sampling.prefix_of_sibling(slots, request, sibling)
+        if cached is None or shared.num_tokens > cached.num_tokens:
+            return shared, sibling
+    return None if cached is None else (cached, None)
+
+
+def _try_admit(
+    draft: Draft, request: Request, prefix: Prefix, sibling: int | None, now: float
+) -> bool:
+    """Give a request a slot, blocks and its first chunk; False when there are too few blocks."""
+    state, slots, limits = draft.state, draft.state.slots, draft.state.limits
+    copy = state.host.copy_of(request.number)
+    fitting = _fitting(draft, request, prefix, can_copy=copy is None)
+    if fitting is None:
+        state.note_full()
+        return False
+    prefix = fitting
+    writers = _writers(draft, prefix, sibling)
+    blocks = _take_blocks(draft, request, prefix)
+    num_cached = prefix.num_tokens
+    if copy is not None:
+        num_cached = draft.swapping().copy_in(request, blocks, num_cached)
+        writers |= request.kv_writers
+    request.kv_writers = writers
+    draft.headroom().charge(request)
+    state.queue.take(request, now)
+    note_admitted(state, request)
+    request.move(RequestState.PREFILL)
+    _note_first_admission(draft, request, prefix, now)
+    slot = slots.occupy(request, blocks, limits.blocks_for(request.stop_len - 1), num_cached)
+    state.prefix_cache.note_admitted(slot, request, prefix, sibling)
+    if copy is not None and not copy.may_index:
+        state.prefix_cache.distrust(slot)
+    draft.admits.append(
+        Admission(
+            slot=slot,
+            generation=int(slots.generation[slot]),
+            token_ids=request.known_tokens(),
+            num_prompt_tokens=request.prompt_len,
+            num_cached_tokens=num_cached,
+            block_ids=blocks,
+            sampling=request.new.sampling,
+        )
+    )
+    cached_prompt = min(num_cached, request.prompt_len)
+    event = Progress(handle=request.new.handle, kind=ProgressKind.SCHEDULED, value=cached_prompt)
+    state.events.add(event)
+    add_chunk(draft, slot)
+    return True
+
+
+def _fitting(draft: Draft, request: Request, prefix: Prefix, *, can_copy: bool) -> Prefix | None:
+    """What of `prefix` can be used with the blocks there are; None when these do not do."""
+    state = draft.state
+    if prefix.has_copy and can_copy and _has_blocks(draft, request, prefix):
+        return prefix
+    # The block to be copied counts besides its copy: without it a request fits that fits at all.
+    prefix = prefix.without_copy(state.limits.block_size)
+    return prefix if _has_blocks(draft, request, prefix) else None
+
+
+def _has_blocks(draft: Draft, request: Request, prefix: Prefix) -> bool:
+    state = draft.state
+    num_fresh = state.limits.blocks_for(request.num_known) - prefix.num_shared
+    # What the request is about to hold cannot be evicted for it.
+    num_available = state.pool.num_available - state.pool.num_unheld(prefix.blocks)
+    extend_len = request.num_known - prefix.num_tokens
+    return draft.headroom().fits(request, num_fresh, extend_len, num_available)
+
+
+def _take_blocks(draft: Draft, request: Request, prefix: Prefix) -> Int32Column:
+    """The request's block table: shared blocks are held before others are evicted for the rest."""
+    state = draft.state
+    state.pool.share(prefix.blocks)
+    num_fresh = state.limits.blocks_for(request.num_known) - prefix.num_shared
+    last_shared = int(prefix.blocks[prefix.num_shared - 1]) if prefix.num_shared else NO_BLOCK
+    fresh = state.pool.try_take(num_fresh, after=last_shared)
+    assert fresh is not None
+    if prefix.has_copy:
+        draft.copy(int(prefix.blocks[-1]), int(fresh[0]))
+    return np.concatenate([prefix.blocks[: prefix.num_shared], fresh])
+
+
+def _writers(draft: Draft, prefix: Prefix, sibling: int | None) -> frozenset[int]:
+    if sibling is not None:
+        return parallel_sampling.writers_of_sibling(draft.state.slots, sibling)
+    return draft.state.prefix_cache.writers_of(prefix)
+
+
+def _note_first_admission(draft: Draft, request: Request, prefix: Prefix, now: float) -> None:
+    state = draft.state
+    if state.options.prefix_caching:
+        state.counters.prefix_lookup_tokens += request.num_known
+        state.counters.prefix_hit_tokens += prefix.num_tokens
+    if request.scheduled_s is None:
+        request.scheduled_s = now
+        request.num_cached_tokens = min(prefix.num_tokens, request.prompt_len)
+    if state.recorder is not None:
+        state.recorder.note(EventKind.SCHEDULED, request, now)

@@ -1,0 +1,116 @@
+"""
+Chunks of prompts: how much of whose prompt a step computes.
+
+    started prompts, oldest first       as many tokens as the step leaves them
+    new ones (`admitting`)              likewise
+    without `chunked_prefill`           only such as the step has room for (`admitting`)
+    with `long_prefill_threshold` T     short prompts first; all those with over T tokens left share
+                                        T tokens, at most half of what the step has for prompts,
+                                        and get what is left over in the end
+
+Only the last chunk of a prompt samples. Last chunks of one token are avoided: a chunk that would
+leave exactly one token is one shorter. A chunk that would be a single token and not the last one is
+left to a later step if another prompt took the rest of this one; it is computed where one token is
+all that the step has for prompts, since a later step may have no more.
+
+Sources: chunking as in Sarathi-Serve (arXiv:2403.02310); last chunks of at least two tokens as in
+Megatron Core. We go on with many prompts at once, as vLLM does. Its long_prefill_token_threshold
+caps each long prompt's chunk; ours caps all of them together, so that many long ones cannot keep a
+short one out, and gives back what nobody else needs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.request.request import RequestState
+from tandem.link.batch import ROW_SAMPLES
+
+
+def continue_prefills(draft: Draft) -> None:
+    """Go on with prompts begun in earlier steps, oldest request first, short before long ones."""
+    state, slots = draft.state, draft.state.slots
+    threshold = state.options.long_prefill_threshold
+    if threshold is not None:
+        draft.long_room = min(threshold, max(draft.budget // 2, 1))
+    if slots.num_running - len(state.paused) == slots.num_decoding:
+        return
+    started = (slots.running & ~slots.decoding).nonzero()[0]
+    if state.paused:
+        started = started[~np.isin(started, list(state.paused))]
+    order = np.argsort(slots.number[started])
+    if threshold is not None:
+        is_long = (slots.admitted - slots.planned)[started] > threshold
+        order = np.lexsort((slots.number[started], is_long))
+    for slot in started[order].tolist():
+        if not draft.budget:
+            return
+        add_chunk(draft, slot)
+
+
+def add_chunk(draft: Draft, slot: int) -> None:
+    """
+    Compute as much of a slot's admitted tokens as the step leaves it, if anything; its blocks are
+    held since admission.
+    """
+    slots = draft.state.slots
+    left = int(slots.admitted[slot] - slots.planned[slot])
+    chunk = next_chunk(draft, left)
+    if not chunk:
+        return
+    if _is_long(draft, left):
+        draft.long_room -= chunk
+    draft.budget -= chunk
+    if chunk == left:
+        _start_decoding(draft, slot)
+    draft.prefills.append((slot, chunk, int(ROW_SAMPLES) if chunk == left else 0))
+
+
+def next_chunk(draft: Draft, left: int) -> int:
+    """Tokens that the step now has for a prompt with `left` tokens to compute; 0 to let it wait."""
+    room = min(draft.budget, draft.state.options.chunked_prefill_size or left)
+    if _is_long(draft, left):
+        room = min(room, draft.long_room)
+    return _chunk_len(left, room, may_be_single=not draft.prefills)
+
+
+def may_cut(draft: Draft) -> bool:
+    """True where a prompt may be computed in parts; always so once memory has run out."""
+    return draft.state.options.chunked_prefill or draft.state.room.max_tokens is not None
+
+
+def _is_long(draft: Draft, left: int) -> bool:
+    """True for a prompt that leaves others the rest of the step."""
+    threshold = draft.state.options.long_prefill_threshold
+    return threshold is not None and left > threshold
+
+
+def use_leftover(draft: Draft) -> None:
+    """Let long prompts have what nobody else took, oldest request first."""
+    if draft.state.options.long_prefill_threshold is None:
+        return
+    slots, cap = draft.state.slots, draft.state.options.chunked_prefill_size
+    for index, (slot, chunk, flags) in enumerate(draft.prefills):
+        left = int(slots.admitted[slot] - slots.planned[slot])
+        if not draft.budget or flags or not _is_long(draft, left):
+            continue
+        longer = _chunk_len(left, min(chunk + draft.budget, cap or left), may_be_single=True)
+        if longer <= chunk:
+            continue
+        draft.budget -= longer - chunk
+        if longer == left:
+            _start_decoding(draft, slot)
+        draft.prefills[index] = (slot, longer, int(ROW_SAMPLES) if longer == left else 0)
+
+
+def _chunk_len(left: int, room: int, *, may_be_single: bool) -> int:
+    if left <= room:
+        return left
+    chunk = room - 1 if left - room == 1 and room > 1 else room
+    return 0 if chunk == 1 and not may_be_single else chunk
+
+
+def _start_decoding(draft: Draft, slot: int) -> None:
+    draft.state.slots.set_decoding(slot, True)
+    draft.state.slots.request_of(slot).move(RequestState.DECODE)

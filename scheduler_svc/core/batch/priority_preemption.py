@@ -1,0 +1,86 @@
+"""
+Priority preemption: who runs with a worse priority gives way to who waits with a better one.
+
+Source: vLLM's and SGLang's priority scheduling. Unlike there, a request gives way at most once, and
+never when it was admitted for having waited long (see `queue.WaitingQueue`). So two requests cannot
+take one slot from each other in turn, there are at most as many preemptions of this kind as
+requests, and the bound on waiting holds.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.headroom import Headroom
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.state.state import CoreState
+
+MAX_ADVANCED = 32
+"""Waiting requests that one plan makes way for."""
+
+
+def note_admitted(state: CoreState, request: Request) -> None:
+    """Remember a request that got a slot, if it may have to give it away again."""
+    if state.options.priority_preemption and not (request.was_aged or request.gave_way):
+        state.may_give_way.push(-request.new.priority, -request.number, request)
+
+
+def make_way(draft: Draft, now: float) -> None:
+    """
+    Take slots away from requests of worse base priority, worst first and among equals latest first,
+    until those at the head of the queue that are better have a slot and blocks.
+
+    To be called before any row is planned. Nothing is taken for a request that would lack blocks
+    even without all who may give way to it. The one it is taken for is admitted when the results of
+    who gave way are back. Costs O(1) where nobody who waits is better than anyone who may give way.
+    """
+    state = draft.state
+    worst = state.may_give_way.peek()
+    if worst is None or state.paused:
+        return
+    best = state.queue.best_priority()
+    if best is None or best >= worst[1].new.priority:
+        return
+    promised_blocks = 0
+    ahead = islice(state.queue.candidates(now, state.prefixes), MAX_ADVANCED)
+    for promised_slots, request in enumerate(ahead):
+        while not _fits(state, request, promised_slots, promised_blocks):
+            victim = _victim_for(state, request)
+            if victim is None or not _can_fit(state, request, promised_blocks):
+                return
+            assert victim.slot is not None
+            victim.gave_way = True
+            state.preempt(victim.slot, "gave way to a better priority")
+            draft.release_ended()
+        promised_blocks += state.limits.blocks_for(request.num_known)
+
+
+def _victim_for(state: CoreState, request: Request) -> Request | None:
+    worst = state.may_give_way.peek()
+    if worst is None or worst[1].new.priority <= request.new.priority:
+        return None
+    return worst[1]
+
+
+def _fits(state: CoreState, request: Request, promised_slots: int, promised_blocks: int) -> bool:
+    """True when a request can be admitted beside those who were promised room already."""
+    slots, limits = state.slots, state.limits
+    max_running = state.room.rows(limits.max_running)
+    if slots.num_running + promised_slots >= max_running or state.under_pressure():
+        return False
+    if slots.num_free <= promised_slots:
+        return False
+    available = state.pool.num_available - promised_blocks
+    num_blocks = limits.blocks_for(request.num_known)
+    return Headroom(state).fits(request, num_blocks, request.num_known, available)
+
+
+def _can_fit(state: CoreState, request: Request, promised_blocks: int) -> bool:
+    """False when a request would lack blocks even without all who may give way to it."""
+    yielding = [one for one in state.may_give_way if one.new.priority > request.new.priority]
+    held = sum(int(state.slots.num_blocks[one.slot]) for one in yielding)
+    available = state.pool.num_available + held - promised_blocks
+    usage = (state.pool.num_used - held) / state.pool.num_blocks
+    has_blocks = state.limits.blocks_for(request.num_known) <= available
+    return has_blocks and usage < state.limits.memory_threshold

@@ -1,0 +1,37 @@
+"""What a step's plan puts into the operators' log."""
+
+from __future__ import annotations
+
+from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.observe.step_log import StepSnapshot
+from scheduler_svc.core.state.state import CoreState
+
+
+def report_step(draft: Draft, now: float) -> None:
+    """Log the prompts a step computes, and every 40th decode pass."""
+    state, log = draft.state, draft.state.step_log
+    snapshot = snapshot_of(state)
+    if draft.prefills:
+        num_cached = sum(admission.num_cached_tokens for admission in draft.admits)
+        if draft.swaps is not None:
+            num_cached -= draft.swaps.num_tokens_in
+        line = log.prefill_line(
+            snapshot,
+            num_seqs=len(draft.prefills),
+            num_new=sum(chunk for _, chunk, _ in draft.prefills),
+            num_cached=num_cached,
+        )
+        state.events.add_log(line)
+    if state.counters.decode_steps >= log.due_step:
+        state.events.add_log(log.decode_line(snapshot, state.counters.output_tokens, now))
+
+
+def snapshot_of(state: CoreState) -> StepSnapshot:
+    """The numbers of this moment."""
+    return StepSnapshot(
+        num_running=state.slots.num_running - len(state.paused),
+        num_queued=len(state.queue),
+        used_blocks=state.pool.num_used,
+        num_blocks=state.pool.num_blocks,
+        block_size=state.limits.block_size,
+    )

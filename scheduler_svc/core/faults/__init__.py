@@ -1,0 +1,1 @@
+"""Poison bisection, out-of-memory back-off, and the loss of an executor."""

@@ -1,0 +1,65 @@
+"""
+KV that turned out wrong: who computed it, who shares it, and how these get right tokens.
+
+A row error says that a row's logits were no numbers, not whose KV made them so. What the row wrote
+is forgotten, and whoever shares it computes its own. A row that itself shared KV of others is given
+one more try with nothing but its own before its request fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from scheduler_svc.core.kv_cache.prefix_cache import writer_key
+from scheduler_svc.core.observe.request_events import EventKind
+from scheduler_svc.core.request.request import Request, RequestState
+from scheduler_svc.core.state.state import CoreState
+
+
+def distrust(state: CoreState, request: Request, also: AbstractSet[int] = frozenset()) -> None:
+    """
+    Forget the KV that a request computed whose result was an error, and what the writers `also`
+    computed; whoever shares the request's KV starts over without that of others.
+    """
+    culprit = writer_key(*request.slot_key)
+    sharers = [other for other in state.by_handle.values() if culprit in other.kv_writers]
+    keys = {writer_key(*sharer.slot_key) for sharer in sharers}
+    state.prefix_cache.forget_written_by({culprit, *keys, *also})
+    _index_nothing_of(state, request)
+    for sharer in sharers:
+        _start_over(state, sharer)
+
+
+def retry_alone(state: CoreState, request: Request) -> None:
+    """
+    Let a request start over whose result was an error after it shared KV of others, which may have
+    been what was wrong.
+    """
+    distrust(state, request, request.kv_writers)
+    _start_over(state, request)
+
+
+def _index_nothing_of(state: CoreState, request: Request) -> None:
+    slot = request.slot_key[0]
+    if request.slot is not None or state.leaving.get(slot) is request:
+        state.prefix_cache.distrust(slot)
+
+
+def _start_over(state: CoreState, request: Request) -> None:
+    """
+    Have a request compute all its KV itself; unlike at a preemption, what it has in flight is
+    dropped.
+    """
+    request.kv_writers = frozenset()
+    request.is_alone = True
+    state.host.discard(request.number)
+    if request.state is RequestState.WAITING:
+        return
+    _index_nothing_of(state, request)
+    if request.slot is not None:
+        state.vacate(request.slot)
+        request.num_preemptions += 1
+        state.counters.preemptions += 1
+        if state.recorder is not None:
+            state.recorder.note(EventKind.RETRACT, request, state.now_s, "shared KV was wrong")
+    state.wait_again(request)

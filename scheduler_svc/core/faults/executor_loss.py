@@ -1,0 +1,64 @@
+"""
+What the loss of an executor means for those whose steps it had.
+
+    it died in a step, or the step failed      a death, counted against its requests (`trials`)
+    the step failed for want of memory         smaller steps (`out_of_memory`)
+    it fell silent, or another took the work   nobody knows yet whether it died: counted once it is
+                                               seen that it did, forgotten once it is seen alive
+    only its session was lost                  nobody is to blame
+
+Who calls names a step, and no `may_live`, also after many such losses without any step between.
+
+A network that swallows everything looks like a process that is gone. Would that count, two faults
+of a path could make poison of a request that never harmed anybody.
+"""
+
+from __future__ import annotations
+
+from scheduler_svc.core.faults.out_of_memory import note_out_of_memory, only_request_of
+from scheduler_svc.core.faults.trials import note_death, rows_of_death
+from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.suspects import UnprovenDeath
+
+
+def lose_executor(
+    state: CoreState, died_in: int | None, now: float, *, out_of_memory: bool, may_live: str
+) -> None:
+    """Start over with an executor that holds nothing; see `Scheduler.executor_lost`."""
+    if died_in is None or died_in >= len(state.in_flight):
+        state.forget_executor(state.limits)
+        return
+    step = state.in_flight[died_in]
+    if out_of_memory:
+        alone = only_request_of(state, step)
+        state.forget_executor(state.limits)
+        note_out_of_memory(state, step, alone)
+        return
+    rows = rows_of_death(state, died_in)
+    num_ended = len(step.slot) - len(rows)
+    state.forget_executor(state.limits)
+    if may_live:
+        num_known = [request.num_known for request, _ in rows]
+        state.unproven_deaths[may_live] = UnprovenDeath(
+            rows=rows, num_known=num_known, num_ended=num_ended
+        )
+    else:
+        note_death(state, rows, num_ended, now)
+
+
+def prove(state: CoreState, boot_id: str, now: float, *, died: bool) -> None:
+    """
+    Count the death that an executor may have died, or forget it; see `Scheduler.executor_seen`.
+    """
+    death = state.unproven_deaths.pop(boot_id, None)
+    if death is None or not died:
+        return
+    # Who got on since then, elsewhere, is not what it died of; nor need anybody else be. It takes a
+    # new token to show that: all before it were computed once more.
+    rows = [
+        (request, cleared_at)
+        for (request, cleared_at), num_known in zip(death.rows, death.num_known, strict=True)
+        if state.by_handle.get(request.new.handle) is request
+        and request.num_known <= max(cleared_at, num_known)
+    ]
+    note_death(state, rows, death.num_ended + len(death.rows) - len(rows), now)

@@ -1,0 +1,179 @@
+"""
+What follows for requests that executors may have died of: who runs, who fails, and what is told.
+
+See `suspects` for who is to blame and who is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scheduler_svc.core.observe.request_events import EventKind
+from scheduler_svc.core.observe.step_log import sentence_line
+from scheduler_svc.core.request.request import Request, RequestState
+from scheduler_svc.core.slots.planned_rows import PlannedRows
+from scheduler_svc.core.state.state import CoreState
+from scheduler_svc.core.state.suspects import CAUTIOUS_STEPS, CLEARED_AFTER, Mark
+from tandem.errors import ExecutorLost, PoisonRequest
+
+NUM_NAMED = 8
+"""Requests that one line of the log names."""
+
+
+def rows_of_death(state: CoreState, died_in: int) -> list[tuple[Request, int]]:
+    """
+    The live requests of the step in flight, counted from the oldest, that was running when the
+    executor died, and the tokens computed of each at which it is trusted again.
+    """
+    ends = dict[tuple[int, int], int]()
+    rows = state.in_flight[0]
+    for i in range(died_in + 1):
+        rows = state.in_flight[i]
+        for key, num_tokens in _tokens(rows):
+            ends[key] = ends.get(key, 0) + num_tokens
+    blamed = []
+    for key, num_tokens in _tokens(rows):
+        if (found := _stand(state, key)) is not None:
+            request, stood = found
+            after = max(ends[key], num_tokens - 1 + CLEARED_AFTER)
+            blamed.append((request, stood + after))
+    return blamed
+
+
+def _tokens(rows: PlannedRows) -> Iterator[tuple[tuple[int, int], int]]:
+    """Slot, generation and tokens of each row of a step."""
+    keys = zip(rows.slot.tolist(), rows.generation.tolist(), strict=True)
+    return zip(keys, rows.num_tokens.tolist(), strict=True)
+
+
+def _stand(state: CoreState, key: tuple[int, int]) -> tuple[Request, int] | None:
+    """Whose a row was, and the tokens computed of it; None where its request has ended."""
+    slots, slot = state.slots, key[0]
+    if (draining := state.draining.get(key)) is not None:
+        return draining, draining.applied
+    if slots.running[slot] and slots.request_of(slot).slot_key == key:
+        return slots.request_of(slot), int(slots.applied[slot])
+    return None
+
+
+def note_death(
+    state: CoreState, rows: list[tuple[Request, int]], num_ended: int, now: float
+) -> None:
+    """
+    Count a death against these requests, which wait again by now, and fail whom two deaths alone
+    show to be poison; `num_ended` others of the step have ended.
+    """
+    suspects, counters = state.suspects, state.counters
+    counters.executor_deaths += 1
+    suspects.cautious_until = counters.steps + CAUTIOUS_STEPS
+    verdict = suspects.note_death(rows, len(state.by_handle), num_ended=num_ended)
+    if state.recorder is not None:
+        for mark in verdict.blamed:
+            detail = f"executor died: {mark.deaths} times, now in a step of {len(rows)}"
+            state.recorder.note(EventKind.SUSPECTED, mark.request, now, detail)
+    text = f"Executor died in a step of {_named(verdict.blamed)}."
+    if count := suspects.num_suspects:
+        text += (
+            f" {count} request{' was' if count == 1 else 's were'} in more than one such step "
+            "without getting on in between: tried in parts while all others wait."
+        )
+    _log(state, text)
+    if verdict.poison is not None:
+        counters.poison_requests += 1
+        _fail_poison(state, verdict.poison)
+    if verdict.victims:
+        _fail_victims(state, verdict.victims)
+
+
+def hold_trial(state: CoreState) -> None:
+    """
+    See to it that only those who are tried run, with a new trial if the last one is over.
+
+    To be called where somebody is suspected and nothing is in flight, before a step is planned.
+    """
+    suspects = state.suspects
+    if not suspects.trial:
+        _begin_trial(state)
+    for slot in state.slots.running.nonzero()[0].tolist():
+        if int(state.slots.number[slot]) not in suspects.trial:
+            state.preempt(slot, "waits while others are tried")
+
+
+def waiting_for_trial(state: CoreState) -> list[Request]:
+    """Who is tried and has no slot, in order of arrival."""
+    tried = [mark.request for mark in state.suspects.trial.values()]
+    return [request for request in tried if request.state is RequestState.WAITING]
+
+
+def note_progress(state: CoreState, now: float) -> None:
+    """Trust those again who got on by a result that was just applied."""
+    suspects, applied = state.suspects, state.slots.applied
+    was_trial = bool(suspects.trial)
+    cleared = suspects.note_progress(
+        (mark, int(applied[mark.request.slot]))
+        for mark in suspects.marks()
+        if mark.request.slot is not None
+    )
+    if not cleared:
+        return
+    if state.recorder is not None:
+        for mark in cleared:
+            state.recorder.note(EventKind.CLEARED, mark.request, now)
+    if was_trial:
+        left = suspects.num_suspects
+        text = f"Trial passed by {_named(cleared)}; suspects left: {left}."
+        _log(state, text if left else f"{text} All requests run again.")
+
+
+def _begin_trial(state: CoreState) -> None:
+    suspects = state.suspects
+    tried = suspects.begin_trial(state.by_handle.values())
+    is_control = not any(mark.is_suspect for mark in tried)
+    if is_control:
+        detail = "control: does the executor live with it alone?"
+        text = f"Trial of the executor: nobody runs but {_named(tried)}, which is not suspected."
+    else:
+        detail = f"{len(tried)} of {suspects.num_suspects} suspects"
+        text = f"Trial: of {suspects.num_suspects} suspects nobody runs but {_named(tried)}."
+    _log(state, text)
+    if state.recorder is not None:
+        for mark in tried:
+            state.recorder.note(EventKind.TRIAL, mark.request, state.now_s, detail)
+
+
+def _fail_poison(state: CoreState, request: Request) -> None:
+    name = request.new.request_id
+    _log(state, f"Request {name} fails as POISON_REQUEST: executors died twice with it alone.")
+    message = (
+        f"executors died twice while they computed request {name} and nothing else, so it is not "
+        "tried again: change it, and report it with its id, as executors should survive any request"
+    )
+    state.fail(request, PoisonRequest(message))
+
+
+def _fail_victims(state: CoreState, victims: tuple[Request, ...]) -> None:
+    text = (
+        f"{len(victims)} requests fail as EXECUTOR_LOST: the executor died under each of them "
+        "alone and got on with no other, so it is to blame itself: see its log, and replace it."
+    )
+    _log(state, text)
+    for request in victims:
+        message = (
+            f"the executor died under request {request.new.request_id} and under "
+            f"{len(victims) - 1} others, one at a time: try again later, or another replica"
+        )
+        state.fail(request, ExecutorLost(message))
+
+
+def _named(marks: list[Mark]) -> str:
+    """How many requests, and the first of them by name."""
+    if not marks:
+        return "no live request"
+    names = [mark.request.new.request_id for mark in marks[:NUM_NAMED]]
+    more = ", ..." if len(marks) > NUM_NAMED else ""
+    count = "1 request" if len(marks) == 1 else f"{len(marks)} requests"
+    return f"{count} ({', '.join(names)}{more})"
+
+
+def _log(state: CoreState, text: str) -> None:
+    state.events.add_log(sentence_line("executor_trial", text))

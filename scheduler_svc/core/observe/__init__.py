@@ -1,0 +1,1 @@
+"""Counters, the step log, and the events of each request."""

@@ -1,0 +1,291 @@
+"""
+What happened to each request, for operators; kept only when one of the `track_*` options asks.
+
+Source: the request events of Megatron-LM's dynamic engine. Unlike there, times are seconds on the
+clock the core is driven with, both kinds of preemption are told apart (`RETRACT` loses its slot at
+once, `EVICT` was paused first), and what is kept is bounded.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from scheduler_svc.core.kv_cache.block_pool import BlockPool
+from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.core.request.request import Request, RequestState
+from tandem.errors import InternalError, RequestNotFound
+
+MAX_EVENTS_PER_CHOICE = 1024
+"""The first half of these and the last half are kept of a choice that has more events."""
+MAX_ENDED_EVENTS = 100_000
+"""Events of ended choices that are kept together, at least those of the last choice."""
+
+
+class EventKind(enum.IntEnum):
+    """What happened."""
+
+    ADD = 1
+    """Arrived, and was taken."""
+    SCHEDULED = 2
+    """Got a slot, for the first time or again."""
+    GENERATED_TOKEN = 3
+    """The core saw a token of it; only with `track_token_events`."""
+    PAUSE = 4
+    """Stays paused for a step; only with `track_paused_events`."""
+    EVICT = 5
+    """Was paused and lost its slot, since paused requests held more than their budget."""
+    RETRACT = 6
+    """Lost its slot and waits again; `detail` says why."""
+    FINISH = 7
+    """Ended well; `detail` is the name of its `FinishReason`."""
+    FAIL = 8
+    """Ended by an error; `detail` is its reason in the error table."""
+    SUSPECTED = 9
+    """An executor died in a step of it; `detail` says how often, and with how many others."""
+    TRIAL = 10
+    """Runs with nobody but others that are tried, to find whom executors die of; `detail` too."""
+    CLEARED = 11
+    """Got on after it was suspected or tried."""
+
+
+class Phase(enum.Enum):
+    """What the events so far say of a choice."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    RETRACTED = "retracted"
+    ENDED = "ended"
+
+
+_ENDS = {EventKind.FINISH: Phase.ENDED, EventKind.FAIL: Phase.ENDED}
+LEGAL_ORDER: dict[Phase, dict[EventKind, Phase]] = {
+    Phase.NEW: {EventKind.ADD: Phase.WAITING},
+    Phase.WAITING: {
+        EventKind.SCHEDULED: Phase.RUNNING,
+        EventKind.TRIAL: Phase.WAITING,
+        **_ENDS,
+    },
+    Phase.RUNNING: {
+        EventKind.GENERATED_TOKEN: Phase.RUNNING,
+        EventKind.PAUSE: Phase.RUNNING,
+        EventKind.EVICT: Phase.RETRACTED,
+        EventKind.RETRACT: Phase.RETRACTED,
+        EventKind.CLEARED: Phase.RUNNING,
+        **_ENDS,
+    },
+    Phase.RETRACTED: {
+        # Tokens that were in flight when it lost its slot.
+        EventKind.GENERATED_TOKEN: Phase.RETRACTED,
+        EventKind.SCHEDULED: Phase.RUNNING,
+        EventKind.SUSPECTED: Phase.RETRACTED,
+        EventKind.TRIAL: Phase.RETRACTED,
+        **_ENDS,
+    },
+    Phase.ENDED: {},
+}
+"""Which event may come in which phase, and the phase after it."""
+
+_PHASES_OF: dict[RequestState, frozenset[Phase]] = {
+    RequestState.WAITING: frozenset({Phase.WAITING, Phase.RETRACTED}),
+    RequestState.DRAINING: frozenset({Phase.RETRACTED}),
+}
+"""Phases that agree with a request's state; any other state of a live request means RUNNING."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStats:
+    """KV blocks at one moment: held by somebody, kept as prefix cache, and free."""
+
+    used: int
+    cached: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEvent:
+    """
+    One thing that happened to one choice of a request.
+
+    Attributes:
+        kind: What.
+        time_s: When, on the clock the core is driven with; of ADD the arrival.
+        choice: Which completion of the prompt, from 0.
+        token_id: Of GENERATED_TOKEN, else None.
+        blocks: Of GENERATED_TOKEN, as its token was seen; else None.
+        detail: Why, see `EventKind`; empty where the kind says it all.
+        ttft_s: Of FINISH and FAIL, seconds from ADD to the first token; None without one.
+        num_dropped: Events of this choice left out right before this one.
+    """
+
+    kind: EventKind
+    time_s: float
+    choice: int
+    token_id: int | None = None
+    blocks: BlockStats | None = None
+    detail: str = ""
+    ttft_s: float | None = None
+    num_dropped: int = 0
+
+
+class _Log:
+    """Events of one choice: the first ones, and the latest of those after."""
+
+    __slots__ = ("arrival_s", "first", "last", "num_dropped", "num_tokens", "phase", "request_id")
+
+    def __init__(self, request: Request) -> None:
+        self.request_id = request.new.request_id
+        self.arrival_s = request.new.arrival_s
+        self.phase = Phase.NEW
+        self.first: list[RequestEvent] = []
+        self.last: deque[RequestEvent] = deque(maxlen=MAX_EVENTS_PER_CHOICE // 2)
+        self.num_dropped = 0
+        self.num_tokens = 0
+
+    def add(self, event: RequestEvent) -> None:
+        if len(self.first) < MAX_EVENTS_PER_CHOICE // 2:
+            self.first.append(event)
+            return
+        self.num_dropped += len(self.last) == self.last.maxlen
+        self.last.append(event)
+
+    def events(self) -> Iterator[RequestEvent]:
+        yield from self.first
+        for i, event in enumerate(self.last):
+            yield event if i else replace(event, num_dropped=self.num_dropped)
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.last)
+
+
+class EventRecorder:
+    """
+    Keeps the events of live choices and of the latest ended ones; owned by the core's state.
+
+    An event out of order does not disturb serving: `check_integrity` reports it.
+
+    Attributes:
+        keeps_pauses: PAUSE events are asked for.
+    """
+
+    __slots__ = ("_ended", "_illegal", "_keeps_tokens", "_live", "_num_ended", "keeps_pauses")
+
+    def __init__(self, options: CoreOptions) -> None:
+        self.keeps_pauses = options.track_paused_events
+        self._keeps_tokens = options.track_token_events
+        self._live: dict[int, _Log] = {}
+        self._ended: OrderedDict[int, _Log] = OrderedDict()
+        self._num_ended = 0
+        self._illegal = ""
+
+    @classmethod
+    def of(cls, options: CoreOptions) -> EventRecorder | None:
+        """A recorder where any of the `track_*` options is on, else None."""
+        return cls(options) if options.tracks_events else None
+
+    def note(self, kind: EventKind, request: Request, now: float, detail: str = "") -> None:
+        """Record anything but a token or a pause."""
+        is_end = kind in _ENDS
+        ttft_s = None
+        if is_end and request.first_token_s is not None:
+            ttft_s = request.first_token_s - request.new.arrival_s
+        event = RequestEvent(
+            kind=kind,
+            time_s=now,
+            choice=request.new.sampling.choice,
+            detail=detail,
+            ttft_s=ttft_s,
+        )
+        self._add(request, event)
+        if is_end:
+            self._keep_ended(request.number)
+
+    def note_pause(self, request: Request, now: float) -> None:
+        """Record that a request stays paused for a step, if that is asked for."""
+        if self.keeps_pauses:
+            choice = request.new.sampling.choice
+            self._add(request, RequestEvent(kind=EventKind.PAUSE, time_s=now, choice=choice))
+
+    def note_tokens(
+        self, tokens: Iterable[tuple[Request, int]], pool: BlockPool, now: float
+    ) -> None:
+        """Record the tokens of one result, if that is asked for."""
+        if not self._keeps_tokens:
+            return
+        used, free = pool.num_used, pool.num_free
+        blocks = BlockStats(used=used, cached=pool.num_blocks - used - free, free=free)
+        for request, token in tokens:
+            event = RequestEvent(
+                kind=EventKind.GENERATED_TOKEN,
+                time_s=now,
+                choice=request.new.sampling.choice,
+                token_id=token,
+                blocks=blocks,
+            )
+            self._add(request, event)
+            self._live[request.number].num_tokens += 1
+
+    def events_of(self, request_id: str) -> list[RequestEvent]:
+        """
+        Events of all choices of the latest request with this id, in order of time.
+
+        Raises:
+            RequestNotFound: None of it is kept.
+        """
+        kept = chain(self._ended.values(), self._live.values())
+        logs = [log for log in kept if log.request_id == request_id]
+        if not logs:
+            message = f"no events of a request with the id {request_id!r} are kept"
+            raise RequestNotFound(message, field="request_id")
+        arrival_s = max(log.arrival_s for log in logs)
+        events = chain.from_iterable(log.events() for log in logs if log.arrival_s == arrival_s)
+        return sorted(events, key=lambda event: event.time_s)
+
+    def check_integrity(self, live: Iterable[tuple[Request, int]]) -> None:
+        """
+        Compare with the live requests and their numbers of outputs.
+
+        Raises:
+            InternalError: An event came out of order, is missing or was recorded twice.
+        """
+        if self._illegal:
+            raise InternalError(self._illegal)
+        requests = {request.number: (request, num_outputs) for request, num_outputs in live}
+        if requests.keys() != self._live.keys():
+            raise InternalError("the requests with events are not those in the system")
+        for number, (request, num_outputs) in requests.items():
+            log, name = self._live[number], request.new.request_id
+            if log.phase not in _PHASES_OF.get(request.state, {Phase.RUNNING}):
+                message = f"{name} is {request.state.value}, by its events it is {log.phase.value}"
+                raise InternalError(message)
+            if self._keeps_tokens and log.num_tokens != num_outputs:
+                message = f"{name} has {num_outputs} tokens and {log.num_tokens} events of tokens"
+                raise InternalError(message)
+        if self._num_ended != sum(len(log) for log in self._ended.values()):
+            raise InternalError("the count of events of ended requests is wrong")
+
+    def _add(self, request: Request, event: RequestEvent) -> None:
+        log = self._live.get(request.number)
+        if log is None:
+            log = self._live[request.number] = _Log(request)
+        phase = LEGAL_ORDER[log.phase].get(event.kind)
+        if phase is None:
+            self._illegal = self._illegal or (
+                f"illegal order of events: {log.request_id} is {log.phase.value} and got "
+                f"{event.kind.name}"
+            )
+        else:
+            log.phase = phase
+        log.add(event)
+
+    def _keep_ended(self, number: int) -> None:
+        log = self._live.pop(number)
+        self._ended[number] = log
+        self._num_ended += len(log)
+        while self._num_ended > MAX_ENDED_EVENTS and len(self._ended) > 1:
+            _, oldest = self._ended.popitem(last=False)
+            self._num_ended -= len(oldest)

@@ -1,0 +1,1 @@
+"""Results of a step: tokens, ends and log probabilities for their requests."""

@@ -1,0 +1,45 @@
+"""Log probabilities on their way from a result to whoever asked for them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.request.events import TokenLogprobs
+from scheduler_svc.core.state.state import CoreState
+from tandem.link.batch import StepResult
+from tandem.link.logprobs import LogprobColumns
+
+
+def note_logprobs(
+    state: CoreState,
+    result: StepResult,
+    columns: LogprobColumns,
+    late: NDArray[np.intp] | None = None,
+) -> None:
+    """
+    Tell the log probabilities of the tokens that a result is about to append.
+
+    Args:
+        state: Before the tokens are appended, which may end their requests.
+        result: Checked.
+        columns: Its log probabilities.
+        late: Rows of the result whose request no longer runs in its slot, shape ``[L]``, None where
+            all do; those that ended are told nothing.
+    """
+    row = columns.row
+    slot, slots = result.slot[row], state.slots
+    handle = slots.handle[slot]
+    offset = result.position[row] - slots.prompt_len[slot]
+    kept = np.ones(len(row), np.bool_)
+    late_entries = [] if late is None else np.isin(row, late).nonzero()[0].tolist()
+    for entry in late_entries:
+        key = (int(slot[entry]), int(result.generation[row[entry]]))
+        request = state.draining.get(key)
+        if request is None:
+            kept[entry] = False
+        else:
+            handle[entry], offset[entry] = request.new.handle, len(request.outputs)
+    if not kept.all():
+        handle, offset, columns = handle[kept], offset[kept], columns.select(kept)
+    state.events.add_logprobs(TokenLogprobs(handle=handle, offset=offset, columns=columns))

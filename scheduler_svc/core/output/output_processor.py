@@ -1,0 +1,331 @@
+"""What the result of a step changes: tokens, ends, errors and the counters of who computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.faults.distrust import distrust, retry_alone
+from scheduler_svc.core.faults.trials import note_progress
+from scheduler_svc.core.output.logprobs import note_logprobs
+from scheduler_svc.core.request.events import Progress, ProgressKind
+from scheduler_svc.core.request.request import FinishReason, Request, RequestState
+from scheduler_svc.core.slots.decode_rows import DecodeRows
+from scheduler_svc.core.slots.planned_rows import PlannedRows
+from scheduler_svc.core.slots.slots import SlotColumn, SlotTable
+from scheduler_svc.core.state.state import CoreState
+from tandem.errors import InvalidLogits, InvalidParameter, SessionLost, TandemError
+from tandem.link.batch import Int32Column, RowError, RowErrorKind, StepResult
+
+_TRUE = b"\x01"
+
+
+def apply_result(state: CoreState, result: StepResult, now: float) -> None:
+    """
+    Apply the result of the oldest batch in flight.
+
+    Raises:
+        SessionLost: The result is not one of that batch; nothing changed then.
+    """
+    if not state.in_flight:
+        raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
+    rows = state.in_flight[0]
+    if _is_as_planned(state.slots, rows, result):
+        if result.logprobs is not None:
+            note_logprobs(state, result, result.logprobs)
+        _apply_as_planned(state, rows, result, now)
+    else:
+        _apply_any(state, rows, result, now)
+    if state.suspects:
+        note_progress(state, now)
+
+
+def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> bool:
+    """
+    True when all rows still run and the result has exactly their tokens; it is cheap to tell, and
+    nearly always so.
+    """
+    return (
+        rows.num_departures == slots.num_departures
+        and not result.row_errors
+        and len(result.token) == len(rows.sampling_slot)
+        and result.position.tobytes() == rows.sampling_end.tobytes()
+        and result.slot.tobytes() == rows.sampling_slot.tobytes()
+        and result.generation.tobytes() == rows.sampling_generation.tobytes()
+    )
+
+
+def _apply_as_planned(state: CoreState, rows: PlannedRows, result: StepResult, now: float) -> None:
+    state.in_flight.popleft()
+    state.counters.steps += 1
+    decodes, count = rows.decodes, rows.num_decodes
+    if len(rows.slot) == count:
+        if decodes is not None:
+            _append_decodes(state, rows, decodes, result.token, now)
+        return
+    slots = state.slots
+    slots.applied[rows.slot[count:]] += rows.num_tokens[count:]
+    _note_prefills(state, rows)
+    if decodes is not None:
+        _append_decodes(state, rows, decodes, result.token[:count], now)
+    if len(result.token) > count:
+        _append_tokens(
+            state, result.slot[count:], result.position[count:], result.token[count:], now
+        )
+
+
+def _append_decodes(
+    state: CoreState, rows: PlannedRows, decodes: DecodeRows, token: Int32Column, now: float
+) -> None:
+    """Count one computed token and append one sampled token for each decode, all of which run."""
+    slots, slot, position = state.slots, decodes.slot, rows.sampling_end[: len(decodes)]
+    if decodes.tokens_seen_s is None:
+        state.inter_token_s.observe(now - slots.last_token_s[slot])
+    else:
+        state.inter_token_s.observe_equal(now - decodes.tokens_seen_s, len(token))
+    decodes.tokens_seen_s = now
+    slots.push_decodes(decodes, position, token, now)
+    state.events.add_tokens(decodes.handle, position - decodes.prompt_len, token)
+    state.counters.output_tokens += len(token)
+    if state.recorder is not None:
+        _record_tokens(state, slot, token, now)
+    ends = slots.end_ids.may_end(token)
+    if rows.is_someones_last:
+        ends |= position + 1 == slots.stop_len[slot]
+    elif _TRUE not in ends.tobytes():  # far faster than to ask numpy
+        return
+    _finish_those_over(state, slot, token, ends, now)
+
+
+def _apply_any(state: CoreState, rows: PlannedRows, result: StepResult, now: float) -> None:
+    late = _check(state, rows, result)
+    state.in_flight.popleft()
+    state.counters.steps += 1
+    for error in result.row_errors:
+        _fail_row(state, error)
+    if result.row_errors:  # which may also have stopped rows that shared KV with these
+        late = _late_rows(state, result)
+    drained = _count_rows(state, rows)
+    if result.logprobs is not None:
+        note_logprobs(state, result, result.logprobs, late)
+    if len(late):
+        for row in late.tolist():
+            _append_late_token(state, result, row, now)
+        result = _without(result, late)
+    if len(result.slot):
+        _append_tokens(state, result.slot, result.position, result.token, now)
+    for request in drained:
+        if request.state is RequestState.DRAINING:
+            state.wait_again(request)
+
+
+def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[np.intp]:
+    """
+    Check that each row that was to sample has its one token at its place, or a row error.
+
+    Returns:
+        Rows of the result whose request no longer runs in that slot, shape ``[L]``.
+    """
+    slot, generation = rows.sampling_slot, rows.sampling_generation
+    if result.row_errors:
+        sampled = _without_errors(rows, result)
+        slot, generation = slot[sampled], generation[sampled]
+    lengths = {len(slot), len(result.slot), len(result.position), len(result.token)}
+    if (
+        len(lengths) > 1
+        or (slot != result.slot).any()
+        or not np.array_equal(generation, result.generation)
+    ):
+        message = (
+            f"result of step {result.step_id} has tokens for slots {result.slot.tolist()}, "
+            f"planned were {slot.tolist()}"
+        )
+        raise SessionLost(message)
+    slots = state.slots
+    expected = slots.known[slot]
+    late = _late_rows(state, result)
+    for row in late.tolist():
+        request = state.draining.get((int(slot[row]), int(generation[row])))
+        # Tokens of requests that ended are dropped, wherever they are.
+        expected[row] = result.position[row] if request is None else request.num_known
+    if (expected != result.position).any():
+        row = np.flatnonzero(expected != result.position)[0]
+        message = (
+            f"result of step {result.step_id} has a token at position {result.position[row]} of "
+            f"slot {slot[row]}, expected position {expected[row]}"
+        )
+        raise SessionLost(message)
+    return late
+
+
+def _late_rows(state: CoreState, result: StepResult) -> NDArray[np.intp]:
+    """Rows of a result whose request no longer runs in that slot, shape ``[L]``."""
+    slots, slot = state.slots, result.slot
+    is_late = (slots.generation[slot] != result.generation) | ~slots.running[slot]
+    late: NDArray[np.intp] = is_late.nonzero()[0]
+    return late
+
+
+def _without_errors(rows: PlannedRows, result: StepResult) -> NDArray[np.bool_]:
+    """Which of the rows that were to sample have no row error."""
+    failed = {(error.slot, error.generation) for error in result.row_errors}
+    planned = zip(rows.slot.tolist(), rows.generation.tolist(), strict=True)
+    if strangers := failed.difference(planned):
+        message = f"result of step {result.step_id} has errors of rows not planned: {strangers}"
+        raise SessionLost(message)
+    keys = zip(rows.sampling_slot.tolist(), rows.sampling_generation.tolist(), strict=True)
+    return np.array([key not in failed for key in keys], np.bool_)
+
+
+def _without(result: StepResult, late: NDArray[np.intp]) -> StepResult:
+    return replace(
+        result,
+        slot=np.delete(result.slot, late),
+        generation=np.delete(result.generation, late),
+        position=np.delete(result.position, late),
+        token=np.delete(result.token, late),
+        logprobs=None,
+    )
+
+
+def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
+    """Count what was computed; returns draining requests that now have nothing in flight."""
+    slots = state.slots
+    is_same = slots.generation[rows.slot] == rows.generation
+    is_live = is_same & slots.live[rows.slot]
+    slots.applied[rows.slot[is_live]] += rows.num_tokens[is_live]
+    drained = []
+    # A slot is live until its release is planned, also when its request drains already.
+    for row in (~(is_same & slots.running[rows.slot])).nonzero()[0].tolist():
+        request = state.draining.get((int(rows.slot[row]), int(rows.generation[row])))
+        if request is None:
+            continue
+        request.applied += int(rows.num_tokens[row])
+        if request.applied == request.planned:
+            drained.append(request)
+    _note_prefills(state, rows)
+    return drained
+
+
+def _note_prefills(state: CoreState, rows: PlannedRows) -> None:
+    """Count prompt tokens and tell how far each prompt of a batch is."""
+    slots = state.slots
+    for row in range(rows.num_decodes, len(rows.slot)):
+        state.counters.prefill_tokens += int(rows.num_tokens[row])
+        slot = int(rows.slot[row])
+        if slots.running[slot] and slots.generation[slot] == rows.generation[row]:
+            done = int(min(slots.applied[slot], slots.prompt_len[slot]))
+            handle = int(slots.handle[slot])
+            state.events.add(Progress(handle=handle, kind=ProgressKind.PREFILLED, value=done))
+
+
+def _append_tokens(
+    state: CoreState, slot: SlotColumn, position: Int32Column, token: Int32Column, now: float
+) -> None:
+    """Append one token to each of these slots, all of which run; columns of shape ``[S]``."""
+    slots = state.slots
+    slot = slot.astype(np.intp)
+    known = position + 1
+    offset = position - slots.prompt_len[slot]
+    slots.push_tokens(slot, position, token)
+    _note_times(state, slot, position, now)
+    state.events.add_tokens(slots.handle[slot], offset, token)
+    state.counters.output_tokens += len(slot)
+    if state.recorder is not None:
+        _record_tokens(state, slot, token, now)
+    ends = slots.end_ids.may_end(token) | (known == slots.stop_len[slot])
+    _finish_those_over(state, slot, token, ends, now)
+
+
+def _record_tokens(state: CoreState, slot: SlotColumn, token: Int32Column, now: float) -> None:
+    assert state.recorder is not None
+    requests = [state.slots.request_of(int(s)) for s in slot]
+    state.recorder.note_tokens(zip(requests, token.tolist(), strict=True), state.pool, now)
+
+
+def _finish_those_over(
+    state: CoreState, slot: SlotColumn, token: Int32Column, ends: NDArray[np.bool_], now: float
+) -> None:
+    """End those, among the rows that may be at their end, whose latest token ends them."""
+    for row in ends.nonzero()[0].tolist():
+        finish_if_over(state, state.slots.request_of(int(slot[row])), int(token[row]), now)
+
+
+def _note_times(state: CoreState, slot: SlotColumn, position: Int32Column, now: float) -> None:
+    slots = state.slots
+    gaps = now - slots.last_token_s[slot]
+    slots.last_token_s[slot] = now
+    first = position == slots.submitted_len[slot]
+    if first.any():
+        state.note_first_tokens([slots.request_of(int(s)) for s in slot[first]], now)
+        gaps = gaps[~first]
+    state.inter_token_s.observe(gaps)
+
+
+def _append_late_token(state: CoreState, result: StepResult, row: int, now: float) -> None:
+    """Keep a token that was in flight when its request lost its slot, unless that has ended."""
+    request = state.draining.get((int(result.slot[row]), int(result.generation[row])))
+    if request is None:
+        return
+    offset, token = len(request.outputs), int(result.token[row])
+    request.outputs.append(token)
+    if request.last_token_s is None:
+        state.note_first_tokens([request], now)
+    else:
+        state.inter_token_s.observe(np.array([now - request.last_token_s]))
+    request.last_token_s = now
+    state.events.add_tokens(
+        np.array([request.new.handle], np.int64),
+        np.array([offset], np.int32),
+        np.array([token], np.int32),
+    )
+    state.counters.output_tokens += 1
+    if state.recorder is not None:
+        state.recorder.note_tokens([(request, token)], state.pool, now)
+    finish_if_over(state, request, token, now)
+
+
+def finish_if_over(state: CoreState, request: Request, token: int, now: float) -> None:
+    """End a request if its latest token ends it; EOS before stop ids before lengths."""
+    slot = request.slot
+    num_outputs = len(request.outputs) if slot is None else state.slots.num_outputs(slot)
+    if token in request.new.eos_token_ids:
+        state.finish(request, FinishReason.EOS, now, matched_token=token)
+    elif token in request.new.stop_token_ids:
+        state.finish(request, FinishReason.STOP_TOKEN, now, matched_token=token)
+    elif request.prompt_len + num_outputs == request.stop_len:
+        reason = FinishReason.CONTEXT_LIMIT if request.ends_by_context else FinishReason.MAX_TOKENS
+        state.finish(request, reason, now)
+
+
+def _fail_row(state: CoreState, error: RowError) -> None:
+    slots = state.slots
+    key = (error.slot, error.generation)
+    request = state.draining.get(key)
+    if request is None and slots.running[error.slot]:
+        holder = slots.request_of(error.slot)
+        request = holder if holder.slot_key == key else None
+    if request is None:
+        return
+    if request.kv_writers and error.kind is RowErrorKind.INVALID_LOGITS:
+        retry_alone(state, request)
+    else:
+        distrust(state, request)
+        state.fail(request, _row_error(request, error))
+
+
+def _row_error(request: Request, error: RowError) -> TandemError:
+    request_id = request.new.request_id
+    if error.kind is RowErrorKind.TOKEN_OUT_OF_RANGE:
+        message = (
+            f"a token of request {request_id} is outside the model's vocabulary ({error.message}): "
+            "tokenize with this model's tokenizer"
+        )
+        return InvalidParameter(message, field="prompt")
+    message = (
+        f"the model produced NaN or infinity for request {request_id} ({error.message}): try "
+        "another prompt, and check the model's weights if others fail too"
+    )
+    return InvalidLogits(message)

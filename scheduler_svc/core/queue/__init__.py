@@ -1,0 +1,1 @@
+"""The waiting queue: policies, tenants, and advice for a refused caller."""

@@ -1,0 +1,318 @@
+"""
+In which order requests that never ran are admitted, among those of one level.
+
+A level is what priority and waiting leave, see `queue.WaitingQueue`. Source: the schedule policies
+of SGLang. Unlike there, `random` is a fixed permutation, `dfs-weight` sees prefixes that waiting
+requests share before any of them is cached, and an order is kept until it may have changed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from scheduler_svc.core.queue.keyed_heap import KeyedHeap
+from scheduler_svc.core.request.block_hashes import DIGEST_BYTES
+from scheduler_svc.core.request.options import SchedulePolicy
+from scheduler_svc.core.request.request import Request
+
+MAX_LPM_WAITING = 128
+"""While more than this wait, lpm is fcfs: matching every prompt would cost more than it saves."""
+
+_ID_BITS = 64
+_MASK = (1 << _ID_BITS) - 1
+
+
+class PrefixView(Protocol):
+    """What policies ask of the prefix cache."""
+
+    @property
+    def version(self) -> int:
+        """Changes whenever another answer may."""
+
+    def match_len(self, request: Request) -> int:
+        """Leading tokens of a request whose KV is cached."""
+
+    def digests_of(self, request: Request) -> bytes:
+        """Digests of the full blocks of its prompt, 32 bytes each, one after the other."""
+
+    def is_cached(self, digest: bytes) -> bool:
+        """True when a block with this digest can be matched."""
+
+
+class Bucket(Protocol):
+    """Requests of one level, in the order of a policy."""
+
+    def add(self, request: Request) -> None:
+        """Take a request in that arrived after all others here."""
+
+    def discard(self, request: Request) -> None:
+        """Remove a request that is here."""
+
+    def __len__(self) -> int: ...
+
+    def in_order(self, view: PrefixView | None, num_waiting: int) -> Iterator[Request]:
+        """
+        Who goes next, then who goes next if that one stays, and so on; whoever was yielded may
+        leave meanwhile, nobody may come.
+
+        Args:
+            view: The prefix cache; None where there is none.
+            num_waiting: Requests in the whole queue.
+        """
+
+
+class FcfsBucket:
+    """First come, first served: O(1) for every operation and for the head."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, Request] = OrderedDict()
+
+    def add(self, request: Request) -> None:
+        """See `Bucket`."""
+        self._waiting[request.number] = request
+
+    def discard(self, request: Request) -> None:
+        """See `Bucket`."""
+        del self._waiting[request.number]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def in_order(self, _view: PrefixView | None, _num_waiting: int) -> Iterator[Request]:
+        """See `Bucket`."""
+        while self._waiting:
+            head = next(iter(self._waiting.values()))
+            yield head
+            if head.number in self._waiting:
+                yield from self._still_here(list(self._waiting.values())[1:])
+                return
+
+    def _still_here(self, order: list[Request]) -> Iterator[Request]:
+        return (request for request in order if request.number in self._waiting)
+
+
+class KeyBucket:
+    """Smallest key first, then first come: O(log n) to add and for the head."""
+
+    __slots__ = ("_key", "_waiting")
+
+    def __init__(self, key: Callable[[Request], float]) -> None:
+        self._key = key
+        self._waiting: KeyedHeap[Request] = KeyedHeap()
+
+    def add(self, request: Request) -> None:
+        """See `Bucket`."""
+        self._waiting.push(self._key(request), request.number, request)
+
+    def discard(self, request: Request) -> None:
+        """See `Bucket`."""
+        self._waiting.discard(request.number)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def in_order(self, _view: PrefixView | None, _num_waiting: int) -> Iterator[Request]:
+        """See `Bucket`."""
+        return iter(self._waiting)
+
+
+class LpmBucket(FcfsBucket):
+    """
+    Longest cached prefix first, then first come; fcfs while more than `MAX_LPM_WAITING` wait.
+
+    Each prompt is matched once per version of the cache, and sorting waits until the cache or the
+    bucket changed.
+    """
+
+    __slots__ = ("_matches", "_order", "_version")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._matches: dict[int, tuple[int, int]] = {}
+        """Number to version of the cache and tokens matched then."""
+        self._order: list[Request] = []
+        self._version: int | None = None
+
+    def add(self, request: Request) -> None:
+        """See `Bucket`."""
+        super().add(request)
+        self._version = None
+
+    def discard(self, request: Request) -> None:
+        """See `Bucket`."""
+        super().discard(request)
+        self._matches.pop(request.number, None)
+
+    def in_order(self, view: PrefixView | None, num_waiting: int) -> Iterator[Request]:
+        """See `Bucket`."""
+        if view is None or num_waiting > MAX_LPM_WAITING:
+            return super().in_order(view, num_waiting)
+        if self._version != view.version:
+            waiting = self._waiting.values()
+            self._order = sorted(waiting, key=lambda request: -self._match_len(request, view))
+            self._version = view.version
+        return self._still_here(self._order)
+
+    def _match_len(self, request: Request, view: PrefixView) -> int:
+        version, length = self._matches.get(request.number, (None, 0))
+        if version != view.version:
+            length = view.match_len(request)
+            self._matches[request.number] = view.version, length
+        return length
+
+
+class DfsWeightBucket(FcfsBucket):
+    """
+    Depth first over the tree of shared prefixes, the branch most requests wait under first.
+
+    A node is a prompt prefix of whole blocks that two waiting requests share or that is cached.
+    Each request hangs at its deepest node, behind that node's branches. Ties go to whoever came
+    first. Ordering takes O(n log n) comparisons of digest chains, when the cache or the bucket
+    changed.
+    """
+
+    __slots__ = ("_order", "_version")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._order: list[Request] = []
+        self._version: int | None = None
+
+    def add(self, request: Request) -> None:
+        """See `Bucket`."""
+        super().add(request)
+        self._version = None
+
+    def in_order(self, view: PrefixView | None, num_waiting: int) -> Iterator[Request]:
+        """See `Bucket`."""
+        if view is None:
+            return super().in_order(view, num_waiting)
+        if self._version != view.version:
+            self._order = _depth_first(self._waiting.values(), view)
+            self._version = view.version
+        return self._still_here(self._order)
+
+
+class _Node:
+    """
+    A prefix that several waiting requests share.
+
+    Attributes:
+        depth: Bytes of its chain of digests.
+        own: Requests that share no longer prefix with another and have none cached.
+        branches: Longer prefixes, and requests with a longer prefix that is cached.
+        weight: Requests at and under it.
+        first: The earliest of them.
+    """
+
+    __slots__ = ("branches", "depth", "first", "own", "weight")
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.own: list[Request] = []
+        self.branches: list[tuple[int, int, _Node | Request]] = []
+        self.weight = 0
+        self.first = 0
+
+    def hang(self, request: Request, path: bytes, view: PrefixView) -> None:
+        """Add a request whose deepest shared prefix this is."""
+        digest = path[self.depth : self.depth + DIGEST_BYTES]
+        if digest and view.is_cached(digest):
+            self.branches.append((-1, request.number, request))
+        else:
+            self.own.append(request)
+        self._count(1, request.number)
+
+    def adopt(self, node: _Node) -> None:
+        """Add a node that is complete."""
+        self.branches.append((-node.weight, node.first, node))
+        self._count(node.weight, node.first)
+
+    def _count(self, weight: int, first: int) -> None:
+        self.first = min(self.first, first) if self.weight else first
+        self.weight += weight
+
+
+def _depth_first(requests: Iterable[Request], view: PrefixView) -> list[Request]:
+    """Order requests as `DfsWeightBucket` says."""
+    order: list[Request] = []
+    stack: list[_Node | Request | list[Request]] = [_tree_of(requests, view)]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, _Node):
+            stack.append(sorted(top.own, key=lambda request: request.number))
+            branches = sorted(top.branches, key=lambda branch: branch[:2], reverse=True)
+            stack += [branch for _, _, branch in branches]
+        else:
+            order += top if isinstance(top, list) else [top]
+    return order
+
+
+def _tree_of(requests: Iterable[Request], view: PrefixView) -> _Node:
+    """
+    The tree of shared prefixes; returns its root.
+
+    Sorted by their chains, requests that share a prefix are neighbours, and what each shares with
+    the next says where nodes begin and end: however deep prefixes nest, each request costs a few
+    comparisons.
+    """
+    paths = sorted(((view.digests_of(one), one) for one in requests), key=lambda path: path[0])
+    open_nodes = [_Node(0)]
+    for i, (path, request) in enumerate(paths):
+        shared = _shared_bytes(path, paths[i + 1][0]) if i + 1 < len(paths) else 0
+        if shared > open_nodes[-1].depth:
+            open_nodes.append(_Node(shared))
+        open_nodes[-1].hang(request, path, view)
+        while open_nodes[-1].depth > shared:
+            done = open_nodes.pop()
+            if open_nodes[-1].depth < shared:
+                open_nodes.append(_Node(shared))
+            open_nodes[-1].adopt(done)
+    return open_nodes[0]
+
+
+def _shared_bytes(one: bytes, other: bytes) -> int:
+    """Bytes of the digests that two chains share."""
+    if one[:DIGEST_BYTES] != other[:DIGEST_BYTES]:
+        return 0
+    low, high = 0, min(len(one), len(other)) // DIGEST_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        # Equal digests stand for equal prefixes, so one digest tells.
+        end = middle * DIGEST_BYTES
+        if one[end - DIGEST_BYTES : end] == other[end - DIGEST_BYTES : end]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * DIGEST_BYTES
+
+
+def scatter(number: int) -> int:
+    """
+    A permutation of the 64-bit numbers without visible order.
+
+    Source: the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    """
+    word = (number + 0x9E3779B97F4A7C15) & _MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return word ^ (word >> 31)
+
+
+def bucket_of(policy: SchedulePolicy) -> Bucket:
+    """An empty bucket that is ordered by this policy."""
+    match policy:
+        case SchedulePolicy.FCFS:
+            return FcfsBucket()
+        case SchedulePolicy.LPM:
+            return LpmBucket()
+        case SchedulePolicy.DFS_WEIGHT:
+            return DfsWeightBucket()
+        case SchedulePolicy.LOF:
+            return KeyBucket(lambda request: request.prompt_len - request.stop_len)
+        case SchedulePolicy.RANDOM:
+            return KeyBucket(lambda request: scatter(request.number))

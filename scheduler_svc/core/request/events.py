@@ -1,0 +1,193 @@
+"""What the core tells the owners of requests, as columns where there is one entry per token."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.request.request import FinishReason
+from tandem.errors import TandemError
+from tandem.link.batch import Int32Column
+from tandem.link.logprobs import LogprobColumns
+
+
+class ProgressKind(enum.IntEnum):
+    """Which state `Progress.value` speaks of."""
+
+    QUEUED = 1
+    """value = requests ahead."""
+    SCHEDULED = 2
+    """value = cached prompt tokens."""
+    PREFILLED = 3
+    """value = prompt tokens done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """
+    One line for the log.
+
+    Attributes:
+        event: Its name where logs are for machines.
+        values: Its keys there.
+        text: The line where logs are for people, verbatim.
+        is_warning: It is one, or else it informs.
+    """
+
+    event: str
+    values: Mapping[str, object]
+    text: str
+    is_warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A request changed place."""
+
+    handle: int
+    kind: ProgressKind
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """
+    A request ended well; nothing follows for its handle.
+
+    `num_output_tokens` counts up to the end, the ending token included. Times are seconds;
+    `first_token_s` is None when no token was produced.
+    """
+
+    handle: int
+    reason: FinishReason
+    matched_token: int | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    queue_s: float
+    first_token_s: float | None
+    total_s: float
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A request ended by an error; nothing follows for its handle."""
+
+    handle: int
+    error: TandemError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """
+    Log probabilities of tokens that are in the token columns of the same events.
+
+    Attributes:
+        handle: int64 ``[Q]``, whose token.
+        offset: int32 ``[Q]``, which of its output tokens.
+        columns: The log probabilities; their `row` means nothing here.
+    """
+
+    handle: NDArray[np.int64]
+    offset: Int32Column
+    columns: LogprobColumns
+
+
+_NO_INT64: NDArray[np.int64] = np.empty(0, np.int64)
+_NO_INT32: Int32Column = np.empty(0, np.int32)
+
+
+def _no_int64() -> NDArray[np.int64]:
+    return _NO_INT64
+
+
+def _no_int32() -> Int32Column:
+    return _NO_INT32
+
+
+@dataclass(slots=True, kw_only=True)
+class CoreEvents:
+    """
+    Everything that happened in one turn of the core.
+
+    The three token columns have one entry per new output token: whose, its output offset (0 =
+    first), its id. Tokens of a request come in order and before its `Ended`. `logprobs` are those
+    of tokens whose requests asked for them, in order too.
+    """
+
+    token_handle: NDArray[np.int64] = field(default_factory=_no_int64)
+    token_offset: Int32Column = field(default_factory=_no_int32)
+    token: Int32Column = field(default_factory=_no_int32)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    log_lines: list[LogLine] = field(default_factory=list)
+    """For the operators' log, in order."""
+
+    def __bool__(self) -> bool:
+        """True when anything happened."""
+        return bool(len(self.token) or self.ended or self.failed or self.progress or self.log_lines)
+
+
+class EventLog:
+    """Collects events until somebody takes them."""
+
+    __slots__ = ("_ended", "_failed", "_log_lines", "_logprobs", "_progress", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens: list[tuple[NDArray[np.int64], Int32Column, Int32Column]] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._ended: list[Ended] = []
+        self._failed: list[Failed] = []
+        self._progress: list[Progress] = []
+        self._log_lines: list[LogLine] = []
+
+    def add_tokens(
+        self, handle: NDArray[np.int64], offset: Int32Column, token: Int32Column
+    ) -> None:
+        """New output tokens as equally long columns."""
+        self._tokens.append((handle, offset, token))
+
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Log probabilities of tokens that are added before the events are taken."""
+        self._logprobs.append(logprobs)
+
+    def add(self, event: Ended | Failed | Progress) -> None:
+        """Anything but tokens."""
+        if isinstance(event, Ended):
+            self._ended.append(event)
+        elif isinstance(event, Failed):
+            self._failed.append(event)
+        else:
+            self._progress.append(event)
+
+    def add_log(self, line: LogLine) -> None:
+        """A line for the operators' log."""
+        self._log_lines.append(line)
+
+    def take(self) -> CoreEvents:
+        """Everything since the last call."""
+        events = CoreEvents(
+            ended=self._ended,
+            failed=self._failed,
+            progress=self._progress,
+            log_lines=self._log_lines,
+        )
+        if len(self._tokens) == 1:
+            events.token_handle, events.token_offset, events.token = self._tokens[0]
+        elif self._tokens:
+            handles, offsets, tokens = zip(*self._tokens, strict=True)
+            events.token_handle = np.concatenate(handles)
+            events.token_offset = np.concatenate(offsets)
+            events.token = np.concatenate(tokens)
+        self._tokens, self._ended, self._failed, self._progress = [], [], [], []
+        self._log_lines = []
+        if self._logprobs:
+            events.logprobs, self._logprobs = self._logprobs, []
+        return events

@@ -1,0 +1,218 @@
+"""What the core knows of a request, from submission to its end."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tandem.errors import InternalError
+from tandem.link.batch import Int32Column, RowSampling
+
+
+class FinishReason(enum.IntEnum):
+    """Why a choice ended; numbers are those of `tandem.common.v1.FinishReason`."""
+
+    EOS = 1
+    STOP_TOKEN = 2
+    STOP_STRING = 3
+    MAX_TOKENS = 4
+    CONTEXT_LIMIT = 5
+    DEADLINE = 6
+    CANCELLED = 7
+
+
+class RequestState(enum.Enum):
+    """
+    Where a request is; it is in exactly one state.
+
+    Legal moves: WAITING to PREFILL, PREFILL to DECODE, DECODE to PAUSED (keeps slot and blocks, but
+    is in no step) and back, PREFILL, DECODE or PAUSED to DRAINING (preempted, results still in
+    flight) or straight to WAITING (preempted, none in flight), DRAINING to WAITING, and any of them
+    to ENDED.
+    """
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """
+    One accepted-to-be request, validated and resolved by whoever submits it.
+
+    Attributes:
+        request_id: Unique among live requests.
+        handle: The submitter's number for this request; the core returns it with every event.
+            int64, at least 0.
+        prompt: Token ids, shape ``[P]``, P at least 1.
+        sampling: Resolved parameters.
+        max_tokens: Most output tokens, at least 1.
+        eos_token_ids: Ids that end it with EOS; empty under ignore_eos.
+        stop_token_ids: Ids that end it with STOP_TOKEN.
+        arrival_s: When it arrived, on the clock the core is driven with.
+        deadline_s: When it ends with DEADLINE, same clock; None for never.
+        fills_context: `max_tokens` is what the context had left, not what somebody asked for:
+            reaching it is CONTEXT_LIMIT.
+        num_choices: Completions of this prompt, at least 1; choice i has handle `handle` + i and
+            draws with `sampling.choice` i.
+        priority: Lower goes first.
+        tenant: Whose it is, for limits per tenant; empty for nobody's.
+        cache_salt: Only requests with the same salt share KV.
+        block_digests: 32 bytes per full block of the prompt, see
+            `scheduler_svc.core.request.block_hashes`; empty to have the core compute them.
+        prior_outputs: Output tokens that each choice has already, from the request's life on a
+            scheduler that is gone, ``num_choices`` columns; empty when none has any. They count
+            as outputs in every respect but that they are not told again: offsets go on after them.
+        finished_choices: Choices that ended in that life: nothing is produced of them, and no
+            event tells of them.
+    """
+
+    request_id: str
+    handle: int
+    prompt: Int32Column
+    sampling: RowSampling
+    max_tokens: int
+    arrival_s: float
+    eos_token_ids: frozenset[int] = frozenset()
+    stop_token_ids: frozenset[int] = frozenset()
+    deadline_s: float | None = None
+    fills_context: bool = False
+    num_choices: int = 1
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: bytes = b""
+    block_digests: bytes = b""
+    prior_outputs: tuple[Int32Column, ...] = ()
+    finished_choices: frozenset[int] = frozenset()
+
+    @property
+    def live_choices(self) -> list[int]:
+        """The choices to be produced, ascending."""
+        return [i for i in range(self.num_choices) if i not in self.finished_choices]
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end it, for whatever reason."""
+        return self.eos_token_ids | self.stop_token_ids
+
+
+LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.ENDED}),
+    RequestState.PREFILL: frozenset(
+        {RequestState.DECODE, RequestState.DRAINING, RequestState.WAITING, RequestState.ENDED}
+    ),
+    RequestState.DECODE: frozenset(
+        {RequestState.PAUSED, RequestState.DRAINING, RequestState.WAITING, RequestState.ENDED}
+    ),
+    RequestState.PAUSED: frozenset(
+        {RequestState.DECODE, RequestState.DRAINING, RequestState.WAITING, RequestState.ENDED}
+    ),
+    RequestState.DRAINING: frozenset({RequestState.WAITING, RequestState.ENDED}),
+    RequestState.ENDED: frozenset(),
+}
+"""Where a request may go from each state."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """
+    A request in the system; the core is its one owner.
+
+    While it holds a slot its counters live in the slot's columns and its latest tokens in the
+    slot's tail; here they are up to date whenever it holds none.
+
+    Attributes:
+        new: What was submitted.
+        number: Grows with arrival; never reused.
+        stop_len: Tokens of prompt plus output at which it ends.
+        outputs: Output tokens so far, those it came with included.
+        num_prior: Output tokens it came with.
+        slot: Its slot; None while it waits or drains.
+        slot_key: Slot and generation that its results in flight carry, once it had a slot.
+        planned: Tokens sent for computing in its latest slot, once it drains.
+        applied: Those of them whose results were seen, once it drains.
+        waited_s: Seconds it waited in all before its latest admission.
+        was_aged: It had waited so long by then that it went ahead of all that had not.
+        gave_way: It lost a slot to a request of better priority; that happens once.
+        digests: Of its leading full blocks, as far as they were needed.
+        kv_writers: Who computed KV that it found cached, as `prefix_cache.writer_key`.
+        num_cached_tokens: Prompt tokens found cached when it was first admitted.
+        num_out_of_memory: Small steps of it alone that the executor had no memory for.
+        is_alone: It computes everything itself, as what it shared may have been wrong.
+        siblings: The live choices of this request, in order; one list for all of them.
+        queued_tokens: Uncached tokens of its prompt when it was submitted, for max_queued_tokens.
+        num_truncated_tokens: Oldest tokens of its prompt that were cut when it was submitted.
+    """
+
+    new: NewRequest
+    number: int
+    stop_len: int
+    state: RequestState = RequestState.WAITING
+    outputs: array[int] = field(default_factory=lambda: array("i"))
+    num_prior: int = 0
+    slot: int | None = None
+    slot_key: tuple[int, int] = (-1, 0)
+    planned: int = 0
+    applied: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_preemptions: int = 0
+    waited_s: float = 0.0
+    was_aged: bool = False
+    gave_way: bool = False
+    queued_tokens: int = 0
+    num_truncated_tokens: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    kv_writers: frozenset[int] = frozenset()
+    num_cached_tokens: int = 0
+    num_out_of_memory: int = 0
+    is_alone: bool = False
+    siblings: list[Request] = field(default_factory=list)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.new.prompt)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of prompt and outputs so far."""
+        return len(self.new.prompt) + len(self.outputs)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end it, for whatever reason."""
+        return self.new.end_ids
+
+    @property
+    def ends_by_context(self) -> bool:
+        """True when it is the context's end that bounds the output, not a number asked for."""
+        is_cut = self.stop_len < self.prompt_len + self.new.max_tokens
+        return is_cut or self.new.fills_context
+
+    def known_tokens(self) -> Int32Column:
+        """Prompt and outputs so far, shape ``[P + N]``."""
+        return np.concatenate([self.new.prompt, np.array(self.outputs, np.int32)])
+
+    def move(self, state: RequestState) -> None:
+        """
+        Change state.
+
+        Raises:
+            InternalError: The move is not legal.
+        """
+        if state not in LEGAL_MOVES[self.state]:
+            message = (
+                f"invalid state transition of {self.new.request_id}: {self.state.value} to "
+                f"{state.value}"
+            )
+            raise InternalError(message)
+        self.state = state

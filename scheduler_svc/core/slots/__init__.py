@@ -1,0 +1,1 @@
+"""Running rows: their tokens, blocks and ends, by slot."""

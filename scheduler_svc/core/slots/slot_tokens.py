@@ -1,0 +1,160 @@
+"""
+What was seen of each slot: its output tokens, how many are known, and when the latest came.
+
+A step in which everybody decodes brings one token for each of the same rows. Writing those into
+the columns at once would cost more than everything else about such a result, and most are read
+only when a request ends. So they are kept as they came, and written when somebody looks at a
+column, or when there are `MAX_LATE` of them.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.request.request import Request
+from scheduler_svc.core.slots.decode_rows import DecodeRows
+from tandem.link.batch import Int32Column
+
+TAIL_LEN = 512
+"""Most output tokens a slot collects before they move to its request."""
+MAX_LATE = 64
+"""Most results that are kept unwritten."""
+
+_ROW_LEN = TAIL_LEN + 16  # A power of two would put all rows' ends into the same few cache lines.
+_Result: TypeAlias = tuple[DecodeRows, Int32Column, Int32Column, float]
+
+
+class SlotTokens:
+    """
+    Columns of shape ``[slots]``, and the latest outputs of each slot; owned by the slot table.
+
+    Attributes:
+        tail_start: Tokens known that are not in the tail: prompt and `Request.outputs`.
+    """
+
+    __slots__ = (
+        "_applied",
+        "_base",
+        "_flat",
+        "_known",
+        "_last_token_s",
+        "_late",
+        "_raw",
+        "_requests",
+        "tail_start",
+    )
+
+    def __init__(self, requests: list[Request | None]) -> None:
+        """
+        Args:
+            requests: Whose each slot is; whose tail is full gets its tokens.
+        """
+        n = len(requests)
+        self._requests = requests
+        self._known = np.zeros(n, np.int32)
+        self._applied = np.zeros(n, np.int32)
+        self._last_token_s = np.zeros(n, np.float64)
+        self.tail_start = np.zeros(n, np.int32)
+        self._flat = np.zeros(n * _ROW_LEN, np.int32)
+        self._raw = self._flat.data.cast("B")
+        # Index of a slot's token at position p is p plus this.
+        self._base = np.zeros(n, np.int64)
+        self._late: list[_Result] = []
+
+    @property
+    def known(self) -> Int32Column:
+        """Tokens whose value is known: prompt and outputs."""
+        self._write()
+        return self._known
+
+    @property
+    def applied(self) -> Int32Column:
+        """Tokens computed, as far as results were seen."""
+        self._write()
+        return self._applied
+
+    @property
+    def last_token_s(self) -> NDArray[np.float64]:
+        """When each latest token was seen."""
+        self._write()
+        return self._last_token_s
+
+    def begin(self, slot: int, request: Request, num_cached: int) -> None:
+        """Start over for a request that got the slot, with `num_cached` positions computed."""
+        self._write()
+        self._known[slot] = request.num_known
+        self._applied[slot] = num_cached
+        self._last_token_s[slot] = 0.0 if request.last_token_s is None else request.last_token_s
+        self.tail_start[slot] = request.num_known
+        self._base[slot] = slot * _ROW_LEN - request.num_known
+
+    def push(self, slots: NDArray[np.intp], position: Int32Column, token: Int32Column) -> None:
+        """Append one output token to each of these slots, no one twice; all three ``[N]``."""
+        self._write()
+        self._append(slots, position, token[None])
+
+    def push_decodes(
+        self, rows: DecodeRows, position: Int32Column, token: Int32Column, now: float
+    ) -> None:
+        """
+        Append one output token to each of these rows, which all run; both columns ``[R]``.
+
+        Each row has computed up to and without its position.
+        """
+        self._late.append((rows, position, token, now))
+        if len(self._late) == MAX_LATE:
+            self._write()
+
+    def flush(self, slot: int) -> None:
+        """Move a slot's latest tokens to its request."""
+        self._write()
+        self._flush(np.array([slot], np.intp))
+
+    def tail_len(self, slot: int) -> int:
+        """Tokens in a slot's tail."""
+        return int(self.known[slot] - self.tail_start[slot])
+
+    def _write(self) -> None:
+        """Bring the columns up to date."""
+        if not self._late:
+            return
+        late, self._late = self._late, []
+        for _, group in groupby(late, key=lambda result: id(result[0])):
+            results = list(group)
+            rows, first, _, _ = results[0]
+            _, last, _, now = results[-1]
+            tokens = np.concatenate([token for _, _, token, _ in results])
+            self._append(rows.slot, first, tokens.reshape(len(results), -1))
+            self._applied[rows.slot] = last
+            self._last_token_s[rows.slot] = now
+
+    def _append(self, slots: NDArray[np.intp], first: Int32Column, tokens: Int32Column) -> None:
+        """Append tokens, shape ``[T, N]``, T at most MAX_LATE, from these positions on."""
+        count = len(tokens)
+        is_full = first + count - self.tail_start[slots] > TAIL_LEN
+        if np.count_nonzero(is_full):
+            self._flush(slots[is_full])
+        # Every stretch of `count` tokens of the flat tails, one per place where it begins: a slot's
+        # new ones are one of them, and are copied as a piece, which takes a third of the time.
+        size = self._flat.itemsize
+        shape = len(self._flat) - count + 1, count
+        stretches: Int32Column = np.ndarray(shape, np.int32, self._flat.data, 0, (size, size))
+        stretches[self._base[slots] + first] = tokens.T
+        self._known[slots] = first + count
+
+    def _flush(self, slots: NDArray[np.intp]) -> None:
+        known = self._known[slots]
+        start = self._base[slots] + self.tail_start[slots]
+        stop = self._base[slots] + known
+        places = zip(slots.tolist(), start.tolist(), stop.tolist(), strict=True)
+        size = self._flat.itemsize
+        for slot, first, end in places:
+            request = self._requests[slot]
+            assert request is not None
+            request.outputs.frombytes(self._raw[size * first : size * end])
+        self.tail_start[slots] = known
+        self._base[slots] = slots * _ROW_LEN - known

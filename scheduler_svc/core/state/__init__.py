@@ -1,0 +1,1 @@
+"""The state that planning and output processing share."""

@@ -1,0 +1,134 @@
+"""
+How much of the output that running requests may still produce is expected to come, and what that
+leaves for new ones.
+
+Source: SGLang 0.3.5. We differ where blocks differ from single tokens: a prompt's blocks are all
+taken at its admission, so its charge is its whole uncached prompt even if only a chunk is computed;
+a request that ran before is charged what it can still produce; and the check never keeps a request
+whose prompt fits out of an engine where nothing runs, else one that asks for all there is would
+wait for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.slots.slots import SlotTable
+
+INIT_RATIO = 0.7
+MIN_FACTOR = 0.14
+DECAY_STEPS = 600
+RETRACT_STEPS = 20
+"""Decode steps that must fit after a retraction: what is retracted beyond the present need."""
+CLIP_MAX_NEW_TOKENS = 4096
+"""Most output tokens that one request is expected to have left."""
+
+
+class NewTokenRatio:
+    """
+    The share of their remaining `max_tokens` that running requests are expected to use.
+
+    It starts at `init`, falls linearly to `min` over 600 decode steps without a shortage, is set
+    anew by each retraction, and goes back to `init` when nothing is left to do. It is not stepped:
+    its value follows from a count of decode steps that the caller keeps anyway.
+
+    Args:
+        conservativeness: At least 0; scales `init`, which is at most 1.
+
+    Attributes:
+        init: Value at the start.
+        min: Where it stops falling, unless a retraction set it lower.
+        decay: How much it falls per decode step.
+    """
+
+    __slots__ = ("_since_step", "_start", "decay", "init", "min")
+
+    def __init__(self, conservativeness: float) -> None:
+        self.init = min(INIT_RATIO * conservativeness, 1.0)
+        self.min = min(self.init * MIN_FACTOR, 1.0)
+        self.decay = (self.init - self.min) / DECAY_STEPS
+        self._start = self.init
+        self._since_step = 0
+
+    def at(self, decode_step: int) -> float:
+        """The value after this many decode steps since the core was made."""
+        steps = max(decode_step - self._since_step, 0)
+        return max(self._start - self.decay * steps, self.min) if steps else self._start
+
+    def reset(self, decode_step: int) -> None:
+        """Start over: nothing runs and nothing waits."""
+        self._start, self._since_step = self.init, decode_step
+
+    def note_retraction(self, slots: SlotTable, decode_step: int) -> None:
+        """
+        Expect of those left what they have produced and 20 more tokens each.
+
+        Args:
+            slots: Survivors are those that run.
+            decode_step: Decode steps so far, the one that retracts included.
+        """
+        left = slots.running.nonzero()[0]
+        generated = int((slots.known[left] - slots.prompt_len[left]).sum())
+        max_new = int((slots.stop_len[left] - slots.prompt_len[left]).sum())
+        expected = generated + RETRACT_STEPS * len(left)
+        self._start = min(1.0, expected / max_new) if max_new else 1.0
+        self._since_step = decode_step
+
+
+def lasts(free: int, left: NDArray[np.int64], held: NDArray[np.int64]) -> bool:
+    """
+    Say whether memory lasts while all produce what they have left, one token per step, and free
+    what they hold and have produced as they end.
+
+    Args:
+        free: Tokens that free and evictable blocks hold.
+        left: Tokens each will still produce, shape ``[N]``; 0 for who may end any time, which
+            frees nothing.
+        held: Tokens that each one's blocks hold now, shape ``[N]``.
+    """
+    left, held = left[left > 0], held[left > 0]
+    order = left.argsort(kind="stable")
+    left, held = left[order], held[order]
+    freed = held.cumsum() - held
+    num_going_on = np.arange(len(left), 0, -1)
+    return bool((free + freed - left * num_going_on > 0).all())
+
+
+@dataclass(slots=True)
+class AdmissionBudget:
+    """
+    What one step's plan leaves for new requests.
+
+    `reserved` is the tokens that those who run are expected to need beyond the blocks they hold:
+    ``sum(min(max_tokens - generated, 4096)) * ratio`` over those that ran before this step, and
+    unscaled for those it admits.
+    """
+
+    reserved: float
+
+    @classmethod
+    def of(cls, slots: SlotTable, ratio: float) -> AdmissionBudget:
+        """The reserve for all that run; takes time proportional to the slots."""
+        left = slots.stop_len - slots.known
+        expected = np.minimum(left, CLIP_MAX_NEW_TOKENS).sum(where=slots.running, dtype=np.int64)
+        return cls(float(expected) * ratio)
+
+    def fits(self, available: int, extend_len: int, max_new: int) -> bool:
+        """
+        Say whether a request may join those that run.
+
+        Args:
+            available: Tokens that free and evictable blocks hold; where its cached prefix is
+                pinned already, that is no part of them.
+            extend_len: Its uncached tokens.
+            max_new: Output tokens it can still produce.
+        """
+        charge = extend_len + min(max_new, CLIP_MAX_NEW_TOKENS)
+        return charge < available - self.reserved
+
+    def charge(self, max_new: int) -> None:
+        """Reserve for a request that was admitted; its prompt's blocks are taken already."""
+        self.reserved += min(max_new, CLIP_MAX_NEW_TOKENS)

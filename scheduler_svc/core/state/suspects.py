@@ -1,0 +1,253 @@
+"""
+Which request kills executors: who is to blame for deaths, and who is to be tried next.
+
+A death is counted against the requests of the step that was running, and forgotten for those that
+then get on: past the step that died, and `CLEARED_AFTER` tokens past where they stood, of which
+what that step was to compute counts as one. Who has `SUSPECTED_AT` deaths is a *suspect*, and while
+there are suspects only a *trial* runs:
+
+    suspects that never died alone        half of them; who gets on is trusted again
+    the executor dies in that trial       only the trial's suspects remain, of whom half are tried
+    a suspect that died alone             once more alone, after somebody else got on alone (a
+                                          *control*), for else the executor may be what is broken
+    it dies alone again                   it is poison, and fails
+    `BROKEN_AT` died alone, each once,    the executor is broken, not these requests: they fail as
+    and nobody got on                     its loss would have them fail
+
+So one request of n that kills is found after about ``log2(n) + 4`` deaths, and nobody fails as
+poison who did not die alone twice. Where nobody else is there to be a control the second death
+alone counts without one.
+
+Source: bisecting the input that breaks a batch is an old practice of batch systems; we know of no
+serving engine that does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler_svc.core.request.request import Request
+
+CLEARED_AFTER = 8
+"""Tokens computed past where a request stood at a death after which it is trusted again."""
+SUSPECTED_AT = 2
+"""Deaths that make a suspect."""
+POISON_AT = 2
+"""Deaths alone that are no accident."""
+CAUTIOUS_STEPS = 64
+"""Steps after a death that are sent one at a time, while anybody has a mark."""
+BROKEN_AT = 4
+"""Requests that died alone one after the other before the executor is blamed."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Mark:
+    """
+    What speaks against one request.
+
+    Attributes:
+        request: Whom.
+        deaths: Deaths in its steps since it was last trusted.
+        deaths_alone: Those of them that count with it alone in the step.
+        cleared_at: Tokens computed of it at which it is trusted again.
+        had_control: Somebody else got on since it died alone.
+    """
+
+    request: Request
+    deaths: int = 0
+    deaths_alone: int = 0
+    cleared_at: int = 0
+    had_control: bool = False
+
+    @property
+    def is_suspect(self) -> bool:
+        """True while it runs in trials only."""
+        return self.deaths >= SUSPECTED_AT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """
+    What follows from one death.
+
+    Attributes:
+        blamed: Marks of the requests in the step that died.
+        poison: The one that is poison, if one is.
+        victims: Those that fail because the executor is broken.
+    """
+
+    blamed: list[Mark]
+    poison: Request | None = None
+    victims: tuple[Request, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnprovenDeath:
+    """
+    A step that was running when an executor was last heard.
+
+    Attributes:
+        rows: Its live requests, and the tokens computed of each at which it is trusted again.
+        num_known: Tokens of prompt and outputs that each of them had.
+        num_ended: Requests of it that had ended.
+    """
+
+    rows: list[tuple[Request, int]]
+    num_known: list[int]
+    num_ended: int
+
+
+class Suspects:
+    """
+    The marks of live requests, and who is tried.
+
+    Attributes:
+        trial: Who alone may run, by number; empty where there is no trial.
+        num_suspects: Marks that make a suspect.
+        cautious_until: Results applied in all up to which one step at a time is in flight while
+            anybody has a mark: with several it is not always known in which one an executor died.
+    """
+
+    __slots__ = ("_marks", "cautious_until", "num_suspects", "trial")
+
+    def __init__(self) -> None:
+        self._marks: dict[int, Mark] = {}
+        self.trial: dict[int, Mark] = {}
+        self.num_suspects = 0
+        self.cautious_until = 0
+
+    def __bool__(self) -> bool:
+        """True while anybody has a mark."""
+        return bool(self._marks)
+
+    def marks(self) -> list[Mark]:
+        """All marks, in order of arrival."""
+        return sorted(self._marks.values(), key=lambda mark: mark.request.number)
+
+    def note_death(
+        self, rows: list[tuple[Request, int]], num_live: int, *, num_ended: int = 0
+    ) -> Verdict:
+        """
+        Count a death.
+
+        Args:
+            rows: The live requests of the step that died, and the tokens computed of each at which
+                it is trusted again.
+            num_live: All requests in the system.
+            num_ended: Requests of that step that have ended since; any may be what it died of.
+        """
+        was_bisecting = any(not mark.deaths_alone for mark in self.trial.values())
+        blamed = [self._blame(request, cleared_at) for request, cleared_at in rows]
+        # A death that is proven late may have been before this trial, under others.
+        if was_bisecting and blamed and all(mark.request.number in self.trial for mark in blamed):
+            self._narrow_to(blamed)
+        self.trial.clear()
+        verdict = Verdict(blamed=blamed)
+        if len(blamed) == 1 and not num_ended:
+            verdict = self._judge(blamed[0], num_live)
+        self.num_suspects = sum(mark.is_suspect for mark in self._marks.values())
+        return verdict
+
+    def note_progress(self, computed: Iterable[tuple[Mark, int]]) -> list[Mark]:
+        """
+        Trust those again who got on; returns them. `computed` has the tokens computed of each.
+        """
+        cleared = [mark for mark, count in computed if count >= mark.cleared_at]
+        for mark in cleared:
+            self._clear(mark)
+        return cleared
+
+    def note_left(self, number: int, *, got_on: bool) -> None:
+        """A request has left the system; `got_on` if by what it produced."""
+        mark = self._marks.get(number)
+        if mark is None:
+            return
+        if got_on:
+            self._clear(mark)
+        else:
+            self._forget(number)
+
+    def begin_trial(self, live: Iterable[Request]) -> list[Mark]:
+        """Choose who is to be tried next, where there are suspects and no trial; returns them."""
+        suspects = [mark for mark in self.marks() if mark.is_suspect]
+        fresh = [mark for mark in suspects if not mark.deaths_alone]
+        tried = fresh[: (len(fresh) + 1) // 2]
+        if not tried:
+            # All that are left died alone once.
+            tried = [mark for mark in suspects if mark.had_control][:1]
+        if not tried:
+            control = self._control(live)
+            tried = suspects[:1] if control is None else [control]
+        self.trial = {mark.request.number: mark for mark in tried}
+        return tried
+
+    def _blame(self, request: Request, cleared_at: int) -> Mark:
+        mark = self._marks.setdefault(request.number, Mark(request=request))
+        mark.deaths += 1
+        mark.cleared_at = max(mark.cleared_at, cleared_at)
+        return mark
+
+    def _narrow_to(self, blamed: list[Mark]) -> None:
+        """Whoever was not in the trial that died has one death left, but who died alone."""
+        for mark in self._marks.values():
+            if mark.is_suspect and not mark.deaths_alone and mark not in blamed:
+                mark.deaths = SUSPECTED_AT - 1
+
+    def _judge(self, mark: Mark, num_live: int) -> Verdict:
+        """The executor died under this request alone."""
+        died_alone = [one for one in self.marks() if one.deaths_alone or one is mark]
+        has_control = len(died_alone) < num_live
+        if not mark.deaths_alone or mark.had_control or not has_control:
+            mark.deaths_alone += 1
+        if mark.deaths_alone >= POISON_AT:
+            return Verdict(blamed=[mark], poison=mark.request)
+        mark.had_control = False
+        unproven = [one for one in died_alone if not one.had_control]
+        if len(unproven) >= BROKEN_AT:
+            return Verdict(blamed=[mark], victims=tuple(one.request for one in unproven))
+        return Verdict(blamed=[mark])
+
+    def _control(self, live: Iterable[Request]) -> Mark | None:
+        """
+        Somebody who never died alone, is not suspected of it, and is soon computed; None if there
+        is nobody.
+        """
+        accused = {
+            mark.request.new.request_id for mark in self._marks.values() if mark.deaths_alone
+        }
+
+        def rank(request: Request) -> tuple[int, bool, bool, int, int]:
+            mark = self._marks.get(request.number)
+            return (
+                0 if mark is None else mark.deaths,
+                request.new.request_id in accused,
+                not request.outputs,
+                request.num_known,
+                request.number,
+            )
+
+        others = [one for one in live if not self._died_alone(one)]
+        if not others:
+            return None
+        chosen = min(others, key=rank)
+        mark = self._marks.setdefault(chosen.number, Mark(request=chosen))
+        mark.cleared_at = max(mark.cleared_at, chosen.num_known - 1 + CLEARED_AFTER)
+        return mark
+
+    def _died_alone(self, request: Request) -> bool:
+        mark = self._marks.get(request.number)
+        return mark is not None and mark.deaths_alone > 0
+
+    def _clear(self, mark: Mark) -> None:
+        self._forget(mark.request.number)
+        for other in self._marks.values():
+            other.had_control = other.had_control or other.deaths_alone > 0
+
+    def _forget(self, number: int) -> None:
+        mark = self._marks.pop(number)
+        self.trial.pop(number, None)
+        self.num_suspects -= mark.is_suspect
+        if not self.num_suspects and self.trial:
+            # It was a control, and nobody is left whom it could help.
+            self.trial.clear()

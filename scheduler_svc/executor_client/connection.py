@@ -1,0 +1,251 @@
+"""
+Opening a session: which executor, in which order, and what may be accepted.
+
+    Describe ──▶ may it be used? ──▶ GetTokenizer, once per model ──▶ OpenSession ──▶ SessionOpened
+
+Addresses are tried in turn, each once per round, none waiting for one that is silent
+(`executor_probe`), and rounds are spaced by a growing wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from scheduler_svc.executor_client.channel import open_channel, stub_on
+from scheduler_svc.executor_client.description import ExecutorDescription, read_description
+from scheduler_svc.executor_client.link_events import (
+    FIRST_BACKOFF_S,
+    LONGEST_BACKOFF_S,
+    ConnectFailed,
+    LinkEvent,
+    PathFound,
+    SessionOpened,
+    backoff_s,
+)
+from scheduler_svc.executor_client.model_cache import ModelCache
+from scheduler_svc.executor_client.probe import Answer, ExecutorProbe
+from tandem.errors import (
+    IncompatibleExecutor,
+    ModelChanged,
+    SessionHeld,
+    SessionLost,
+    TandemError,
+)
+from tandem.executor.v1 import executor_service_pb2 as executor_pb2
+from tandem.executor.v1 import session_pb2
+from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
+from tandem.link import PROTOCOL_VERSION
+from tandem.link.session import SchedulerId
+from tandem.status import from_rpc_error
+
+DESCRIBE_DEADLINE_S = 5.0
+SEEK_DEADLINE_S = 2.0
+"""Shorter, as the session may come back meanwhile where it was."""
+OPEN_DEADLINE_S = 15.0
+"""Opening waits for the executor's running step; a call given up is repeated without harm."""
+TOKENIZER_DEADLINE_S = 120.0
+SHORTEST_LEASE_MS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInUse:
+    """The model that live requests began on: no other may go on with them."""
+
+    fingerprint: str
+    name: str
+
+
+class ExecutorConnector:
+    """
+    Opens sessions. `require` may be called from any thread; all else belongs to the link's thread.
+
+    Attributes:
+        address: Where the newest session's executor was reached last; the first one before there
+            was any session.
+    """
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        *,
+        scheduler: SchedulerId,
+        lease_ms: int,
+        take_over: bool,
+        cache: ModelCache,
+        accept: Callable[[ExecutorDescription], object],
+    ) -> None:
+        """
+        Args:
+            addresses: host:port or unix:PATH of each executor, at least one, preferred ones first.
+            scheduler: Who we are.
+            lease_ms: Silence after which another scheduler may open a session.
+            take_over: Fence whoever holds the first session that is opened; never a later one.
+            cache: Where tokenizer files go.
+            accept: Raises IncompatibleExecutor for an executor that must not be used; called before
+                a session is opened.
+        """
+        self._addresses = addresses
+        self._scheduler = scheduler
+        self._lease_ms = lease_ms
+        self._may_take_over = take_over
+        self._cache = cache
+        self._accept = accept
+        self._in_use: ModelInUse | None = None
+        self._boot_id = ""
+        """Of the last session's executor; empty before the first."""
+        self.address = addresses[0]
+
+    def require(self, model: ModelInUse | None) -> None:
+        """Accept only executors with this model from now on; None for any."""
+        self._in_use = model
+
+    def connect(
+        self, post: Callable[[LinkEvent], None], stopping: threading.Event, *, elsewhere: bool
+    ) -> None:
+        """
+        Try all addresses until one opens a session or `stopping` is set.
+
+        Args:
+            post: Takes each failure, and at last the session.
+            stopping: Ends it.
+            elsewhere: Try the address of the last session last instead of first.
+        """
+        num_rounds = 0
+        while not stopping.is_set():
+            order = self._in_turn(elsewhere=elsewhere)
+            waits: list[float] = []
+            with ExecutorProbe(order, deadline_s=DESCRIBE_DEADLINE_S) as probe:
+                for answer in probe.answers():
+                    failed = self._try(answer, post)
+                    if failed is None or stopping.is_set():
+                        return
+                    waits.append(self._wait_after(failed.error, num_rounds + 1))
+                    retry_in_s = min(waits) if len(waits) == len(order) else 0.0
+                    post(_retrying(failed, retry_in_s))
+            num_rounds += 1
+            stopping.wait(min(waits))
+
+    def seek(self, post: Callable[[LinkEvent], None], *, may_move: bool) -> None:
+        """
+        Ask at every address but that of the last session, at once and once.
+
+        Args:
+            post: Takes a PathFound if the last session's executor answers there too; else, with
+                `may_move`, each failure to open a session with another one, and the session.
+            may_move: Open a session with another executor that can be used.
+        """
+        others = self._in_turn(elsewhere=True)[:-1]
+        with ExecutorProbe(others, deadline_s=SEEK_DEADLINE_S) as probe:
+            answers = probe.first_answers()
+            for answer in answers:
+                if answer.boot_id == self._boot_id:
+                    self.address = answer.address
+                    post(PathFound(boot_id=answer.boot_id, address=answer.address))
+                    return
+            for answer in answers if may_move else ():
+                failed = self._try(answer, post)
+                if failed is None:
+                    return
+                post(failed)
+
+    def shorten_lease(self) -> None:
+        """Open our own session again with the shortest lease, so that it ends a second later."""
+        if not self._boot_id:
+            return
+        with open_channel(self.address) as channel:
+            try:
+                stub_on(channel).OpenSession(
+                    self._open_request(SHORTEST_LEASE_MS, take_over=False),
+                    timeout=DESCRIBE_DEADLINE_S,
+                )
+            except grpc.RpcError:
+                return  # An executor that cannot be reached will let our lease end by itself.
+
+    def _in_turn(self, *, elsewhere: bool) -> list[str]:
+        first = self._addresses.index(self.address) + elsewhere
+        return [*self._addresses[first:], *self._addresses[:first]]
+
+    def _try(self, answer: Answer, post: Callable[[LinkEvent], None]) -> ConnectFailed | None:
+        """Open a session and post it; gives what went wrong instead."""
+        description: ExecutorDescription | None = None
+        try:
+            if isinstance(answer.described, grpc.RpcError):
+                raise answer.described
+            description = read_description(answer.described)
+            opened = self._open(answer.address, answer.stub, description)
+        except grpc.RpcError as broken:
+            error = from_rpc_error(broken)
+        except TandemError as refused:
+            error = refused
+        else:
+            self.address = answer.address
+            self._boot_id = opened.description.boot_id
+            self._may_take_over = False
+            post(opened)
+            return None
+        return ConnectFailed(
+            error=error, retry_in_s=0.0, address=answer.address, description=description
+        )
+
+    def _open(
+        self, address: str, stub: ExecutorServiceStub, description: ExecutorDescription
+    ) -> SessionOpened:
+        self._accept(description)
+        self._check_model(description)
+        tokenizer_dir = self._cache.find(description.fingerprint)
+        if tokenizer_dir is None:
+            files = stub.GetTokenizer(
+                executor_pb2.GetTokenizerRequest(), timeout=TOKENIZER_DEADLINE_S
+            )
+            tokenizer_dir = self._cache.store(description.fingerprint, files)
+        session = stub.OpenSession(
+            self._open_request(self._lease_ms, take_over=self._may_take_over),
+            timeout=OPEN_DEADLINE_S,
+        )
+        if session.boot_id != description.boot_id:
+            raise SessionLost("the executor restarted between Describe and OpenSession")
+        return SessionOpened(
+            description=description,
+            tokenizer_dir=tokenizer_dir,
+            session_epoch=session.session_epoch,
+            address=address,
+        )
+
+    def _check_model(self, description: ExecutorDescription) -> None:
+        model = self._in_use
+        if model is not None and model.fingerprint != description.fingerprint:
+            raise ModelChanged(
+                f"it serves {description.model_name} ({description.fingerprint[:16]}), running "
+                f"requests need {model.name} ({model.fingerprint[:16]})"
+            )
+
+    def _open_request(self, lease_ms: int, *, take_over: bool) -> session_pb2.OpenSessionRequest:
+        return session_pb2.OpenSessionRequest(
+            protocol_version=PROTOCOL_VERSION,
+            scheduler_name=self._scheduler.name,
+            scheduler_incarnation=self._scheduler.incarnation,
+            take_over=take_over,
+            lease_ms=lease_ms,
+        )
+
+    def _wait_after(self, error: TandemError, num_rounds: int) -> float:
+        """Back off; a session held by another is asked for again soon after its lease may end."""
+        if isinstance(error, SessionHeld) and error.metadata.get("holder") != self._scheduler.name:
+            left_ms = float(error.metadata.get("lease_left_ms", "0"))
+            return min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, left_ms / 1000))
+        if isinstance(error, IncompatibleExecutor):
+            return LONGEST_BACKOFF_S
+        return backoff_s(num_rounds)
+
+
+def _retrying(failed: ConnectFailed, retry_in_s: float) -> ConnectFailed:
+    return ConnectFailed(
+        error=failed.error,
+        retry_in_s=retry_in_s,
+        address=failed.address,
+        description=failed.description,
+    )

@@ -1,0 +1,146 @@
+"""What an executor says about itself, checked and free of any encoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core.request.geometry import ExecutorGeometry
+from scheduler_svc.core.request.options import CoreOptions, Overlength
+from scheduler_svc.ipc.messages import Model
+from tandem.engine_config import EngineConfig
+from tandem.errors import IncompatibleExecutor
+from tandem.executor.v1.executor_service_pb2 import DescribeResponse
+from tandem.link import PROTOCOL_VERSION
+from tandem.sampling_ranges import broken_range
+
+DEFAULT_TEMPERATURE = 1.0
+DEFAULT_TOP_K = 0
+DEFAULT_TOP_P = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorDescription:
+    """
+    One boot of one executor; see tandem.executor.v1.DescribeResponse.
+
+    The defaults are what requests get that set nothing: the model's own recommendation, else
+    the public contract's.
+    """
+
+    boot_id: str
+    fingerprint: str
+    model_name: str
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    geometry: ExecutorGeometry
+    max_inflight_steps: int
+    kv_bytes_per_block: int
+    default_temperature: float
+    default_top_k: int
+    default_top_p: float
+    default_repetition_penalty: float = 1.0
+    default_min_p: float = 0.0
+    features: tuple[str, ...] = ()
+
+    def model(self, tokenizer_dir: str, limits: EngineConfig, options: CoreOptions) -> Model:
+        """What frontends need to know, with the limits and the options in force."""
+        kv_tokens = limits.max_num_blocks * limits.block_size
+        return Model(
+            name=self.model_name,
+            revision=self.fingerprint,
+            architecture=self.architecture,
+            dtype=self.dtype,
+            vocab_size=self.vocab_size,
+            max_model_len=limits.max_model_len,
+            eos_token_ids=self.eos_token_ids,
+            default_temperature=self.default_temperature,
+            default_top_k=self.default_top_k,
+            default_top_p=self.default_top_p,
+            default_repetition_penalty=self.default_repetition_penalty,
+            default_min_p=self.default_min_p,
+            tokenizer_dir=tokenizer_dir,
+            block_size=self.geometry.block_size if options.prefix_caching else 0,
+            truncates=options.overlength is Overlength.TRUNCATE,
+            kv_tokens=kv_tokens if kv_tokens < limits.max_model_len else None,
+        )
+
+
+def read_description(answer: DescribeResponse) -> ExecutorDescription:
+    """
+    Check and decode a Describe answer.
+
+    Raises:
+        IncompatibleExecutor: Another protocol version, or a value that cannot be.
+    """
+    _check(answer)
+    defaults = answer.generation_defaults
+    return ExecutorDescription(
+        boot_id=answer.boot_id,
+        fingerprint=answer.model_fingerprint,
+        model_name=answer.model_name,
+        architecture=answer.architecture,
+        dtype=answer.dtype,
+        device=answer.device,
+        vocab_size=answer.vocab_size,
+        eos_token_ids=tuple(np.frombuffer(answer.eos_token_ids, "<i4").tolist()),
+        geometry=ExecutorGeometry(
+            num_blocks=answer.num_blocks,
+            block_size=answer.block_size,
+            num_slots=answer.num_slots,
+            max_batch_size=answer.max_batch_size,
+            max_total_tokens=answer.max_total_tokens,
+            max_model_len=answer.max_model_len,
+            num_host_blocks=answer.num_host_blocks,
+        ),
+        max_inflight_steps=answer.max_inflight_steps,
+        kv_bytes_per_block=answer.kv_bytes_per_block,
+        default_temperature=(
+            defaults.temperature if defaults.HasField("temperature") else DEFAULT_TEMPERATURE
+        ),
+        default_top_k=max(0, defaults.top_k) if defaults.HasField("top_k") else DEFAULT_TOP_K,
+        default_top_p=defaults.top_p if defaults.HasField("top_p") else DEFAULT_TOP_P,
+        default_repetition_penalty=(
+            defaults.repetition_penalty if defaults.HasField("repetition_penalty") else 1.0
+        ),
+        default_min_p=defaults.min_p,
+        features=tuple(answer.features),
+    )
+
+
+def _check(answer: DescribeResponse) -> None:
+    if answer.protocol_version != PROTOCOL_VERSION:
+        raise IncompatibleExecutor(
+            f"the executor speaks step protocol {answer.protocol_version}, this scheduler "
+            f"{PROTOCOL_VERSION}: run both from the same release"
+        )
+    positive = (
+        "vocab_size",
+        "max_model_len",
+        "block_size",
+        "num_blocks",
+        "num_slots",
+        "max_batch_size",
+        "max_total_tokens",
+        "max_inflight_steps",
+    )
+    for name in positive:
+        if getattr(answer, name) < 1:
+            raise IncompatibleExecutor(f"the executor describes itself with {name} 0")
+    if not answer.boot_id or not answer.model_fingerprint:
+        raise IncompatibleExecutor("the executor describes itself without boot or model identity")
+    if len(answer.eos_token_ids) % 4:
+        raise IncompatibleExecutor(
+            "the executor describes itself with eos_token_ids that are not whole int32 tokens"
+        )
+    for descriptor, value in answer.generation_defaults.ListFields():
+        rule = broken_range(descriptor.name, value)
+        if rule is not None:  # every request that does not set it would be refused by the link
+            raise IncompatibleExecutor(
+                f"the executor describes its model with a default {descriptor.name} of {value:g}, "
+                f"which {rule}"
+            )

@@ -1,0 +1,357 @@
+"""
+The core's side of the executor: one session at a time, and what to do when it breaks.
+
+    connecting ── SessionOpened ──▶ attaching ── Attached ──▶ attached
+        ▲                             ▲   │                      │
+        │                             └───┴─ broken, or silent ──┤
+        └── SESSION_LOST, StepFailed, too long silent or stuck ──┘
+
+A broken stream keeps the session: it is attached again, at another address of the same executor if
+need be, and both ends send again what the other missed. A lost session takes all slots and blocks
+with it; the loop is told, and a new one is opened, with this executor or another.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from scheduler_svc.executor_client.link_events import (
+    ConnectFailed,
+    LinkEvent,
+    PathFound,
+    SessionOpened,
+    StreamBroken,
+    StreamMessage,
+    backoff_s,
+)
+from scheduler_svc.executor_client.link_problems import LinkProblems
+from scheduler_svc.executor_client.refusals import Refusals
+from scheduler_svc.executor_client.session_counts import SessionCounts
+from scheduler_svc.executor_client.session_neighbours import Link, SessionOwner
+from scheduler_svc.executor_client.watch import ExecutorWatch
+from tandem.errors import Draining, OutOfMemory, SessionLost, StreamReplaced, TandemError
+from tandem.link.batch import Command, StepFailed, StepResult
+from tandem.link.scheduler_end import LinkState, SchedulerEnd
+from tandem.link.session import Attached, Heartbeat, LossCause
+from tandem.link.wire import encode_attach
+from tandem.status import PeerUnavailable
+
+LONGEST_STREAM_SILENCE_S = 5.0
+"""A stream silent for longer is opened anew, over another connection: it may be dead unnoticed."""
+STREAMS_PER_LOSS = 4.0
+"""Streams that are tried at least while an executor is silent, before it is given up."""
+SEEK_AFTER_BROKEN = 3
+"""Streams in a row that could not be attached, after which other addresses are asked too."""
+STREAMS_IN_VAIN = 10
+"""Streams in a row on which a step, or its result, did not get through: the session is given up."""
+LOSSES_IN_VAIN = 4
+"""
+Sessions in a row lost before any step succeeded, after which steps are blamed also where nothing
+shows that a process died of them: else one could end every session for ever.
+"""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class ExecutorSession:
+    """
+    Keeps one executor attached. Owned by the core loop.
+
+    Attributes:
+        counts: What happened since the start.
+        refusals: Executors that answer and are not used.
+        address: Where the newest session's executor was reached last; empty before the first.
+        detached_since_s: Since when no stream is attached; None while one is.
+    """
+
+    def __init__(self, link: Link, owner: SessionOwner, *, lost_after_s: float, now: float) -> None:
+        """
+        Args:
+            link: The threads that talk to executors.
+            owner: Who owns what is lost with a session.
+            lost_after_s: How long the executor may be silent or stuck before it is given up.
+            now: Seconds, on the clock of all calls.
+        """
+        self._link = link
+        self._owner = owner
+        self._lost_after_s = lost_after_s
+        self._stream_silence_s = min(LONGEST_STREAM_SILENCE_S, lost_after_s / STREAMS_PER_LOSS)
+        self._end = SchedulerEnd(1)
+        self._watch = ExecutorWatch(now)
+        self._stream = self._num_broken = 0
+        """The newest one's number, and how many in a row did not get attached."""
+        self._num_lost = 0
+        """Sessions in a row in which no step succeeded."""
+        self._num_in_vain = 0
+        """Streams in a row on which the oldest step, or its result, did not get through."""
+        self._sent_s: dict[int, float] = {}
+        self._in_flight: dict[int, Command] = {}
+        self._problems = LinkProblems()
+        self._may_live: dict[str, str] = {}
+        """Boot ids of executors that fell silent, by the address where they were."""
+        self._was_attached = False
+        """Whether this session had a stream before."""
+        self._was_lost_stuck = False
+        self._is_released = False
+        self.counts = SessionCounts()
+        self.refusals = Refusals()
+        self.address = ""
+        self.detached_since_s: float | None = now
+
+    @property
+    def is_attached(self) -> bool:
+        """True while steps and results flow."""
+        return self._end.state is LinkState.ATTACHED
+
+    @property
+    def can_send(self) -> bool:
+        """True when the executor takes another step now."""
+        return self._end.can_send
+
+    @property
+    def usual_step_s(self) -> float:
+        """Seconds that a step usually computes; 0 before the first."""
+        return self._watch.usual_step_s
+
+    def send(self, command: Command, state_hash: int, now: float) -> int:
+        """Send the next step, whose id is returned; `can_send` must hold."""
+        step_id, raw = self._end.send(command, state_hash)
+        self._sent_s[step_id] = now
+        self._in_flight[step_id] = command
+        self._link.send(raw)
+        return step_id
+
+    def is_alive(self, grace_s: float) -> bool:
+        """True when the executor was heard within the grace time."""
+        return self._watch.was_heard and self._watch.silent_s <= grace_s
+
+    def is_progressing(self) -> bool:
+        """False while a step takes much longer than predicted, or did when its session was lost."""
+        return not (self._watch.stuck_s or self._was_lost_stuck)
+
+    def release(self, now: float) -> None:
+        """Give the executor back for good: nothing follows, and another scheduler may have it."""
+        self._is_released = True
+        self.detached_since_s = now
+        self._end.lose("the scheduler gives its executor back")
+        self._sent_s.clear()
+        self._in_flight.clear()
+        self._link.release()
+
+    def take_events(self, now: float) -> None:
+        """Handle everything the link reported, then judge what was not heard."""
+        if self._is_released:
+            return
+        for event in self._link.take_events():
+            try:
+                self._handle(event, now)
+            except SessionLost as error:
+                self._lose(error, LossCause.of(error.metadata), now)
+        self._look(now)
+
+    def _handle(self, event: LinkEvent, now: float) -> None:
+        match event:
+            case SessionOpened():
+                self._opened(event, now)
+            case ConnectFailed(error=error, retry_in_s=retry_in_s):
+                self.refusals.note(event)
+                self._problems.note("executor_connect_failed", error, retry_in_s, event.address)
+            case PathFound():
+                self._path_found(event)
+            case StreamMessage(stream=stream, message=message) if stream == self._stream:
+                self._watch.heard()
+                self._message(message, now)
+            case StreamBroken(stream=stream, error=error) if stream == self._stream:
+                self._broken(error, now)
+            case _:
+                pass  # The rest of a stream that was given up.
+
+    def _look(self, now: float) -> None:
+        """Give up what was silent or stuck for too long; a silent stream is opened anew before."""
+        watch, state = self._watch, self._end.state
+        watch.look(self._in_flight, now)
+        if state in (LinkState.CLOSED, LinkState.LOST):
+            return
+        if watch.session_silent_s > self._lost_after_s:
+            silent = SessionLost(f"the executor was silent for {watch.session_silent_s:.1f} s")
+            self._lose(silent, LossCause.SILENT, now)
+        elif self.is_attached and watch.stuck_s > self._lost_after_s:
+            step_id = watch.running_step_id
+            stuck = SessionLost(f"step {step_id} has been late for {watch.stuck_s:.1f} s")
+            self._lose(stuck, LossCause.STUCK, now)
+        elif state is not LinkState.DETACHED and watch.stream_silent_s > self._stream_silence_s:
+            self._link.seek(may_move=False)
+            self._open_anew(f"nothing came for {watch.stream_silent_s:.1f} s", now)
+        elif self.is_attached and watch.is_stalled(
+            self._in_flight, self._end.num_inflight_bytes, self._end.last_applied_step_id, now
+        ):
+            self._open_anew("the executor is idle and results are missing", now)
+
+    def _opened(self, event: SessionOpened, now: float) -> None:
+        if self._end.state not in (LinkState.CLOSED, LinkState.LOST):
+            moved = SessionLost(f"the work moves to the executor at {event.address}")
+            self._give_up(moved, LossCause.MOVED, now)
+        self._learn_fate(event.description.boot_id, event.address, now)
+        description = event.description
+        self._end = SchedulerEnd(description.max_inflight_steps)
+        self._end.open(description.boot_id, event.session_epoch)
+        self._watch.begin_session()
+        self._was_attached = False
+        self._num_broken = self._num_in_vain = 0
+        self.counts.sessions += 1
+        self.address = event.address
+        self._owner.session_opened(description, event.tokenizer_dir, now)
+        self._attach()
+
+    def _learn_fate(self, boot_id: str, address: str, now: float) -> None:
+        """Who answers where an executor fell silent: is it that one, it lived; else it has died."""
+        for where, silent in list(self._may_live.items()):
+            if silent == boot_id or where == address:
+                del self._may_live[where]
+                self._owner.executor_seen(silent, died=silent != boot_id, now=now)
+
+    def _path_found(self, event: PathFound) -> None:
+        """Streams go another way from now on, the one asked for last among them."""
+        if event.boot_id == self._end.boot_id:
+            _log.warning("executor_path_changed", address=event.address, previous=self.address)
+            self.address = event.address
+
+    def _attach(self, delay_s: float = 0.0) -> None:
+        self._watch.begin_stream()
+        self._stream = self._link.attach(encode_attach(self._end.attach()), delay_s)
+
+    def _message(self, message: Attached | StepResult | StepFailed | Heartbeat, now: float) -> None:
+        match message:
+            case StepResult():
+                if self._end.on_result(message):
+                    self._result(message, now)
+            case Heartbeat():
+                self._end.on_heartbeat(message)
+                self._watch.beat(message, now)
+            case Attached():
+                self._attached(message)
+            case StepFailed():
+                if self._end.on_result(message):
+                    raise _failed(message)
+
+    def _result(self, result: StepResult, now: float) -> None:
+        step_id, timings = result.step_id, result.timings
+        step_s = now - self._sent_s.pop(step_id, now)
+        command = self._in_flight[step_id]
+        computed_s = (timings.total_ns - timings.queued_ns) / 1e9
+        self._watch.step_done(step_id, command, computed_s or step_s)
+        self._owner.step_done(command, result, step_s, now)
+        del self._in_flight[step_id]
+        self._num_lost = self._num_in_vain = 0
+
+    def _attached(self, message: Attached) -> None:
+        missing = self._end.on_attached(message)
+        self._check_getting_through(message)
+        for raw in missing:
+            self._link.send(raw)
+        self.detached_since_s = None
+        self._was_lost_stuck = False
+        self.refusals.clear()
+        self._problems.clear()
+        self._num_broken = 0
+        self.counts.reattachments += self._was_attached
+        self.counts.steps_sent_again += len(missing)
+        self._was_attached = True
+        _log.info(
+            "executor_attached",
+            boot_id=self._end.boot_id,
+            session_epoch=self._end.session_epoch,
+            steps_sent_again=len(missing),
+        )
+
+    def _check_getting_through(self, message: Attached) -> None:
+        """Count streams that find the oldest step still on its way; SessionLost after too many."""
+        oldest = next(iter(self._in_flight), 0)
+        is_computed = oldest <= message.last_completed_step_id
+        is_on_its_way = oldest > 0 and (oldest > message.last_received_step_id or is_computed)
+        self._num_in_vain = (self._num_in_vain + 1) * is_on_its_way
+        if self._num_in_vain > STREAMS_IN_VAIN:
+            raise SessionLost(f"step {oldest} or its result is lost on stream after stream")
+
+    def _broken(self, error: TandemError, now: float) -> None:
+        match error:
+            case SessionLost():
+                self._lose(error, LossCause.of(error.metadata), now)
+            case StreamReplaced():
+                self._lose(error, LossCause.PROTOCOL, now)
+            case Draining():
+                self._lose(error, LossCause.DRAINING, now)
+            case _:
+                self._detach(error, now, num_broken=0 if self.is_attached else self._num_broken + 1)
+
+    def _open_anew(self, why: str, now: float) -> None:
+        """Leave the stream, whose end nobody may ever tell, for a new one."""
+        # That nobody answers is no sign that nobody is there: a stopped process accepts streams.
+        self._detach(PeerUnavailable(f"{why}; a new stream is opened"), now, num_broken=0)
+
+    def _detach(self, error: TandemError, now: float, *, num_broken: int) -> None:
+        """Note that the stream is over and open the next; the session goes on."""
+        if self.is_attached:
+            self.detached_since_s = now
+        self._end.detach()
+        self._num_broken = num_broken
+        delay_s = backoff_s(max(num_broken, self._num_in_vain - 1))
+        self._problems.note("executor_stream_broken", error, delay_s)
+        if num_broken >= SEEK_AFTER_BROKEN:
+            self._link.seek(may_move=True)
+        self._attach(delay_s)
+
+    def _lose(self, error: TandemError, cause: LossCause, now: float) -> None:
+        """Give the session up and open another; the wait grows until a step succeeds."""
+        self._give_up(error, cause, now)
+        delay_s = backoff_s(self._num_lost)
+        self._num_lost += 1
+        if cause is LossCause.FENCED:
+            self.refusals.fenced_by(error.metadata.get("holder", "another scheduler"))
+        is_elsewhere = cause in (LossCause.DRAINING, LossCause.SILENT, LossCause.STUCK)
+        self._link.connect(delay_s, elsewhere=is_elsewhere)
+
+    def _give_up(self, error: TandemError, cause: LossCause, now: float) -> None:
+        """End the session: what it held is gone, and the step that may be to blame is named."""
+        is_in_vain = self._num_lost >= LOSSES_IN_VAIN
+        is_blaming = cause.blames_step or (cause.may_repeat and is_in_vain)
+        died_in = self._running() if is_blaming else None
+        self._was_lost_stuck = self._was_lost_stuck or self._watch.stuck_s > 0
+        if self.detached_since_s is None:
+            self.detached_since_s = now
+        self._end.lose(error.message)
+        self._stream = 0
+        self._sent_s.clear()
+        self._in_flight.clear()
+        self._link.break_stream()
+        self.counts.note_loss(cause)
+        _log.warning(
+            "executor_session_lost",
+            cause=cause.value,
+            reason=error.reason,
+            message=error.message,
+            died_in=died_in,
+        )
+        may_live = self._end.boot_id if cause.may_live and not is_in_vain else ""
+        self._owner.session_lost(cause, died_in, may_live, now)
+        # Streams may have moved to where another boot had fallen silent.
+        self._learn_fate(self._end.boot_id, self.address, now)
+        if may_live:
+            self._may_live[self.address] = may_live
+
+    def _running(self) -> int | None:
+        """
+        The step that ran when last heard, counted from the oldest without a result: at least that
+        one; None without any.
+        """
+        if not self._in_flight:
+            return None
+        oldest, newest = next(iter(self._in_flight)), next(reversed(self._in_flight))
+        return min(max(self._watch.running_step_id, oldest), newest) - oldest
+
+
+def _failed(step: StepFailed) -> SessionLost:
+    is_memory = step.reason == OutOfMemory.reason and not step.sticky
+    cause = LossCause.OUT_OF_MEMORY if is_memory else LossCause.STEP_FAILED
+    text = f"step {step.step_id} failed: {step.reason}: {step.message}"
+    return SessionLost(text, metadata=cause.as_metadata())

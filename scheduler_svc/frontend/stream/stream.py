@@ -1,0 +1,204 @@
+"""One request's messages, in their order: Started, Progress, Delta, Finished, Done."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from scheduler_svc.core.request.events import ProgressKind
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.frontend.request.resume import ChoiceStart, PriorEnd
+from scheduler_svc.frontend.stream.delta import OutputDelta
+from scheduler_svc.frontend.stream.inbox import ChoiceNews, News, StreamInbox
+from scheduler_svc.frontend.text.output import OutputText
+from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
+from tandem.errors import InternalError
+from tandem.inference.v1 import stream_pb2
+from tandem.inference.v1.inference_service_pb2 import GenerateResponse
+
+Message = GenerateResponse | OutputDelta
+"""Of a stream."""
+EndAtStopString = Callable[[int, int], None]
+"""Called at most once per choice, with the choice and its number of output tokens up to the one
+that completed a stop string."""
+
+
+async def stream_messages(
+    inbox: StreamInbox,
+    starts: Sequence[ChoiceStart],
+    *,
+    started: stream_pb2.Started,
+    end_at_stop_string: EndAtStopString,
+    blocked_by: Callable[[], str],
+    text_of: Callable[[int], str],
+) -> AsyncGenerator[Message, None]:
+    """
+    Yield the stream of a request that was handed to the core.
+
+    Everything that arrives while the consumer is busy is merged into the next messages.
+
+    Args:
+        inbox: The core's news about it.
+        starts: Where each choice begins.
+        started: The first message.
+        end_at_stop_string: See `EndAtStopString`.
+        blocked_by: Says why nothing is computed; empty while it is.
+        text_of: Gives the text of a token by itself.
+
+    Raises:
+        TandemError: The request was refused or failed; what was produced before was yielded.
+    """
+    while inbox.accepted is None:
+        await inbox.wait()
+        refusal = inbox.take().failure if inbox.accepted is None else None
+        if refusal is not None:
+            raise refusal
+    yield GenerateResponse(started=_as_accepted(started, inbox.accepted))
+
+    choices = [_Choice(number, start, text_of) for number, start in enumerate(starts)]
+    for choice in choices:
+        if choice.prior_end is not None:
+            yield _finished_before(choice.number, choice.output, choice.prior_end)
+    while True:
+        news = inbox.take()
+        deltas = [
+            message
+            for one in news.choices
+            for message in choices[one.choice].messages(one, end_at_stop_string)
+        ]
+        # What brought the first token with it came before it.
+        if news.progress is not None or _needs_sign_of_life(news, deltas):
+            yield _progress(news.progress or inbox.progress, blocked_by())
+        for message in deltas:
+            yield message
+        if news.failure is not None:
+            raise news.failure
+        if all(choice.is_over for choice in choices):
+            yield _done(choices, started)
+            return
+        await inbox.wait()
+
+
+class _Choice:
+    """One choice on its way to the client."""
+
+    __slots__ = (
+        "_is_end_asked",
+        "_is_over_before",
+        "_text_of",
+        "end",
+        "number",
+        "output",
+        "prior_end",
+    )
+
+    def __init__(self, number: int, start: ChoiceStart, text_of: Callable[[int], str]) -> None:
+        self._is_end_asked = False
+        self._text_of = text_of
+        self._is_over_before = start.is_over
+        self.number = number
+        self.output = start.output
+        self.prior_end = start.end
+        self.end: StreamEnd | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True once nothing more comes of it."""
+        return self._is_over_before or self.end is not None
+
+    def messages(self, news: ChoiceNews, end_at_stop_string: EndAtStopString) -> list[Message]:
+        """What the news come to: at most a Delta and a Finished."""
+        output, end = self.output, news.end
+        if news.logprobs is None:
+            output.push_all(news.token_ids)
+        else:
+            for token_id, logprob in zip(news.token_ids, news.logprobs, strict=True):
+                output.push(token_id, logprob)
+        chunk = output.take() if end is None else output.finish()
+        found: list[Message] = (
+            [] if chunk is None else [OutputDelta(self.number, chunk, self._text_of)]
+        )
+        if end is None:
+            if output.stopped is not None and not self._is_end_asked:
+                self._is_end_asked = True
+                end_at_stop_string(self.number, output.num_tokens)
+            return found
+        if output.stopped is None and output.num_tokens != end.num_output_tokens:
+            raise InternalError(
+                f"choice {self.number} ended after {end.num_output_tokens} output tokens, "
+                f"but {output.num_tokens} arrived"
+            )
+        self.end = end
+        return [*found, _finished(self.number, output, end)]
+
+
+def _as_accepted(started: stream_pb2.Started, accepted: Accepted) -> stream_pb2.Started:
+    """The core has the last word on lengths: it knows how much memory there is."""
+    started.truncated_prompt_tokens += accepted.num_truncated_tokens
+    started.prompt_tokens -= accepted.num_truncated_tokens
+    if accepted.max_tokens is not None:
+        started.resolved_params.max_tokens = accepted.max_tokens
+    return started
+
+
+def _needs_sign_of_life(news: News, deltas: list[Message]) -> bool:
+    return news.is_silent and not deltas
+
+
+def _progress(progress: StreamProgress | None, blocked_by: str) -> GenerateResponse:
+    message = stream_pb2.Progress(blocked_by=blocked_by)
+    if progress is None or progress.kind == ProgressKind.QUEUED:
+        message.queued.position = 0 if progress is None else progress.value
+    elif progress.kind == ProgressKind.SCHEDULED:
+        message.scheduled.cached_tokens = progress.value
+    else:
+        message.prefilled.done_tokens = progress.value
+    return GenerateResponse(progress=message)
+
+
+def _finished(choice: int, output: OutputText, end: StreamEnd) -> GenerateResponse:
+    if output.stopped is not None:
+        finished = stream_pb2.Finished(
+            choice=choice,
+            reason=int(FinishReason.STOP_STRING),  # type: ignore[arg-type]  # numbers are the same
+            stop_string=output.stopped.stop,
+        )
+    else:
+        finished = stream_pb2.Finished(
+            choice=choice,
+            reason=end.reason,  # type: ignore[arg-type]  # numbers are the same
+            token_id=end.matched_token,
+        )
+    return GenerateResponse(finished=finished)
+
+
+def _finished_before(choice: int, output: OutputText, end: PriorEnd) -> GenerateResponse:
+    """Of a choice that ended with the last token its client has."""
+    stop = None if output.stopped is None else output.stopped.stop
+    finished = stream_pb2.Finished(
+        choice=choice,
+        reason=int(end.reason),  # type: ignore[arg-type]  # numbers are the same
+        stop_string=stop,
+        token_id=end.matched_token,
+    )
+    return GenerateResponse(finished=finished)
+
+
+def _done(choices: Sequence[_Choice], started: stream_pb2.Started) -> GenerateResponse:
+    """Of all choices, in their order; the prompt counts once, and as the first to run found it."""
+    ends = [choice.end for choice in choices if choice.end is not None]
+    first_token_s = [end.first_token_s for end in ends if end.first_token_s is not None]
+    return GenerateResponse(
+        done=stream_pb2.Done(
+            usage=stream_pb2.Usage(
+                prompt_tokens=ends[0].num_prompt_tokens if ends else started.prompt_tokens,
+                output_tokens=sum(choice.output.num_tokens for choice in choices),
+                cached_tokens=ends[0].num_cached_tokens if ends else 0,
+            ),
+            timings=stream_pb2.Timings(
+                queue_s=min((end.queue_s for end in ends), default=0.0),
+                time_to_first_token_s=min(first_token_s, default=0.0),
+                total_s=max((end.total_s for end in ends), default=0.0),
+                preemptions=sum(end.num_preemptions for end in ends),
+            ),
+        )
+    )

@@ -1,0 +1,196 @@
+"""One output on its way to a client: which tokens may be sent, with exactly which text."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scheduler_svc.frontend.text.detokenizer import Detokenizer
+from scheduler_svc.frontend.text.stop_strings import StopMatch, StopMatcher
+from tandem.link.logprobs import TokenLogprob
+
+
+class OutputChunk(NamedTuple):
+    """Tokens that are released together and all of their text."""
+
+    first_token_offset: int
+    token_ids: list[int]
+    text: str
+    logprobs: Sequence[TokenLogprob] = ()
+    """One per token, where they were pushed with theirs."""
+
+
+class OutputText:
+    """
+    Joins detokenizer and stop strings.
+
+    A token is released once all of its text is certain and none of it may be the beginning of a
+    stop string. Once a stop string is complete, `stopped` is set and further tokens are ignored.
+    Chunks have no gaps and no overlaps: their ids are the output's ids, their texts its text.
+    """
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        *,
+        stops: Sequence[str],
+        end_token_ids: frozenset[int],
+        min_tokens: int = 0,
+    ) -> None:
+        """
+        Start one output.
+
+        Args:
+            detokenizer: Fresh, or fed with nothing that belongs to this output.
+            stops: Stop strings, none empty.
+            end_token_ids: Tokens that end the output and have no text in it.
+            min_tokens: A stop string that is complete with one of so many tokens ends nothing.
+        """
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stops) if stops else None
+        self._end_token_ids = end_token_ids
+        self._min_tokens = min_tokens
+        self._ids: list[int] = []  # not yet released
+        self._logprobs: list[TokenLogprob] = []  # of these, or none
+        self._text = ""  # known, not yet released
+        self._num_released_tokens = 0
+        self._num_released_chars = 0
+        self._boundaries: deque[tuple[int, int]] = deque()  # (tokens, chars) where both end
+        self.num_tokens = 0
+        """Output tokens so far, up to and including the one that ended it."""
+        self.stopped: StopMatch | None = None
+
+    def go_on_after(self, token_ids: Sequence[int]) -> None:
+        """
+        Take tokens that the client has, with all of their text, as chunks carry them.
+
+        Half a code point at their end is text only if the next token completes it: else its U+FFFD
+        was sent with them. A stop string in them sets `stopped`; the caller looks whether and
+        where.
+        """
+        for token_id in token_ids:
+            self.push(token_id)
+        self._num_released_tokens = self.num_tokens
+        self._ids.clear()
+        self._boundaries.clear()
+        self._count_text_as_sent()
+
+    def push_all(self, token_ids: Sequence[int]) -> None:
+        """Take the next tokens; those after a stop string are ignored."""
+        if not self._try_push_plain(token_ids):
+            for token_id in token_ids:
+                self.push(token_id)
+
+    def push(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
+        """
+        Take the next token, with its log probabilities for all tokens that are released or none;
+        ignored after a stop string.
+        """
+        if self.stopped is not None:
+            return
+        self._ids.append(token_id)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        self.num_tokens += 1
+        if token_id in self._end_token_ids:
+            self._grow(self._detokenizer.flush(), self.num_tokens - 1)
+            self._mark(self.num_tokens)
+            return
+        decoded = self._detokenizer.push(token_id)
+        if decoded.head is not None:
+            num_before = self.num_tokens - 1
+            self._grow(decoded.head, num_before)
+            if num_before == self._num_released_tokens:
+                self._count_text_as_sent()
+            else:
+                self._mark(num_before)
+        self._grow(decoded.text, self.num_tokens)
+        if decoded.clean:
+            self._mark(self.num_tokens)
+
+    def take(self) -> OutputChunk | None:
+        """Release what can be; None when nothing can."""
+        releasable = self._num_released_chars + len(self._text)
+        if self._matcher is not None and self.stopped is None:
+            releasable -= self._matcher.num_held_chars
+        boundary = None
+        while self._boundaries and self._boundaries[0][1] <= releasable:
+            boundary = self._boundaries.popleft()
+        chunk = None if boundary is None else self._release(*boundary)
+        # A stop string that began in what the client has leaves nothing to release.
+        return chunk if chunk is not None and (chunk.token_ids or chunk.text) else None
+
+    def finish(self) -> OutputChunk | None:
+        """End the output: everything left, which may complete a stop string still."""
+        if self.stopped is None:
+            self._grow(self._detokenizer.flush(), self.num_tokens)
+            if self.num_tokens == self._num_released_tokens:
+                self._count_text_as_sent()
+        self._boundaries.clear()
+        if not self._ids and not self._text:
+            return None
+        return self._release(self.num_tokens, self._num_released_chars + len(self._text))
+
+    def _try_push_plain(self, token_ids: Sequence[int]) -> bool:
+        """
+        Take tokens together if nothing is held back before them or after them: no half code point,
+        no beginning of a stop string, no end. Else take none and give False.
+        """
+        if self._ids or self._text or self.stopped is not None or not token_ids:
+            return False
+        if not self._end_token_ids.isdisjoint(token_ids):
+            return False
+        text = self._detokenizer.plain_text(token_ids)
+        if text is None or not (self._matcher is None or self._matcher.try_skip(text)):
+            return False
+        self._ids += token_ids
+        self._text = text
+        self.num_tokens += len(token_ids)
+        self._mark(self.num_tokens)
+        return True
+
+    def _grow(self, text: str, num_tokens: int) -> None:
+        """Add text that became certain with token number `num_tokens`."""
+        if not text or self.stopped is not None:
+            return
+        self._text += text
+        if self._matcher is None:
+            return
+        match = self._matcher.feed(text, may_match=num_tokens > self._min_tokens)
+        if match is None:
+            return
+        self.stopped = match
+        # Rounding can bring a stop string that begins in text which an earlier stream sent.
+        start = max(match.start, self._num_released_chars)
+        self._text = self._text[: start - self._num_released_chars]
+        self.num_tokens = num_tokens
+        del self._ids[num_tokens - self._num_released_tokens :]
+        del self._logprobs[num_tokens - self._num_released_tokens :]
+        self._boundaries.clear()
+        self._boundaries.append((num_tokens, start))
+
+    def _mark(self, num_tokens: int) -> None:
+        if self.stopped is None:
+            boundary = (num_tokens, self._num_released_chars + len(self._text))
+            self._boundaries.append(boundary)
+
+    def _count_text_as_sent(self) -> None:
+        """What is known and not released was sent by an earlier stream."""
+        self._num_released_chars += len(self._text)
+        self._text = ""
+
+    def _release(self, num_tokens: int, num_chars: int) -> OutputChunk:
+        tokens = num_tokens - self._num_released_tokens
+        chars = num_chars - self._num_released_chars
+        chunk = OutputChunk(
+            first_token_offset=self._num_released_tokens,
+            token_ids=self._ids[:tokens],
+            text=self._text[:chars],
+            logprobs=self._logprobs[:tokens],
+        )
+        del self._ids[:tokens]
+        del self._logprobs[:tokens]
+        self._text = self._text[chars:]
+        self._num_released_tokens, self._num_released_chars = num_tokens, num_chars
+        return chunk

@@ -1,0 +1,88 @@
+"""The model that is served now, with its tokenizer, loaded in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from scheduler_svc.frontend.text.tokenizer import TextModel
+from scheduler_svc.ipc.messages import Model
+from tandem.errors import InvalidModel, NoExecutor, TandemError
+
+MAX_REFUSAL_CHARS = 600
+"""Of a refusal in an error's metadata: trailers must stay under 8 KiB."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """One model; a request keeps the one it started with."""
+
+    model: Model
+    text: TextModel
+
+
+class ServedModel:
+    """Owned by the event loop."""
+
+    def __init__(self) -> None:
+        self._loading: asyncio.Task[LoadedModel] | None = None
+        self.refusal = ""
+        """See Availability.refusal."""
+
+    def load(self, model: Model, when_done: Callable[[], None]) -> None:
+        """Replace what is served; requests wait for it. `when_done` is called however it ends."""
+        task = asyncio.create_task(_load(model))
+        task.add_done_callback(lambda _: when_done())
+        self._loading = task
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether requests can be served without waiting or failing."""
+        task = self._loading
+        return (
+            task is not None and task.done() and not task.cancelled() and task.exception() is None
+        )
+
+    async def get(self) -> LoadedModel:
+        """
+        Wait until it is loaded.
+
+        Raises:
+            NoExecutor: No model is known yet.
+            InvalidModel: Its tokenizer or template cannot be used.
+        """
+        if self._loading is None:
+            why = self.refusal or "it is missing or still loading, see the scheduler's log"
+            raise NoExecutor(
+                f"no executor has been attached yet, so no model is known: {why}",
+                metadata={"refusal": self.refusal[:MAX_REFUSAL_CHARS]} if self.refusal else None,
+            )
+        return await asyncio.shield(self._loading)
+
+
+async def _load(model: Model) -> LoadedModel:
+    try:
+        text = await asyncio.to_thread(TextModel.load, Path(model.tokenizer_dir))
+    except TandemError as error:
+        log.error(  # noqa: TRY400  # the sentence says all; requests raise the error itself
+            "tokenizer_unusable", reason=error.reason, message=error.message
+        )
+        raise
+    except Exception as error:
+        log.exception("tokenizer_unusable", reason=InvalidModel.reason)
+        raise InvalidModel(
+            f"the model's tokenizer files cannot be used: {type(error).__name__}: {error}"
+        ) from error
+    log.info(
+        "model_known",
+        model=model.name,
+        revision=model.revision,
+        has_chat_template=text.has_chat_template,
+    )
+    return LoadedModel(model=model, text=text)

@@ -1,0 +1,1 @@
+"""Frontend processes: their start, their watch, their settings and the scratch folder."""

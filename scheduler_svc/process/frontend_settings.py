@@ -1,0 +1,60 @@
+"""What the core process tells a frontend at its start, as one JSON argument."""
+
+from __future__ import annotations
+
+import msgspec
+
+from scheduler_svc.process.tick_watch import LIVE_WITHIN_S
+
+
+class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Settings of one frontend process.
+
+    Attributes:
+        index: Which frontend this is, from 0; its identity on the core's socket.
+        ipc_path: Unix path of the core's ROUTER socket.
+        listen: host:port of the public service; port 0 takes any free one.
+        admin_listen: host:port of the admin service; None on all frontends but one.
+        metrics_listen: host:port of the Prometheus page; None on all frontends but one.
+        share_port: Other frontends listen on the same port; else a port in use is an error.
+        log_level: "debug", "info", "warning" or "error".
+        log_format: "json" or "console".
+        max_message_bytes: Largest request message accepted.
+        drain_grace_s: How long `Drain` waits where the call does not say.
+        progress_interval_s: Longest silence of a stream before a Progress is repeated.
+        stall_deadline_s: Longest time one message may wait for a client that does not read.
+        max_pending_bytes: Most output of one request that may wait for its client.
+        core_timeout_s: Age of the core's last answer at which liveness fails.
+        query_timeout_s: How long the core may take to answer a question, beyond a grace asked for.
+        num_tokenizer_threads: Threads for long prompts and chat templates.
+        max_waiting_prompts: Most prompts that may wait for one of these threads.
+    """
+
+    index: int
+    ipc_path: str
+    listen: str
+    admin_listen: str | None = None
+    metrics_listen: str | None = None
+    share_port: bool = False
+    log_level: str = "info"
+    log_format: str = "console"
+    max_message_bytes: int = 64 * 1024 * 1024
+    drain_grace_s: float = 30.0
+    progress_interval_s: float = 3.0
+    stall_deadline_s: float = 60.0
+    max_pending_bytes: int = 1024 * 1024
+    core_timeout_s: float = LIVE_WITHIN_S
+    query_timeout_s: float = 10.0
+    num_tokenizer_threads: int = 2
+    max_waiting_prompts: int = 256
+
+
+def parse_settings(argument: str) -> FrontendSettings:
+    """
+    Decode the `--settings-json` argument.
+
+    Raises:
+        msgspec.ValidationError: A missing, unknown or mistyped setting; the text names it.
+    """
+    return msgspec.json.decode(argument, type=FrontendSettings)

@@ -1,0 +1,63 @@
+"""
+How a scheduler leaves: it takes no new request, lets those that run finish for a while, hands the
+rest over, and gives its executor back.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from scheduler_svc.executor_client.session import ExecutorSession
+from scheduler_svc.service.service_state import ServiceState
+from tandem.errors import HandedOver
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class Drain:
+    """
+    Owned by the core loop. There is no way back: a drained scheduler is to be stopped.
+
+    Attributes:
+        num_handed_over: Choices that had not ended when their time was up.
+        is_over: No request is left and the executor is given back.
+    """
+
+    def __init__(self, state: ServiceState, session: ExecutorSession) -> None:
+        self._state = state
+        self._session = session
+        self._until_s: float | None = None
+        self.num_handed_over = 0
+        self.is_over = False
+
+    def begin(self, grace_s: float, now: float, *, asked_by: str) -> None:
+        """Take no new request from now on; the latest call says how long the others have."""
+        if not self.is_over:
+            requests = self._state.num_requests
+            _log.info("draining", asked_by=asked_by, requests=requests, grace_s=grace_s)
+        self._state.draining = True
+        self._until_s = now + grace_s
+
+    @property
+    def due_s(self) -> float | None:
+        """When `advance` must be called at the latest; None when it need not."""
+        return None if self.is_over else self._until_s
+
+    def advance(self, now: float) -> bool:
+        """Do what is due; True once all is over."""
+        if self._until_s is None or self.is_over:
+            return self.is_over
+        core = self._state.core
+        if core is not None and (num_left := core.num_requests):
+            if now < self._until_s:
+                return False
+            _log.warning("requests_handed_over", requests=num_left)
+            self.num_handed_over += num_left
+            core.fail_all(
+                HandedOver("this scheduler is stopping: resume the request on its successor"), now
+            )
+        self._session.release(now)
+        if core is not None:
+            core.executor_lost(now)
+        self.is_over = True
+        return True

@@ -1,0 +1,230 @@
+"""Messages of frontends and what they do: take requests in, end them, pass questions on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import numpy as np
+import structlog
+
+from scheduler_svc.core.admission import Acceptance
+from scheduler_svc.core.request.request import FinishReason, NewRequest
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.ipc.messages import Accepted, EndStream, FrontendMessage, Hello, Query, Submit
+from scheduler_svc.service.metrics import CoreMetrics
+from scheduler_svc.service.publisher import Publisher, frontend_of, handle_of, refusal
+from scheduler_svc.service.queries import Queries
+from scheduler_svc.service.service_state import ServiceState
+from tandem.errors import (
+    Draining,
+    ExecutorLost,
+    InternalError,
+    ModelChanged,
+    NoExecutor,
+    TandemError,
+)
+from tandem.link.batch import RowSampling
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class Intake:
+    """
+    Everything frontends can ask for. Owned by the core loop.
+
+    Attributes:
+        num_accepted: Requests accepted since the start.
+    """
+
+    def __init__(
+        self,
+        state: ServiceState,
+        *,
+        publisher: Publisher,
+        metrics: CoreMetrics,
+        queries: Queries,
+        on_hello: Callable[[Hello], None],
+        publish: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            state: The service.
+            publisher: Where answers go.
+            metrics: What counts refusals.
+            queries: What answers questions.
+            on_hello: Called for each frontend that connects.
+            publish: Hands what happened to requests so far to the publisher.
+        """
+        self._state = state
+        self._publisher = publisher
+        self._metrics = metrics
+        self._queries = queries
+        self._on_hello = on_hello
+        self._publish = publish
+        self.num_accepted = 0
+
+    def take(self, messages: Iterator[tuple[int, FrontendMessage]], now: float) -> None:
+        """Handle messages that are already here; a malformed one is logged and dropped."""
+        try:
+            for frontend, message in messages:
+                self._handle(frontend, message, now)
+                self._state.heard_s[frontend] = now
+        except msgspec.DecodeError as error:
+            _log.error("frontend_message_malformed", error=str(error))
+
+    def end_frontend(self, frontend: int, now: float) -> None:
+        """End every request of a frontend that is gone; nobody is left to be told."""
+        self._publisher.close(frontend)
+        self._state.heard_s.pop(frontend, None)
+        handles = self._state.handles.pop(frontend, set())
+        if handles:
+            _log.warning("frontend_gone", frontend=frontend, requests_ended=len(handles))
+        self._end(handles, now)
+        # Before a new frontend of this index may take these ends for its own requests'.
+        self._publish()
+
+    def _end(self, handles: Iterable[int], now: float) -> None:
+        core = self._state.core
+        if core is None:
+            return
+        for handle in handles:
+            if core.find(handle) is not None:
+                core.end_handle(handle, FinishReason.CANCELLED, now)
+
+    def _handle(self, frontend: int, message: FrontendMessage, now: float) -> None:
+        if isinstance(message, Hello):
+            self._hello(message, now)
+        elif frontend not in self._state.handles:
+            _log.error("frontend_message_before_hello", frontend=frontend)
+        elif isinstance(message, Submit):
+            self._submit(frontend, message, now)
+        elif isinstance(message, EndStream):
+            self._end_stream(frontend, message, now)
+        else:
+            self._query(frontend, message, now)
+
+    def _hello(self, message: Hello, now: float) -> None:
+        frontend = message.frontend_index
+        self.end_frontend(frontend, now)
+        self._state.handles[frontend] = set()
+        self._publisher.open(frontend)
+        if self._state.model is not None:
+            self._publisher.answer(frontend, self._state.model)
+        self._publisher.answer(frontend, self._state.availability)
+        _log.info("frontend_connected", frontend=frontend, pid=message.pid)
+        self._on_hello(message)
+
+    def _submit(self, frontend: int, message: Submit, now: float) -> None:
+        handle = handle_of(frontend, message.stream_id)
+        try:
+            core = self._core_for(message)
+            acceptance = self._take(message, handle, core, now)
+        except TandemError as error:
+            self._metrics.refused_by_reason[error.reason] += 1
+            _log.info(
+                "request_refused",
+                request_id=message.request_id,
+                reason=error.reason,
+                message=error.message,
+                **error.metadata,
+            )
+            self._publisher.answer(frontend, refusal(message.stream_id, error))
+            return
+        self.num_accepted += 1
+        accepted = Accepted(
+            message.stream_id, acceptance.num_truncated_tokens, acceptance.max_tokens
+        )
+        self._publisher.answer(frontend, accepted)
+        _log.debug("request_accepted", request_id=message.request_id, frontend=frontend)
+
+    def _take(self, message: Submit, handle: int, core: Scheduler, now: float) -> Acceptance:
+        """Hand a request to the core, after ending the one that it repeats."""
+        new = _new_request(message, handle, core.limits.block_size)
+        if message.idempotency_key:
+            repeated = self._state.keys.find(message, lambda one: core.find(one) is not None)
+            if repeated:
+                _log.info("request_repeated", request_id=message.request_id)
+            self._end(repeated, now)
+        handles = [handle + choice for choice in new.live_choices]
+        if not handles:  # It was over before its stream broke: only the frontend has more to say.
+            return Acceptance(num_truncated_tokens=0, max_tokens=message.max_tokens)
+        acceptance = core.submit(new, now)
+        self._state.keys.claim(message, handles)
+        self._state.handles[frontend_of(handle)].update(handles)
+        return acceptance
+
+    def _core_for(self, message: Submit) -> Scheduler:
+        state = self._state
+        if state.draining:
+            raise Draining("this scheduler is draining: send the request to another replica")
+        if state.core is None:
+            why = state.availability.refusal or "try again in a moment"
+            raise NoExecutor(f"no executor has been attached yet: {why}")
+        if state.executor_given_up:
+            why = state.availability.refusal or "try again later"
+            raise ExecutorLost(f"the executor is lost and has not come back: {why}")
+        if state.model is not None and message.model_revision not in ("", state.model.revision):
+            raise ModelChanged("the model was replaced while this request arrived: send it again")
+        return state.core
+
+    def _end_stream(self, frontend: int, message: EndStream, now: float) -> None:
+        core, handle = self._state.core, handle_of(frontend, message.stream_id)
+        request_id = None if core is None else core.find(handle)
+        if core is None or request_id is None:
+            return  # Its end is already on the way to the frontend.
+        try:
+            reason = FinishReason(message.reason)
+        except ValueError:
+            _log.error("frontend_message_malformed", error=f"finish reason {message.reason}")
+            reason = FinishReason.CANCELLED
+        core.end_handle(handle, reason, now, message.num_output_tokens)
+        _log.debug("request_ended_by_frontend", request_id=request_id, reason=reason.name)
+
+    def _query(self, frontend: int, message: Query, now: float) -> None:
+        reply = self._queries.answer(frontend, message, now)
+        if reply is not None:
+            self._publisher.answer(frontend, reply)
+
+
+def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
+    if len(message.prompt) % 4:
+        raise InternalError(f"request {message.request_id}: the prompt is not whole int32 tokens")
+    return NewRequest(
+        request_id=message.request_id,
+        handle=handle,
+        prompt=np.frombuffer(message.prompt, "<i4"),
+        sampling=_sampling(message),
+        max_tokens=message.max_tokens,
+        arrival_s=message.arrival_s,
+        eos_token_ids=frozenset(message.eos_token_ids),
+        stop_token_ids=frozenset(message.stop_token_ids),
+        deadline_s=message.deadline_s,
+        fills_context=message.fills_context,
+        num_choices=message.num_choices,
+        priority=message.priority,
+        tenant=message.tenant,
+        cache_salt=message.cache_salt,
+        # The core makes its own where an executor with other blocks took over meanwhile.
+        block_digests=message.block_digests if message.digest_block_size == block_size else b"",
+        prior_outputs=tuple(np.frombuffer(prior, "<i4") for prior in message.prior_outputs),
+        finished_choices=frozenset(message.finished_choices),
+    )
+
+
+def _sampling(message: Submit) -> RowSampling:
+    end_ids = {*message.eos_token_ids, *message.stop_token_ids} if message.min_tokens else ()
+    return RowSampling(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        seed=message.seed,
+        repetition_penalty=message.repetition_penalty,
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        min_p=message.min_p,
+        min_tokens=message.min_tokens,
+        end_ids=tuple(sorted(end_ids)),
+        logit_bias=message.logit_bias,
+        logprobs=message.logprobs,
+    )

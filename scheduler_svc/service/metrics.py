@@ -1,0 +1,99 @@
+"""What the core process measures beside the core's own counters."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from itertools import accumulate
+
+from scheduler_svc.core.observe.stats import CoreStats, Histogram
+from scheduler_svc.core.observe.stats import HistogramSnapshot as CoreHistogram
+from scheduler_svc.core.request.events import CoreEvents
+from scheduler_svc.ipc.snapshot import HistogramSnapshot
+from tandem.link.batch import StepResult
+
+WAIT_BOUNDS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
+)  # fmt: skip
+STEP_BOUNDS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0
+)  # fmt: skip
+
+SCHEDULE_BOUNDS_S = (
+    0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25
+)  # fmt: skip
+
+
+class CoreMetrics:
+    """Counts since the start. Owned by the core loop."""
+
+    def __init__(self) -> None:
+        self.finished_by_reason: Counter[str] = Counter()
+        self.failed_by_reason: Counter[str] = Counter()
+        self.refused_by_reason: Counter[str] = Counter()
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self.integrity_failures = 0
+        self.device_memory_bytes = 0
+        self.graph_steps = 0
+        self._histograms = {
+            "queue_time": Histogram(WAIT_BOUNDS_S),
+            "request_time": Histogram(WAIT_BOUNDS_S),
+            "step_time": Histogram(STEP_BOUNDS_S),
+            "executor_queue_time": Histogram(STEP_BOUNDS_S),
+            "executor_forward_time": Histogram(STEP_BOUNDS_S),
+            "executor_sample_time": Histogram(STEP_BOUNDS_S),
+            "schedule_time": Histogram(SCHEDULE_BOUNDS_S),
+        }
+
+    def count_events(self, events: CoreEvents) -> None:
+        """Count how requests ended."""
+        for end in events.ended:
+            self.finished_by_reason[end.reason.name] += 1
+            self.prompt_tokens += end.num_prompt_tokens
+            self.cached_prompt_tokens += end.num_cached_tokens
+            self._observe("queue_time", end.queue_s)
+            self._observe("request_time", end.total_s)
+        for failure in events.failed:
+            self.failed_by_reason[failure.error.reason] += 1
+
+    def count_step(self, result: StepResult, step_s: float) -> None:
+        """Count one step; `step_s` is from sending it to its result."""
+        self._observe("step_time", step_s)
+        self._observe("executor_queue_time", result.timings.queued_ns / 1e9)
+        self._observe("executor_forward_time", result.timings.forward_ns / 1e9)
+        self._observe("executor_sample_time", result.timings.sample_ns / 1e9)
+        self.device_memory_bytes = result.device_memory_bytes
+        self.graph_steps += result.graph > 0
+
+    def sum_s(self, name: str) -> float:
+        """All seconds that a histogram of this name has seen."""
+        return self._histograms[name].total
+
+    def count_schedule(self, seconds: float) -> None:
+        """Count how long planning one step took."""
+        self._observe("schedule_time", seconds)
+
+    def histograms(self, core: CoreStats | None) -> dict[str, HistogramSnapshot]:
+        """All histograms, those of the core included."""
+        snapshots = {name: one.snapshot() for name, one in self._histograms.items()}
+        if core is not None:
+            snapshots["time_to_first_token"] = core.ttft_s
+            snapshots["inter_token"] = core.inter_token_s
+        return {name: _cumulative(one) for name, one in snapshots.items()}
+
+    def _observe(self, name: str, seconds: float) -> None:
+        """One value at a time, where building an array would cost more than counting."""
+        histogram = self._histograms[name]
+        histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
+        histogram.total += seconds
+
+
+def _cumulative(histogram: CoreHistogram) -> HistogramSnapshot:
+    counts = tuple(accumulate(histogram.counts))
+    return HistogramSnapshot(
+        upper_bounds_s=histogram.bounds,
+        cumulative_counts=counts[:-1],
+        count=counts[-1],
+        sum_s=histogram.total,
+    )

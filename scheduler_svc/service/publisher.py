@@ -1,0 +1,315 @@
+"""
+From core events to one message per step and frontend, without ever waiting for a frontend.
+
+What a full pipe does not take stays in that frontend's outbox and is merged with what follows. An
+outbox is bounded by what its frontend asked for: one answer per question, and each token of each
+of its live requests once, in 4 bytes, as in the core's own history of it, and with the log
+probabilities that were asked for. Trying a full pipe again costs one message of limited size,
+however much waits behind it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_svc.core.request.events import CoreEvents, Ended, TokenLogprobs
+from scheduler_svc.ipc.messages import (
+    CoreMessage,
+    Refused,
+    StreamEnd,
+    StreamLogprobs,
+    StreamProgress,
+    Update,
+)
+from scheduler_svc.ipc.sockets import FrontendGone
+from scheduler_svc.ipc.token_run import TokenRun
+from tandem.errors import TandemError
+from tandem.link.batch import Int32Column
+
+RETRY_S = 0.01
+MAX_LOGPROB_BYTES = 64 * 1024
+"""Of a message's streams and likeliest ids: one step of more is not divided."""
+STREAM_BITS = 32
+_STREAM_MASK = (1 << STREAM_BITS) - 1
+
+
+def handle_of(frontend: int, stream_id: int) -> int:
+    """The core's number for a frontend's request."""
+    return frontend << STREAM_BITS | stream_id
+
+
+def frontend_of(handle: int) -> int:
+    """Which frontend a handle belongs to."""
+    return handle >> STREAM_BITS
+
+
+def stream_of(handle: int) -> int:
+    """The frontend's own number for the request."""
+    return handle & _STREAM_MASK
+
+
+def refusal(stream_id: int, error: TandemError) -> Refused:
+    """An error in the form that frontends get."""
+    return Refused(
+        stream_id=stream_id,
+        reason=error.reason,
+        message=error.message,
+        field=error.field,
+        retry_after_s=error.retry_after_s,
+        metadata=error.metadata,
+    )
+
+
+class Sender(Protocol):
+    """What the publisher needs of `ipc.sockets.CoreSocket`."""
+
+    def try_send(self, index: int, message: CoreMessage) -> bool:
+        """Send without waiting; False when the pipe is full. Raises FrontendGone."""
+
+
+_Split: TypeAlias = list[tuple[int, NDArray[np.bool_] | None, bytes]]
+"""Per frontend: its number, which entries of a column are its own (None: all), their streams."""
+
+
+class _Outbox:
+    """What one frontend has not been sent yet."""
+
+    def __init__(self) -> None:
+        self.answers: deque[CoreMessage] = deque()
+        """Everything but Updates, oldest first."""
+        self.runs: deque[TokenRun] = deque()
+        """Tokens, oldest first; everything below comes after them."""
+        self.logprobs: deque[StreamLogprobs] = deque()
+        """Of the requests that asked, oldest first; they come before ends, too."""
+        self.ended: list[StreamEnd] = []
+        self.failed: list[Refused] = []
+        self.progress: dict[tuple[int, int], StreamProgress] = {}
+        """By stream and kind: only the newest of each is worth sending."""
+
+    def add_tokens(self, streams: bytes, offsets: Int32Column, tokens: bytes) -> bool:
+        """Take one step's tokens; True when older ones wait still."""
+        runs = self.runs
+        if runs:
+            if not runs[-1].try_extend(streams, offsets, tokens):
+                runs.append(TokenRun(streams, offsets, tokens))
+            return True
+        runs.append(TokenRun(streams, offsets, tokens))
+        return False
+
+    def has_update(self) -> bool:
+        return bool(self.runs or self.ended or self.failed or self.progress or self.logprobs)
+
+    def next_update(self) -> Update:
+        """The oldest run of tokens, with all the rest if it is the last one."""
+        update = self.runs[0].update() if self.runs else Update()
+        if self.logprobs:
+            update = msgspec.structs.replace(update, logprobs=self._next_logprobs())
+        if (
+            len(self.runs) > 1
+            or len(update.logprobs) < len(self.logprobs)
+            or not (self.ended or self.failed or self.progress)
+        ):
+            return update
+        return msgspec.structs.replace(
+            update,
+            ended=tuple(self.ended),
+            failed=tuple(self.failed),
+            progress=tuple(self.progress.values()),
+        )
+
+    def drop(self, update: Update) -> None:
+        """The next update was sent."""
+        for _ in update.logprobs:
+            self.logprobs.popleft()
+        if len(self.runs) <= 1 and not self.logprobs:
+            self.ended.clear()
+            self.failed.clear()
+            self.progress.clear()
+        if self.runs:
+            self.runs.popleft()
+
+    def _next_logprobs(self) -> tuple[StreamLogprobs, ...]:
+        """The oldest of them, as many as a message takes and at least one."""
+        num_bytes = 0
+        chosen: list[StreamLogprobs] = []
+        for one in self.logprobs:
+            num_bytes += len(one.stream) + len(one.top)
+            if chosen and num_bytes > MAX_LOGPROB_BYTES:
+                break
+            chosen.append(one)
+        return tuple(chosen)
+
+
+class Publisher:
+    """
+    Outboxes of all frontends. Owned by the core loop.
+
+    Attributes:
+        num_merged: Steps of a frontend whose tokens joined others that a full pipe held back.
+    """
+
+    def __init__(self, sender: Sender, on_gone: Callable[[int], None]) -> None:
+        """
+        Args:
+            sender: Where messages go.
+            on_gone: Called with the index of a frontend that turned out to be gone, after its
+                outbox was dropped.
+        """
+        self._sender = sender
+        self._on_gone = on_gone
+        self._outboxes: dict[int, _Outbox] = {}
+        self._retry_s: dict[int, float] = {}
+        """When to try a full pipe again."""
+        self._last_handle: NDArray[np.int64] | None = None
+        self._last_split: _Split = []
+        self.num_merged = 0
+
+    @property
+    def frontends(self) -> list[int]:
+        """Indices of all connected frontends."""
+        return list(self._outboxes)
+
+    @property
+    def has_unsent(self) -> bool:
+        """True while a full pipe holds something back; call `flush` again soon."""
+        return bool(self._retry_s)
+
+    def open(self, frontend: int) -> None:
+        """Begin with an empty outbox."""
+        self._outboxes[frontend] = _Outbox()
+        self._retry_s.pop(frontend, None)
+
+    def close(self, frontend: int) -> None:
+        """Drop what was not sent; later events of this frontend's requests are dropped too."""
+        self._outboxes.pop(frontend, None)
+        self._retry_s.pop(frontend, None)
+
+    def answer(self, frontend: int, message: CoreMessage) -> None:
+        """Put a message other than an Update in line; it overtakes tokens still held back."""
+        outbox = self._outboxes.get(frontend)
+        if outbox is not None:
+            outbox.answers.append(message)
+
+    def answer_all(self, message: CoreMessage) -> None:
+        """Put a message in line for every frontend."""
+        for outbox in self._outboxes.values():
+            outbox.answers.append(message)
+
+    def add(self, events: CoreEvents) -> None:
+        """Split events by frontend."""
+        if len(events.token):
+            self._add_tokens(events)
+        for logprobs in events.logprobs:
+            self._add_logprobs(logprobs)
+        for end in events.ended:
+            if outbox := self._outboxes.get(frontend_of(end.handle)):
+                outbox.ended.append(_stream_end(end))
+        for failure in events.failed:
+            if outbox := self._outboxes.get(frontend_of(failure.handle)):
+                outbox.failed.append(refusal(stream_of(failure.handle), failure.error))
+        for progress in events.progress:
+            self.add_progress(progress.handle, int(progress.kind), progress.value)
+
+    def add_progress(self, handle: int, kind: int, value: int) -> None:
+        """Say where a request is."""
+        stream = stream_of(handle)
+        if outbox := self._outboxes.get(frontend_of(handle)):
+            outbox.progress[stream, kind] = StreamProgress(stream, kind, value)
+
+    def flush(self, now: float) -> None:
+        """Send what pipes take; a full one is tried again after `RETRY_S`, not at every step."""
+        retry_s = self._retry_s
+        for frontend, outbox in list(self._outboxes.items()):
+            if retry_s and retry_s.get(frontend, 0.0) > now:
+                continue
+            try:
+                is_empty = self._flush_one(frontend, outbox)
+            except FrontendGone:
+                self.close(frontend)
+                self._on_gone(frontend)
+                continue
+            if not is_empty:
+                retry_s[frontend] = now + RETRY_S
+            elif retry_s:
+                retry_s.pop(frontend, None)
+
+    def _flush_one(self, frontend: int, outbox: _Outbox) -> bool:
+        while outbox.answers:
+            if not self._sender.try_send(frontend, outbox.answers[0]):
+                return False
+            outbox.answers.popleft()
+        while outbox.has_update():
+            update = outbox.next_update()
+            if not self._sender.try_send(frontend, update):
+                return False
+            outbox.drop(update)
+        return True
+
+    def _add_tokens(self, events: CoreEvents) -> None:
+        offset, token = events.token_offset, events.token
+        for frontend, mine, streams in self._split(events.token_handle):
+            outbox = self._outboxes.get(frontend)
+            if outbox is None:
+                continue
+            offsets = offset if mine is None else offset[mine]
+            tokens = (token if mine is None else token[mine]).tobytes()
+            self.num_merged += outbox.add_tokens(streams, offsets, tokens)
+
+    def _add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        owner = logprobs.handle >> STREAM_BITS
+        for frontend in np.unique(owner).tolist():
+            outbox = self._outboxes.get(frontend)
+            if outbox is None:
+                continue
+            mine = owner == frontend
+            columns = logprobs.columns.select(mine)
+            outbox.logprobs.append(
+                StreamLogprobs(
+                    stream=logprobs.handle[mine].astype(np.uint32).tobytes(),
+                    offset=logprobs.offset[mine].tobytes(),
+                    chosen=columns.chosen.tobytes(),
+                    top_start=columns.top_start.tobytes(),
+                    top_token=columns.top_token.tobytes(),
+                    top=columns.top.tobytes(),
+                )
+            )
+
+    def _split(self, handle: NDArray[np.int64]) -> _Split:
+        """
+        Which entries go where. Most steps give tokens to the same requests as the one before, and
+        the core then says so with the very same read-only column.
+        """
+        if handle is self._last_handle:
+            return self._last_split
+        stream = handle.astype(np.uint32)  # the low 32 bits
+        owner = handle >> STREAM_BITS
+        first = int(owner[0])
+        if (owner == first).all():
+            split: _Split = [(first, None, stream.tobytes())]
+        else:
+            owners = [(frontend, owner == frontend) for frontend in np.unique(owner).tolist()]
+            split = [(frontend, mine, stream[mine].tobytes()) for frontend, mine in owners]
+        if not handle.flags.writeable:
+            self._last_handle, self._last_split = handle, split
+        return split
+
+
+def _stream_end(end: Ended) -> StreamEnd:
+    return StreamEnd(
+        stream_id=stream_of(end.handle),
+        reason=int(end.reason),
+        matched_token=end.matched_token,
+        num_prompt_tokens=end.num_prompt_tokens,
+        num_output_tokens=end.num_output_tokens,
+        num_cached_tokens=end.num_cached_tokens,
+        queue_s=end.queue_s,
+        first_token_s=end.first_token_s,
+        total_s=end.total_s,
+        num_preemptions=end.num_preemptions,
+    )

@@ -1,0 +1,325 @@
+"""Questions about the whole service, asked by operators through a frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from scheduler_svc.config.settings import LoadedSettings
+from scheduler_svc.core.observe.stats import CoreStats
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.executor_client.session import ExecutorSession
+from scheduler_svc.ipc.messages import Query, Reply
+from scheduler_svc.ipc.snapshot import (
+    SUSPEND_WAIT_S,
+    AbortResult,
+    DrainResult,
+    EventList,
+    ExecutorInUse,
+    FlushResult,
+    MetricsSnapshot,
+    RequestList,
+    Stats,
+    SuspendResult,
+    decode_abort_argument,
+    decode_drain_argument,
+    decode_events_argument,
+    decode_list_argument,
+    decode_suspend_argument,
+    encode_json,
+)
+from scheduler_svc.service.drain import Drain
+from scheduler_svc.service.metrics import CoreMetrics
+from scheduler_svc.service.publisher import Publisher, refusal
+from scheduler_svc.service.request_views import event_list, request_list
+from scheduler_svc.service.service_state import ServiceState
+from tandem.errors import (
+    EventsNotTracked,
+    ExecutorLost,
+    InternalError,
+    NoExecutor,
+    RequestNotFound,
+    TandemError,
+)
+from tandem.link.batch import KvMode
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Waiting:
+    """
+    A question whose answer takes time.
+
+    `result` gives it once `is_done`, and is asked when the time is up, too.
+    """
+
+    frontend: int
+    query_id: int
+    until_s: float
+    is_done: Callable[[], bool]
+    result: Callable[[], msgspec.Struct]
+
+
+class Queries:
+    """Answers; see `ipc.snapshot` for kinds, arguments and results. Owned by the core loop."""
+
+    def __init__(
+        self,
+        loaded: LoadedSettings,
+        state: ServiceState,
+        session: ExecutorSession,
+        *,
+        metrics: CoreMetrics,
+        publisher: Publisher,
+        drain: Drain,
+    ) -> None:
+        self._loaded = loaded
+        self._state = state
+        self._session = session
+        self._metrics = metrics
+        self._publisher = publisher
+        self._drain = drain
+        self._waiting: list[_Waiting] = []
+        self._answers: dict[str, Callable[[bytes, float], msgspec.Struct]] = {
+            "stats": lambda _, now: self._stats(self._core_stats(), now),
+            "metrics": lambda _, now: self._metrics_snapshot(now),
+            "config": lambda _argument, _now: self._loaded.in_force(self._state.limits),
+            "abort": self._abort,
+            "requests": self._requests,
+            "events": self._events,
+            "flush": self._flush,
+            "executor": lambda _argument, _now: self._executor(),
+        }
+        self._deferred: dict[str, Callable[[int, Query, float], _Waiting]] = {
+            "drain": self._begin_drain,
+            "suspend": self._suspend,
+            "resume": self._resume,
+        }
+
+    @property
+    def next_answer_s(self) -> float | None:
+        """When a question that waits must be answered at the latest."""
+        return min((one.until_s for one in self._waiting), default=None)
+
+    def answer(self, frontend: int, query: Query, now: float) -> Reply | None:
+        """Answer at once; None when the answer comes from `settle`."""
+        try:
+            if query.kind in self._deferred:
+                self._waiting.append(self._deferred[query.kind](frontend, query, now))
+                return None
+            answer = self._answers.get(query.kind)
+            if answer is None:
+                raise InternalError(f"unknown query {query.kind!r}")
+            return _reply(query.query_id, answer(query.argument, now))
+        except TandemError as error:
+            return Reply(query_id=query.query_id, result=b"", error=refusal(0, error))
+        except msgspec.DecodeError as error:
+            wrong = InternalError(f"argument of query {query.kind!r}: {error}")
+            return Reply(query_id=query.query_id, result=b"", error=refusal(0, wrong))
+
+    def settle(self, now: float) -> None:
+        """Answer every question that can be answered by now or has waited long enough."""
+        due = [one for one in self._waiting if one.is_done() or one.until_s <= now]
+        for one in due:
+            self._waiting.remove(one)
+            try:
+                reply = _reply(one.query_id, one.result())
+            except TandemError as error:
+                reply = Reply(query_id=one.query_id, result=b"", error=refusal(0, error))
+            self._publisher.answer(one.frontend, reply)
+
+    def _begin_drain(self, frontend: int, query: Query, now: float) -> _Waiting:
+        grace_s = decode_drain_argument(query.argument).grace_s
+        num_before = self._drain.num_handed_over
+        self._drain.begin(grace_s, now, asked_by="operator")
+        return _Waiting(
+            frontend=frontend,
+            query_id=query.query_id,
+            until_s=now + grace_s,
+            is_done=lambda: self._drain.is_over,
+            result=lambda: DrainResult(remaining_requests=self._num_left(num_before)),
+        )
+
+    def _num_left(self, num_handed_over_before: int) -> int:
+        """Choices that had not ended in their time, which a later call may have lengthened."""
+        if self._drain.is_over:
+            return self._drain.num_handed_over - num_handed_over_before
+        return self._state.num_requests
+
+    def _suspend(self, frontend: int, query: Query, now: float) -> _Waiting:
+        mode, core = KvMode(decode_suspend_argument(query.argument).kv_mode), self._state.core
+        if core is None or not self._session.is_attached:
+            raise NoExecutor("no executor is attached that could be suspended: try again later")
+        if not core.is_suspended:
+            _log.info("suspending", kv_mode=mode.name, requests=core.num_requests)
+        core.suspend(mode, now)
+        return self._obeyed(frontend, query, now)
+
+    def _resume(self, frontend: int, query: Query, now: float) -> _Waiting:
+        if (core := self._state.core) is not None:
+            if core.is_suspended:
+                _log.info("resuming", requests=core.num_requests)
+            core.resume()
+        return self._obeyed(frontend, query, now)
+
+    def _obeyed(self, frontend: int, query: Query, now: float) -> _Waiting:
+        return _Waiting(
+            frontend=frontend,
+            query_id=query.query_id,
+            until_s=now + SUSPEND_WAIT_S,
+            is_done=lambda: self._state.has_obeyed,
+            result=self._suspend_result,
+        )
+
+    def _suspend_result(self) -> SuspendResult:
+        if not self._state.has_obeyed:
+            raise ExecutorLost(
+                f"the executor has not answered for {SUSPEND_WAIT_S:g} s; what was asked for stays "
+                "asked for"
+            )
+        return SuspendResult(self._metrics.device_memory_bytes)
+
+    def _abort(self, argument: bytes, now: float) -> AbortResult:
+        request_id, core = decode_abort_argument(argument).request_id, self._state.core
+        if core is None:
+            raise RequestNotFound(
+                f"no live request has the id {request_id!r}: nothing was accepted yet",
+                field="request_id",
+            )
+        core.end_request(request_id, FinishReason.CANCELLED, now)
+        _log.info("request_aborted", request_id=request_id)
+        return AbortResult()
+
+    def _requests(self, argument: bytes, now: float) -> RequestList:
+        wanted, core = decode_list_argument(argument), self._state.core
+        return request_list([] if core is None else core.list_requests(), wanted, now)
+
+    def _events(self, argument: bytes, _now: float) -> EventList:
+        request_id = decode_events_argument(argument).request_id
+        if not self._loaded.settings.core_options().tracks_events:
+            raise EventsNotTracked(
+                "events of requests are not kept: start the scheduler with --track-request-events"
+            )
+        if self._state.core is None:
+            raise RequestNotFound(
+                f"no events of a request with the id {request_id!r} are kept: nothing was accepted "
+                "yet",
+                field="request_id",
+            )
+        return event_list(self._state.core.request_events(request_id))
+
+    def _flush(self, _argument: bytes, _now: float) -> FlushResult:
+        core = self._state.core
+        freed = 0 if core is None else core.flush_prefix_cache()
+        _log.info("prefix_cache_flushed", freed_blocks=freed)
+        return FlushResult(freed_blocks=freed)
+
+    def _executor(self) -> ExecutorInUse:
+        description = self._state.description
+        if description is None or not self._session.is_attached:
+            raise NoExecutor("no executor is attached that could be asked: try again later")
+        return ExecutorInUse(self._session.address, description.features)
+
+    def _core_stats(self) -> CoreStats | None:
+        return None if self._state.core is None else self._state.core.stats()
+
+    def _service_stats(self, now: float) -> Stats:
+        """What is known without a core."""
+        refused, counts = self._metrics.refused_by_reason.total(), self._session.counts
+        model = self._state.model
+        return Stats(
+            model="" if model is None else model.name,
+            dtype="" if model is None else model.dtype,
+            max_model_len=0 if model is None else model.max_model_len,
+            refused_requests=refused,
+            executor_attached=self._session.is_attached,
+            draining=self._state.draining,
+            suspended=self._state.is_suspended,
+            uptime_s=now - self._state.started_s,
+            schedule_policy=self._loaded.settings.core_options().schedule_policy.value,
+            executor_sessions=counts.sessions,
+            executor_reattachments=counts.reattachments,
+            executor_losses=counts.losses,
+            steps_sent_again=counts.steps_sent_again,
+            state_hash_mismatches=counts.state_hash_mismatches,
+            executor_fencings=counts.fencings,
+            executor_address=self._session.address,
+            executor_refusal=self._session.refusals.text,
+            graph_steps=self._metrics.graph_steps,
+            executor_queued_s=self._metrics.sum_s("executor_queue_time"),
+            executor_forward_s=self._metrics.sum_s("executor_forward_time"),
+            executor_sample_s=self._metrics.sum_s("executor_sample_time"),
+        )
+
+    def _stats(self, core: CoreStats | None, now: float) -> Stats:
+        service = self._service_stats(now)
+        if core is None:
+            return service
+        return msgspec.structs.replace(
+            service,
+            running_requests=core.num_running,
+            waiting_requests=core.num_waiting,
+            used_blocks=core.used_blocks,
+            free_blocks=core.free_blocks,
+            total_blocks=core.total_blocks,
+            block_size=core.block_size,
+            accepted_requests=core.accepted_requests,
+            finished_requests=core.finished_requests,
+            failed_requests=core.failed_requests,
+            prefill_tokens=core.prefill_tokens,
+            output_tokens=core.output_tokens,
+            preemptions=core.preemptions,
+            steps=core.steps,
+            steps_in_flight=core.steps_in_flight,
+            cached_blocks=core.cached_blocks,
+            token_usage=core.used_blocks / core.total_blocks,
+            prefix_cache_lookup_tokens=core.prefix_lookup_tokens,
+            prefix_cache_hit_tokens=core.prefix_hit_tokens,
+            retractions=core.retractions,
+            paused_requests=core.num_paused,
+            swapped_requests=core.num_swapped,
+            host_blocks=core.host_blocks,
+            used_host_blocks=core.used_host_blocks,
+            swapped_out_blocks=core.swapped_out_blocks,
+            swapped_in_blocks=core.swapped_in_blocks,
+            swap_fallbacks=core.swap_fallbacks,
+            recomputed_tokens=core.recomputed_tokens,
+            executor_deaths=core.executor_deaths,
+            suspected_requests=core.num_suspects,
+            poison_requests=core.poison_requests,
+            out_of_memory_steps=core.out_of_memory_steps,
+            queued_tokens=core.queued_tokens,
+            new_token_ratio=core.new_token_ratio,
+            refused_by_limit=core.refused_by_limit,
+            schedule_s=self._metrics.sum_s("schedule_time"),
+            first_tokens=sum(core.ttft_s.counts),
+            time_to_first_token_s=core.ttft_s.total,
+            next_tokens=sum(core.inter_token_s.counts),
+            inter_token_s=core.inter_token_s.total,
+        )
+
+    def _metrics_snapshot(self, now: float) -> MetricsSnapshot:
+        core, metrics, model = self._core_stats(), self._metrics, self._state.model
+        return MetricsSnapshot(
+            stats=self._stats(core, now),
+            ready=self._state.availability.ready,
+            finished_by_reason=dict(metrics.finished_by_reason),
+            failed_by_reason=dict(metrics.failed_by_reason),
+            refused_by_reason=dict(metrics.refused_by_reason),
+            histograms=metrics.histograms(core),
+            prompt_tokens=metrics.prompt_tokens,
+            cached_prompt_tokens=metrics.cached_prompt_tokens,
+            merged_updates=self._publisher.num_merged,
+            integrity_failures=metrics.integrity_failures,
+            device_memory_bytes=metrics.device_memory_bytes,
+            model_name="" if model is None else model.name,
+            model_fingerprint="" if model is None else model.revision,
+        )
+
+
+def _reply(query_id: int, result: msgspec.Struct) -> Reply:
+    return Reply(query_id=query_id, result=encode_json(result), error=None)

@@ -1,0 +1,269 @@
+"""
+One scheduler service from start to end: the core thread, the executor's link, the frontends.
+
+The main thread only supervises: it waits for signals, for frontends that connect or die and for
+the core thread to end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import signal
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import structlog
+
+from scheduler_svc.config.settings import LoadedSettings, SchedulerSettings
+from scheduler_svc.executor_client.connection import ExecutorConnector
+from scheduler_svc.executor_client.link import ExecutorLink
+from scheduler_svc.executor_client.model_cache import ModelCache
+from scheduler_svc.ipc.messages import Hello
+from scheduler_svc.ipc.sockets import CoreSocket
+from scheduler_svc.process.frontend_settings import FrontendSettings
+from scheduler_svc.process.scratch import CORE_SOCKET, ScratchDirectory
+from scheduler_svc.process.supervisor import Frontend, stop_frontends
+from scheduler_svc.process.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
+from scheduler_svc.service.loop import CoreLoop
+from scheduler_svc.service.wakeup import Wakeup
+from tandem.link.session import SchedulerId
+from tandem.listen_address import ListenAddress, check_all_free
+from tandem.telemetry import warn_where_unprotected
+
+HELLO_DEADLINE_S = 60.0
+SAME_SIGNAL_S = 0.5
+"""A wrapper may forward a signal that the process group got too; only a later one is a second."""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Signal:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _FrontendExited:
+    frontend: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class _CoreEnded:
+    """In good order; one that breaks is a broken thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ThreadBroken:
+    thread: str
+
+
+_News = Hello | _Signal | _FrontendExited | _CoreEnded | _ThreadBroken
+
+
+class Service:
+    """Built, run once, gone."""
+
+    def __init__(self, loaded: LoadedSettings) -> None:
+        self._settings = loaded.settings
+        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        # Before there is anything that a signal would leave behind; `run` obeys it.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._scratch = ScratchDirectory()
+        self._ipc_path = self._scratch.path / CORE_SOCKET
+        self._wakeup = Wakeup()
+        self._socket = CoreSocket(self._ipc_path)
+        connector = ExecutorConnector(
+            self._settings.executor_addresses,
+            scheduler=scheduler_id(self._settings),
+            lease_ms=self._settings.lease_ms,
+            take_over=self._settings.take_over,
+            cache=ModelCache(self._scratch.path / "models"),
+            accept=lambda description: loaded.limits_on(description.geometry),
+        )
+        self._link = ExecutorLink(connector, wake=self._wakeup.set)
+        self._loop = CoreLoop(
+            loaded,
+            self._socket,
+            self._link,
+            self._wakeup,
+            clock=time.monotonic,
+            on_hello=self._news.put,
+        )
+        self._core_thread = threading.Thread(target=self._run_core, name="core", daemon=True)
+        self._watch = TickWatch(time.monotonic())
+        self._frontends: list[Frontend] = []
+        self._hellos: dict[int, Hello] = {}
+
+    def run(self) -> int:
+        """
+        Serve until a signal or a failure; gives the exit code.
+
+        Raises:
+            AddressInUse, InvalidConfig: An address cannot be listened on; nothing was started.
+        """
+        with ExitStack() as stack:
+            stack.callback(self._scratch.remove)
+            settings = self._frontend_settings(stack)
+            threading.excepthook = self._on_thread_broken
+            # Frontends first: no gRPC thread runs yet in the process that starts them.
+            self._frontends = [Frontend(one, self._on_frontend_exit) for one in settings]
+            stack.callback(self._stop_frontends)
+            self._link.start()
+            self._core_thread.start()
+            exit_code = self._supervise()
+            self._link.stop(release=exit_code == 0)
+        _log.info("stopped", exit_code=exit_code)
+        return exit_code
+
+    def _stop_frontends(self) -> None:
+        for frontend in self._frontends:
+            if frontend.index not in self._hellos:  # still loading, for seconds, and without a call
+                frontend.kill()
+        stop_frontends(self._frontends)
+
+    def _frontend_settings(self, stack: ExitStack) -> list[FrontendSettings]:
+        settings = self._settings
+        is_shared = settings.frontends > 1
+        addresses = settings.listen_addresses()
+        check_all_free(addresses)
+        held = {
+            name: stack.enter_context(
+                ListenAddress(name, address, is_shared=is_shared and name == "listen")
+            )
+            for name, address in addresses.items()
+        }
+        return [
+            FrontendSettings(
+                index=index,
+                ipc_path=str(self._ipc_path),
+                listen=held["listen"].address,
+                share_port=is_shared,
+                admin_listen=settings.admin_listen if index == 0 else None,
+                metrics_listen=settings.metrics_listen if index == 0 else None,
+                log_level=settings.log_level,
+                log_format=settings.log_format,
+                max_message_bytes=settings.max_message_bytes,
+                drain_grace_s=settings.drain_grace_s,
+                stall_deadline_s=settings.stall_deadline_s,
+                max_pending_bytes=settings.stream_buffer_bytes,
+            )
+            for index in range(settings.frontends)
+        ]
+
+    def _run_core(self) -> None:
+        try:
+            self._loop.run()
+        finally:
+            self._socket.close()
+        self._news.put(_CoreEnded())
+
+    def _on_thread_broken(self, about: threading.ExceptHookArgs) -> None:
+        thread = "" if about.thread is None else about.thread.name
+        error = about.exc_value
+        _log.error("thread_broken", thread=thread, exc_info=error)
+        # What libraries start has numbers for names, and is theirs to mend.
+        if not thread.startswith("Thread-"):
+            self._news.put(_ThreadBroken(thread))
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._news.put(_Signal(number))
+
+    def _on_frontend_exit(self, frontend: int, exit_code: int) -> None:
+        self._news.put(_FrontendExited(frontend, exit_code))
+
+    def _supervise(self) -> int:
+        """Wait until the service is over; 0 after an orderly stop."""
+        deadline_s = time.monotonic() + HELLO_DEADLINE_S
+        stopping_since_s: float | None = None
+        while True:
+            news = self._next_news()
+            is_waiting = len(self._hellos) < len(self._frontends) and stopping_since_s is None
+            if news is None and is_waiting and time.monotonic() > deadline_s:
+                _log.error("frontends_not_ready", waited_s=HELLO_DEADLINE_S)
+                return 1
+            match news:
+                case Hello():
+                    self._welcome(news)
+                case _Signal(number=number) if stopping_since_s is None:
+                    _log.info("stopping", signal=signal.Signals(number).name)
+                    stopping_since_s = time.monotonic()
+                    self._loop.stop(self._settings.drain_grace_s)
+                case _Signal(number=number):
+                    asked_s = stopping_since_s or 0.0
+                    if time.monotonic() - asked_s > SAME_SIGNAL_S:
+                        self._exit_at_once(number)
+                case _FrontendExited(frontend=frontend, exit_code=exit_code):
+                    _log.error("frontend_exited", frontend=frontend, exit_code=exit_code)
+                    self._loop.frontend_died(frontend)
+                    return 1
+                case _CoreEnded():
+                    return 0
+                case _ThreadBroken():
+                    return 1
+
+    def _next_news(self) -> _News | None:
+        """Wait a moment for something to happen, and see that the core turns meanwhile."""
+        if self._watch.look(self._loop.turns.count, time.monotonic()) > EXIT_AFTER_S:
+            self._exit_stuck()
+        try:
+            return self._news.get(timeout=LOOK_INTERVAL_S)
+        except queue.Empty:
+            return None
+
+    def _exit_stuck(self) -> NoReturn:
+        """End a process whose core hangs; clients resume with the next one."""
+        for frontend in self._frontends:
+            frontend.kill()
+        self._scratch.remove()
+        exit_stuck("core", self._loop.turns.made_by)
+
+    def _exit_at_once(self, number: int) -> NoReturn:
+        """Obey a second signal: nobody is waited for."""
+        _log.warning("stopped_at_once", signal=signal.Signals(number).name)
+        for frontend in self._frontends:
+            frontend.kill()
+        self._scratch.remove()
+        os._exit(128 + number)
+
+    def _welcome(self, hello: Hello) -> None:
+        self._hellos[hello.frontend_index] = hello
+        if len(self._hellos) < len(self._frontends):
+            return
+        first = self._hellos[0]
+        addresses = {
+            "address": first.address,
+            "admin_address": first.admin_address,
+            "metrics_address": first.metrics_address,
+            "pid": os.getpid(),
+        }
+        _log.info("listening", frontends=len(self._frontends), **addresses)
+        warn_where_unprotected(self._settings.listen_addresses())
+        if self._settings.ready_file is not None:
+            _write_whole(self._settings.ready_file, json.dumps(addresses))
+
+
+def scheduler_id(settings: SchedulerSettings) -> SchedulerId:
+    """The same name at every start on this host and address, another incarnation."""
+    incarnation = f"{os.getpid()}-{secrets.token_hex(4)}"
+    # Who listens on any free port is nobody's heir: others on this host do so too.
+    where = incarnation if settings.listen.endswith(":0") else settings.listen
+    name = settings.scheduler_name or f"{socket.gethostname()}-{where}"
+    return SchedulerId(name=name, incarnation=incarnation)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that nobody can see half written."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)

@@ -1,0 +1,122 @@
+"""
+A line on every N-th step: its time and shape, what it ran from, and the load around it.
+
+The line is worded as Megatron Core's dynamic engine words its own, so that what reads those logs
+reads these. It is written where results are applied, as only they tell what became of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from scheduler_svc.core.observe.stats import CoreStats
+from scheduler_svc.core.request.events import LogLine
+from tandem.link.batch import Batch, Command, StepResult
+
+_GB = 1e9
+
+
+class StepLines:
+    """Knows which step is due. Owned by the core loop."""
+
+    def __init__(
+        self, interval: int, time_of_day: Callable[[], str] = lambda: time.strftime("%H:%M:%S")
+    ) -> None:
+        """
+        Args:
+            interval: Steps from one line to the next; 0 for no line at all.
+            time_of_day: Here and now, HH:MM:SS.
+        """
+        self._interval = interval
+        self._time_of_day = time_of_day
+        self._num_steps = 0
+
+    def line(
+        self,
+        command: Command,
+        result: StepResult,
+        stats: Callable[[], CoreStats],
+        max_requests: int,
+    ) -> LogLine | None:
+        """
+        The line that is due after this step; None where none is.
+
+        Args:
+            command: What the step did.
+            result: What came of it.
+            stats: The core after applying it; asked only where a line is due.
+            max_requests: That may run at once.
+        """
+        self._num_steps += 1
+        if not self._interval or self._num_steps % self._interval:
+            return None
+        return step_line(
+            command,
+            result,
+            stats(),
+            step=self._num_steps,
+            time_of_day=self._time_of_day(),
+            max_requests=max_requests,
+        )
+
+
+def step_line(
+    command: Command,
+    result: StepResult,
+    stats: CoreStats,
+    *,
+    step: int,
+    time_of_day: str,
+    max_requests: int,
+) -> LogLine:
+    """
+    Word one step.
+
+    `time` is from the start of computing to the result, without waiting; P counts rows of more than
+    one token, D those of one. Of the requests a run, p are paused, w wait, f finished and e were
+    preempted since the start; of blocks a are in use, p held by paused requests, of those that they
+    may keep.
+    """
+    timings = result.timings
+    step_ms = (timings.total_ns - timings.queued_ns) / 1e6
+    blocks = f"a {stats.used_blocks}/{stats.total_blocks}"
+    text = (
+        f"* rank 0 | step {step} | {time_of_day} ... time: {step_ms:.3f} ms "
+        f"[{_shape(command, result)}] ... "
+        f"reqs: a {stats.num_running - stats.num_paused}/{max_requests}, p {stats.num_paused}, "
+        f"w {stats.num_waiting}, f {stats.finished_requests}, e {stats.preemptions} ... "
+        f"blocks: {blocks}, p {stats.paused_blocks}/{stats.paused_budget_blocks} ... "
+        f"mem: {result.device_memory_bytes / _GB:.1f} gb"
+    )
+    values = {
+        "step": step,
+        "step_ms": round(step_ms, 3),
+        "shape": _shape(command, result),
+        "active_requests": stats.num_running - stats.num_paused,
+        "max_requests": max_requests,
+        "paused_requests": stats.num_paused,
+        "waiting_requests": stats.num_waiting,
+        "finished_requests": stats.finished_requests,
+        "preemptions": stats.preemptions,
+        "used_blocks": stats.used_blocks,
+        "total_blocks": stats.total_blocks,
+        "paused_blocks": stats.paused_blocks,
+        "paused_budget_blocks": stats.paused_budget_blocks,
+        "used_host_blocks": stats.used_host_blocks,
+        "host_blocks": stats.host_blocks,
+        "device_memory_bytes": result.device_memory_bytes,
+    }
+    return LogLine(event="step", values=values, text=text)
+
+
+def _shape(command: Command, result: StepResult) -> str:
+    if not isinstance(command, Batch):
+        return type(command).__name__.lower()
+    num_prefills = int((command.row_num_tokens > 1).sum())
+    num_decodes = len(command.row_num_tokens) - num_prefills
+    graph = f"[{result.graph}]" if result.graph else "OFF"
+    return (
+        f"{'non-decode' if num_prefills else 'decode'} + real config "
+        f"[{command.num_tokens}]: {num_prefills} P + {num_decodes} D + cuda graph {graph}"
+    )

@@ -1,0 +1,87 @@
+"""What a scheduler makes of an executor's description of itself."""
+
+import pytest
+
+from scheduler_svc.core.request.options import CoreOptions
+from scheduler_svc.executor_client.description import read_description
+from tandem.engine_config import EngineConfig
+from tandem.errors import IncompatibleExecutor
+from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
+from tandem.link import PROTOCOL_VERSION
+
+
+def described(**defaults: float) -> DescribeResponse:
+    return DescribeResponse(
+        protocol_version=PROTOCOL_VERSION,
+        boot_id="boot",
+        model_fingerprint="model",
+        vocab_size=100,
+        max_model_len=64,
+        block_size=4,
+        num_blocks=16,
+        num_slots=4,
+        max_batch_size=4,
+        max_total_tokens=16,
+        max_inflight_steps=4,
+        generation_defaults=GenerationDefaults(**defaults),
+    )
+
+
+@pytest.mark.parametrize(
+    ("defaults", "repetition_penalty", "min_p"),
+    [
+        ({}, 1.0, 0.0),
+        ({"repetition_penalty": 1.25, "min_p": 0.5}, 1.25, 0.5),
+    ],
+    ids=["silent", "recommended"],
+)
+def test_recommended_penalties_reach_frontends(defaults, repetition_penalty, min_p):
+    """
+    What the model's author recommends is told to frontends; what is unset is off.
+    """
+    model = read_description(described(**defaults)).model(
+        "", EngineConfig(max_model_len=64), CoreOptions()
+    )
+    assert (repetition_penalty, min_p) == (model.default_repetition_penalty, model.default_min_p)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"protocol_version": 1}, "speaks step protocol 1"),
+        ({"block_size": 0}, "describes itself with block_size 0"),
+        ({"boot_id": ""}, "without boot or model identity"),
+        ({"model_fingerprint": ""}, "without boot or model identity"),
+        ({"eos_token_ids": b"\1\0\0\0\2"}, "eos_token_ids that are not whole int32 tokens"),
+    ],
+    ids=["protocol", "geometry", "boot", "model", "eos"],
+)
+def test_description_that_cannot_be_is_refused(changes, words):
+    """
+    An executor that describes itself in a way that makes no sense is refused by a typed error that names it.
+    """
+    answer = described()
+    for name, value in changes.items():
+        setattr(answer, name, value)
+    with pytest.raises(IncompatibleExecutor, match=words):
+        read_description(answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 5.0),
+        ("temperature", float("nan")),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("min_p", 2.0),
+    ],
+)
+def test_recommendation_that_no_request_may_ask_for_is_refused(name, value):
+    """
+    An executor whose model's defaults the step link would refuse is not used: no request is to blame for them.
+    """
+    with pytest.raises(IncompatibleExecutor, match=f"a default {name} of {value:g}, which must"):
+        read_description(described(**{name: value}))

@@ -1,0 +1,191 @@
+"""Choices, digests and what operators ask for, through the whole core process but its sockets' ends."""
+
+import pytest
+
+from scheduler_svc.core.request.request import FinishReason
+from scheduler_svc.ipc import snapshot
+from tandem.link.batch import KvMode, Resume, StepTimings, Suspend
+from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+class TestChoices:
+    def test_each_choice_has_its_own_stream(self, bench):
+        """One submission gives every choice its tokens and its end, and all are forgotten then."""
+        frontend = bench.frontend()
+        frontend.submit(10, PROMPT, 6, num_choices=3, temperature=1.0)
+        bench.until(lambda: len(frontend.ended) == 3)
+        assert {10, 11, 12} == set(frontend.ended)
+        assert [expected_outputs(PROMPT, 6)] * 3 == [frontend.tokens[10 + i] for i in range(3)]
+        bench.until(lambda: not bench.link.runner.slots.live.any())
+
+    def test_one_choice_ends_alone(self, bench):
+        """A frontend that ends one choice lets the others go on to their own ends."""
+        frontend = bench.frontend()
+        bench.link.is_holding = True
+        frontend.submit(10, PROMPT, 6, num_choices=2, temperature=1.0)
+        bench.until(lambda: frontend.accepted)
+        frontend.end(11, FinishReason.CANCELLED)
+        bench.until(lambda: 11 in frontend.ended)
+        bench.link.is_holding = False
+        bench.link.compute()
+        bench.until(lambda: 10 in frontend.ended)
+        assert (FinishReason.MAX_TOKENS, FinishReason.CANCELLED) == (
+            frontend.ended[10].reason,
+            frontend.ended[11].reason,
+        )
+
+    def test_a_frontend_that_dies_takes_all_choices_along(self, bench):
+        """Nothing of a dead frontend's requests is left."""
+        frontend, other = bench.frontend(0), bench.frontend(1)
+        bench.link.is_holding = True
+        frontend.submit(10, PROMPT, 50, num_choices=4, temperature=1.0)
+        bench.until(lambda: frontend.accepted)
+        bench.loop.frontend_died(0)
+        bench.link.is_holding = False
+        bench.link.compute()
+
+        def is_empty():
+            stats = snapshot.decode_stats(bench.reply(other, "stats").result)
+            return stats.running_requests + stats.waiting_requests + stats.used_blocks == 0
+
+        bench.until(is_empty)
+
+
+class TestDigests:
+    def test_digests_for_other_blocks_are_not_used(self, bench):
+        """A prompt hashed for another block size is served, and what it finds is its own."""
+        frontend = bench.frontend()
+        wrong = bytes(32) * 3
+        for stream_id, prompt in ((1, [5] * 12), (2, [6] * 12)):
+            frontend.submit(stream_id, prompt, 4, block_digests=wrong, digest_block_size=16)
+            bench.until(lambda stream_id=stream_id: stream_id in frontend.ended)
+        assert [0, 0] == [frontend.ended[number].num_cached_tokens for number in (1, 2)]
+        assert expected_outputs([6] * 12, 4) == frontend.tokens[2]
+
+
+class TestOperators:
+    def test_flush_forgets_what_was_cached(self, bench):
+        """A second equal prompt finds the first; after a flush a third finds nothing."""
+        frontend = bench.frontend()
+        for stream_id in (1, 2):
+            frontend.submit(stream_id, [5] * 12, 2)
+            bench.until(lambda stream_id=stream_id: stream_id in frontend.ended)
+        flushed = snapshot.decode_flush_result(bench.reply(frontend, "flush").result)
+        frontend.submit(3, [5] * 12, 2)
+        bench.until(lambda: 3 in frontend.ended)
+        assert [0, 11, 0] == [frontend.ended[number].num_cached_tokens for number in (1, 2, 3)]
+        assert flushed.freed_blocks > 0
+
+    def test_events_that_are_not_kept_are_a_typed_error(self, bench):
+        """Without tracking, events are refused and say what to switch on."""
+        frontend = bench.frontend()
+        reply = bench.reply(frontend, "events", b'{"request_id": "0-1"}')
+        assert "EVENTS_NOT_TRACKED" == reply.error.reason
+        assert "--track-request-events" in reply.error.message
+
+    @pytest.mark.parametrize("mode", list(KvMode))
+    def test_suspension_is_a_step_and_answered_once_obeyed(self, bench, mode):
+        """The executor is told before the answer comes, nothing is sent until it is resumed."""
+        frontend = bench.frontend()
+        frontend.submit(1, PROMPT, 40)
+        bench.until(lambda: frontend.tokens.get(1))
+        argument = snapshot.encode_json(snapshot.SuspendArgument(mode.value))
+        assert bench.reply(frontend, "suspend", argument).error is None
+        assert [Suspend(kv_mode=mode)] == bench.link.runner.commands
+        assert not frontend.availabilities[-1].ready
+        assert "an operator suspended it" in frontend.availabilities[-1].blocked_by
+        frontend.submit(2, [9], 3)
+        bench.until(lambda: 2 in frontend.accepted)
+        assert snapshot.decode_stats(bench.reply(frontend, "stats").result).suspended
+        assert bench.reply(frontend, "resume").error is None
+        assert isinstance(bench.link.runner.commands[-1], Resume)
+        bench.until(lambda: len(frontend.ended) == 2)
+        assert (True, "") == (
+            frontend.availabilities[-1].ready,
+            frontend.availabilities[-1].blocked_by,
+        )
+        assert expected_outputs(PROMPT, 40) == frontend.tokens[1]
+        assert expected_outputs([9], 3) == frontend.tokens[2]
+
+    def test_nobody_can_be_suspended_without_an_executor(self, make_bench):
+        """Before an executor is attached suspending is refused, resuming does nothing."""
+        bench = make_bench()
+        frontend = bench.frontend()
+        argument = snapshot.encode_json(snapshot.SuspendArgument(1))
+        assert "NO_EXECUTOR" == bench.reply(frontend, "suspend", argument).error.reason
+        assert bench.reply(frontend, "resume").error is None
+
+
+class TestExecutorInUse:
+    def test_address_is_told_while_an_executor_is_attached(self, bench, make_bench):
+        """Who wants to talk to the executor itself learns where it is and what it can; without one it is refused."""
+        frontend = bench.frontend()
+        bench.until(lambda: any(one.executor_attached for one in frontend.availabilities))
+        executor = snapshot.decode_executor(bench.reply(frontend, "executor").result)
+        assert ("fake:1", ("suspend",)) == (executor.address, executor.features)
+        without = make_bench()
+        assert "NO_EXECUTOR" == without.reply(without.frontend(), "executor").error.reason
+
+
+class TestStepParts:
+    def test_time_and_graphs_of_steps_are_counted(self, bench):
+        """What results say of waiting, forward pass, sampling and graphs adds up in the statistics and the metrics."""
+        bench.link.parts = StepTimings(queued_ns=1_000_000, forward_ns=4_000_000, sample_ns=500_000)
+        bench.link.graph = 8
+        frontend = bench.frontend()
+        frontend.submit(1, PROMPT, 6)
+        bench.until(lambda: 1 in frontend.ended)
+
+        def stats_when_all_is_done():
+            stats = snapshot.decode_stats(bench.reply(frontend, "stats").result)
+            return None if stats.steps_in_flight else stats
+
+        bench.until(stats_when_all_is_done)
+        stats = stats_when_all_is_done()
+        assert 6 <= stats.steps == stats.graph_steps
+        assert pytest.approx((0.001, 0.004, 0.0005)) == (
+            stats.executor_queued_s / stats.steps,
+            stats.executor_forward_s / stats.steps,
+            stats.executor_sample_s / stats.steps,
+        )
+        bench.link.graph = 0
+        frontend.submit(2, PROMPT, 6)
+        bench.until(lambda: 2 in frontend.ended)
+        later = snapshot.decode_metrics(bench.reply(frontend, "metrics").result)
+        assert stats.graph_steps == later.stats.graph_steps < later.stats.steps
+        assert later.stats.steps == later.histograms["executor_queue_time"].count
+
+
+class TestLiveness:
+    def test_frontend_that_is_silent_for_too_long_is_told_to_all(self, bench):
+        """Frontends speak every few seconds: one that did not for half a minute is not alive, until it speaks again."""
+        stuck, other = bench.frontend(0), bench.frontend(1)
+        for _ in range(31):
+            bench.lead_s += 1.0
+            bench.turn()
+        bench.until(lambda: not other.availabilities[-1].frontends_alive)
+        bench.reply(other, "stats")
+        assert not other.availabilities[-1].frontends_alive
+        bench.reply(stuck, "stats")
+        bench.until(lambda: other.availabilities[-1].frontends_alive)
+
+    def test_time_in_which_the_core_stood_still_is_not_blamed_on_frontends(self, bench):
+        """A service that was stopped as a whole for an hour is alive in its first turn after it."""
+        frontend = bench.frontend()
+        bench.lead_s += 3600.0
+        bench.turn()
+        bench.reply(frontend, "stats")
+        assert all(one.frontends_alive for one in frontend.availabilities)
+
+    def test_frontend_that_is_gone_is_not_waited_for(self, bench):
+        """A frontend whose process ended does not count."""
+        bench.frontend(0)
+        other = bench.frontend(1)
+        bench.loop.frontend_died(0)
+        for _ in range(31):
+            bench.lead_s += 1.0
+            bench.turn()
+        bench.reply(other, "stats")
+        bench.until(lambda: other.availabilities[-1].frontends_alive)

@@ -1,0 +1,100 @@
+"""What operators read in the scheduler's log while it serves."""
+
+from __future__ import annotations
+
+import re
+
+import structlog
+
+from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
+
+
+def lines(logs, part: str) -> list[tuple[str, str]]:
+    """Level and text of the lines with this in them."""
+    said = [(entry["log_level"], entry.get("sentence", "")) for entry in logs]
+    return [(level, text) for level, text in said if part in text]
+
+
+class TestOperatorLog:
+    def test_prompts_and_every_fortieth_decode_pass_are_logged(self, bench):
+        """
+        The core's lines are log events word for word, as information.
+        """
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            frontend.submit(1, [5, 6, 7], 50)
+            bench.until(lambda: 1 in frontend.ended)
+        ((level, text),) = lines(logs, "Prefill batch.")
+        assert "info" == level
+        assert text.startswith("Prefill batch. #new-seq: 1, #new-token: 3, #cached-token: 0, ")
+        ((level, text),) = lines(logs, "Decode batch.")
+        assert "info" == level
+        assert re.fullmatch(
+            r"Decode batch\. #running-req: 1, #token: \d+, token usage: 0\.\d\d, "
+            r"gen throughput \(token/s\): \d+\.\d\d, #queue-req: 0",
+            text,
+        )
+
+    def test_running_out_of_blocks_is_a_warning(self, make_bench):
+        """
+        A retraction is logged with its numbers and with what to do about it; clients see nothing.
+        """
+        bench = make_bench(schedule_conservativeness=0.0, enable_prefix_caching=False)
+        bench.link.boot("boot-1")
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            for stream_id in range(8):
+                frontend.submit(stream_id, [5 + stream_id] * 8, 50)
+            bench.until(lambda: len(frontend.ended) == 8)
+        retractions = lines(logs, "decode out of memory happened, #retracted_reqs: ")
+        assert retractions
+        assert {"warning"} == {level for level, _ in retractions}
+        warned = lines(
+            logs, "there is not enough KV cache space. This can affect the end-to-end performance."
+        )
+        assert "warning" == warned[0][0]
+        for stream_id in range(8):
+            assert expected_outputs([5 + stream_id] * 8, 50) == frontend.tokens[stream_id]
+
+    def test_settings_without_effect_are_a_warning(self, make_bench):
+        """
+        When the executor is known, a setting that does nothing with it is warned of, once.
+        """
+        bench = make_bench(preemption_mode="swap")
+        with structlog.testing.capture_logs() as logs:
+            bench.link.boot("boot-1")
+            frontend = bench.frontend()
+            frontend.submit(1, [5, 6, 7], 2)
+            bench.until(lambda: 1 in frontend.ended)
+        (warning,) = [entry for entry in logs if entry["event"] == "unusual_setting"]
+        assert "warning" == warning["log_level"]
+        assert "preemption_mode is swap and the executor has no host blocks" in warning["message"]
+
+    def test_every_nth_step_has_a_line(self, make_bench):
+        """
+        With logging_step_interval 3 the steps 3, 6, ... are logged with their time, shape and load.
+        """
+        bench = make_bench(logging_step_interval=3)
+        bench.link.boot("boot-1")
+        bench.link.computes_s, bench.link.graph = 0.0125, 8
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            frontend.submit(1, [5, 6, 7], 7)
+            bench.until(lambda: 1 in frontend.ended)
+        pattern = (
+            r"\* rank 0 \| step (\d+) \| \d\d:\d\d:\d\d \.\.\. time: 12\.500 ms "
+            r"\[decode \+ real config \[1\]: 0 P \+ 1 D \+ cuda graph \[8\]\] \.\.\. "
+            r"reqs: a 1/\d+, p 0, w 0, f 0, e 0 \.\.\. blocks: a \d+/\d+, p 0/0 \.\.\. mem: 0\.0 gb"
+        )
+        found = [re.fullmatch(pattern, text) for _, text in lines(logs, "* rank")]
+        assert ["3", "6"] == [match and match[1] for match in found]
+
+    def test_without_an_interval_no_step_has_a_line(self, bench):
+        """
+        Unless it is asked for, no step is logged.
+        """
+        with structlog.testing.capture_logs() as logs:
+            frontend = bench.frontend()
+            frontend.submit(1, [5, 6, 7], 7)
+            bench.until(lambda: 1 in frontend.ended)
+        assert [] == lines(logs, "* rank")

@@ -1,0 +1,112 @@
+"""How a step is worded for those who read logs of Megatron Core."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from scheduler_svc.core.observe.stats import CoreStats, HistogramSnapshot
+from scheduler_svc.service.step_lines import StepLines, step_line
+from tandem.link.batch import Batch, KvMode, StepResult, StepTimings, Suspend
+
+NOTHING = HistogramSnapshot(bounds=(), counts=(0,), total=0.0)
+STATS = CoreStats(
+    **{
+        field.name: NOTHING if field.name in {"ttft_s", "inter_token_s"} else 0
+        for field in dataclasses.fields(CoreStats)
+    }
+)
+
+
+def batch(*num_tokens):
+    return Batch(row_num_tokens=np.array(num_tokens, np.int32))
+
+
+def result(**changes):
+    empty = np.empty(0, np.int32)
+    return StepResult(
+        boot_id="boot",
+        step_id=1,
+        slot=empty,
+        generation=empty.astype(np.uint32),
+        position=empty,
+        token=empty,
+        **changes,
+    )
+
+
+def words(command, outcome, stats=STATS):
+    return line(command, outcome, stats).text
+
+
+def line(command, outcome, stats=STATS):
+    return step_line(command, outcome, stats, step=40, time_of_day="01:02:03", max_requests=32)
+
+
+class TestStepLine:
+    def test_every_number_is_in_its_place(self):
+        """
+        Time is that of computing; requests, blocks and memory are those after the step.
+        """
+        stats = dataclasses.replace(
+            STATS,
+            num_running=5,
+            num_paused=2,
+            num_waiting=7,
+            finished_requests=11,
+            preemptions=13,
+            used_blocks=17,
+            total_blocks=64,
+            paused_blocks=3,
+            paused_budget_blocks=9,
+        )
+        outcome = result(
+            timings=StepTimings(queued_ns=5_000_000, total_ns=6_500_000),
+            device_memory_bytes=2_340_000_000,
+        )
+        assert (
+            "* rank 0 | step 40 | 01:02:03 ... time: 1.500 ms [non-decode + real config [14]: "
+            "2 P + 1 D + cuda graph OFF] ... reqs: a 3/32, p 2, w 7, f 11, e 13 ... "
+            "blocks: a 17/64, p 3/9 ... mem: 2.3 gb"
+        ) == words(batch(1, 8, 5), outcome, stats)
+        values = line(batch(1, 8, 5), outcome, stats).values
+        assert (3, 2, 7) == tuple(
+            values[f"{kind}_requests"] for kind in ("active", "paused", "waiting")
+        )
+        assert (1.5, 17, 64) == (
+            values["step_ms"],
+            values["used_blocks"],
+            values["total_blocks"],
+        )
+
+    def test_decodes_from_a_graph_say_which(self):
+        """
+        A step of decodes alone is one, and the tokens of its graph are told.
+        """
+        said = words(batch(1, 1, 1), result(graph=4))
+        assert "[decode + real config [3]: 0 P + 3 D + cuda graph [4]]" in said
+
+    def test_command_that_computes_nothing_is_named(self):
+        """
+        A suspension is a step without a shape.
+        """
+        assert "[suspend]" in words(Suspend(kv_mode=KvMode.PERSIST), result())
+
+
+class TestStepLines:
+    def test_load_is_asked_only_where_a_line_is_due(self):
+        """
+        Steps between two lines cost no snapshot of the core.
+        """
+        num_asked = 0
+
+        def stats():
+            nonlocal num_asked
+            num_asked += 1
+            return STATS
+
+        steps = StepLines(3, lambda: "01:02:03")
+        said = [steps.line(batch(1), result(), stats, 32) for _ in range(7)]
+        assert [2, 5] == [at for at, line in enumerate(said) if line is not None]
+        assert 2 == num_asked

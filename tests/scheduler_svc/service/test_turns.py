@@ -1,0 +1,116 @@
+"""On which thread the core loop turns, and that whatever calls for a turn gets one."""
+
+from __future__ import annotations
+
+import select
+import threading
+
+import pytest
+
+from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
+from tests.scheduler_svc.service.service_bench import DEADLINE_S, ServiceBench
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+def is_woken(bench: ServiceBench) -> bool:
+    """Whether the core thread would leave its poll at once."""
+    return bool(select.select([bench.wakeup], [], [], 0)[0])
+
+
+def take_turn(bench: ServiceBench) -> None:
+    """One turn on a thread of its own, and what frontends are sent."""
+    thread = threading.Thread(target=bench.loop.turns.turn_now)
+    with bench.in_step():
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+class TestTurnNow:
+    def test_any_thread_makes_whole_turns(self, bench):
+        """
+        A request is taken, planned, computed and answered by turns of threads that never poll.
+        """
+        frontend = bench.frontend()
+        frontend.submit(10, PROMPT, 6)
+        turned_by = set()
+        while 10 not in frontend.ended:
+            take_turn(bench)
+            turned_by.add(bench.loop.turns.made_by)
+        assert expected_outputs(PROMPT, 6) == frontend.tokens[10]
+        assert threading.get_ident() not in turned_by
+
+    def test_while_another_thread_turns_the_core_thread_turns_next(self, bench):
+        """
+        What calls for a turn in the middle of one waits for nothing, and the core thread is woken.
+        """
+        during_turn: list[int] = []
+
+        def call(now: float) -> None:
+            bench.wakeup.clear()
+            bench.loop.turns.turn_now()
+            during_turn.append(bench.loop.turns.count)
+
+        bench.frontend()
+        bench.loop._command(call)
+        bench.loop.turn(0)
+        assert [bench.loop.turns.count] == during_turn
+        assert is_woken(bench)
+
+    def test_turn_that_finds_something_due_sooner_wakes_the_core_thread(self, bench):
+        """
+        The core thread polls until the time it knew; an earlier one makes it look again.
+        """
+        frontend = bench.frontend()
+        bench.link.is_holding = True
+        bench.turn()
+        assert not is_woken(bench)
+        frontend.submit(10, PROMPT, 6, deadline_s=bench.loop.turns.polls_until_s - 0.2)
+        while not frontend.accepted:
+            take_turn(bench)
+        assert is_woken(bench)
+
+    def test_error_of_any_turn_ends_the_core_thread(self, bench):
+        """
+        A turn that breaks on another thread is raised where the loop is run, and is the last one.
+        """
+        bench.frontend()
+
+        def fail(now: float) -> None:
+            raise ZeroDivisionError
+
+        bench.loop._command(fail)
+        bench.wakeup.clear()
+        take_turn(bench)
+        assert is_woken(bench)
+        num_turns = bench.loop.turns.count
+        take_turn(bench)
+        with pytest.raises(ZeroDivisionError):
+            bench.loop.turn(DEADLINE_S)
+        assert num_turns == bench.loop.turns.count
+
+    def test_loop_that_has_ended_turns_no_more(self, bench):
+        """
+        A result that comes after the end finds nobody who would touch what is closed by then.
+        """
+        core = threading.Thread(target=bench.loop.run)
+        core.start()
+        bench.loop.stop(0.0)
+        core.join(DEADLINE_S)
+        assert not core.is_alive()
+        num_turns = bench.loop.turns.count
+        bench.loop.turns.turn_now()
+        assert num_turns == bench.loop.turns.count
+
+
+class TestRun:
+    def test_results_are_taken_on_the_thread_that_reads_them(self, bench):
+        """
+        A running loop has the link call for a turn with every result.
+        """
+        core = threading.Thread(target=bench.loop.run)
+        core.start()
+        bench.loop.stop(0.0)
+        core.join(DEADLINE_S)
+        assert bench.link.turn == bench.loop.turns.turn_now
