@@ -29,7 +29,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from executor_svc.memory.kv_memory import KvMemory
-from executor_svc.model import load_model
+from executor_svc.model.loader import load_model
 from executor_svc.step.runner import ModelRunner
 from tests.executor_svc.stepping import Row, admission, batch
 
