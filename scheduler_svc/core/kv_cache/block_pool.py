@@ -1,4 +1,4 @@
-"""Who holds which KV block: counts per block, and those that are free."""
+"""Block pool: the number of holders of each KV block, and the free blocks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tandem.link.batch import Int32Column
 
 class BlockPool:
     """
-    Block ids 1 to `num_blocks`; the executor keeps block 0 for padding.
+    Pool of the KV blocks 1 to `num_blocks`; the executor keeps block 0 for padding.
 
-    A block is free, cached (unheld, but its prefix can still be matched) or used (held by one or
-    more). Cached blocks are as good as free: they are evicted when the free ones do not do, so only
-    used blocks count as memory in use.
+    A block is free, cached (it has no holder, but its prefix can still be matched) or used (it has
+    one holder or more). Cached blocks can be taken like free ones: they are evicted when there are
+    too few free ones, so only used blocks count as memory in use.
 
     Attributes:
-        num_blocks: All of them.
-        index: Where full blocks are findable; None where prefixes are not shared.
+        num_blocks: Number of blocks in the pool.
+        index: Prefix index of the full blocks; None where prefix caching is off.
     """
 
     __slots__ = ("_free", "_num_holders", "index", "num_blocks")
@@ -38,22 +38,22 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds and nothing can match."""
+        """Number of blocks that have no holder and cannot be matched."""
         return self._free.num_free
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and that can be matched or evicted."""
+        """Number of blocks that have no holder and can be matched or evicted."""
         return 0 if self.index is None else self.index.num_unheld
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken: free or cached."""
+        """Number of blocks that can be taken: free or cached."""
         return self.num_free + self.num_cached
 
     @property
     def num_used(self) -> int:
-        """Blocks somebody holds."""
+        """Number of blocks that have a holder."""
         return self.num_blocks - self.num_free - self.num_cached
 
     @property
@@ -66,12 +66,12 @@ class BlockPool:
         Take `count` blocks for one sequence, all or none, free ones before cached ones.
 
         Args:
-            count: How many.
+            count: Number of blocks.
             after: The block they follow in the sequence, or NO_BLOCK.
 
         Returns:
-            Their ids, shape ``[count]``, adjacent ones where there are some; None when fewer can be
-            taken, and then nothing changed.
+            Their ids, shape ``[count]``, adjacent where possible; None when fewer can be taken, and
+            then nothing changed.
         """
         if not self._try_free(count):
             return None
@@ -81,8 +81,10 @@ class BlockPool:
 
     def try_take_next(self, wanted: BlockIds) -> BlockIds | None:
         """
-        `try_take` of one block for each of the sequences that would like these, which lie behind
-        their last ones, none twice, shape ``[N]``: these where they are free.
+        Take one block for each of N sequences, all or none, as `try_take` does.
+
+        `wanted`, shape ``[N]``, none twice, has the block behind the last one of each sequence; the
+        sequence gets this block if it is free.
         """
         if len(wanted) > self._free.num_free and not self._try_free(len(wanted)):
             return None
@@ -91,16 +93,16 @@ class BlockPool:
         return taken
 
     def num_unheld(self, blocks: Int32Column) -> int:
-        """How many of these blocks, none twice, nobody holds."""
+        """Return the number of these blocks, none twice, that have no holder."""
         return len(blocks) - int(np.count_nonzero(self._num_holders[blocks]))
 
     def num_holders(self, block: int) -> int:
-        """How many hold a block."""
+        """Return the number of holders of a block."""
         return int(self._num_holders[block])
 
     def share(self, blocks: Int32Column) -> None:
         """
-        Hold these used or cached blocks, none twice, once more.
+        Add one holder to each of these used or cached blocks, none twice.
 
         Raises:
             InternalError: One of them is free; nothing changed then.
@@ -115,13 +117,13 @@ class BlockPool:
 
     def give_back(self, blocks: Int32Column) -> None:
         """
-        Let go of each of these blocks once; a sequence's blocks come in its order.
+        Remove one holder from each of these blocks; a sequence's blocks come in its order.
 
-        Whoever lets a block go last leaves it cached if it is indexed, else free.
+        A block without a holder is cached if it is indexed and the index keeps it, else free.
 
         Raises:
-            InternalError: A block is held less often than it is listed, or no block of this pool;
-                nothing changed then.
+            InternalError: A block has fewer holders than it is listed times, or is not of this
+                pool; nothing changed then.
         """
         if not len(blocks):
             return
@@ -149,17 +151,17 @@ class BlockPool:
         self._free.add(unheld)
 
     def flush(self) -> int:
-        """Make nothing matchable any more; returns how many blocks that nobody held are free."""
+        """Clear the prefix index; returns how many blocks without a holder became free."""
         return 0 if self.index is None else self._free_unindexed(self.index.clear())
 
     def distrust(self, writers: AbstractSet[int]) -> None:
-        """Make what `writers` computed, and what continues it, matchable no more."""
+        """Remove from the prefix index what `writers` computed, and what continues it."""
         if self.index is not None:
             self._free_unindexed(self.index.remove_written_by(writers))
 
     def check_integrity(self, owned: Int32Column) -> None:
         """
-        Compare with all that is held, shape ``[H]``, one entry per holder and block, any order.
+        Compare the counts with `owned`, shape ``[H]``: one entry per holder and block, any order.
 
         Raises:
             InternalError: A block is lost, both free and held, or not held as often as counted.
@@ -180,7 +182,7 @@ class BlockPool:
         self._free.check_integrity(np.flatnonzero((self._num_holders == 0) & ~is_cached)[1:])
 
     def _try_free(self, count: int) -> bool:
-        """Evict until `count` blocks are free; False, and nothing changed, if that cannot be."""
+        """Evict until `count` blocks are free; returns False, and evicts none, if it cannot."""
         missing = count - self._free.num_free
         if missing > 0:
             if self.index is None or count > self.num_available:

@@ -1,20 +1,21 @@
 """
-Free KV blocks, handed out so that a sequence's blocks lie one behind the other where they can.
+Free KV blocks, handed out so that the blocks of a sequence are adjacent where possible.
 
 Attention on a CPU reads a run of adjacent blocks in place, without gathering it first. So a
-sequence grows into the block behind its last one while that is free, and whoever starts anew starts
-where most room is: at the first block of an extent, adjacent blocks that are all free.
+sequence grows into the block behind its last one while that is free, and a new sequence starts
+where most room is: at the first block of an extent, a group of adjacent blocks that are all free.
 
-Everything is found by lists of what was free when it was listed. Whatever was taken meanwhile is
-passed over when its turn comes, and listed again when it is free again: every entry is looked at
-once, so each block costs constant time, however large the pool.
+Free blocks and free extents are found by stacks of what was free when it was listed. An entry that
+was taken in the meantime is skipped when it is popped, and is listed again when it is free again:
+every entry is checked once, so each block costs constant time, however large the pool.
 
-There must be something to choose from. Once all that is not in use is cached prefixes, every block
-taken is one just evicted, oldest first, and sequences are scattered as by chance: 15 runs for 16
-blocks. To evict up to a quarter of the pool ahead gained little (11 runs) for what it forgets.
+This needs free blocks to choose from. Once every block that is not in use holds a cached prefix,
+each block taken is one just evicted, least recently used first, and a sequence's blocks are
+scattered as if at random: 15 runs for 16 blocks. Evicting up to a quarter of the pool in advance
+gained little (11 runs) for the prefixes it drops.
 
-Source: the idea of extents is that of file systems, and of buddy allocation (Knowlton, CACM 1965)
-the aligned sizes. Nothing is merged here: an extent is looked at when it is to be taken.
+Source: extents come from file systems, their aligned sizes from buddy allocation (Knowlton, CACM
+1965). Free extents are not merged here: an extent is checked when it is about to be taken.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ from tandem.errors import InternalError
 
 EXTENT_SIZES = (64, 16, 4)
 """
-Blocks per extent, most room first. In random histories that use up to 80 % of a pool sequences of
-25 to 45 blocks then lie in one to three runs, and at 93 % in 11; without the extents of 4 it were
-47, as many as by chance.
+Blocks per extent, largest first. In random histories that use up to 80 % of a pool, sequences of
+25 to 45 blocks then lie in one to three runs, and at 93 % in 11. Without the extents of 4 there
+were 47 runs, as many as with random placement.
 """
 
 MAX_PENDING = 256
-"""Most givings back before the extents they complete are looked for, wanted or not."""
+"""Calls of `add` after which the extents they complete are listed, needed or not."""
 
 
 class FreeBlocks:
     """
-    Some of the blocks 1 to `num_blocks`, at first all of them.
+    Free ones of the blocks 1 to `num_blocks`, at first all of them.
 
     Attributes:
-        num_free: How many.
-        is_free: bool ``[num_blocks + 2]``; the first and last entry stand for no block.
+        num_free: Number of free blocks.
+        is_free: bool ``[num_blocks + 2]``, True for a free block; the first and last entry stand
+            for no block.
     """
 
     __slots__ = (
@@ -62,14 +64,14 @@ class FreeBlocks:
         self.is_free[[0, -1]] = False
         self._extents = [_Extents(num_blocks, size) for size in EXTENT_SIZES]
         self._pending: list[BlockIds] = []
-        """Given back since the extents were brought up to date."""
+        """Blocks given back since the extents were brought up to date."""
         self._is_listed = self.is_free.copy()
         self._listed: BlockIds = _far_apart(num_blocks)[::-1] + 1
-        """A stack of blocks, none twice, among them all that are free."""
+        """Stack of blocks, none twice: all that are free, and some that were taken since."""
         self._num_listed = num_blocks
 
     def add(self, blocks: BlockIds) -> None:
-        """These blocks, none twice and none of them free, are free."""
+        """Mark these blocks, none twice and none of them free, as free."""
         self.is_free[blocks] = True
         self.num_free += len(blocks)
         self._list(blocks[~self._is_listed[blocks]])
@@ -80,8 +82,9 @@ class FreeBlocks:
 
     def take(self, count: int, after: int = NO_BLOCK) -> BlockIds:
         """
-        Take `count` blocks, which there must be, in the order a sequence is to use them: first
-        those behind block `after`, then whole extents, then what is left.
+        Take `count` blocks, in the order in which a sequence is to use them: first those behind
+        block `after`, then those from the start of free extents, then any. The caller makes sure
+        that so many are free.
         """
         parts: list[BlockIds] = []
         left = count
@@ -99,12 +102,13 @@ class FreeBlocks:
 
     def take_next(self, wanted: BlockIds) -> BlockIds:
         """
-        Take one block, which there must be, for each sequence that would like one of these, shape
-        ``[N]``, none twice, which lie behind its last ones: that, or if it is taken one with room
-        behind it.
+        Take one block for each of N sequences; the caller makes sure that so many are free.
+
+        `wanted`, shape ``[N]``, none twice, has the block behind the last one of each sequence. The
+        sequence gets this block if it is free, else one with free blocks behind it if there is one.
         """
         is_free = self.is_free[wanted]
-        if _FALSE not in is_free.tobytes():  # far faster than to ask numpy
+        if _FALSE not in is_free.tobytes():  # far faster than a call of numpy
             self.is_free[wanted] = False
             self.num_free -= len(wanted)
             return wanted
@@ -117,10 +121,11 @@ class FreeBlocks:
 
     def check_integrity(self, expected: NDArray[np.intp]) -> None:
         """
-        Compare with the blocks that ought to be free, in order.
+        Compare with `expected`, the blocks that must be free, in order.
 
         Raises:
-            InternalError: Others are, or one could not be found.
+            InternalError: Other blocks are free, or the lists differ from their marks or lack a
+                free block or extent.
         """
         free = np.flatnonzero(self.is_free)
         if self.num_free != len(free) or not np.array_equal(free, expected):
@@ -138,7 +143,7 @@ class FreeBlocks:
             extents.check_integrity(self.is_free, pending)
 
     def _take_run(self, first: int, most: int, parts: list[BlockIds]) -> int:
-        """Take the free blocks from `first` on, at most so many; returns how many."""
+        """Take the run of free blocks from `first` on, at most `most`; returns its length."""
         run = self.is_free[first : first + most]
         length = most if run.all() else int(run.argmin())
         if length:
@@ -148,7 +153,7 @@ class FreeBlocks:
         return length
 
     def _take_apart(self, count: int) -> BlockIds:
-        """Take blocks for as many sequences, each with room behind it where there is."""
+        """Take one block for each of `count` sequences, with free blocks behind it if possible."""
         taken: list[int] = []
         for extents in self._extents:
             while len(taken) < count < self.num_free + len(taken):
@@ -189,7 +194,10 @@ class FreeBlocks:
         self._num_listed = end
 
     def _first_of_extent(self, extents: _Extents) -> int | None:
-        """The first block of a free extent of one size; those listed before come first."""
+        """
+        Return the first block of a free extent of one size, None without one; the pending blocks
+        are looked at only when no listed extent is free.
+        """
         first = extents.pop(self.is_free)
         if first is None and self._pending:
             self._settle()
@@ -197,7 +205,7 @@ class FreeBlocks:
         return first
 
     def _settle(self) -> None:
-        """List the extents that what was given back has completed."""
+        """List the free extents that the pending blocks have completed."""
         if not self._pending:
             return
         blocks = np.concatenate(self._pending)
@@ -215,11 +223,11 @@ class _Extents:
         self._size = size
         self._num_extents = num_blocks // size
         self._listed: list[int] = _far_apart(self._num_extents)[::-1].tolist()
-        """A stack of extents, none twice, among them all that are free."""
+        """Stack of extents, none twice: all free ones but those with pending blocks, and others."""
         self._is_listed = np.ones(self._num_extents, np.bool_)
 
     def pop(self, is_free: NDArray[np.bool_]) -> int | None:
-        """The first block of the free extent on top, which is about to be taken; None without."""
+        """Return the first block of the topmost free extent and unlist it; None without one."""
         while self._listed:
             extent = self._listed.pop()
             self._is_listed[extent] = False
@@ -229,7 +237,7 @@ class _Extents:
         return None
 
     def list_completed(self, blocks: BlockIds, is_free: NDArray[np.bool_]) -> None:
-        """List the extents of these blocks that are free, but for those listed already."""
+        """List the free extents among those of these blocks, except those listed already."""
         extents = self._extents_of(blocks)
         extents = extents[~self._is_listed[extents]]
         extents = extents[self._by_extent(is_free)[extents].all(axis=1)]
@@ -238,12 +246,12 @@ class _Extents:
 
     def check_integrity(self, is_free: NDArray[np.bool_], pending: BlockIds) -> None:
         """
-        Compare the list with its marks and with what is free, and change nothing: which blocks come
-        next must not depend on when somebody looked.
+        Compare the list with its marks and with what is free, and change nothing: a check must not
+        influence which blocks are taken next.
 
         Args:
             is_free: As in `FreeBlocks`.
-            pending: Blocks whose extents are yet to be listed.
+            pending: Blocks given back since the last listing: their extents may be missing.
 
         Raises:
             InternalError: They differ, or a free extent is not listed.
@@ -256,12 +264,12 @@ class _Extents:
             raise InternalError(f"a free extent of {self._size} blocks is not listed")
 
     def _extents_of(self, blocks: BlockIds) -> BlockIds:
-        """The extents that these blocks belong to, each once and in order."""
+        """Return the extents that these blocks belong to, each once and in order."""
         extents = np.unique((blocks - 1) // self._size)
         return extents[extents < self._num_extents]
 
     def _by_extent(self, is_free: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """What of `is_free` lies in extents, ``[extents, size]``."""
+        """Return `is_free` of the blocks in extents, shape ``[extents, size]``."""
         return is_free[1 : 1 + self._num_extents * self._size].reshape(-1, self._size)
 
 
@@ -271,8 +279,8 @@ _FALSE = b"\x00"
 
 def _far_apart(count: int) -> NDArray[np.intp]:
     """
-    0 to `count` - 1 in an order whose first members are far apart, however many they are: that of
-    their bits read backwards (van der Corput 1935).
+    Return 0 to `count` - 1 in bit-reversed order (van der Corput 1935): the first members are far
+    apart, however many of them are used.
     """
     order: NDArray[np.intp] = np.zeros(1, np.intp)
     while len(order) < count:

@@ -1,4 +1,4 @@
-"""Host memory for the KV of requests that were swapped out: who holds which host blocks."""
+"""Host memory for the KV of swapped-out requests: the host blocks of each of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tandem.link.batch import Int32Column
 @dataclass(frozen=True, slots=True)
 class HostCopy:
     """
-    A request's KV in host memory: its first `num_tokens` positions, in `blocks` (host block ids in
-    the order of its block table); for the request alone where not `may_index`.
+    Copy of a request's KV in host memory: its first `num_tokens` positions, in `blocks` (host block
+    ids in the order of its block table). Where `may_index` is False the KV is for this request
+    alone: it is not put into the prefix cache after it was swapped in.
     """
 
     blocks: Int32Column
@@ -24,10 +25,10 @@ class HostCopy:
 
 class HostBlocks:
     """
-    Host block ids 1 to `num_blocks`; at most one copy per request, keyed by `Request.number`.
+    Pool of the host blocks 1 to `num_blocks`; at most one copy per request, keyed by its number.
 
-    A batch writes host blocks before it reads any, so blocks whose copy a batch reads may be
-    written from the next batch on: `take_out` keeps them until `settle`.
+    A batch writes host blocks before it reads any, so blocks that a batch reads may be written only
+    from the next batch on: `take_out` keeps them until `settle`.
     """
 
     __slots__ = ("_copies", "_free", "_leaving", "num_blocks")
@@ -40,18 +41,18 @@ class HostBlocks:
 
     @property
     def num_free(self) -> int:
-        """Blocks that may be written by the batch being planned."""
+        """Number of blocks that the batch being planned may write."""
         return len(self._free)
 
     @property
     def num_copies(self) -> int:
-        """Requests that have a copy."""
+        """Number of requests that have a copy."""
         return len(self._copies)
 
     def try_reserve(
         self, number: int, num_tokens: int, block_size: int, *, may_index: bool = True
     ) -> bool:
-        """Set blocks aside for a request's first `num_tokens` positions; False when too few."""
+        """Reserve blocks for a request's first `num_tokens` positions; False when too few."""
         count = -(-num_tokens // block_size)
         if count > len(self._free):
             return False
@@ -60,7 +61,7 @@ class HostBlocks:
         return True
 
     def copy_of(self, number: int) -> HostCopy | None:
-        """A request's copy; None without one."""
+        """Return a request's copy; None without one."""
         return self._copies.get(number)
 
     def discard(self, number: int) -> None:
@@ -74,21 +75,22 @@ class HostBlocks:
         self._leaving.extend(self._copies.pop(number).blocks.tolist())
 
     def forbid_indexing(self) -> None:
-        """The prefix cache was flushed: what is here is for its owners alone."""
+        """Forbid indexing the KV of any copy here, after a flush of the prefix cache."""
         for number, copy in self._copies.items():
             self._copies[number] = replace(copy, may_index=False)
 
     def settle(self) -> None:
-        """The batch that reads what was taken out is planned."""
+        """Free the blocks that were taken out, once the batch that reads them is planned."""
         self._free.extend(self._leaving)
         self._leaving.clear()
 
     def check_integrity(self, waiting: set[int]) -> None:
         """
-        Compare with the numbers of the requests that own no slot.
+        Compare with `waiting`, the numbers of the requests that own no slot.
 
         Raises:
-            InternalError: A block is lost or has two holders, or a copy's request is none of these.
+            InternalError: A block is lost or has two holders, or a copy's request is not in
+                `waiting`.
         """
         held = [block for copy in self._copies.values() for block in copy.blocks.tolist()]
         if sorted([*self._free, *self._leaving, *held]) != list(range(1, self.num_blocks + 1)):

@@ -1,9 +1,9 @@
 """
-KV that is computed once and used by many: what an admission finds, and what becomes findable.
+Prefix cache: lookup of cached KV at admission, and indexing of blocks for later requests.
 
-A block becomes findable when the batch that computes its last position was planned, so the next
-batch may read it: the executor runs batches in order. Prompt blocks are indexed then; output blocks
-when their slot is released, as only then their tokens are known and hashing delays nobody.
+A prompt block is indexed when the batch that computes its last position was planned: the next batch
+may read it, since the executor runs batches in order. Output blocks are indexed when their slot is
+released: only then are all their tokens known, and no request waits for the hashing any more.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tandem.link.batch import Int32Column
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
     """
-    KV of a request's first tokens that others computed.
+    KV of a request's first tokens that was computed before.
 
     Attributes:
         num_tokens: Tokens that need not be computed; at least one of the request's is left.
-        num_shared: Blocks the request holds together with others: it never writes into them.
-        blocks: Those blocks, in order, and behind them the one whose first positions are to be
-            copied, if `num_tokens` ends inside a block; shape ``[num_shared]`` or one more.
+        num_shared: Number of blocks that the request shares: it never writes into them.
+        blocks: Shared blocks, in order, and behind them the block to be copied in part, if
+            `num_tokens` ends inside a block; shape ``[num_shared]`` or one more.
     """
 
     num_tokens: int
@@ -41,8 +41,8 @@ class Prefix:
     @classmethod
     def of(cls, table: Int32Column, num_valid: int, num_known: int, block_size: int) -> Prefix:
         """
-        What a request with `num_known` tokens can use of `table`, whose first `num_valid` positions
-        hold their KV.
+        Return what a request with `num_known` tokens can use of `table`, given that the first
+        `num_valid` positions of the table hold their KV.
         """
         num_tokens = min(num_valid, num_known - 1)
         num_shared, rest = divmod(num_tokens, block_size)
@@ -55,7 +55,7 @@ class Prefix:
         return len(self.blocks) > self.num_shared
 
     def without_copy(self, block_size: int) -> Prefix:
-        """The same without the block that would be copied: its tokens are computed again."""
+        """Return it without the block that would be copied: its tokens are computed again."""
         return Prefix(
             num_tokens=self.num_shared * block_size,
             num_shared=self.num_shared,
@@ -64,14 +64,15 @@ class Prefix:
 
 
 NOTHING_CACHED = Prefix(num_tokens=0, num_shared=0, blocks=np.empty(0, np.int32))
-"""For a request that has to compute everything."""
+"""Prefix of a request that has to compute everything."""
 
 
 class PrefixCache:
     """
-    Joins slots, block pool and prefix index; lives as long as the executor whose blocks these are.
+    Prefix cache over slots, block pool and prefix index; it lives as long as the executor that has
+    these blocks.
 
-    Without an index (prefix caching is off) nothing is found and nothing indexed.
+    Without an index (prefix caching is off) lookups find nothing and no block is indexed.
     """
 
     __slots__ = (
@@ -91,38 +92,40 @@ class PrefixCache:
         self._index: PrefixIndex | None = pool.index
         self._may_index = [False] * num_slots
         self._num_indexed = [0] * num_slots
-        """Leading blocks of a slot's table that the index leads to."""
+        """Number of leading blocks of each slot's table that are indexed."""
         self._being_written: dict[bytes, int] = {}
         """
-        Per slot that computes a prompt, the first of its blocks that is not indexed yet. Of blocks
-        that have one digest all before them have too, so nobody can wait for a later one of it.
+        Slots that compute a prompt, by the digest of their first block that is not indexed yet.
+        Later blocks need no entry: where two prompts share a block they share all before it, so a
+        request always waits for the first one.
         """
         self._awaited: dict[int, bytes] = {}
-        """The same, by slot."""
+        """Digests of the same blocks, by slot."""
 
     @property
     def version(self) -> int:
-        """Changes whenever another answer of `match_len` or `is_cached` may."""
+        """Number that changes whenever an answer of `match_len` or `is_cached` may change."""
         return 0 if self._index is None else self._index.version
 
     def match_len(self, request: Request) -> int:
-        """Leading tokens of a waiting request whose KV is cached."""
+        """Return the number of leading tokens of a waiting request that have cached KV."""
         if self._index is None:
             return 0
         return self._index.match_len(self._chain(request)) * self._slots.block_size
 
     def digests_of(self, request: Request) -> bytes:
-        """Digests of the full blocks of what is known of a request, one after the other."""
+        """Return the digests of the full blocks of a request's known tokens, concatenated."""
         return b"" if self._index is None else b"".join(self._chain(request))
 
     def is_cached(self, digest: bytes) -> bool:
-        """True when a block with this digest can be matched."""
+        """Return True when a block with this digest can be matched."""
         return self._index is not None and self._index.block_of(digest) is not None
 
     def find(self, request: Request) -> Prefix | None:
         """
-        KV that a waiting request can use; None when somebody is computing its next block, which
-        is worth waiting for: who computes goes on, or ends and no longer stands in the way.
+        Return the KV that a waiting request can use; None when a running request is computing its
+        next block. Waiting for that is worthwhile: the running request completes the block, or
+        loses its slot and is no longer waited for.
         """
         matched: list[int] = []
         if self._index is not None:
@@ -135,7 +138,7 @@ class PrefixCache:
         return Prefix.of(table, len(table) * bs, request.num_known, bs)
 
     def writers_of(self, prefix: Prefix) -> frozenset[int]:
-        """Who computed the KV of a prefix found in the index."""
+        """Return the keys of the requests that computed a prefix found in the index."""
         if self._index is None or not len(prefix.blocks):
             return frozenset()
         return frozenset(self._index.writer[prefix.blocks].tolist())
@@ -144,8 +147,8 @@ class PrefixCache:
         self, slot: int, request: Request, prefix: Prefix, shared_with: int | None
     ) -> None:
         """
-        A request got a slot whose table begins with the shared blocks of `prefix`, found in the
-        index or, for forks, in the table of slot `shared_with`.
+        Note that a request got a slot. Its table begins with the shared blocks of `prefix`, found
+        in the index or, under parallel sampling, in the table of slot `shared_with`.
         """
         if self._index is None:
             return
@@ -158,7 +161,7 @@ class PrefixCache:
             self._let_wait_for(slot, self._chain(request))
 
     def index_sent(self, slot: int) -> None:
-        """Index the blocks of a prompt whose last positions were sent by now."""
+        """Index the prompt blocks that a slot has sent for computing to their last position."""
         if self._index is None or not self._may_index[slot]:
             return
         slots = self._slots
@@ -167,7 +170,7 @@ class PrefixCache:
         if end <= start:
             return
         if self.is_cached(chain[start]):
-            # Somebody else's block got the digest first: what follows is indexed at release.
+            # Another slot's block got the digest first: what follows is indexed at release.
             self._let_nobody_wait_for(slot)
             return
         parent = int(slots.block_table[slot, start - 1]) if start else NO_BLOCK
@@ -176,22 +179,22 @@ class PrefixCache:
         self._let_wait_for(slot, chain)
 
     def note_vacated(self, slot: int) -> None:
-        """A request lost its slot: nobody need wait for its blocks."""
+        """Note that a request lost its slot: its blocks are no longer waited for."""
         self._let_nobody_wait_for(slot)
 
     def may_index(self, slot: int) -> bool:
-        """False where nothing that a slot holds is to be indexed."""
+        """Return False where nothing that a slot holds is to be indexed."""
         return self._may_index[slot]
 
     def distrust(self, slot: int) -> None:
-        """Nothing that a slot holds is to be indexed from now on."""
+        """Index nothing that a slot holds from now on."""
         self._may_index[slot] = False
         self._let_nobody_wait_for(slot)
 
     def forget_written_by(self, writers: AbstractSet[int]) -> None:
         """
-        Let nothing be found that any of `writers` computed, or that continues it; who holds some of
-        it goes on holding it, but what such a slot computes is not indexed.
+        Remove from the index what any of `writers` computed, and what continues it. Slots that hold
+        some of it keep it, but what such a slot computes is not indexed.
         """
         if self._index is None:
             return
@@ -203,8 +206,8 @@ class PrefixCache:
 
     def release(self, slot: int, request: Request, blocks: Int32Column) -> None:
         """
-        Let go of the blocks of a slot that `request` has lost, after indexing the full ones whose
-        tokens were computed and are known.
+        Give back the blocks of a slot that `request` has lost. Under lru the full blocks with
+        computed and known tokens are indexed first; ref_zero would unindex them at once.
         """
         canonical: list[int] = []
         if self._index is not None and self._index.keeps_unheld and self._may_index[slot]:
@@ -216,8 +219,8 @@ class PrefixCache:
 
     def flush(self) -> int:
         """
-        Make nothing matchable any more, also of what running requests have computed so far; returns
-        how many blocks that nobody held are free now.
+        Clear the index, and never index what running requests hold and compute; returns how many
+        blocks without a holder became free.
         """
         self._may_index = [False] * len(self._may_index)
         self._being_written.clear()
@@ -229,8 +232,8 @@ class PrefixCache:
         Compare with slots and index.
 
         Raises:
-            InternalError: A table holds an indexed block without the block before it, leads the
-                index less far than noted, or somebody is waited for who does not compute.
+            InternalError: A table holds an indexed block without the block before it, has fewer
+                indexed blocks than noted, or a slot is waited for and does not compute the block.
         """
         if self._index is None:
             return
@@ -256,8 +259,8 @@ class PrefixCache:
 
     def _index_released(self, slot: int, request: Request, blocks: Int32Column) -> list[int]:
         """
-        Index what a released slot computed; returns the chain of blocks under its digests where
-        some of them are others' blocks.
+        Index what a released slot computed; returns the chain of blocks under its digests if some
+        of these are blocks that another slot computed, else an empty list.
         """
         index, start = self._index, self._num_indexed[slot]
         assert index is not None
@@ -271,7 +274,8 @@ class PrefixCache:
         if matched <= start:
             self._add(slot, blocks, chain, start, parent)
             return []
-        # Behind another's block only what nobody else holds: its holders would not hold the parent.
+        # Behind another slot's block, index only what this slot alone holds: other holders of it
+        # would not hold the parent.
         rest = blocks[matched:].tolist()
         if rest and all(self._pool.num_holders(block) == 1 for block in rest):
             self._add(slot, blocks, chain, matched, parent)
@@ -289,7 +293,7 @@ class PrefixCache:
         self._num_indexed[slot] = end
 
     def _let_wait_for(self, slot: int, chain: list[bytes]) -> None:
-        """Note which block a slot will be the next to index, if it is the only one to."""
+        """Note the block that a slot will index next, unless another slot is noted for it."""
         start = self._num_indexed[slot]
         if start < len(chain) and self._being_written.setdefault(chain[start], slot) == slot:
             self._awaited[slot] = chain[start]
@@ -300,7 +304,7 @@ class PrefixCache:
             del self._being_written[digest]
 
     def _chain(self, request: Request, num_blocks: int | None = None) -> list[bytes]:
-        """Digests of the first full blocks of a request, hashed where they were not yet."""
+        """Return the digests of a request's first full blocks, hashing those not hashed yet."""
         chain, bs = request.digests, self._slots.block_size
         if num_blocks is None:
             num_blocks = request.num_known // bs
@@ -314,7 +318,7 @@ class PrefixCache:
 
 
 def writer_key(slot: int, generation: int) -> int:
-    """One number for who computes in a slot under a generation."""
+    """Return slot and generation as one number: the key of the request that computes there."""
     return slot << 32 | generation
 
 

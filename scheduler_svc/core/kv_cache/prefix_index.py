@@ -1,4 +1,4 @@
-"""Which block holds the KV of which prefix, and which of those blocks nobody uses at present."""
+"""Prefix index: the block that holds the KV of each prefix, and the LRU order of unheld blocks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from tandem.errors import InternalError
 from tandem.link.batch import Int32Column
 
 NO_BLOCK = 0
-"""Parent of first blocks; block ids count from 1."""
+"""Parent of a chain's first block; block ids count from 1."""
 
 
 class PrefixIndex:
     """
-    A forest of full blocks, each under the digest of the prefix that ends with it.
+    Forest of full blocks, each under the digest of the prefix that ends with it.
 
     Two rules make lookup and eviction cheap:
 
     1. The parent of an indexed block is indexed, so the matched part of a chain of digests is a
-       prefix of it: found by binary search.
-    2. Whoever holds an indexed block holds its parent, so a block is never unheld while one that
-       continues it is held. What is let go goes in from the end of the chain, so among the unheld
-       blocks, least recently used first, every block stands ahead of its parent: the oldest is
-       always a leaf, and everything unheld can be evicted.
+       prefix of it, and binary search finds it.
+    2. A request that holds an indexed block holds its parent too, so a block is never unheld while
+       one that continues it is held. Released chains are added from their end, so among the unheld
+       blocks, least recently used first, every block stands ahead of its parent: the first is
+       always a leaf, and every unheld block can be evicted.
 
-    Rule 2 replaces the heap of leaves of Megatron Core, from which rule 1 is taken; evicting a
-    parent before its child, as that system once did, would leave blocks nobody can find.
+    Rule 1 is taken from Megatron Core, rule 2 replaces its heap of leaves. Evicting a parent before
+    its child, as that system once did, would leave blocks that no lookup can find.
 
     Attributes:
-        keeps_unheld: Blocks stay indexed when their last holder lets go (lru), else not (ref_zero).
-        version: Changes whenever what can be matched does.
-        is_indexed: bool ``[num_blocks + 1]``.
-        writer: int64 ``[num_blocks + 1]``, the number of whoever computed an indexed block.
+        keeps_unheld: True when blocks stay indexed without a holder (lru), else False (ref_zero).
+        version: Number that changes whenever what can be matched does.
+        is_indexed: bool ``[num_blocks + 1]``, True for an indexed block.
+        writer: int64 ``[num_blocks + 1]``, the key of the request that computed an indexed block,
+            see `prefix_cache.writer_key`.
     """
 
     __slots__ = (
@@ -55,9 +56,9 @@ class PrefixIndex:
     ) -> None:
         """
         Args:
-            num_blocks: Of the pool.
+            num_blocks: Number of blocks in the pool.
             keeps_unheld: See the attributes.
-            first_version: More than that of any index which this one replaces.
+            first_version: Initial version, higher than that of any index that this one replaces.
         """
         self.keeps_unheld = keeps_unheld
         self.version = first_version
@@ -69,16 +70,16 @@ class PrefixIndex:
         self._unheld: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """Indexed blocks."""
+        """Return the number of indexed blocks."""
         return len(self._block_of)
 
     @property
     def num_unheld(self) -> int:
-        """Indexed blocks that nobody holds."""
+        """Number of indexed blocks that have no holder."""
         return len(self._unheld)
 
     def match_len(self, digests: Sequence[bytes]) -> int:
-        """How many leading blocks of a chain are indexed; time logarithmic in its length."""
+        """Return how many leading blocks of a chain are indexed, in time logarithmic in it."""
         block_of = self._block_of
         if not digests or digests[0] not in block_of:
             return 0
@@ -92,16 +93,16 @@ class PrefixIndex:
         return low
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
-        """Blocks of the leading digests that are indexed, in order."""
+        """Return the blocks of the leading digests that are indexed, in order."""
         block_of = self._block_of
         return [block_of[digest] for digest in digests[: self.match_len(digests)]]
 
     def block_of(self, digest: bytes) -> int | None:
-        """The block under a digest."""
+        """Return the block under a digest; None without one."""
         return self._block_of.get(digest)
 
     def parent_of(self, block: int) -> int | None:
-        """The block that an indexed one continues, or NO_BLOCK; None for one not indexed."""
+        """Return the block that an indexed one continues, or NO_BLOCK; None if not indexed."""
         return int(self._parent[block]) if self.is_indexed[block] else None
 
     def add_chain(
@@ -129,14 +130,14 @@ class PrefixIndex:
         self.version += 1
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Somebody holds these unheld blocks."""
+        """Note that these unheld blocks have a holder again."""
         for block in blocks:
             del self._unheld[block]
 
     def let_go(self, blocks: Sequence[int]) -> list[int]:
         """
-        Nobody holds these indexed blocks any more, each standing behind its parent if that is
-        among them; returns those that are no longer indexed.
+        Note that these indexed blocks lost their last holder, each standing behind its parent if
+        that is among them; returns those that are no longer indexed.
         """
         from_the_end = reversed(blocks)
         if self.keeps_unheld:
@@ -148,7 +149,7 @@ class PrefixIndex:
         return removed
 
     def touch(self, chain: Sequence[int]) -> None:
-        """Count the unheld blocks of a chain, in order from its first block, as used just now."""
+        """Mark the unheld blocks of a chain, given from its first block, as most recently used."""
         for block in reversed(chain):
             if block in self._unheld:
                 self._unheld.move_to_end(block)
@@ -162,9 +163,10 @@ class PrefixIndex:
 
     def remove_written_by(self, writers: AbstractSet[int]) -> list[int]:
         """
-        Remove what any of `writers` computed and all that continues it; returns those nobody holds.
+        Remove what any of `writers` computed and all that continues it; returns the removed blocks
+        that have no holder.
 
-        Takes time proportional to the index: for errors.
+        This takes time proportional to the index, so it is for errors only.
         """
         is_wrong: dict[int, bool] = {NO_BLOCK: False}
         parents = self._parent.tolist()
@@ -180,12 +182,12 @@ class PrefixIndex:
         return self._remove_all([block for block, wrong in is_wrong.items() if wrong])
 
     def clear(self) -> list[int]:
-        """Remove everything; returns the blocks nobody holds."""
+        """Remove everything; returns the blocks that have no holder."""
         return self._remove_all(list(self._block_of.values()))
 
     def check_integrity(self, num_holders: NDArray[np.int32]) -> None:
         """
-        Compare with how many hold each block, shape ``[num_blocks + 1]``.
+        Compare with the number of holders of each block, shape ``[num_blocks + 1]``.
 
         Raises:
             InternalError: A chain is broken, an unheld block is held or cannot be evicted, or the
