@@ -1,10 +1,10 @@
 """
-The rows of a step in which the same slots decode as in the step before.
+Rows of a step in which the same slots decode as in the step before.
 
-Most steps compute one token for the same requests as the last one. What such steps have in common
-is kept in one object, made when somebody starts or stops decoding, and a step then costs a few
-array operations however much is known of each row. Who grows is known in advance: each row fills a
-block every `block_size` steps.
+Most steps compute one token for the same requests as the last one. The data that such steps share
+is kept in one object, made when a slot starts or stops decoding, and a step then costs a few array
+operations however much is known of each row. The rows that need a block are known in advance: each
+row fills a block every `block_size` steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_KEY: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class RowConstants:
-    """The columns that are the same for any decode row, shape ``[slots]``; parts are used."""
+    """Columns that are the same for any decode rows, shape ``[slots]``; a slice of them is used."""
 
     __slots__ = ("flags", "num_tokens")
 
@@ -33,16 +33,16 @@ class RowConstants:
 
 class GrowingRows:
     """
-    Decode rows that fill a block before the same steps, shape ``[G]``; what is known of their next
-    blocks is kept here by `SlotBlocks`.
+    Decode rows that fill a block before the same steps, shape ``[G]``; `SlotBlocks` keeps here what
+    it knows of their next blocks.
 
     Attributes:
-        slot: Their slots.
-        row_slot: The same as the batch's column.
-        ones: 1 for each.
-        index: Where the next block of each goes in its table; None until the first.
-        keys: Their keys in the state hash, once `index` is there.
-        next: The id behind the block each got last; None until the first.
+        slot: Slot of each row.
+        row_slot: The same as a column of the batch.
+        ones: 1 for each row.
+        index: Index of each row's next block in its table; None until the first is appended.
+        keys: Keys of the slots in the state hash, set once `index` is.
+        next: Id behind the block that each row got last; None until the first is appended.
     """
 
     __slots__ = ("index", "keys", "next", "ones", "row_slot", "slot")
@@ -61,19 +61,20 @@ class DecodeRows:
     Rows that compute one token each; all columns but `start` stay as they are, shape ``[R]``.
 
     Attributes:
-        slot: Which slots, no one twice.
-        row_slot: The same as the batch's column.
-        num_tokens: 1 for each.
-        flags: Each samples.
-        generation: Of each slot.
-        handle: The handle of each request.
+        slot: Slot of each row, none twice.
+        row_slot: The same as a column of the batch.
+        num_tokens: 1 for each row.
+        flags: Row flags: each row samples.
+        generation: Generation of each slot.
+        handle: Handle of each request.
         prompt_len: Tokens of each prompt.
-        key_sum: What a step of all of them adds to the state hash.
-        start: Position each computes next; a new array for each step.
-        num_left: Steps until one of them has nothing left to compute.
-        growing: Those `full` gave, if it knew them in advance.
-        is_regular: No slot has a whole block to spare.
-        tokens_seen_s: When all of them got their latest token, at once; None if that is not known.
+        key_sum: Number that a step of all these rows adds to the state hash.
+        start: Position that each row computes next; a new array for each step.
+        num_left: Number of steps until one of the rows has nothing left to compute.
+        growing: Rows that `full` returned, if it knew them in advance, else None.
+        is_regular: True until a slot is known to have a whole block to spare.
+        tokens_seen_s: Time at which all rows got their latest token; None if they did not get it
+            at one time.
     """
 
     __slots__ = (
@@ -114,12 +115,12 @@ class DecodeRows:
         """
         Args:
             slot: See the attributes.
-            constants: Columns any rows share, of at least this length.
+            constants: Columns that all decode rows share, of at least this length.
             generation: See the attributes.
             handle: See the attributes.
             prompt_len: See the attributes.
             start: See the attributes.
-            capacity: Positions that each slot's blocks hold.
+            capacity: Number of positions that each slot's blocks hold.
             stop_len: Tokens at which each request ends; the last is never computed.
             key_sum: See the attributes.
             block_size: Tokens per block.
@@ -142,8 +143,8 @@ class DecodeRows:
         self._ring: list[GrowingRows] | None = None
         self._num_steps = 0
         self._is_ahead = False
-        """The slot table's column is behind `start`."""
-        # Whoever sees the same object again may rely on its contents.
+        """True while the slot table's column of planned tokens is behind `start`."""
+        # Code that gets the same array object again relies on its contents.
         for column in (slot, self.row_slot, generation, handle):
             column.flags.writeable = False
 
@@ -152,8 +153,8 @@ class DecodeRows:
 
     def full(self) -> NDArray[np.intp]:
         """
-        Slots whose last block is full, so that they need one more for this step, shape ``[F]``;
-        where not `is_regular`, perhaps also others.
+        Return the slots that have no block yet for the position of this step, shape ``[F]``; where
+        not `is_regular`, perhaps also other slots.
         """
         if not self._num_steps:
             full: NDArray[np.intp] = self.slot[self._spare == 0]
@@ -164,11 +165,11 @@ class DecodeRows:
         return self.growing.slot
 
     def forget_turns(self) -> None:
-        """Somebody got a block who was not next."""
+        """Drop the precomputed turns, since a slot got a block out of turn."""
         self._ring = self.growing = None
 
     def advance(self) -> Int32Column:
-        """Note that a step computes all of them; returns the position after each row's."""
+        """Note that a step computes one token of each row; returns the positions after these."""
         self.start = self.start + self.num_tokens
         self._num_steps += 1
         self._is_ahead = True
@@ -176,13 +177,13 @@ class DecodeRows:
         return self.start
 
     def write_start(self, planned: Int32Column) -> None:
-        """Bring the column of all slots up to date, shape ``[slots]``."""
+        """Bring `planned`, a column of all slots, shape ``[slots]``, up to date."""
         if self._is_ahead:
             planned[self.slot] = self.start
             self._is_ahead = False
 
     def _by_phase(self) -> list[GrowingRows]:
-        """Who fills a block before step i of every `block_size`, for i from 0."""
+        """Return the rows that need a block before step i of every `block_size`, i from 0 on."""
         self.is_regular = bool(self._spare.max() < self._block_size)
         phase = self._spare % self._block_size
         order = phase.argsort(kind="stable")

@@ -1,4 +1,4 @@
-"""Which token ids may end somebody: one lookup per step instead of one per request."""
+"""Token ids that may end a running request: one lookup per step instead of one per request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from tandem.link.batch import Int32Column
 
 MAX_END_ID = (1 << 24) - 1
-"""Largest id that can end a request: bounds the table, and no vocabulary comes near."""
+"""Largest id that can end a request: it bounds the table, and no vocabulary comes near it."""
 
 
 class EndIds:
-    """How many running requests end at each token id."""
+    """Number of running requests that end at each token id."""
 
     __slots__ = ("_counts", "_is_end")
 
@@ -46,6 +46,6 @@ class EndIds:
                 self._is_end[token] = False
 
     def may_end(self, tokens: Int32Column) -> NDArray[np.bool_]:
-        """Whether each token ends somebody, not necessarily its own request; shape of `tokens`."""
+        """Return True for each token that ends a running request, maybe not its own; same shape."""
         # numpy looks up by its own index type five times faster than by any other.
         return self._is_end.take(tokens.astype(np.intp), mode="clip")

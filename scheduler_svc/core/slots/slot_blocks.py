@@ -1,9 +1,9 @@
 """
-The blocks of each slot, and their part of the state hash.
+Block tables of the slots, and their part of the state hash.
 
-In a step in which everybody decodes a few rows get a block each, and nobody looks at their tables.
-Such blocks enter the hash at once, since the step carries it, but are written into the tables only
-when somebody looks at one, or when there are `MAX_LATE` steps of them.
+In a decode step a few rows get a block each, and their block tables are not read. Such blocks enter
+the hash at once, since the step carries it, but are written into the tables only when a table is
+read, or when there are `MAX_LATE` steps of them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tandem.link.batch import Int32Column
 from tandem.link.state_hash import BlockKeys
 
 MAX_LATE = 64
-"""Most steps whose blocks are kept unwritten."""
+"""Number of steps with unwritten blocks at which these are written."""
 
 _Blocks: TypeAlias = tuple[NDArray[np.intp], NDArray[np.intp], BlockIds]
 
 
 class SlotBlocks:
-    """Block tables of all slots; owned by the slot table. Sums of terms are not reduced."""
+    """Block tables of all slots; owned by the slot table. Sums of hash terms are not reduced."""
 
     __slots__ = ("_base", "_flat", "_keys", "_late", "_num_blocks", "_table")
 
@@ -40,7 +40,7 @@ class SlotBlocks:
 
     @property
     def num_blocks(self) -> NDArray[np.intp]:
-        """Blocks of each slot, shape ``[slots]``."""
+        """Number of blocks of each slot, shape ``[slots]``."""
         self._write()
         return self._num_blocks
 
@@ -65,18 +65,18 @@ class SlotBlocks:
         return blocks, self._keys.sum_of_table(slot, blocks)
 
     def last_of(self, slots: NDArray[np.intp]) -> Int32Column:
-        """The last block of each of these slots, none of which is without."""
+        """Return the last block of each of these slots, all of which have a block."""
         last: Int32Column = self._flat[self._base[slots] + self.num_blocks[slots] - 1]
         return last
 
     def append(self, slots: NDArray[np.intp], blocks: BlockIds) -> int:
-        """Give each of these slots, no one twice, one more block; returns the sum of the terms."""
+        """Give each of these slots, none twice, one more block; returns the sum of the terms."""
         index = self.num_blocks[slots]
         self._write_blocks(slots, index, blocks)
         return self._keys.sum_of_entries(slots, index, blocks)
 
     def append_due(self, growing: GrowingRows, blocks: BlockIds) -> int:
-        """`append` for rows whose turn it was."""
+        """Do the same as `append` for rows that fill their blocks before the same steps."""
         index = growing.index
         if index is None:
             index = self.num_blocks[growing.slot]
@@ -89,12 +89,12 @@ class SlotBlocks:
         return self._keys.sum_with_keys(growing.keys, index, blocks)
 
     def _write(self) -> None:
-        """Bring the tables up to date."""
+        """Write the blocks kept so far into the tables."""
         if not self._late:
             return
         slots, index, blocks = zip(*self._late, strict=True)
         self._late = []
-        # A slot may stand there twice: then the later count comes last, and stays.
+        # A slot may be listed twice: then its later count is written last, and stays.
         self._write_blocks(np.concatenate(slots), np.concatenate(index), np.concatenate(blocks))
 
     def _write_blocks(

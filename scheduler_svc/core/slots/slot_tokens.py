@@ -1,10 +1,10 @@
 """
-What was seen of each slot: its output tokens, how many are known, and when the latest came.
+Results seen of each slot: its output tokens, their number, and the time of the latest.
 
-A step in which everybody decodes brings one token for each of the same rows. Writing those into
-the columns at once would cost more than everything else about such a result, and most are read
-only when a request ends. So they are kept as they came, and written when somebody looks at a
-column, or when there are `MAX_LATE` of them.
+The result of a decode step has one token for each of the same rows. Writing these into the columns
+at once would cost more than everything else about such a result, and most are read only when a
+request ends. So results are kept as they came, and written when a column is read, or when there are
+`MAX_LATE` of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tandem.link.batch import Int32Column
 TAIL_LEN = 512
 """Most output tokens a slot collects before they move to its request."""
 MAX_LATE = 64
-"""Most results that are kept unwritten."""
+"""Number of unwritten results at which they are written."""
 
 _ROW_LEN = TAIL_LEN + 16  # A power of two would put all rows' ends into the same few cache lines.
 _Result: TypeAlias = tuple[DecodeRows, Int32Column, Int32Column, float]
@@ -33,7 +33,7 @@ class SlotTokens:
     Columns of shape ``[slots]``, and the latest outputs of each slot; owned by the slot table.
 
     Attributes:
-        tail_start: Tokens known that are not in the tail: prompt and `Request.outputs`.
+        tail_start: Number of known tokens that are not in the tail: prompt and `Request.outputs`.
     """
 
     __slots__ = (
@@ -51,7 +51,8 @@ class SlotTokens:
     def __init__(self, requests: list[Request | None]) -> None:
         """
         Args:
-            requests: Whose each slot is; whose tail is full gets its tokens.
+            requests: The request of each slot, kept up to date by the caller; a full tail is moved
+                to its request.
         """
         n = len(requests)
         self._requests = requests
@@ -67,24 +68,24 @@ class SlotTokens:
 
     @property
     def known(self) -> Int32Column:
-        """Tokens whose value is known: prompt and outputs."""
+        """Number of tokens known of each slot: prompt and outputs."""
         self._write()
         return self._known
 
     @property
     def applied(self) -> Int32Column:
-        """Tokens computed, as far as results were seen."""
+        """Number of tokens computed of each slot, as far as results were seen."""
         self._write()
         return self._applied
 
     @property
     def last_token_s(self) -> NDArray[np.float64]:
-        """When each latest token was seen."""
+        """Time at which the latest token of each slot was seen."""
         self._write()
         return self._last_token_s
 
     def begin(self, slot: int, request: Request, num_cached: int) -> None:
-        """Start over for a request that got the slot, with `num_cached` positions computed."""
+        """Reset a slot for the request that got it, with `num_cached` positions computed."""
         self._write()
         self._known[slot] = request.num_known
         self._applied[slot] = num_cached
@@ -93,7 +94,7 @@ class SlotTokens:
         self._base[slot] = slot * _ROW_LEN - request.num_known
 
     def push(self, slots: NDArray[np.intp], position: Int32Column, token: Int32Column) -> None:
-        """Append one output token to each of these slots, no one twice; all three ``[N]``."""
+        """Append one output token to each of these slots, none twice; all three ``[N]``."""
         self._write()
         self._append(slots, position, token[None])
 
@@ -103,7 +104,7 @@ class SlotTokens:
         """
         Append one output token to each of these rows, which all run; both columns ``[R]``.
 
-        Each row has computed up to and without its position.
+        All positions before that of the token are computed in each row.
         """
         self._late.append((rows, position, token, now))
         if len(self._late) == MAX_LATE:
@@ -115,11 +116,11 @@ class SlotTokens:
         self._flush(np.array([slot], np.intp))
 
     def tail_len(self, slot: int) -> int:
-        """Tokens in a slot's tail."""
+        """Return the number of tokens in a slot's tail."""
         return int(self.known[slot] - self.tail_start[slot])
 
     def _write(self) -> None:
-        """Bring the columns up to date."""
+        """Write the results kept so far into the columns."""
         if not self._late:
             return
         late, self._late = self._late, []
@@ -133,13 +134,13 @@ class SlotTokens:
             self._last_token_s[rows.slot] = now
 
     def _append(self, slots: NDArray[np.intp], first: Int32Column, tokens: Int32Column) -> None:
-        """Append tokens, shape ``[T, N]``, T at most MAX_LATE, from these positions on."""
+        """Append tokens, shape ``[T, N]``, T at most MAX_LATE, from positions `first` on."""
         count = len(tokens)
         is_full = first + count - self.tail_start[slots] > TAIL_LEN
         if np.count_nonzero(is_full):
             self._flush(slots[is_full])
-        # Every stretch of `count` tokens of the flat tails, one per place where it begins: a slot's
-        # new ones are one of them, and are copied as a piece, which takes a third of the time.
+        # A view of every run of `count` tokens in the flat tails, by its start: the new tokens of a
+        # slot fill one such run, and copying them in one piece takes a third of the time.
         size = self._flat.itemsize
         shape = len(self._flat) - count + 1, count
         stretches: Int32Column = np.ndarray(shape, np.int32, self._flat.data, 0, (size, size))

@@ -17,7 +17,7 @@ from tandem.link.batch import Int32Column
 from tandem.link.state_hash import StateHash, block_terms, length_key, slot_term
 
 SlotColumn: TypeAlias = NDArray[np.intp] | Int32Column
-"""Slot numbers, as numpy likes them or as they travel."""
+"""Slot numbers, as an index of numpy or as a column of a batch."""
 
 
 class SlotTable:
@@ -25,22 +25,25 @@ class SlotTable:
     Columns over all slots; a row is meaningful while `live`.
 
     Attributes:
-        live: The executor holds this slot.
-        running: Its request goes on; a live slot that is not running is released in the next batch.
-        decoding: Running, and all its admitted tokens were sent for computing.
-        generation: Grows with every admission.
+        live: True while the executor holds this slot.
+        running: True while its request goes on; a live slot that is not running is released in the
+            next batch.
+        decoding: True while it is running, all its admitted tokens were sent for computing, and its
+            request is not paused.
+        generation: Number of admissions to this slot.
         admitted: Tokens known at admission; computing these is prefill.
         prompt_len: Tokens of the prompt.
         submitted_len: Tokens the request came with, prompt and prior outputs.
         stop_len: Tokens of prompt plus output at which the request ends; the last is never
             computed.
-        max_blocks: Blocks it can come to need.
+        max_blocks: Most blocks the request can need.
         handle: The request's handle.
         number: The request's place in arrival order.
-        turn: Grows with every admission.
-        served: Its turn when not everyone could get a token: lower ones are next.
-        requests: Whose slot it is.
-        num_departures: How often a request lost or left its slot.
+        turn: Number of the request's admission, counted over all slots.
+        served: Rank of its latest decode in a step without room for every decode: the lowest ranks
+            are next.
+        requests: The request of each slot; None without one.
+        num_departures: Number of times that a request lost or left its slot.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -63,7 +66,7 @@ class SlotTable:
         self._tokens = SlotTokens(self.requests)
         self._planned = np.zeros(n, np.int32)
         self.ended: list[int] = []
-        """Live slots whose request went on elsewhere or ended."""
+        """Live slots that are vacated, as their request ended or was preempted."""
         self.end_ids = EndIds()
         self.num_running = 0
         self.num_decoding = 0
@@ -100,26 +103,26 @@ class SlotTable:
 
     @property
     def applied(self) -> Int32Column:
-        """Those of them whose results were seen."""
+        """Tokens computed, as far as results were seen, by slot."""
         return self._tokens.applied
 
     @property
     def known(self) -> Int32Column:
-        """Tokens whose value the core knows, prompt and outputs, by slot."""
+        """Tokens that the core knows, prompt and outputs, by slot."""
         return self._tokens.known
 
     @property
     def last_token_s(self) -> NDArray[np.float64]:
-        """When the latest token of each slot was seen."""
+        """Time at which the latest token of each slot was seen."""
         return self._tokens.last_token_s
 
     @property
     def num_free(self) -> int:
-        """Slots nobody holds."""
+        """Number of slots that are not live."""
         return len(self._free)
 
     def request_of(self, slot: int) -> Request:
-        """Whose slot it is."""
+        """Return the request of a running slot."""
         request = self.requests[slot]
         assert request is not None
         return request
@@ -159,8 +162,8 @@ class SlotTable:
 
     def vacate(self, slot: int) -> None:
         """
-        Part a request from its slot, which stays live until `forget`; its tokens and counters go
-        with it.
+        Take a running slot away from its request, which takes along its tokens and counters; the
+        slot stays live until `forget`.
         """
         request = self.request_of(slot)
         self.flush_tail(slot)
@@ -187,10 +190,10 @@ class SlotTable:
 
     def next_blocks(self, slots: NDArray[np.intp]) -> BlockIds:
         """
-        The ids behind the last block of each of these slots, none of which is without one, shape
-        ``[N]``; to be read only.
+        Return the ids behind the last block of each of these slots, all of which have a block,
+        shape ``[N]``; to be read only.
 
-        No two that decode share it: whoever decodes has computed its last position itself.
+        No two decoding slots share a last block: each has computed its last position itself.
         """
         growing = None if self._decode_rows is None else self._decode_rows.growing
         if growing is not None and growing.slot is slots and growing.next is not None:
@@ -199,8 +202,8 @@ class SlotTable:
 
     def append_blocks(self, slots: NDArray[np.intp], blocks: BlockIds) -> Int32Column:
         """
-        Give each of these slots, no one twice, one more block; both shape ``[N]``. Returns the
-        slots as they travel.
+        Give each of these slots, none twice, one more block; both shape ``[N]``. Returns the slots
+        as a column of a batch.
         """
         growing = None if self._decode_rows is None else self._decode_rows.growing
         if growing is not None and growing.slot is slots:
@@ -212,7 +215,7 @@ class SlotTable:
         return slots.astype(np.int32)
 
     def advance(self, slots: SlotColumn, planned: Int32Column) -> None:
-        """Set the planned length of these slots, no one twice; both shape ``[N]``."""
+        """Set the planned length of these slots, none twice; both shape ``[N]``."""
         slots = slots.astype(np.intp, copy=False)
         num_tokens = (planned - self.planned[slots]).astype(np.uint64)
         self._hash.add(int(np.dot(self._length_key[slots], num_tokens)))
@@ -226,14 +229,14 @@ class SlotTable:
         self.decoding[slot] = is_decoding
 
     def decode_rows(self) -> DecodeRows:
-        """Everyone who decodes and has something left to compute, in the order of slots."""
+        """Return the rows of all decoding slots with tokens left to compute, ordered by slot."""
         if self._decode_rows is None:
             is_ready = self.decoding & (self.planned < self.stop_len - 1)
             self._decode_rows = self.rows_of(is_ready.nonzero()[0])
         return self._decode_rows
 
     def rows_of(self, slots: NDArray[np.intp]) -> DecodeRows:
-        """Some of those who decode, shape ``[N]``."""
+        """Return the rows of these decoding slots, shape ``[N]``."""
         return DecodeRows(
             slots,
             constants=self._constants,
@@ -248,7 +251,7 @@ class SlotTable:
         )
 
     def full_slots(self, ready: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Those of some decoding slots whose last block is full, shape ``[F]``, in their order."""
+        """Return those of these decoding slots that need a block, shape ``[F]``, in their order."""
         rows = self._decode_rows
         if rows is not None and rows.slot is ready:
             ready = rows.full()
@@ -259,7 +262,7 @@ class SlotTable:
         return full
 
     def advance_rows(self, rows: DecodeRows) -> Int32Column:
-        """Note that one token of each row is sent; returns the positions after them."""
+        """Note that one token of each row is sent for computing; returns the positions after."""
         end = rows.advance()
         self._hash.add(rows.key_sum)
         if rows is not self._decode_rows:
@@ -270,7 +273,7 @@ class SlotTable:
         return end
 
     def _forget_rows(self) -> None:
-        """Have the rows of decode steps found anew, since they change."""
+        """Drop the rows of decode steps, since they change; `decode_rows` makes new ones."""
         if self._decode_rows is not None:
             self._decode_rows.write_start(self._planned)
             self._decode_rows = None
@@ -278,7 +281,7 @@ class SlotTable:
     def push_tokens(
         self, slots: NDArray[np.intp], position: Int32Column, token: Int32Column
     ) -> None:
-        """Append one output token to each of these slots, no one twice; all three ``[N]``."""
+        """Append one output token to each of these slots, none twice; all three ``[N]``."""
         self._tokens.push(slots, position, token)
 
     def push_decodes(
@@ -288,29 +291,29 @@ class SlotTable:
         self._tokens.push_decodes(rows, position, token, now)
 
     def flush_tail(self, slot: int) -> None:
-        """Move a slot's latest tokens to its request."""
+        """Move a slot's tail of latest tokens to its request."""
         self._tokens.flush(slot)
 
     def tail_len(self, slot: int) -> int:
-        """Output tokens that are not in the request yet."""
+        """Return the number of output tokens that are not in the request yet."""
         return self._tokens.tail_len(slot)
 
     def num_outputs(self, slot: int) -> int:
-        """Output tokens known of a slot's request."""
+        """Return the number of output tokens known of a slot's request."""
         return int(self.known[slot] - self.prompt_len[slot])
 
     def num_may_grow(self) -> int:
-        """Running slots that may need another block."""
+        """Return the number of running slots that may need another block."""
         return int(np.count_nonzero(self.running & (self.num_blocks < self.max_blocks)))
 
     def owned_blocks(self) -> Int32Column:
-        """Every block in every table, shape ``[num_used]``."""
+        """Return every block in every table, once per table that has it, shape ``[H]``."""
         width = self.block_table.shape[1]
         held: NDArray[np.bool_] = np.arange(width) < self.num_blocks[:, None]
         return self.block_table[held & self.live[:, None]]
 
     def recomputed_hash(self) -> int:
-        """The state hash from nothing, to compare with `state_hash`."""
+        """Compute the state hash from scratch, to compare with `state_hash`."""
         fresh = StateHash()
         for slot in np.flatnonzero(self.live).tolist():
             blocks = self.block_table[slot, : self.num_blocks[slot]]
