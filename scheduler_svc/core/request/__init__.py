@@ -1,1 +1,1 @@
-"""A request as frontend and core share it: its description, its events, its options."""
+"""Requests as frontend and core share them: description, events, options of the scheduler."""

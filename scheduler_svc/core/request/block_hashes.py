@@ -1,5 +1,5 @@
 """
-Names of full KV blocks by what they and everything before them hold: a chain of SHA-256 digests.
+Digests of full KV blocks: a chain of SHA-256 hashes over each block's tokens and all before them.
 
     digest[i] = SHA256(digest[i - 1] || tokens of block i as little-endian int64)
     digest[-1] = 32 zero bytes, or SHA256(salt) where there is one
@@ -29,7 +29,7 @@ _ID_MODULUS = (1 << 63) - 1
 
 
 def root_digest(salt: bytes = b"") -> bytes:
-    """What the first block of a sequence is chained to, 32 bytes."""
+    """Return the digest that the first block of a sequence is chained to, 32 bytes."""
     return sha256(salt).digest() if salt else _NO_PARENT
 
 
@@ -37,12 +37,12 @@ def block_digests(
     tokens: Int32Column, block_size: int, salt: bytes = b"", parent: bytes | None = None
 ) -> bytes:
     """
-    Name every full block of a sequence; tokens past the last full block count for nothing.
+    Hash every full block of a sequence; tokens past the last full block have no effect.
 
     Args:
         tokens: Token ids, shape ``[T]``: a sequence from its start, or what follows `parent`.
         block_size: Tokens per block, at least 1.
-        salt: Only sequences hashed with the same salt share names; empty for none.
+        salt: Salt of the chain: only sequences with the same salt share digests; empty for none.
         parent: Digest of the block before `tokens`, which takes the place of the salt.
 
     Returns:
@@ -67,13 +67,14 @@ def block_digests(
 
 
 def split_digests(digests: bytes) -> list[bytes]:
-    """One entry per block."""
+    """Split concatenated digests into one entry per block."""
     return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
 
 
 def block_ids(digests: bytes) -> list[int]:
     """
-    A 63-bit number per digest, 1 to 2**63 - 1, for those who route by prefix and need no proof.
+    Return a 63-bit number per digest, 1 to 2**63 - 1, for routing by prefix, where a collision
+    does no harm.
     """
     words = np.frombuffer(digests, "<u8").reshape(-1, DIGEST_BYTES // _TOKEN_BYTES)[:, 0]
     return [word % _ID_MODULUS + 1 for word in words.tolist()]

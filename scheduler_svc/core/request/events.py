@@ -1,4 +1,4 @@
-"""What the core tells the owners of requests, as columns where there is one entry per token."""
+"""Events of requests that the core emits; those with one entry per token are columns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tandem.link.logprobs import LogprobColumns
 
 
 class ProgressKind(enum.IntEnum):
-    """Which state `Progress.value` speaks of."""
+    """Kind of a `Progress` event; it gives `Progress.value` its meaning."""
 
     QUEUED = 1
-    """value = requests ahead."""
+    """In the waiting queue; `value` is the number of requests ahead."""
     SCHEDULED = 2
-    """value = cached prompt tokens."""
+    """Admitted; `value` is the number of cached prompt tokens."""
     PREFILLED = 3
-    """value = prompt tokens done."""
+    """Partly or wholly prefilled; `value` is the number of prompt tokens done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,10 @@ class LogLine:
     One line for the log.
 
     Attributes:
-        event: Its name where logs are for machines.
-        values: Its keys there.
-        text: The line where logs are for people, verbatim.
-        is_warning: It is one, or else it informs.
+        event: Name of the event where logs are for machines.
+        values: Values of the event by key, where logs are for machines.
+        text: Line where logs are for people, verbatim.
+        is_warning: True for a warning, False for information.
     """
 
     event: str
@@ -46,7 +46,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A request changed place."""
+    """Progress of a request that waits or is being prefilled."""
 
     handle: int
     kind: ProgressKind
@@ -56,7 +56,7 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """
-    A request ended well; nothing follows for its handle.
+    End of a request without an error; no event follows for its handle.
 
     `num_output_tokens` counts up to the end, the ending token included. Times are seconds;
     `first_token_s` is None when no token was produced.
@@ -76,7 +76,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A request ended by an error; nothing follows for its handle."""
+    """End of a request by an error; no event follows for its handle."""
 
     handle: int
     error: TandemError
@@ -88,9 +88,9 @@ class TokenLogprobs:
     Log probabilities of tokens that are in the token columns of the same events.
 
     Attributes:
-        handle: int64 ``[Q]``, whose token.
-        offset: int32 ``[Q]``, which of its output tokens.
-        columns: The log probabilities; their `row` means nothing here.
+        handle: int64 ``[Q]``, handle of the request of each token.
+        offset: int32 ``[Q]``, offset of each token among its request's outputs.
+        columns: Log probabilities; their `row` has no meaning here.
     """
 
     handle: NDArray[np.int64]
@@ -113,11 +113,11 @@ def _no_int32() -> Int32Column:
 @dataclass(slots=True, kw_only=True)
 class CoreEvents:
     """
-    Everything that happened in one turn of the core.
+    Events of one turn of the core.
 
-    The three token columns have one entry per new output token: whose, its output offset (0 =
-    first), its id. Tokens of a request come in order and before its `Ended`. `logprobs` are those
-    of tokens whose requests asked for them, in order too.
+    The three token columns have one entry per new output token: its request's handle, its output
+    offset (0 = first), its id. Tokens of a request come in order and before its `Ended`. `logprobs`
+    has those of the requests that asked for them, in order too.
     """
 
     token_handle: NDArray[np.int64] = field(default_factory=_no_int64)
@@ -128,15 +128,15 @@ class CoreEvents:
     failed: list[Failed] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     log_lines: list[LogLine] = field(default_factory=list)
-    """For the operators' log, in order."""
+    """Lines for the operators' log, in order."""
 
     def __bool__(self) -> bool:
-        """True when anything happened."""
+        """Return True when there is any event or log line."""
         return bool(len(self.token) or self.ended or self.failed or self.progress or self.log_lines)
 
 
 class EventLog:
-    """Collects events until somebody takes them."""
+    """Events of the core, collected until `take` is called."""
 
     __slots__ = ("_ended", "_failed", "_log_lines", "_logprobs", "_progress", "_tokens")
 
@@ -151,15 +151,15 @@ class EventLog:
     def add_tokens(
         self, handle: NDArray[np.int64], offset: Int32Column, token: Int32Column
     ) -> None:
-        """New output tokens as equally long columns."""
+        """Add new output tokens as equally long columns."""
         self._tokens.append((handle, offset, token))
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
-        """Log probabilities of tokens that are added before the events are taken."""
+        """Add log probabilities of tokens that are added before the events are taken."""
         self._logprobs.append(logprobs)
 
     def add(self, event: Ended | Failed | Progress) -> None:
-        """Anything but tokens."""
+        """Add an event other than tokens."""
         if isinstance(event, Ended):
             self._ended.append(event)
         elif isinstance(event, Failed):
@@ -168,11 +168,11 @@ class EventLog:
             self._progress.append(event)
 
     def add_log(self, line: LogLine) -> None:
-        """A line for the operators' log."""
+        """Add a line for the operators' log."""
         self._log_lines.append(line)
 
     def take(self) -> CoreEvents:
-        """Everything since the last call."""
+        """Return, and remove, all events since the last call."""
         events = CoreEvents(
             ended=self._ended,
             failed=self._failed,

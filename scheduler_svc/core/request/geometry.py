@@ -1,5 +1,5 @@
 """
-What one executor can hold, and the limits that follow from it together with the configuration.
+Capacity of one executor, and the limits that follow from it together with the configuration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor
 
 BlockIds: TypeAlias = NDArray[np.intp]
-"""Blocks as numpy likes them best for an index."""
+"""Block ids in the type that numpy uses for an index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class ExecutorGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits in force: the smaller of what is configured and what the executor can do."""
+    """Limits in force: the smaller of what is configured and what the executor can do."""
 
     block_size: int
     num_blocks: int
@@ -62,7 +62,7 @@ class Limits:
 
         Raises:
             InvalidConfig: A value of `config` is out of range.
-            IncompatibleExecutor: The block sizes differ; no smaller value would do.
+            IncompatibleExecutor: The block sizes differ: they must be equal.
         """
         config.validate()
         if config.block_size != geometry.block_size:
@@ -85,10 +85,10 @@ class Limits:
         )
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Return the number of blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     @property
     def max_blocks_per_seq(self) -> int:
-        """Width of a block table."""
+        """Width of a block table: most blocks of one sequence."""
         return self.blocks_for(self.max_model_len)

@@ -1,4 +1,4 @@
-"""Every choice an operator has about how the core schedules; what fits is in `geometry.Limits`."""
+"""Options of the core's scheduling that operators can set; capacities are in `geometry.Limits`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from tandem.errors import InvalidConfig
 
 MAX_WINDOW = 16
-"""Most steps in flight; executors advertise how many they take, ours as many as this."""
+"""Most steps in flight; executors advertise how many they accept, Tandem's this many."""
 MIN_AGEING_S = 0.001
-"""Shorter periods would only make the numbers of periods meaningless."""
+"""Smallest `ageing_s`, in seconds: the number of a shorter period would mean nothing."""
 
 
 class OnPressure(enum.StrEnum):
-    """What happens to a request that arrives while KV use is at memory_threshold or over."""
+    """Treatment of a request that arrives while KV use is at memory_threshold or over."""
 
     QUEUE = "queue"
     """It waits."""
@@ -24,56 +24,59 @@ class OnPressure(enum.StrEnum):
 
 
 class SchedulePolicy(enum.StrEnum):
-    """Who of those that wait is admitted next, among requests of equal priority."""
+    """Order in which waiting requests of equal priority are admitted."""
 
     FCFS = "fcfs"
     """First come, first served."""
     LPM = "lpm"
-    """Longest cached prefix first; fcfs while more than 128 wait."""
+    """Longest cached prefix first; fcfs while more than 128 requests wait."""
     DFS_WEIGHT = "dfs-weight"
-    """Depth first over the tree of shared prefixes, the branch most requests wait under first."""
+    """Depth first over the tree of shared prefixes, the branch with most requests first."""
     LOF = "lof"
-    """Longest output asked for first."""
+    """Longest requested output first."""
     RANDOM = "random"
     """In the order of a hash of each request's number: fixed, but unrelated to arrival."""
 
 
 class Eviction(enum.StrEnum):
-    """What becomes of a full block that nobody uses any more."""
+    """Treatment of a full block that has lost its last holder."""
 
     LRU = "lru"
-    """It stays findable until its memory is needed, least recently used leaf first."""
+    """It stays cached until its memory is needed; the least recently used leaf is evicted first."""
     REF_ZERO = "ref_zero"
     """It is free at once."""
 
 
 class VictimRule(enum.StrEnum):
     """
-    Who gives up its blocks when there are not enough; under the first two rules as many as it takes
-    for 20 free tokens per row left.
+    Choice of the running request to preempt when blocks run out; under the first two rules so many
+    are preempted that 20 tokens are free per row left.
     """
 
     FEWEST_GENERATED = "fewest_generated"
-    """Whoever has produced least; among equals the longest prompt."""
+    """The request with the fewest output tokens; among equals the one with the longest prompt."""
     LAST_ADMITTED = "last_admitted"
-    """Whoever got its slot last."""
+    """The request that was admitted last."""
     PAUSED_BUDGET = "paused_budget"
-    """Nobody at first: who lacks a block pauses, and gives up blocks only beyond the budget."""
+    """
+    No request at first: one that lacks a block pauses, and is preempted only when paused requests
+    hold more than the budget or no row can run.
+    """
 
 
 class PreemptionMode(enum.StrEnum):
     """
-    How a preempted request gets its KV back. Which is cheaper depends on the machine, not on the
-    request: both cost time proportional to its tokens.
+    Way in which a preempted request gets its KV back. The cheaper one depends on the machine, not
+    on the request: both cost time proportional to its tokens.
     """
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
-    """From host memory; recomputed where host blocks run out."""
+    """From host memory; recomputed where there are too few host blocks."""
 
 
 class Overlength(enum.StrEnum):
-    """What happens to a request longer than max_model_len."""
+    """Treatment of a request longer than max_model_len."""
 
     REJECT = "reject"
     TRUNCATE = "truncate"
@@ -81,7 +84,7 @@ class Overlength(enum.StrEnum):
 
 
 class StepPriority(enum.StrEnum):
-    """Whose tokens a step computes first."""
+    """Order in which decodes and prefills get a step's token budget."""
 
     DECODE_FIRST = "decode-first"
     PREFILL_FIRST = "prefill-first"
@@ -91,7 +94,7 @@ class StepPriority(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreOptions:
     """
-    Options of one core; `validate` is called by whoever builds one.
+    Options of one core; the code that builds a core calls `validate`.
 
     Attributes:
         schedule_policy: Order of the queue.
@@ -168,7 +171,7 @@ class CoreOptions:
         Check every range.
 
         Raises:
-            InvalidConfig: The first value out of range.
+            InvalidConfig: A value is out of range; the error names the first one.
         """
         limits = {
             "max_queued_requests": self.max_queued_requests,
@@ -206,7 +209,7 @@ class CoreOptions:
         Check that a step has room for the longest sequence, where prompts are computed whole.
 
         Raises:
-            InvalidConfig: It has not.
+            InvalidConfig: A step has no room for it.
         """
         if not self.chunked_prefill and max_total_tokens < max_model_len:
             message = (
@@ -221,7 +224,7 @@ class CoreOptions:
         Check that no option cuts prompts where chunked prefill is off.
 
         Raises:
-            InvalidConfig: One does.
+            InvalidConfig: An option does.
         """
         if self.chunked_prefill:
             return

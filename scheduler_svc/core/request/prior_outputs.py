@@ -1,9 +1,9 @@
 """
-Requests that come with outputs: what a scheduler that is gone had produced of them.
+Requests that come with outputs, which a scheduler that is gone had produced for them.
 
-They run as if this core had produced those tokens: they count against max_tokens and the context,
-and are computed again like the outputs of a request that was preempted. Only what the core tells
-differs: offsets begin after them, and times and counts of tokens are those of new ones.
+They run as if this core had produced those tokens: the tokens count against max_tokens and the
+context, and are computed again like the outputs of a request that was preempted. Only the events
+differ: offsets begin after these tokens, and times and token counts are those of new tokens.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _FIELD = "resume.choices"
 
 def check_prior_outputs(new: NewRequest) -> None:
     """
-    Say whether what a request comes with can have been produced of it.
+    Check that the outputs a request comes with can have been produced for it.
 
-    A choice that ends with the last of its tokens is taken, and ends at once.
+    A choice that ends with the last of its tokens is accepted, and ends at once.
 
     Raises:
-        InvalidParameter: A column or a finished choice is of none of its choices, all of these have
-            ended, or one has more tokens than it may have or ends before its last one.
+        InvalidParameter: A column or a finished choice belongs to none of its choices, all of its
+            choices have ended, or one has more tokens than it may have or ends before its last one.
     """
     if new.prior_outputs and len(new.prior_outputs) != new.num_choices:
         message = (
@@ -46,14 +46,14 @@ def check_prior_outputs(new: NewRequest) -> None:
 
 def check_prior_lengths(new: NewRequest, longest_output: int) -> None:
     """
-    Say whether what a request comes with fits the context.
+    Check that the outputs a request comes with fit the context.
 
     Args:
         new: A request that `check_prior_outputs` let pass.
         longest_output: Most output tokens of each choice.
 
     Raises:
-        TotalTooLong: It does not; that happens where the scheduler before had a longer context.
+        TotalTooLong: They do not; that happens where the earlier scheduler had a longer context.
     """
     for choice in new.live_choices if new.prior_outputs else ():
         num_prior = len(new.prior_outputs[choice])

@@ -1,4 +1,4 @@
-"""What the core knows of a request, from submission to its end."""
+"""Data that the core keeps of a request, from submission to its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.link.batch import Int32Column, RowSampling
 
 
 class FinishReason(enum.IntEnum):
-    """Why a choice ended; numbers are those of `tandem.common.v1.FinishReason`."""
+    """Reason why a choice ended; numbers are those of `tandem.common.v1.FinishReason`."""
 
     EOS = 1
     STOP_TOKEN = 2
@@ -26,7 +26,7 @@ class FinishReason(enum.IntEnum):
 
 class RequestState(enum.Enum):
     """
-    Where a request is; it is in exactly one state.
+    State of a request; it is in exactly one.
 
     Legal moves: WAITING to PREFILL, PREFILL to DECODE, DECODE to PAUSED (keeps slot and blocks, but
     is in no step) and back, PREFILL, DECODE or PAUSED to DRAINING (preempted, results still in
@@ -45,33 +45,33 @@ class RequestState(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
     """
-    One accepted-to-be request, validated and resolved by whoever submits it.
+    A request that is to be accepted, validated and resolved by its submitter.
 
     Attributes:
-        request_id: Unique among live requests.
+        request_id: Id of the request, unique among live requests.
         handle: The submitter's number for this request; the core returns it with every event.
             int64, at least 0.
         prompt: Token ids, shape ``[P]``, P at least 1.
-        sampling: Resolved parameters.
+        sampling: Resolved sampling params.
         max_tokens: Most output tokens, at least 1.
         eos_token_ids: Ids that end it with EOS; empty under ignore_eos.
         stop_token_ids: Ids that end it with STOP_TOKEN.
-        arrival_s: When it arrived, on the clock the core is driven with.
-        deadline_s: When it ends with DEADLINE, same clock; None for never.
-        fills_context: `max_tokens` is what the context had left, not what somebody asked for:
-            reaching it is CONTEXT_LIMIT.
+        arrival_s: Time of its arrival, on the clock the core is driven with.
+        deadline_s: Time at which it ends with DEADLINE, same clock; None for never.
+        fills_context: True when `max_tokens` is what the context had left, not a number that the
+            user asked for: reaching it is CONTEXT_LIMIT.
         num_choices: Completions of this prompt, at least 1; choice i has handle `handle` + i and
             draws with `sampling.choice` i.
-        priority: Lower goes first.
-        tenant: Whose it is, for limits per tenant; empty for nobody's.
-        cache_salt: Only requests with the same salt share KV.
-        block_digests: 32 bytes per full block of the prompt, see
+        priority: Priority of the request: lower goes first.
+        tenant: Tenant that sent it, for limits per tenant; empty for none.
+        cache_salt: Salt of its digests: only requests with the same salt share KV.
+        block_digests: Digests of the full blocks of the prompt, 32 bytes each, see
             `scheduler_svc.core.request.block_hashes`; empty to have the core compute them.
-        prior_outputs: Output tokens that each choice has already, from the request's life on a
-            scheduler that is gone, ``num_choices`` columns; empty when none has any. They count
-            as outputs in every respect but that they are not told again: offsets go on after them.
-        finished_choices: Choices that ended in that life: nothing is produced of them, and no
-            event tells of them.
+        prior_outputs: Output tokens that each choice has already, produced by a scheduler that is
+            gone, ``num_choices`` columns; empty when none has any. They count as outputs in every
+            respect, except that no event repeats them: offsets go on after them.
+        finished_choices: Choices that ended on that scheduler: no token is produced for them, and
+            no event is about them.
     """
 
     request_id: str
@@ -94,12 +94,12 @@ class NewRequest:
 
     @property
     def live_choices(self) -> list[int]:
-        """The choices to be produced, ascending."""
+        """Choices to be produced, ascending."""
         return [i for i in range(self.num_choices) if i not in self.finished_choices]
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Token ids that end it, for whatever reason."""
+        """Token ids that end it, with EOS or with STOP_TOKEN."""
         return self.eos_token_ids | self.stop_token_ids
 
 
@@ -117,7 +117,7 @@ LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
     RequestState.DRAINING: frozenset({RequestState.WAITING, RequestState.ENDED}),
     RequestState.ENDED: frozenset(),
 }
-"""Where a request may go from each state."""
+"""States to which a request may move from each state."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -129,23 +129,25 @@ class Request:
     slot's tail; here they are up to date whenever it holds none.
 
     Attributes:
-        new: What was submitted.
-        number: Grows with arrival; never reused.
+        new: The request as it was submitted.
+        number: Number in the order of arrival; never reused.
         stop_len: Tokens of prompt plus output at which it ends.
         outputs: Output tokens so far, those it came with included.
         num_prior: Output tokens it came with.
-        slot: Its slot; None while it waits or drains.
+        slot: Its slot; None while it has none.
         slot_key: Slot and generation that its results in flight carry, once it had a slot.
-        planned: Tokens sent for computing in its latest slot, once it drains.
-        applied: Those of them whose results were seen, once it drains.
+        planned: Tokens sent for computing in its latest slot, set when it loses that slot.
+        applied: Planned tokens with results seen, set when it loses its slot.
         waited_s: Seconds it waited in all before its latest admission.
-        was_aged: It had waited so long by then that it went ahead of all that had not.
-        gave_way: It lost a slot to a request of better priority; that happens once.
-        digests: Of its leading full blocks, as far as they were needed.
-        kv_writers: Who computed KV that it found cached, as `prefix_cache.writer_key`.
+        was_aged: True when it had waited so long by its latest admission that it went ahead of all
+            that had not.
+        gave_way: True when it lost a slot to a request of better priority; that happens once.
+        digests: Digests of its leading full blocks, as far as they were needed.
+        kv_writers: Keys, as of `prefix_cache.writer_key`, of the requests that computed the KV it
+            found cached.
         num_cached_tokens: Prompt tokens found cached when it was first admitted.
-        num_out_of_memory: Small steps of it alone that the executor had no memory for.
-        is_alone: It computes everything itself, as what it shared may have been wrong.
+        num_out_of_memory: Number of small steps with it alone that ran out of executor memory.
+        is_alone: True when it computes everything itself, as KV that it shared may have been wrong.
         siblings: The live choices of this request, in order; one list for all of them.
         queued_tokens: Uncached tokens of its prompt when it was submitted, for max_queued_tokens.
         num_truncated_tokens: Oldest tokens of its prompt that were cut when it was submitted.
@@ -189,17 +191,17 @@ class Request:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Token ids that end it, for whatever reason."""
+        """Token ids that end it, with EOS or with STOP_TOKEN."""
         return self.new.end_ids
 
     @property
     def ends_by_context(self) -> bool:
-        """True when it is the context's end that bounds the output, not a number asked for."""
+        """True when the context bounds the output, not the `max_tokens` that was asked for."""
         is_cut = self.stop_len < self.prompt_len + self.new.max_tokens
         return is_cut or self.new.fills_context
 
     def known_tokens(self) -> Int32Column:
-        """Prompt and outputs so far, shape ``[P + N]``."""
+        """Return prompt and outputs so far, shape ``[P + N]``."""
         return np.concatenate([self.new.prompt, np.array(self.outputs, np.int32)])
 
     def move(self, state: RequestState) -> None:

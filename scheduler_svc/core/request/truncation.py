@@ -1,15 +1,15 @@
-"""How much of a prompt that is too long is dropped: one rule for frontends and core."""
+"""Truncation of a prompt that is too long: one rule for frontends and core."""
 
 from __future__ import annotations
 
 
 def num_to_drop(prompt_len: int, max_tokens: int, longest: int) -> int:
     """
-    Oldest tokens to drop of a prompt that leaves no room for even one token of output; 0 of any
-    other.
+    Return the number of oldest tokens to drop from a prompt that leaves no room for even one token
+    of output; 0 for any other prompt.
 
-    So many that what was asked for has room, up to half of `longest`: an output of one token is of
-    little use.
+    So many are dropped that `max_tokens` has room, up to half of `longest`: an output of one token
+    would be of little use.
 
     Args:
         prompt_len: Tokens of the prompt, at least 1.
