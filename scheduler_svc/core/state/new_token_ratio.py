@@ -1,12 +1,11 @@
 """
-How much of the output that running requests may still produce is expected to come, and what that
-leaves for new ones.
+Share of the output they may still produce that running requests are expected to produce, and the
+memory this leaves for new requests.
 
 Source: SGLang 0.3.5. We differ where blocks differ from single tokens: a prompt's blocks are all
 taken at its admission, so its charge is its whole uncached prompt even if only a chunk is computed;
-a request that ran before is charged what it can still produce; and the check never keeps a request
-whose prompt fits out of an engine where nothing runs, else one that asks for all there is would
-wait for ever.
+a request that ran before is charged what it can still produce; and where no request runs this check
+is left out, else a request that asks for all memory there is would wait for ever.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ INIT_RATIO = 0.7
 MIN_FACTOR = 0.14
 DECAY_STEPS = 600
 RETRACT_STEPS = 20
-"""Decode steps that must fit after a retraction: what is retracted beyond the present need."""
+"""Decode steps that must fit after a retraction, which thus frees more than is needed at once."""
 CLIP_MAX_NEW_TOKENS = 4096
 """Most output tokens that one request is expected to have left."""
 
 
 class NewTokenRatio:
     """
-    The share of their remaining `max_tokens` that running requests are expected to use.
+    Share of their remaining `max_tokens` that running requests are expected to use.
 
     It starts at `init`, falls linearly to `min` over 600 decode steps without a shortage, is set
-    anew by each retraction, and goes back to `init` when nothing is left to do. It is not stepped:
-    its value follows from a count of decode steps that the caller keeps anyway.
+    anew by each retraction, and goes back to `init` when no request is left. It is not updated step
+    by step: its value follows from a count of decode steps that the caller keeps anyway.
 
     Args:
         conservativeness: At least 0; scales `init`, which is at most 1.
 
     Attributes:
         init: Value at the start.
-        min: Where it stops falling, unless a retraction set it lower.
-        decay: How much it falls per decode step.
+        min: Value at which it stops falling, unless a retraction set it lower.
+        decay: Amount by which it falls per decode step.
     """
 
     __slots__ = ("_since_step", "_start", "decay", "init", "min")
@@ -54,20 +53,20 @@ class NewTokenRatio:
         self._since_step = 0
 
     def at(self, decode_step: int) -> float:
-        """The value after this many decode steps since the core was made."""
+        """Return the value after this many decode steps since the core was made."""
         steps = max(decode_step - self._since_step, 0)
         return max(self._start - self.decay * steps, self.min) if steps else self._start
 
     def reset(self, decode_step: int) -> None:
-        """Start over: nothing runs and nothing waits."""
+        """Start over, as no request runs or waits."""
         self._start, self._since_step = self.init, decode_step
 
     def note_retraction(self, slots: SlotTable, decode_step: int) -> None:
         """
-        Expect of those left what they have produced and 20 more tokens each.
+        Expect each survivor to produce 20 more tokens than it has produced so far.
 
         Args:
-            slots: Survivors are those that run.
+            slots: The slots; those that still run are the survivors.
             decode_step: Decode steps so far, the one that retracts included.
         """
         left = slots.running.nonzero()[0]
@@ -80,14 +79,14 @@ class NewTokenRatio:
 
 def lasts(free: int, left: NDArray[np.int64], held: NDArray[np.int64]) -> bool:
     """
-    Say whether memory lasts while all produce what they have left, one token per step, and free
-    what they hold and have produced as they end.
+    Return True when memory lasts while all requests produce what they have left, one token per
+    step, and free what they hold and have produced as they end.
 
     Args:
         free: Tokens that free and evictable blocks hold.
-        left: Tokens each will still produce, shape ``[N]``; 0 for who may end any time, which
-            frees nothing.
-        held: Tokens that each one's blocks hold now, shape ``[N]``.
+        left: Tokens that each request will still produce, shape ``[N]``; 0 for one that may end at
+            any time: it is left out, and counts as freeing no memory.
+        held: Tokens that the blocks of each request hold now, shape ``[N]``.
     """
     left, held = left[left > 0], held[left > 0]
     order = left.argsort(kind="stable")
@@ -100,29 +99,28 @@ def lasts(free: int, left: NDArray[np.int64], held: NDArray[np.int64]) -> bool:
 @dataclass(slots=True)
 class AdmissionBudget:
     """
-    What one step's plan leaves for new requests.
+    Memory that one step's plan leaves for new requests.
 
-    `reserved` is the tokens that those who run are expected to need beyond the blocks they hold:
-    ``sum(min(max_tokens - generated, 4096)) * ratio`` over those that ran before this step, and
-    unscaled for those it admits.
+    `reserved` is the number of tokens that running requests are expected to need beyond the blocks
+    they hold: ``sum(min(max_tokens - generated, 4096)) * ratio`` over those that ran before this
+    step, and unscaled for those it admits.
     """
 
     reserved: float
 
     @classmethod
     def of(cls, slots: SlotTable, ratio: float) -> AdmissionBudget:
-        """The reserve for all that run; takes time proportional to the slots."""
+        """Make the reserve for all running requests, in time proportional to the slots."""
         left = slots.stop_len - slots.known
         expected = np.minimum(left, CLIP_MAX_NEW_TOKENS).sum(where=slots.running, dtype=np.int64)
         return cls(float(expected) * ratio)
 
     def fits(self, available: int, extend_len: int, max_new: int) -> bool:
         """
-        Say whether a request may join those that run.
+        Return True when a request may join the running ones.
 
         Args:
-            available: Tokens that free and evictable blocks hold; where its cached prefix is
-                pinned already, that is no part of them.
+            available: Tokens that free and evictable blocks hold, less those of its cached prefix.
             extend_len: Its uncached tokens.
             max_new: Output tokens it can still produce.
         """
@@ -130,5 +128,5 @@ class AdmissionBudget:
         return charge < available - self.reserved
 
     def charge(self, max_new: int) -> None:
-        """Reserve for a request that was admitted; its prompt's blocks are taken already."""
+        """Reserve what an admitted request may produce, besides the blocks of its prompt."""
         self.reserved += min(max_new, CLIP_MAX_NEW_TOKENS)

@@ -40,7 +40,7 @@ from tandem.link.batch import KvMode
 
 @dataclass(slots=True)
 class Suspension:
-    """How steps are to be suspended, and what the executor was told; None for not at all."""
+    """Mode in which steps are to be suspended, and the one sent to the executor; None for none."""
 
     mode: KvMode | None = None
     sent_mode: KvMode | None = None
@@ -48,29 +48,29 @@ class Suspension:
 
 class CoreState:
     """
-    What the core knows. Planner and applier change it through the moves below.
+    State of the core. Planning and output processing change it through the moves below.
 
     A request is in `by_id` and `by_handle` from acceptance to its end, and meanwhile in exactly one
     place: the queue, a slot, or `draining`, keyed by the slot and generation its results in flight
     carry.
 
     Attributes:
-        paused: Slots that hold their blocks and are in no step until there is one more for each,
-            in the order in which they were paused.
-        swapping: Slots to be released whose blocks are copied to host memory then, each with the
+        paused: Slots that hold their blocks and are in no step until there is one more block for
+            each, in the order in which they were paused.
+        swapping: Slots to be released with a copy of their blocks to host memory, each with the
             number of the request that held it.
-        ratio: How much of the output still allowed is expected to come.
-        is_full: A request did not fit beside those that run, so nobody is admitted until one of
-            them, or one that waits, is gone.
-        suspension: Whether steps are suspended.
-        may_give_way: Who runs and may lose its slot to a better priority, worst first.
-        now_s: The time of the call that is served, for moves that are not given it.
-        recorder: Keeps what happened to each request; None where nobody asked.
-        suspects: Who may be what executors died of.
-        unproven_deaths: Steps during which executors fell silent that may live, by boot id.
-        room: What the executor turned out to have memory for.
-        leaving: Whose a slot was that is yet to be released.
-        prefix_cache: What was computed before and can be shared.
+        ratio: Share of the output still allowed that is expected to be produced.
+        is_full: True when a request did not fit beside the running ones, so that none is admitted
+            until a running or waiting request is gone.
+        suspension: Suspension of steps that was asked for, and the one the executor was told of.
+        may_give_way: Running requests that may lose their slot to a better priority, worst first.
+        now_s: Time of the call that is being handled, for moves that are not given it.
+        recorder: Recorder of events per request; None where no such events are asked for.
+        suspects: Requests that may be the cause of executor deaths.
+        unproven_deaths: Steps that ran when executors which may still live fell silent, by boot id.
+        room: Size of steps for which the executor turned out to have memory.
+        leaving: Last request of each slot that is yet to be released.
+        prefix_cache: Prefix cache over pool and slots.
     """
 
     def __init__(self, limits: Limits, options: CoreOptions) -> None:
@@ -108,22 +108,22 @@ class CoreState:
 
     @property
     def prefixes(self) -> PrefixView | None:
-        """What the order of the queue asks of the prefix cache; None where there is none."""
+        """View of the prefix cache for the order of the queue; None where prefix caching is off."""
         return self.prefix_cache if self.options.prefix_caching else None
 
     def note_full(self) -> None:
         """
-        Someone does not fit, so nobody is admitted until a request is gone: nothing else makes
-        room, since those that run only take more blocks.
+        Note that a waiting request does not fit, so that none is admitted until a request is gone:
+        nothing else makes room, since running requests only take more blocks.
         """
         self.is_full = self.slots.num_running > 0
 
     def under_pressure(self) -> bool:
-        """True while no prompt may be admitted."""
+        """Return True while KV use is so high that no prompt may be admitted."""
         return self.pool.usage >= self.limits.memory_threshold
 
     def accept(self, request: Request) -> None:
-        """Take in one choice of a checked request."""
+        """Accept one choice of a checked request into the waiting queue."""
         if not self.by_id:
             self.step_log.wake(request.new.arrival_s, self.counters.output_tokens)
         request.siblings = self.by_id.setdefault(request.new.request_id, request.siblings)
@@ -146,14 +146,15 @@ class CoreState:
         self.slots.request_of(slot).move(RequestState.PAUSED)
 
     def unpause(self, slot: int) -> None:
-        """Let a paused request go on."""
+        """Resume decoding of a paused request."""
         del self.paused[slot]
         self.slots.set_decoding(slot, True)
         self.slots.request_of(slot).move(RequestState.DECODE)
 
     def preempt(self, slot: int, detail: str = "out of memory") -> None:
         """
-        Take a running request's slot away; it waits again once all its results in flight were seen.
+        Preempt a running request: it loses its slot, and waits again once all its results in flight
+        were seen.
         """
         request = self.slots.request_of(slot)
         was_paused = slot in self.paused
@@ -171,13 +172,13 @@ class CoreState:
             self.draining[request.slot_key] = request
 
     def wait_again(self, request: Request) -> None:
-        """Put a request that ran back in the queue."""
+        """Put a preempted request back in the waiting queue."""
         self.draining.pop(request.slot_key, None)
         request.move(RequestState.WAITING)
         self.queue.put_back(request, self.now_s)
 
     def vacate(self, slot: int) -> None:
-        """Part a request from its slot, which is released in the next batch."""
+        """Take a slot away from its request; the slot is released in the next batch."""
         self.is_full = False
         self.paused.pop(slot, None)
         request = self.slots.request_of(slot)
@@ -187,7 +188,7 @@ class CoreState:
         self.slots.vacate(slot)
 
     def release(self, slot: int) -> None:
-        """Free a vacated slot and its blocks; what of them is cached can be matched from now on."""
+        """Free a vacated slot and its blocks; the cached ones can be matched from now on."""
         self.prefix_cache.release(slot, self.leaving.pop(slot), self.slots.forget(slot))
 
     def finish(
@@ -200,8 +201,8 @@ class CoreState:
         num_output_tokens: int | None = None,
     ) -> None:
         """
-        End a request well, wherever it is; `num_output_tokens` counts up to an end found outside
-        the core.
+        End a request without an error, whatever its state; `num_output_tokens` is the count up to
+        an end that was found outside the core.
         """
         self._leave(request)
         got_on = reason not in {FinishReason.CANCELLED, FinishReason.DEADLINE}
@@ -228,7 +229,7 @@ class CoreState:
         )
 
     def fail(self, request: Request, error: TandemError) -> None:
-        """End a request by an error, wherever it is."""
+        """End a request by an error, whatever its state."""
         self._leave(request)
         self.suspects.note_left(request.number, got_on=False)
         self.counters.failed += 1
@@ -238,8 +239,8 @@ class CoreState:
 
     def forget_executor(self, limits: Limits) -> None:
         """
-        Start over with an empty executor: who ran or drained waits again, in arrival order, outputs
-        kept.
+        Start over with an empty executor: requests that ran or drained wait again, in arrival
+        order, and keep their outputs.
         """
         ran = [request for request in self.slots.requests if request is not None]
         lost = [*self.slots.planned[self.slots.running].tolist()]
@@ -260,7 +261,7 @@ class CoreState:
                 request.digests.clear()
                 request.new = replace(request.new, block_digests=b"")
         self.limits = limits
-        # Orders of the queue that were made for the old cache must not pass for those of the new.
+        # Queue orders made for the old cache must not be taken for orders of the new one.
         self.pool = _pool(limits, self.options, self.prefix_cache.version + 1)
         self.slots = SlotTable(limits)
         self.prefix_cache = PrefixCache(self.slots, self.pool)
@@ -269,7 +270,7 @@ class CoreState:
         self.swapping.clear()
 
     def note_first_tokens(self, requests: list[Request], now: float) -> None:
-        """Remember when each of these requests produced its first token."""
+        """Note `now` as the time at which each of these requests produced its first token."""
         waits: NDArray[np.float64] = np.array([now - r.new.arrival_s for r in requests])
         self.ttft_s.observe(waits)
         for request in requests:
@@ -296,7 +297,7 @@ class CoreState:
             self.ratio.reset(self.counters.decode_steps)
 
     def _plan_swap(self, slot: int, request: Request) -> None:
-        """Set host blocks aside for a request that has lost its slot, if that is asked for."""
+        """Reserve host blocks for a request that has lost its slot, where preemption swaps."""
         if self.options.preemption_mode is not PreemptionMode.SWAP or not request.planned:
             return
         may_index = self.prefix_cache.may_index(slot)

@@ -1,16 +1,16 @@
 """
-How large steps may be after the executor ran out of memory in one.
+Size of steps after the executor ran out of memory in one.
 
     out of memory in a step of decodes          half as many requests run at a time from now on
     out of memory in a step with prompts        likewise, and steps compute half as many tokens
-    so many steps without it                    twice as many again, up to the limits
-    out of memory once more                     it takes twice as many steps until then
-    so many steps within the limits without it  all that is forgotten
-    it was one request alone that did not fit   it fails (`out_of_memory`), and steps grow soon
+    `patience_steps` steps without it           both are doubled again, up to the limits
+    out of memory once more                     halved as above, and `patience_steps` is doubled
+    `patience_steps` steps at the limits        `patience_steps` starts over at the next failure
+    one request alone does not fit              it fails (`out_of_memory`), and steps grow soon
 
-So what does not fit is cut down until it does, by as many failures as there are halvings, and what
-was too much for good is tried again ever more rarely: n steps have about log2(n) failures. Each of
-them costs all KV, which is why nothing is tried again as large as it was.
+So a step that does not fit is halved until it does, at one failure per halving, and a size that
+never fits is tried again ever more rarely: n steps have about log2(n) failures. Each failure costs
+all KV, which is why a step that failed is not tried again at the same size.
 
 Source: halving and waits that double are as old as congestion control; we know of no serving engine
 that applies them to its steps.
@@ -19,19 +19,19 @@ that applies them to its steps.
 from __future__ import annotations
 
 FIRST_PATIENCE_STEPS = 1024
-"""Steps that the first failure keeps small."""
+"""Number of steps that stay small after the first failure."""
 SOON_STEPS = 16
-"""Steps until steps grow once the request is gone that did not fit."""
+"""Number of steps until steps grow, once the request that did not fit is gone."""
 
 
 class StepRoom:
     """
-    What the executor turned out to have memory for.
+    Size of steps for which the executor turned out to have memory.
 
     Attributes:
         max_rows: Most requests that run; None for as many as the limits allow.
         max_tokens: Most tokens of one step; None likewise.
-        patience_steps: Steps after which steps grow if all of them fitted.
+        patience_steps: Number of steps after which steps grow if all of them fitted.
     """
 
     __slots__ = ("_grows_at", "max_rows", "max_tokens", "patience_steps")
@@ -43,20 +43,20 @@ class StepRoom:
         self._grows_at = 0
 
     def rows(self, limit: int) -> int:
-        """Most requests that run, where the limits allow so many."""
+        """Return the most requests that may run, at most `limit`."""
         return limit if self.max_rows is None else min(limit, self.max_rows)
 
     def tokens(self, limit: int) -> int:
-        """Most tokens of one step, where the limits allow so many."""
+        """Return the most tokens that one step may have, at most `limit`."""
         return limit if self.max_tokens is None else min(limit, self.max_tokens)
 
     def note_failure(self, num_rows: int, num_tokens: int, num_steps: int) -> None:
         """
-        A step ran out of memory.
+        Note that a step ran out of memory.
 
         Args:
-            num_rows: Its rows, at least 1.
-            num_tokens: Its tokens; as many as rows where it decoded only.
+            num_rows: Rows of that step, at least 1.
+            num_tokens: Tokens of that step; as many as rows where it decoded only.
             num_steps: Results applied in all.
         """
         if self.max_rows is None and num_steps >= self._grows_at:
@@ -68,18 +68,20 @@ class StepRoom:
         self._grows_at = num_steps + self.patience_steps
 
     def note_culprit_gone(self, num_steps: int) -> None:
-        """What did not fit has left: let steps grow again, though not all at once."""
+        """
+        Let steps grow again soon, though not all at once, as the request that did not fit is gone.
+        """
         self.patience_steps = SOON_STEPS
         self._grows_at = num_steps + SOON_STEPS
 
     def advance(self, num_steps: int, max_rows: int, max_tokens: int) -> bool:
         """
-        Let steps grow if they fitted for long enough; returns whether they did.
+        Let steps grow if they fitted for long enough; returns True if they grew.
 
         Args:
             num_steps: Results applied in all.
-            max_rows: What the limits allow.
-            max_tokens: Likewise.
+            max_rows: Most running requests that the limits allow.
+            max_tokens: Most tokens of one step that the limits allow.
         """
         if self.max_rows is None or num_steps < self._grows_at:
             return False

@@ -1,22 +1,23 @@
 """
-Which request kills executors: who is to blame for deaths, and who is to be tried next.
+Search for the request that kills executors: counts of deaths, and the requests to be tried next.
 
-A death is counted against the requests of the step that was running, and forgotten for those that
-then get on: past the step that died, and `CLEARED_AFTER` tokens past where they stood, of which
-what that step was to compute counts as one. Who has `SUSPECTED_AT` deaths is a *suspect*, and while
-there are suspects only a *trial* runs:
+A death of an executor is counted against the requests of the step that was running, and forgotten
+for those that then get on: past the step that died, and `CLEARED_AFTER` tokens past where they
+stood, of which what that step was to compute counts as one. A request with `SUSPECTED_AT` deaths is
+a *suspect*, and while there are suspects only the requests of a *trial* run:
 
-    suspects that never died alone        half of them; who gets on is trusted again
-    the executor dies in that trial       only the trial's suspects remain, of whom half are tried
-    a suspect that died alone             once more alone, after somebody else got on alone (a
-                                          *control*), for else the executor may be what is broken
+    suspects that never died alone        half of them are tried; those that get on are trusted
+                                          again
+    the executor dies in that trial       only the trial's suspects remain; half of these are tried
+    a suspect that died alone             it is tried alone once more, after another request got on
+                                          alone (a *control*): else the executor may be broken
     it dies alone again                   it is poison, and fails
-    `BROKEN_AT` died alone, each once,    the executor is broken, not these requests: they fail as
-    and nobody got on                     its loss would have them fail
+    `BROKEN_AT` died alone, each once,    the executor is broken, not these requests: they fail with
+    and no other got on                   ExecutorLost
 
-So one request of n that kills is found after about ``log2(n) + 4`` deaths, and nobody fails as
-poison who did not die alone twice. Where nobody else is there to be a control the second death
-alone counts without one.
+So one request of n that kills is found after about ``log2(n) + 4`` deaths, and a request fails as
+poison only after it died alone twice. Where there is no other request to be a control, the second
+death alone counts without one.
 
 Source: bisecting the input that breaks a batch is an old practice of batch systems; we know of no
 serving engine that does it.
@@ -30,28 +31,28 @@ from dataclasses import dataclass
 from scheduler_svc.core.request.request import Request
 
 CLEARED_AFTER = 8
-"""Tokens computed past where a request stood at a death after which it is trusted again."""
+"""Tokens computed past where a request stood at a death, after which it is trusted again."""
 SUSPECTED_AT = 2
-"""Deaths that make a suspect."""
+"""Deaths at which a request is a suspect."""
 POISON_AT = 2
-"""Deaths alone that are no accident."""
+"""Deaths alone at which a request is poison."""
 CAUTIOUS_STEPS = 64
-"""Steps after a death that are sent one at a time, while anybody has a mark."""
+"""Steps after a death that are sent one at a time, while any request has a mark."""
 BROKEN_AT = 4
-"""Requests that died alone one after the other before the executor is blamed."""
+"""Number of requests that died alone, one after the other, at which the executor is blamed."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Mark:
     """
-    What speaks against one request.
+    Deaths counted against one request.
 
     Attributes:
-        request: Whom.
+        request: The request.
         deaths: Deaths in its steps since it was last trusted.
-        deaths_alone: Those of them that count with it alone in the step.
+        deaths_alone: Deaths with it alone in the step, as far as they count.
         cleared_at: Tokens computed of it at which it is trusted again.
-        had_control: Somebody else got on since it died alone.
+        had_control: True when another request got on since this one died alone.
     """
 
     request: Request
@@ -69,12 +70,12 @@ class Mark:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """
-    What follows from one death.
+    Consequences of one death.
 
     Attributes:
         blamed: Marks of the requests in the step that died.
-        poison: The one that is poison, if one is.
-        victims: Those that fail because the executor is broken.
+        poison: Request that turned out to be poison; None without one.
+        victims: Requests that fail because the executor is broken.
     """
 
     blamed: list[Mark]
@@ -88,9 +89,10 @@ class UnprovenDeath:
     A step that was running when an executor was last heard.
 
     Attributes:
-        rows: Its live requests, and the tokens computed of each at which it is trusted again.
+        rows: Live requests of the step, and the tokens computed of each at which it is trusted
+            again.
         num_known: Tokens of prompt and outputs that each of them had.
-        num_ended: Requests of it that had ended.
+        num_ended: Number of requests of the step that had ended.
     """
 
     rows: list[tuple[Request, int]]
@@ -100,13 +102,13 @@ class UnprovenDeath:
 
 class Suspects:
     """
-    The marks of live requests, and who is tried.
+    Marks of live requests, and the trial.
 
     Attributes:
-        trial: Who alone may run, by number; empty where there is no trial.
-        num_suspects: Marks that make a suspect.
-        cautious_until: Results applied in all up to which one step at a time is in flight while
-            anybody has a mark: with several it is not always known in which one an executor died.
+        trial: Marks of the only requests that may run, by number; empty where there is no trial.
+        num_suspects: Number of suspects.
+        cautious_until: Results applied in all up to which one step at a time is in flight while any
+            request has a mark: with several it is not always known in which one an executor died.
     """
 
     __slots__ = ("_marks", "cautious_until", "num_suspects", "trial")
@@ -118,11 +120,11 @@ class Suspects:
         self.cautious_until = 0
 
     def __bool__(self) -> bool:
-        """True while anybody has a mark."""
+        """Return True while any request has a mark."""
         return bool(self._marks)
 
     def marks(self) -> list[Mark]:
-        """All marks, in order of arrival."""
+        """Return all marks, in order of arrival."""
         return sorted(self._marks.values(), key=lambda mark: mark.request.number)
 
     def note_death(
@@ -134,12 +136,13 @@ class Suspects:
         Args:
             rows: The live requests of the step that died, and the tokens computed of each at which
                 it is trusted again.
-            num_live: All requests in the system.
-            num_ended: Requests of that step that have ended since; any may be what it died of.
+            num_live: Number of all requests in the system.
+            num_ended: Number of requests of that step that have ended since; any of them may be the
+                cause of the death.
         """
         was_bisecting = any(not mark.deaths_alone for mark in self.trial.values())
         blamed = [self._blame(request, cleared_at) for request, cleared_at in rows]
-        # A death that is proven late may have been before this trial, under others.
+        # A death that is proven late may have happened before this trial, with other requests.
         if was_bisecting and blamed and all(mark.request.number in self.trial for mark in blamed):
             self._narrow_to(blamed)
         self.trial.clear()
@@ -151,7 +154,8 @@ class Suspects:
 
     def note_progress(self, computed: Iterable[tuple[Mark, int]]) -> list[Mark]:
         """
-        Trust those again who got on; returns them. `computed` has the tokens computed of each.
+        Trust the requests again that got on; returns their marks. `computed` has the tokens
+        computed of each.
         """
         cleared = [mark for mark, count in computed if count >= mark.cleared_at]
         for mark in cleared:
@@ -159,7 +163,7 @@ class Suspects:
         return cleared
 
     def note_left(self, number: int, *, got_on: bool) -> None:
-        """A request has left the system; `got_on` if by what it produced."""
+        """Note that a request has left the system; `got_on` if it ended by what it produced."""
         mark = self._marks.get(number)
         if mark is None:
             return
@@ -169,7 +173,7 @@ class Suspects:
             self._forget(number)
 
     def begin_trial(self, live: Iterable[Request]) -> list[Mark]:
-        """Choose who is to be tried next, where there are suspects and no trial; returns them."""
+        """Choose the requests to be tried next, where there are suspects but no trial."""
         suspects = [mark for mark in self.marks() if mark.is_suspect]
         fresh = [mark for mark in suspects if not mark.deaths_alone]
         tried = fresh[: (len(fresh) + 1) // 2]
@@ -189,13 +193,13 @@ class Suspects:
         return mark
 
     def _narrow_to(self, blamed: list[Mark]) -> None:
-        """Whoever was not in the trial that died has one death left, but who died alone."""
+        """Leave one death to the suspects not blamed now, except to those that died alone."""
         for mark in self._marks.values():
             if mark.is_suspect and not mark.deaths_alone and mark not in blamed:
                 mark.deaths = SUSPECTED_AT - 1
 
     def _judge(self, mark: Mark, num_live: int) -> Verdict:
-        """The executor died under this request alone."""
+        """Count a death with this request alone in the step; returns what follows."""
         died_alone = [one for one in self.marks() if one.deaths_alone or one is mark]
         has_control = len(died_alone) < num_live
         if not mark.deaths_alone or mark.had_control or not has_control:
@@ -210,8 +214,8 @@ class Suspects:
 
     def _control(self, live: Iterable[Request]) -> Mark | None:
         """
-        Somebody who never died alone, is not suspected of it, and is soon computed; None if there
-        is nobody.
+        Return the mark of a control: a live request that never died alone, with the fewest deaths,
+        then not a choice of a request that did, then soonest computed; None without one.
         """
         accused = {
             mark.request.new.request_id for mark in self._marks.values() if mark.deaths_alone
@@ -249,5 +253,5 @@ class Suspects:
         self.trial.pop(number, None)
         self.num_suspects -= mark.is_suspect
         if not self.num_suspects and self.trial:
-            # It was a control, and nobody is left whom it could help.
+            # It was a control, and no suspect is left that needs it.
             self.trial.clear()
