@@ -1,1 +1,1 @@
-"""The waiting queue: policies, tenants, and advice for a refused caller."""
+"""The waiting queue: policies, tenants, and retry advice for refused requests."""

@@ -1,4 +1,4 @@
-"""A heap whose items have numbers and can leave from anywhere."""
+"""A heap of numbered items that can be removed from anywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIN_STALE = 64
 
 class KeyedHeap(Generic[T]):
     """
-    A heap whose items can be removed by number.
+    Heap with items that can be removed by number.
 
     Adding takes O(log n), removal O(1): the heap entry stays until it surfaces or until stale
     entries outnumber live ones.
@@ -38,12 +38,12 @@ class KeyedHeap(Generic[T]):
             heapq.heapify(self._heap)
 
     def get(self, number: int) -> T | None:
-        """The item with this number, if it is there."""
+        """Return the item with this number; None if it is not there."""
         found = self._items.get(number)
         return None if found is None else found[1]
 
     def peek(self) -> tuple[float, T] | None:
-        """Order and item at the top; None when empty."""
+        """Return order and item at the top; None when empty."""
         while self._heap:
             order, number = self._heap[0]
             found = self._items.get(number)
@@ -60,8 +60,9 @@ class KeyedHeap(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """
-        Items in order; the one yielded last may be removed meanwhile, and others may come, which
-        then may be left out. While each is removed in turn the next takes O(log n).
+        Yield the items in order. The one yielded last may be removed meanwhile; items may also be
+        added, and these may be left out. While each item is removed in turn the next takes
+        O(log n).
         """
         while self.peek() is not None:
             entry = self._heap[0]

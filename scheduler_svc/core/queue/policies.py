@@ -1,9 +1,9 @@
 """
-In which order requests that never ran are admitted, among those of one level.
+Schedule policies: the order of admission among requests of one level that never ran.
 
-A level is what priority and waiting leave, see `queue.WaitingQueue`. Source: the schedule policies
-of SGLang. Unlike there, `random` is a fixed permutation, `dfs-weight` sees prefixes that waiting
-requests share before any of them is cached, and an order is kept until it may have changed.
+A level follows from priority and waiting time, see `queue.WaitingQueue`. Source: the schedule
+policies of SGLang. Unlike there, `random` is a fixed permutation, `dfs-weight` sees prefixes that
+waiting requests share before any of them is cached, and an order is kept until it may have changed.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from scheduler_svc.core.request.options import SchedulePolicy
 from scheduler_svc.core.request.request import Request
 
 MAX_LPM_WAITING = 128
-"""While more than this wait, lpm is fcfs: matching every prompt would cost more than it saves."""
+"""Most waiting requests under lpm; with more it is fcfs, as matching would cost too much."""
 
 _ID_BITS = 64
 _MASK = (1 << _ID_BITS) - 1
 
 
 class PrefixView(Protocol):
-    """What policies ask of the prefix cache."""
+    """Prefix cache as the policies see it."""
 
     @property
     def version(self) -> int:
-        """Changes whenever another answer may."""
+        """Number that changes whenever an answer of the other methods may change."""
 
     def match_len(self, request: Request) -> int:
-        """Leading tokens of a request whose KV is cached."""
+        """Return the number of leading tokens of a request that have cached KV."""
 
     def digests_of(self, request: Request) -> bytes:
-        """Digests of the full blocks of its prompt, 32 bytes each, one after the other."""
+        """Return the digests of the full blocks of its known tokens, 32 bytes each, in order."""
 
     def is_cached(self, digest: bytes) -> bool:
-        """True when a block with this digest can be matched."""
+        """Return True when a block with this digest can be matched."""
 
 
 class Bucket(Protocol):
     """Requests of one level, in the order of a policy."""
 
     def add(self, request: Request) -> None:
-        """Take a request in that arrived after all others here."""
+        """Add a request that arrived after all others here."""
 
     def discard(self, request: Request) -> None:
         """Remove a request that is here."""
@@ -54,8 +54,8 @@ class Bucket(Protocol):
 
     def in_order(self, view: PrefixView | None, num_waiting: int) -> Iterator[Request]:
         """
-        Who goes next, then who goes next if that one stays, and so on; whoever was yielded may
-        leave meanwhile, nobody may come.
+        Yield the requests, next one first. A request that was yielded may be removed meanwhile, but
+        none may be added.
 
         Args:
             view: The prefix cache; None where there is none.
@@ -124,8 +124,8 @@ class LpmBucket(FcfsBucket):
     """
     Longest cached prefix first, then first come; fcfs while more than `MAX_LPM_WAITING` wait.
 
-    Each prompt is matched once per version of the cache, and sorting waits until the cache or the
-    bucket changed.
+    Each prompt is matched once per version of the cache, and the order is kept until the cache
+    changed or a request was added.
     """
 
     __slots__ = ("_matches", "_order", "_version")
@@ -133,7 +133,7 @@ class LpmBucket(FcfsBucket):
     def __init__(self) -> None:
         super().__init__()
         self._matches: dict[int, tuple[int, int]] = {}
-        """Number to version of the cache and tokens matched then."""
+        """Version of the cache and tokens matched then, by the request's number."""
         self._order: list[Request] = []
         self._version: int | None = None
 
@@ -167,12 +167,12 @@ class LpmBucket(FcfsBucket):
 
 class DfsWeightBucket(FcfsBucket):
     """
-    Depth first over the tree of shared prefixes, the branch most requests wait under first.
+    Depth first over the tree of shared prefixes, the branch with most waiting requests first.
 
     A node is a prompt prefix of whole blocks that two waiting requests share or that is cached.
-    Each request hangs at its deepest node, behind that node's branches. Ties go to whoever came
-    first. Ordering takes O(n log n) comparisons of digest chains, when the cache or the bucket
-    changed.
+    Each request hangs at its deepest node, behind that node's branches. Ties go to the earlier
+    arrival. Ordering takes O(n log n) comparisons of digest chains, after the cache changed or a
+    request was added.
     """
 
     __slots__ = ("_order", "_version")
@@ -205,8 +205,8 @@ class _Node:
         depth: Bytes of its chain of digests.
         own: Requests that share no longer prefix with another and have none cached.
         branches: Longer prefixes, and requests with a longer prefix that is cached.
-        weight: Requests at and under it.
-        first: The earliest of them.
+        weight: Number of requests at and under it.
+        first: Number of the earliest of them.
     """
 
     __slots__ = ("branches", "depth", "first", "own", "weight")
@@ -219,7 +219,7 @@ class _Node:
         self.first = 0
 
     def hang(self, request: Request, path: bytes, view: PrefixView) -> None:
-        """Add a request whose deepest shared prefix this is."""
+        """Add a request that has this as its deepest shared prefix."""
         digest = path[self.depth : self.depth + DIGEST_BYTES]
         if digest and view.is_cached(digest):
             self.branches.append((-1, request.number, request))
@@ -238,7 +238,7 @@ class _Node:
 
 
 def _depth_first(requests: Iterable[Request], view: PrefixView) -> list[Request]:
-    """Order requests as `DfsWeightBucket` says."""
+    """Return the requests in the order that `DfsWeightBucket` describes."""
     order: list[Request] = []
     stack: list[_Node | Request | list[Request]] = [_tree_of(requests, view)]
     while stack:
@@ -254,11 +254,11 @@ def _depth_first(requests: Iterable[Request], view: PrefixView) -> list[Request]
 
 def _tree_of(requests: Iterable[Request], view: PrefixView) -> _Node:
     """
-    The tree of shared prefixes; returns its root.
+    Build the tree of shared prefixes; returns its root.
 
-    Sorted by their chains, requests that share a prefix are neighbours, and what each shares with
-    the next says where nodes begin and end: however deep prefixes nest, each request costs a few
-    comparisons.
+    Sorted by their chains, requests that share a prefix are neighbours, and the length that each
+    shares with the next one tells where nodes begin and end: however deep prefixes nest, each
+    request costs a few comparisons.
     """
     paths = sorted(((view.digests_of(one), one) for one in requests), key=lambda path: path[0])
     open_nodes = [_Node(0)]
@@ -276,13 +276,13 @@ def _tree_of(requests: Iterable[Request], view: PrefixView) -> _Node:
 
 
 def _shared_bytes(one: bytes, other: bytes) -> int:
-    """Bytes of the digests that two chains share."""
+    """Return the bytes of the leading digests that two chains share."""
     if one[:DIGEST_BYTES] != other[:DIGEST_BYTES]:
         return 0
     low, high = 0, min(len(one), len(other)) // DIGEST_BYTES
     while low < high:
         middle = (low + high + 1) // 2
-        # Equal digests stand for equal prefixes, so one digest tells.
+        # Equal digests stand for equal prefixes, so comparing one digest is enough.
         end = middle * DIGEST_BYTES
         if one[end - DIGEST_BYTES : end] == other[end - DIGEST_BYTES : end]:
             low = middle
@@ -293,7 +293,7 @@ def _shared_bytes(one: bytes, other: bytes) -> int:
 
 def scatter(number: int) -> int:
     """
-    A permutation of the 64-bit numbers without visible order.
+    Map a 64-bit number to its image under a permutation without visible order.
 
     Source: the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
     """
@@ -304,7 +304,7 @@ def scatter(number: int) -> int:
 
 
 def bucket_of(policy: SchedulePolicy) -> Bucket:
-    """An empty bucket that is ordered by this policy."""
+    """Return an empty bucket that is ordered by this policy."""
     match policy:
         case SchedulePolicy.FCFS:
             return FcfsBucket()

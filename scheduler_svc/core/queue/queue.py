@@ -1,4 +1,4 @@
-"""Who waits, and in which order they are to be admitted."""
+"""Waiting queue: the requests that wait, and the order in which they are to be admitted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ AGED_AFTER = 10
 @dataclass(frozen=True, slots=True)
 class _Place:
     """
-    Where a waiting request stands.
+    Place of a waiting request in the queue.
 
     Attributes:
-        request: Who.
-        since_s: When it would have come had it waited all its waiting in one go, up to now.
-        period: Which period of `ageing_s` that is in.
-        ran: It was admitted before.
+        request: The request.
+        since_s: Time at which it would have arrived had all its waiting been in one go up to now.
+        period: Index of the period of `ageing_s` that this time is in.
+        ran: True when it was admitted before.
     """
 
     request: Request
@@ -48,26 +48,26 @@ class _Returned:
 
 class WaitingQueue:
     """
-    Who waits, next one first.
+    Waiting requests in the order of admission.
 
     1. *Aged* requests, which have waited `AGED_AFTER * ageing_s` or longer, in order of arrival.
     2. All others by level, lower first. A request's level is its priority, less one for each
        boundary between two periods of `ageing_s` it has waited across. (Time is cut into the same
        periods for all, so levels keep their order as time passes and nothing is ever sorted again.)
-    3. Within a level those that ran before, in order of arrival. They stand ahead of all of their
-       own priority that never ran, at whatever level those are.
-    4. Then those that never ran, in the order of the policy.
+    3. Within a level, requests that ran before, in order of arrival. They stand ahead of all of
+       their own priority that never ran, at whatever level those are.
+    4. Then requests that never ran, in the order of the policy.
 
     Only waiting counts, not the time a request ran in between.
 
-    **Nothing starves.** `candidates` stops at an aged request that is not admitted. So from the
-    moment a request is aged, only requests that arrived before it are admitted ahead of it: a
-    number that is finite and never grows again. Each of these is admitted at the latest when
-    nothing else runs, since submission refuses whatever does not fit alone, and each runs at most
-    `max_model_len` steps in which it computes. A request of a queue that n arrived before is thus
-    admitted after at most ``10 * ageing_s`` plus the time those n and the ones then running take to
-    end, whatever arrives later, under every policy and priority. Who lost a slot keeps the time it
-    had waited, so this holds for each of its admissions.
+    **No request starves.** `candidates` stops at an aged request that is not admitted. So from the
+    moment a request is aged, only requests that arrived before it are admitted ahead of it: their
+    number is finite and never grows again. Each of these is admitted at the latest when nothing
+    else runs, since submission refuses a request that does not fit alone, and each runs at most
+    `max_model_len` steps in which it computes. A request with n earlier arrivals in the queue is
+    thus admitted after at most ``10 * ageing_s`` plus the time that those n and the ones then
+    running take to end, whatever arrives later, under every policy and priority. A preempted
+    request keeps the time it had waited, so this holds for each of its admissions.
 
     Adding and removing take O(log n), the first candidate too under fcfs, lof and random.
     """
@@ -76,22 +76,22 @@ class WaitingQueue:
         self._options = options
         self._places: dict[int, _Place] = {}
         self._fresh: OrderedDict[int, Request] = OrderedDict()
-        """Everyone who never ran, by arrival."""
+        """Requests that never ran, in order of arrival."""
         self._levels: KeyedHeap[tuple[int, Bucket]] = KeyedHeap()
-        """Those who never ran, one bucket per level."""
+        """Requests that never ran, one bucket per level."""
         self._fresh_periods: dict[int, OrderedDict[int, int]] = {}
-        """Per priority, those who never ran: how many came in which period, ascending."""
+        """Number of requests that never ran, by priority and then by period, ascending."""
         self._returned: dict[int, _Returned] = {}
-        """Per priority."""
+        """Requests that ran before, by priority."""
         self._returned_since: KeyedHeap[Request] = KeyedHeap()
-        """Everyone who ran before and is not in `_returned_aged`."""
+        """Requests that ran before and are not in `_returned_aged`, by `since_s`."""
         self._returned_aged: KeyedHeap[Request] = KeyedHeap()
-        """By arrival; these are in `_returned` too."""
+        """Aged requests that ran before, in order of arrival; these are in `_returned` too."""
         self.num_fresh_tokens = 0
-        """Sum of `Request.queued_tokens` of all that never ran."""
+        """Sum of `Request.queued_tokens` of all requests that never ran."""
 
     def add(self, request: Request, now: float) -> None:
-        """Take in a request that never ran and arrived after all others that did not."""
+        """Add a request that never ran and arrived after all others that never ran."""
         place = self._place(request, now, ran=False)
         self._fresh[request.number] = request
         level = request.new.priority + place.period
@@ -105,7 +105,7 @@ class WaitingQueue:
         self.num_fresh_tokens += request.queued_tokens
 
     def put_back(self, request: Request, now: float) -> None:
-        """Take in a request that ran before."""
+        """Add a request that ran before."""
         place = self._place(request, now, ran=True)
         returned = self._returned.setdefault(request.new.priority, _Returned())
         returned.by_number.push(request.number, request.number, request)
@@ -131,15 +131,15 @@ class WaitingQueue:
 
     def candidates(self, now: float, view: PrefixView | None) -> Iterator[Request]:
         """
-        Who may be admitted, next one first.
+        Yield the requests that may be admitted, next one first.
 
-        Whoever iterates takes the request just yielded, goes on without taking it (it waits for
-        something of its own, such as a prefix that is being written), or stops: a request that
-        lacks blocks ends admission under every policy, since those who pass it would use up the
-        blocks it waits for. At an aged one that is not taken this stops by itself.
+        The caller takes the request just yielded, goes on without taking it (it waits for something
+        of its own, such as a prefix that is being written), or stops: a request that lacks blocks
+        ends admission under every policy, since requests that overtake it would use up the blocks
+        it waits for. The iterator stops by itself at an aged request that is not taken.
 
         Args:
-            now: The time.
+            now: Present time, in seconds.
             view: The prefix cache; None where there is none, and then lpm and dfs-weight are fcfs.
         """
         for request in self._aged(now):
@@ -149,21 +149,21 @@ class WaitingQueue:
         yield from self._not_aged(now, view)
 
     def in_order(self, now: float, view: PrefixView | None) -> Iterator[Request]:
-        """Everyone who waits, next one first; O(n log n) at most."""
+        """Yield all waiting requests, next one first; O(n log n) at most."""
         yield from self._aged(now)
         yield from self._not_aged(now, view)
 
     @property
     def num_fresh(self) -> int:
-        """Those who never ran."""
+        """Number of requests that never ran."""
         return len(self._fresh)
 
     def best_priority(self) -> int | None:
-        """The best priority that anyone who waits has; None when nobody waits."""
+        """Return the best priority of any waiting request; None when none waits."""
         return min((*self._returned, *self._fresh_periods), default=None)
 
     def since_s(self, request: Request) -> float:
-        """When a waiting request would have come had it waited all its waiting in one go."""
+        """Return `_Place.since_s` of a waiting request: its arrival had it waited in one go."""
         return self._places[request.number].since_s
 
     def __len__(self) -> int:
@@ -173,7 +173,7 @@ class WaitingQueue:
         return request.number in self._places
 
     def __iter__(self) -> Iterator[Request]:
-        """Everyone who waits, in no order."""
+        """Return an iterator over all waiting requests, in no order."""
         return iter([place.request for place in self._places.values()])
 
     def check_integrity(self) -> None:
@@ -242,7 +242,7 @@ class WaitingQueue:
         return now - AGED_AFTER * self._options.ageing_s
 
     def _aged(self, now: float) -> Iterator[Request]:
-        """Aged requests in order of arrival."""
+        """Yield the aged requests in order of arrival."""
         before_s = self._aged_before_s(now)
         while (top := self._returned_since.peek()) is not None and top[0] <= before_s:
             request = top[1]
@@ -252,7 +252,7 @@ class WaitingQueue:
         return heapq.merge(self._returned_aged, fresh, key=lambda request: request.number)
 
     def _aged_fresh(self, before_s: float) -> Iterator[Request]:
-        """Those who never ran came in the order of their numbers, so the aged ones stand first."""
+        """Yield the aged requests that never ran: sorted by arrival, so the aged stand first."""
         while self._fresh:
             head = next(iter(self._fresh.values()))
             if self._places[head.number].since_s > before_s:
@@ -280,7 +280,7 @@ class WaitingQueue:
             yield from self._returned_of(priority, before_s)
 
     def _returned_level(self, priority: int) -> int:
-        """The best level of all who wait with this priority."""
+        """Return the best level of all waiting requests with this priority."""
         first = self._returned[priority].by_period.peek()
         assert first is not None
         fresh = self._fresh_periods.get(priority)

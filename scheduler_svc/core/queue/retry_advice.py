@@ -1,22 +1,22 @@
-"""When a request that was refused may come again."""
+"""Advice on how long to wait before a refused request is sent again."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW_S = 60.0
-"""Older ends say nothing of the present load."""
+"""Seconds that an end counts for: older ones say nothing of the present load."""
 MAX_ENDS = 256
-"""Ends remembered."""
+"""Most ends that are remembered."""
 MIN_ADVICE_S = 0.1
 MAX_ADVICE_S = 60.0
 
 
 class RetryAdvice:
     """
-    Estimates from how fast requests ended lately how long it takes until enough more have ended.
+    Estimate of the time until enough more requests have ended, from how fast they ended lately.
 
-    The time since the latest end counts, so advice grows while nothing ends.
+    The time since the latest end counts, so the advice grows while no request ends.
     """
 
     __slots__ = ("_ends_s",)
@@ -25,13 +25,13 @@ class RetryAdvice:
         self._ends_s: deque[float] = deque(maxlen=MAX_ENDS)
 
     def note_end(self, now: float) -> None:
-        """A request ended, however."""
+        """Note that a request ended, for whatever reason."""
         self._ends_s.append(now)
 
     def after_ends(self, count: int, now: float) -> float | None:
         """
-        Seconds until `count` more requests will have ended, 0.1 to 60; None while fewer than two
-        ended in the last minute.
+        Return the seconds until `count` more requests will have ended, 0.1 to 60; None while fewer
+        than two ended in the last minute.
         """
         ends_s = self._ends_s
         while ends_s and ends_s[0] < now - WINDOW_S:

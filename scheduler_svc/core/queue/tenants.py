@@ -1,4 +1,4 @@
-"""How many requests each tenant has in the system."""
+"""Number of requests that each tenant has in the system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOBODY = ""
 
 
 class TenantCounts:
-    """Live choices per tenant; tenants without any take no memory."""
+    """Number of live choices per tenant; tenants without any take no memory."""
 
     __slots__ = ("_counts",)
 
@@ -20,12 +20,12 @@ class TenantCounts:
         self._counts: dict[str, int] = {}
 
     def add(self, tenant: str) -> None:
-        """One more."""
+        """Count one more choice of a tenant."""
         if tenant != NOBODY:
             self._counts[tenant] = self._counts.get(tenant, 0) + 1
 
     def remove(self, tenant: str) -> None:
-        """One less."""
+        """Count one choice of a tenant less."""
         if tenant != NOBODY:
             left = self._counts[tenant] - 1
             if left:
@@ -34,7 +34,7 @@ class TenantCounts:
                 del self._counts[tenant]
 
     def count(self, tenant: str) -> int:
-        """How many it has; 0 for nobody's."""
+        """Return the number of a tenant's live choices; 0 for the tenant that is not counted."""
         return self._counts.get(tenant, 0)
 
     def check_integrity(self, tenants: Iterable[str]) -> None:
