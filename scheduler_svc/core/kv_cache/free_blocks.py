@@ -35,12 +35,12 @@ were 47 runs, as many as with random placement.
 """
 
 MAX_PENDING = 256
-"""Calls of `add` after which the extents they complete are listed, needed or not."""
+"""Number of calls of `add` after which the extents they complete are listed, needed or not."""
 
 
 class FreeBlocks:
     """
-    Free ones of the blocks 1 to `num_blocks`, at first all of them.
+    The free blocks among the blocks 1 to `num_blocks`, at first all of them.
 
     Attributes:
         num_free: Number of free blocks.

@@ -219,7 +219,7 @@ class PrefixCache:
 
     def flush(self) -> int:
         """
-        Clear the index, and never index what running requests hold and compute; returns how many
+        Clear the index, and let running requests index nothing that they hold; returns how many
         blocks without a holder became free.
         """
         self._may_index = [False] * len(self._may_index)

@@ -18,7 +18,7 @@ from scheduler_svc.core.request.options import SchedulePolicy
 from scheduler_svc.core.request.request import Request
 
 MAX_LPM_WAITING = 128
-"""Most waiting requests under lpm; with more it is fcfs, as matching would cost too much."""
+"""Most waiting requests under lpm; with more it is fcfs: matching would cost more than it saves."""
 
 _ID_BITS = 64
 _MASK = (1 << _ID_BITS) - 1
@@ -276,7 +276,7 @@ def _tree_of(requests: Iterable[Request], view: PrefixView) -> _Node:
 
 
 def _shared_bytes(one: bytes, other: bytes) -> int:
-    """Return the bytes of the leading digests that two chains share."""
+    """Return the length, in bytes, of the leading digests that two chains share."""
     if one[:DIGEST_BYTES] != other[:DIGEST_BYTES]:
         return 0
     low, high = 0, min(len(one), len(other)) // DIGEST_BYTES

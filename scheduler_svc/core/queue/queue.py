@@ -163,7 +163,7 @@ class WaitingQueue:
         return min((*self._returned, *self._fresh_periods), default=None)
 
     def since_s(self, request: Request) -> float:
-        """Return `_Place.since_s` of a waiting request: its arrival had it waited in one go."""
+        """Return the time at which a waiting request would have come had it waited in one go."""
         return self._places[request.number].since_s
 
     def __len__(self) -> int:

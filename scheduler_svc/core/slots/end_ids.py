@@ -46,6 +46,6 @@ class EndIds:
                 self._is_end[token] = False
 
     def may_end(self, tokens: Int32Column) -> NDArray[np.bool_]:
-        """Return True for each token that ends a running request, maybe not its own; same shape."""
+        """Return for each token True if it ends any running request; shape of `tokens`."""
         # numpy looks up by its own index type five times faster than by any other.
         return self._is_end.take(tokens.astype(np.intp), mode="clip")

@@ -201,8 +201,8 @@ class CoreState:
         num_output_tokens: int | None = None,
     ) -> None:
         """
-        End a request without an error, whatever its state; `num_output_tokens` is the count up to
-        an end that was found outside the core.
+        End a request without an error, whatever its state; `num_output_tokens` counts its output
+        up to an end that was found outside the core.
         """
         self._leave(request)
         got_on = reason not in {FinishReason.CANCELLED, FinishReason.DEADLINE}

@@ -173,7 +173,7 @@ class Suspects:
             self._forget(number)
 
     def begin_trial(self, live: Iterable[Request]) -> list[Mark]:
-        """Choose the requests to be tried next, where there are suspects but no trial."""
+        """Choose the requests to try next, where there are suspects but no trial; returns marks."""
         suspects = [mark for mark in self.marks() if mark.is_suspect]
         fresh = [mark for mark in suspects if not mark.deaths_alone]
         tried = fresh[: (len(fresh) + 1) // 2]
@@ -199,7 +199,7 @@ class Suspects:
                 mark.deaths = SUSPECTED_AT - 1
 
     def _judge(self, mark: Mark, num_live: int) -> Verdict:
-        """Count a death with this request alone in the step; returns what follows."""
+        """Count a death with this request alone in the step; returns the verdict."""
         died_alone = [one for one in self.marks() if one.deaths_alone or one is mark]
         has_control = len(died_alone) < num_live
         if not mark.deaths_alone or mark.had_control or not has_control:
