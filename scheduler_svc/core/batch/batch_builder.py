@@ -55,7 +55,7 @@ class Draft:
         """Copies to and from host memory; None without any."""
 
     def release_ended(self) -> None:
-        """Free every slot whose request went."""
+        """Release each vacated slot, with its copy to host memory if one is planned."""
         for slot in self.state.slots.ended:
             if self.state.swapping:
                 self.swapping().copy_out(slot)
@@ -64,13 +64,13 @@ class Draft:
         self.state.slots.ended.clear()
 
     def swapping(self) -> Swaps:
-        """The copies to and from host memory, to add to."""
+        """Return the batch's copies to and from host memory, for adding more."""
         if self.swaps is None:
             self.swaps = Swaps(self.state)
         return self.swaps
 
     def headroom(self) -> Headroom:
-        """The blocks there are for new requests."""
+        """Return the blocks that this plan may give to new requests."""
         if self._headroom is None:
             self._headroom = Headroom(self.state)
         return self._headroom
@@ -86,13 +86,15 @@ class Draft:
 
     def copy(self, source: int, destination: int) -> None:
         """
-        Let a block begin as a copy of one that is held for this; nobody may take the source before
-        the batch is planned, or it could be another copy's destination.
+        Copy one block to another before the batch computes.
+
+        The caller holds the source. No request may take it before the batch is planned, or it could
+        become the destination of another copy.
         """
         self.copies.append((source, destination))
 
     def batch(self) -> Batch | None:
-        """The finished batch, noted as in flight; None when there is nothing to send."""
+        """Return the finished batch, noted as in flight; None when there is nothing to send."""
         rows, slots = self.decodes, self.state.slots
         if self.prefills or self.released or rows is None:
             return self._any_batch()
@@ -169,7 +171,7 @@ class Draft:
         )
 
     def _settle_prompts(self) -> None:
-        """Let the next batch match what this one computes, and let go of the copies' sources."""
+        """Let the next batch match the KV this one computes, and give back the copies' sources."""
         for slot, _, _ in self.prefills:
             self.state.prefix_cache.index_sent(slot)
         if self.copies:

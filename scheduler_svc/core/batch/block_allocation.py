@@ -1,12 +1,13 @@
 """
-Blocks for rows that grow, at the cost of others when there are not enough.
+Blocks for decodes that grow, with preemption when there are not enough.
 
-Cached blocks that nobody uses go first (`BlockPool.try_take_next` evicts them). Then rows are
-retracted, or under `paused_budget` paused (see `pausing`). Retraction takes more than the present
-need: until 20 tokens are free for each row left, so that the next shortage is not the next step's.
-The last row is never retracted; if it cannot go on alone it fails.
+Cached blocks that no row uses are evicted first (by `BlockPool.try_take_next`). Then rows are
+retracted, or under `paused_budget` paused (see `pausing`). Retraction frees more than this step
+needs: it goes on until 20 tokens are free for each row left, so that the next step does not run out
+of blocks again. The last row is never retracted; if it cannot go on alone, it fails.
 
-Source: SGLang 0.3.5. We requeue at the front, and check blocks, not tokens, for the present need.
+Source: SGLang 0.3.5. Unlike it, we put retracted requests at the front of the queue, and check
+blocks, not tokens, for this step's need.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from scheduler_svc.core.state.state import CoreState
 
 def grow(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
     """
-    Give a block to each decode whose last one is full, at the cost of others if need be; returns
-    who is left to run in this step.
+    Give one more block to each decode that has filled its last one, preempting or pausing others
+    if blocks are short; returns the slots that decode in this step.
     """
     state, slots = draft.state, draft.state.slots
     full = slots.full_slots(ready)
@@ -45,8 +46,8 @@ def grow(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
 
 def _retract(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> NDArray[np.intp]:
     """
-    Take slots away, worst priority first and then by the victim rule, at least one of two, until
-    the others can go on.
+    Preempt running slots, worst priority first and then by the victim rule, until the others can go
+    on: at least one, but never the last.
     """
     state, slots = draft.state, draft.state.slots
     victim_of = VICTIM_POLICIES[state.options.victim_rule]
@@ -72,7 +73,7 @@ def _retract(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> N
 
 
 def _is_enough(state: CoreState, num_left: int, num_growing: int) -> bool:
-    """True when those left can take their blocks and run on for a while."""
+    """Return True when the rows left can take their blocks and run for `RETRACT_STEPS` more."""
     available = state.pool.num_available
     free_tokens = available * state.limits.block_size
     return available >= num_growing and free_tokens >= num_left * RETRACT_STEPS
@@ -80,10 +81,11 @@ def _is_enough(state: CoreState, num_left: int, num_growing: int) -> bool:
 
 def _grow_oldest(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> NDArray[np.intp]:
     """
-    Give the blocks there are to those who arrived first and leave the others out of this step.
+    Give the available blocks to the oldest requests and leave the others out of this step.
 
-    Under prefill-first the step computes prompts already, whose rows cannot be taken back. Those
-    end, and while blocks are short none is admitted, so a step of decodes alone comes and retracts.
+    Under prefill-first the step computes prompts already, and their rows cannot be taken back. When
+    these prompts are done, and since none is admitted while blocks are short, a step of decodes
+    alone follows, which retracts.
     """
     slots = draft.state.slots
     oldest = full[np.argsort(slots.number[full])]

@@ -1,19 +1,23 @@
 """
-How many steps may be in flight: enough that the executor never waits for the scheduler, few enough
-that whoever comes need not wait for steps that were sent before.
+Lookahead: the number of steps that may be in flight.
 
-A step that is computed while the result of the one before travels hides the scheduler's time, so
-two are enough where a step takes longer than that. Short steps need more of them. More are sent
-only where nobody can be the worse for it: nobody waits, and no result in flight could make room for
-somebody; every decode has the blocks that it needs meanwhile; and an abort still takes effect
-within milliseconds. Who ends by its length is planned up to there and no further, however many are
-in flight.
+It is large enough that the executor never waits for the scheduler, and small enough that a new
+request does not wait for steps that were sent before it arrived.
 
-After the death of an executor one step at a time is sent until its requests have got on: with
-several it is not always known which one it died in.
+The executor computes a step while the result of the step before travels, which hides the
+scheduler's time. Two steps in flight are enough where a step takes longer than that time; shorter
+steps need more. More are sent only where they delay no request: no request waits, drains, is paused
+or has a prompt left to compute, so no result in flight could make room for one; there are blocks
+for every decode to go on meanwhile; and an abort still takes effect within milliseconds. A request
+that ends by its length is planned up to that length and no further, however many steps are in
+flight.
+
+After an executor has died, one step at a time is sent until the requests that may have caused it
+have made progress (see `suspects`): with several in flight it is not always known in which one it
+died.
 
 Source: SGLang's overlap scheduler and vLLM's async scheduling plan one step ahead; ours plans as
-far ahead as is asked for.
+far ahead as `run_ahead` says.
 """
 
 from __future__ import annotations
@@ -21,13 +25,13 @@ from __future__ import annotations
 from scheduler_svc.core.state.state import CoreState
 
 SHORT_STEP_S = 0.005
-"""Only steps shorter than this are worth more than the window."""
+"""Seconds; more than `window` steps may be in flight only where steps are shorter than this."""
 
 
 def depth(state: CoreState, usual_step_s: float) -> int:
     """
-    How many steps may be in flight now; takes the same time however many rows and requests there
-    are.
+    Return how many steps may be in flight now, in time independent of the numbers of rows and
+    requests.
 
     Args:
         state: The core.
@@ -43,7 +47,7 @@ def depth(state: CoreState, usual_step_s: float) -> int:
     slots = state.slots
     num_decoding = slots.num_decoding
     is_quiet = (
-        num_decoding == slots.num_running  # neither a prompt under way nor anybody paused
+        num_decoding == slots.num_running  # no prompt under way and no row paused
         and not state.queue
         and not state.draining
         and not slots.ended

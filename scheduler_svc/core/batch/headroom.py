@@ -1,4 +1,4 @@
-"""Whether blocks are there for one more request, now and for what all will still produce."""
+"""The check that blocks suffice for one more request, now and for all outputs still to come."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Headroom:
     """
     The blocks one step's plan may give to new requests.
 
-    What running requests are expected to need is summed up when a request would else be admitted,
-    so a step that cannot admit does not pay for it. A `schedule_conservativeness` of 0 turns that
-    estimate off: what fits now is admitted, as in vLLM.
+    The expected need of running requests is summed up only when a request would be admitted
+    otherwise, so a step that cannot admit does not pay for it. A `schedule_conservativeness` of 0
+    turns that estimate off: a request that fits now is admitted, as in vLLM.
 
-    Who has no EOS will produce what it may. Where no prefixes are cached, so that its end frees all
-    it holds, it is admitted if memory lasts while everybody goes on to the end (as in SGLang
-    0.3.5): more of them fit than if each were charged for its end beforehand.
+    A request without an EOS token will produce all its max_tokens. Without prefix caching its end
+    frees all its blocks, so it is admitted if memory lasts while all requests run to their ends (as
+    in SGLang 0.3.5): more of them fit than if each were charged for its full length beforehand.
     """
 
     __slots__ = ("_budget", "_state")
@@ -30,17 +30,18 @@ class Headroom:
 
     def fits(self, request: Request, num_blocks: int, extend_len: int, available: int) -> bool:
         """
-        Say whether a request may take its blocks; where nothing runs it may if they are there.
+        Return True when a request may take its blocks; where no request runs, it is enough that
+        they are available.
 
         Args:
-            request: Who waits.
-            num_blocks: Blocks it takes now; those it shares are none of them.
+            request: The waiting request.
+            num_blocks: Blocks it takes now, without those it shares.
             extend_len: Its tokens in these.
-            available: Blocks free or evictable, but for those it shares.
+            available: Free or evictable blocks, without those it shares.
         """
         state, slots = self._state, self._state.slots
-        # One block kept back for each row that may still grow: else the newcomer is the next
-        # victim.
+        # One block is kept back for each row that may still grow: otherwise the new request would
+        # be the next victim.
         if num_blocks + slots.num_may_grow() > available:
             return False
         if not slots.num_running or not state.options.schedule_conservativeness:
@@ -51,14 +52,15 @@ class Headroom:
         return self._estimate().fits(available * state.limits.block_size, extend_len, max_new)
 
     def charge(self, request: Request) -> None:
-        """A request is being admitted; call it before it has its slot."""
+        """Reserve for a request that is being admitted; to be called before it has its slot."""
         if self._state.options.schedule_conservativeness:
             self._estimate().charge(request.stop_len - request.num_known)
 
     def _lasts(self, num_blocks: int, max_new: int, available: int) -> bool:
         """
-        True when memory lasts if a request that takes so many blocks and all that run go on; those
-        with an EOS as far as is expected of them.
+        Return True when memory lasts while this request, which takes so many blocks, and all
+        running ones go on to their ends; a request with an EOS token counts up to its expected
+        length.
         """
         state, slots = self._state, self._state.slots
         ratio = state.ratio.at(state.counters.decode_steps)

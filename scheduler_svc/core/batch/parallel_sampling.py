@@ -1,11 +1,12 @@
 """
-Several completions of one prompt: its KV is computed once.
+Parallel sampling (n): the KV of a prompt with several completions is computed once.
 
 The choices of a request are requests of their own that know each other (`Request.siblings`). The
-first to be admitted computes the prompt; the others wait until all of it was sent and then share
-its full blocks, copy the block in which they go on to write, and compute the prompt's last token
-again to draw from it. Whoever holds the whole prompt will do, so nothing hangs on the first: if
-nobody holds it any more, the next one admitted finds what the prefix cache holds and leads.
+first choice to be admitted computes the prompt. The others wait until all of it was sent; then they
+share its full blocks, copy the partly filled block that they go on to write, and compute the
+prompt's last token again to sample from it. They share with any choice that holds the whole prompt,
+so none depends on the first. If no choice holds it any more, the next one admitted uses what the
+prefix cache still has of it and computes the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from scheduler_svc.core.slots.slots import SlotTable
 def choices_of(
     new: NewRequest, *, stop_len: int, first_number: int, num_truncated_tokens: int
 ) -> list[Request]:
-    """The choices to be produced of a request, each with what it has of outputs already."""
+    """Return the choices of a request that are to be produced, each with its prior outputs."""
     requests: list[Request] = []
     for choice in new.live_choices:
         prior = new.prior_outputs[choice].tolist() if new.prior_outputs else []
@@ -42,7 +43,7 @@ def choices_of(
 
 
 def is_sibling_computing(slots: SlotTable, request: Request) -> bool:
-    """True while another choice computes the prompt, which is worth waiting for."""
+    """Return True while another choice computes the prompt, which is worth waiting for."""
     return any(
         sibling.slot is not None and slots.planned[sibling.slot] < sibling.prompt_len
         for sibling in request.siblings
@@ -50,7 +51,7 @@ def is_sibling_computing(slots: SlotTable, request: Request) -> bool:
 
 
 def find_sibling(slots: SlotTable, request: Request) -> int | None:
-    """The slot of another choice whose whole prompt was sent in earlier batches."""
+    """Return the slot of another choice with its whole prompt sent in earlier batches, if any."""
     for sibling in request.siblings:
         if sibling.slot is not None and slots.planned[sibling.slot] >= sibling.prompt_len:
             return sibling.slot
@@ -58,12 +59,12 @@ def find_sibling(slots: SlotTable, request: Request) -> int | None:
 
 
 def prefix_of_sibling(slots: SlotTable, request: Request, slot: int) -> Prefix:
-    """What a request shares with the sibling in `slot`: their prompt, and no output."""
+    """Return the prefix that a request shares with the sibling in `slot`: prompt, no outputs."""
     table = slots.block_table[slot, : slots.num_blocks[slot]]
     return Prefix.of(table.copy(), request.prompt_len, request.num_known, slots.block_size)
 
 
 def writers_of_sibling(slots: SlotTable, slot: int) -> frozenset[int]:
-    """Who computed the prompt's KV in the table of `slot`."""
+    """Return the keys of the writers of the prompt's KV in the block table of `slot`."""
     own = writer_key(slot, int(slots.generation[slot]))
     return slots.request_of(slot).kv_writers | {own}

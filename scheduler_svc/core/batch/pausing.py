@@ -1,17 +1,17 @@
 """
-Pausing: who lacks a block keeps those it has and sits out until there is one.
+Pausing: a decode that lacks a block keeps the blocks it has and skips steps until one is free.
 
-    a decode whose last block is full, and no block      paused: slot and blocks kept, in no step
-    blocks are there at the start of a plan              resumed, who was paused first goes first
-    paused rows hold more than `paused_budget_blocks`    who was paused last is evicted (preempted)
-    nobody is left who runs                              the same, until somebody does
+    its last block is full, and no block is free         it is paused: slot and blocks kept, no step
+    blocks are free when the decodes are planned         rows are resumed, the first paused first
+    paused rows hold more than `paused_budget_blocks`    the last paused row is evicted (preempted)
+    all rows that have a slot are paused                 likewise, until one can be resumed
 
-A paused row keeps its slot: the executor holds its block table and its last token there, so that
-going on costs nothing but the block. While anyone is paused nobody is admitted.
+A paused row keeps its slot: the executor holds its block table and its last token there, so
+resuming costs nothing but the block. While any row is paused no request is admitted.
 
-Source: Megatron Core's dynamic engine, whose later form this follows: one pool, the budget only
-limits what paused rows may keep, and blocks that rows share count once. We resume the one who was
-paused first, so that nobody is overtaken for ever, and keep rows that need no block running.
+Source: the later form of Megatron Core's dynamic engine: there is one pool, the budget only limits
+what paused rows may keep, and blocks that rows share count once. We resume the row that was paused
+first, so that none is overtaken forever, and rows that need no block keep running.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from tandem.errors import NeverFits
 
 def resume(draft: Draft) -> list[int]:
     """
-    Let paused rows go on in the order they were paused, with a block each, and evict what paused
-    rows hold beyond the budget, or all there is while nobody runs; returns who goes on.
+    Resume paused rows in the order they were paused, with one block each; returns their slots.
+
+    Then evict the last paused rows while paused rows hold more than the budget or no row runs. The
+    only row left is not evicted: it fails.
     """
     state = draft.state
     resumed = _resume_by_free_blocks(draft)
@@ -59,8 +61,8 @@ def pause_without_block(
     draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """
-    Give the blocks there are to those who arrived first and pause the others, within the budget;
-    returns who is left to run in this step.
+    Give the available blocks to the oldest requests and pause the others, within
+    `paused_budget_blocks`; returns the slots that decode in this step.
     """
     state, slots = draft.state, draft.state.slots
     for slot in full[np.argsort(slots.number[full])].tolist():
@@ -72,14 +74,14 @@ def pause_without_block(
 
 
 def stay_paused(state: CoreState) -> None:
-    """Tell of everyone who is left out of a step, if anybody asked."""
+    """Record each paused request of this step, if request events are kept."""
     if state.recorder is not None:
         for slot in state.paused:
             state.recorder.note_pause(state.slots.request_of(slot), state.now_s)
 
 
 def preempt_for_blocks(draft: Draft, slot: int) -> None:
-    """Take a slot away for want of blocks, which are free at once, and warn now and then."""
+    """Preempt a slot for want of blocks, release it at once, and log some of these preemptions."""
     state = draft.state
     request = state.slots.request_of(slot)
     num_fallbacks = state.counters.swap_fallbacks
@@ -96,7 +98,7 @@ def preempt_for_blocks(draft: Draft, slot: int) -> None:
 
 
 def fail_alone(draft: Draft, slot: int) -> None:
-    """End the only request that runs, which needs more blocks than there are."""
+    """Fail the only running request, which needs more blocks than there are in all."""
     state, request = draft.state, draft.state.slots.request_of(slot)
     message = (
         f"request {request.new.request_id} alone needs more than all {state.limits.num_blocks} KV "
@@ -112,13 +114,13 @@ def _nobody_runs(state: CoreState) -> bool:
 
 
 def _is_over_budget(state: CoreState) -> bool:
-    """True when paused rows hold more blocks than they may keep; shared ones count once."""
+    """Return True when paused rows hold more blocks than they may keep; shared ones count once."""
     budget = state.options.paused_budget_blocks
     return not budget or num_paused_blocks(state) > budget
 
 
 def num_paused_blocks(state: CoreState) -> int:
-    """Blocks that paused rows hold; shared ones count once."""
+    """Return the number of blocks that paused rows hold; shared ones count once."""
     if not state.paused:
         return 0
     slots = state.slots

@@ -1,20 +1,21 @@
 """
-One step's plan: who computes how many tokens next.
+The plan of one step: the requests it computes, and how many tokens of each.
 
-    release what ended
-    every decode that has something to compute   one token each; a block where the last is full;
-                                                 preempt or pause until there are enough blocks
-    running prefills, oldest first               as many tokens as the budget leaves
-    the queue, head first                        while slots, budget, threshold and blocks allow
+    slots that lost their requests               are released
+    every decode that has something to compute   gets one token, and a block if its last is full;
+                                                 others are preempted or paused for it if need be
+    running prefills, oldest first               get as many tokens as the budget leaves
+    the waiting queue, head first                is admitted from while slots, budget, threshold and
+                                                 blocks allow
 
-Under prefill-first the prompts are planned before the decodes, which then get what these leave of
-the budget, longest unserved first; in the batch decodes stand first all the same. Decodes that get
-nothing free no slot, so at most `max_batch_size` prompts go ahead of them in a row;
-`max_prefill_share` leaves them a part of every step.
+Under prefill-first the prompts are planned before the decodes. The decodes then get the rest of the
+budget, those that waited longest for a token first; in the batch their rows still come first.
+Decodes that get nothing free no slot, so at most `max_batch_size` prompts go ahead of them in a
+row; `max_prefill_share` leaves them a part of every step.
 
 After the executor ran out of memory in a step, steps are smaller than the limits (`step_room`).
-While requests are suspected of killing executors only those of the current trial run, one step at a
-time (`trials`).
+While requests are suspected of killing executors, only those of the current trial run, one step at
+a time (`trials`).
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def _plan_prompts(draft: Draft, now: float, *, others_decode: bool) -> None:
     draft.budget -= kept_back
     if draft.budget > 0:
         continue_prefills(draft)
-        # Who was preempted stands first in the queue, also while it drains, and paused rows go
-        # before anyone who waits.
+        # Preempted requests come first in the queue, also while they drain, and paused rows come
+        # before all waiting requests.
         is_closed = state.is_full or draft.num_preempted or state.draining or state.paused
         if state.queue and draft.budget > 0 and not is_closed:
             admit(draft, now)
@@ -89,7 +90,7 @@ def _plan_decodes(draft: Draft) -> None:
     rows = slots.decode_rows()
     ready = rows.slot
     if draft.prefills:
-        # Whose last chunk is in this batch has nothing to decode before its token is sampled.
+        # A request with its last chunk in this batch cannot decode before its token is sampled.
         ready = np.setdiff1d(ready, [slot for slot, _, _ in draft.prefills])
     if not len(ready) or draft.budget <= 0:
         return
@@ -103,7 +104,7 @@ def _plan_decodes(draft: Draft) -> None:
 
 
 def _least_served(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Those who waited longest for a token, oldest requests first, as many as the budget allows."""
+    """Return the slots that waited longest for a token, up to the budget, oldest requests first."""
     slots = draft.state.slots
     order = np.lexsort((slots.number[ready], slots.served[ready]))
     chosen: NDArray[np.intp] = ready[order[: draft.budget]]

@@ -1,4 +1,4 @@
-"""From the queue into slots, with whatever of a request's KV is there already."""
+"""Admission from the waiting queue into slots, reusing the part of a request's KV that is there."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from tandem.link.batch import Admission, Int32Column
 
 MAX_PASSED = 32
 """
-Requests that one plan passes over because they wait for a prefix that is being computed or for a
-step with more tokens for prompts as long as theirs.
+Number of requests at which one plan stops passing over those that wait for a prefix being computed
+or for a step with more tokens for long prompts.
 """
 MAX_SENT_TOKENS = 1 << 22
 """
-Most tokens of all requests that one plan admits, unless the first alone has more. What is cached of
-them is not computed but sent all the same, and a step is one message: 16 MiB of the 64 it may have.
+Most tokens of all requests that one plan admits, unless the first alone has more. Their cached
+tokens are not computed but sent all the same, and a step is one message: these are 16 MiB of the 64
+it may have.
 """
 
 
 def admit(draft: Draft, now: float) -> None:
     """
     Admit from the queue, in its order, while slots, budget, threshold and blocks allow; during a
-    trial only those that are tried.
+    trial only requests that are tried.
 
-    Without chunked prefill a request that the step has no room for ends admission too: were it
-    passed, there might never be such a step.
+    Without chunked prefill, a request with a prompt over the step's budget ends admission too: if
+    others passed it, there might never be a step with room for it.
 
-    A request whose next block is being computed for another keeps its place and waits for it
-    instead of computing it again; those behind it may pass meanwhile. A request that lacks
-    blocks ends admission: requests that passed it would use up the blocks it waits for.
+    If a request's next block is being computed for another request, it keeps its place and waits
+    for that block instead of computing it again; those behind it may pass meanwhile. A request that
+    lacks blocks ends admission: requests that passed it would use up the blocks it waits for.
     """
     state = draft.state
     if not _has_room(draft):
@@ -66,7 +67,7 @@ def admit(draft: Draft, now: float) -> None:
 
 
 def _has_room(draft: Draft) -> bool:
-    """True while anyone at all may be admitted."""
+    """Return True while any request may be admitted."""
     state, slots = draft.state, draft.state.slots
     max_running = state.room.rows(state.limits.max_running)
     has_slot = slots.num_running < max_running and slots.num_free > 0
@@ -74,7 +75,7 @@ def _has_room(draft: Draft) -> bool:
 
 
 def _has_chunk(draft: Draft, request: Request, prefix: Prefix) -> bool:
-    """True when the step has tokens for this prompt, which may be one of many long ones."""
+    """Return True when the step has tokens for this prompt; many long ones share a part of it."""
     copy = draft.state.host.copy_of(request.number)
     num_cached = prefix.num_tokens if copy is None else max(prefix.num_tokens, copy.num_tokens)
     if not may_cut(draft):
@@ -86,8 +87,8 @@ def _has_chunk(draft: Draft, request: Request, prefix: Prefix) -> bool:
 
 def _find_prefix(draft: Draft, request: Request) -> tuple[Prefix, int | None] | None:
     """
-    What of a request's KV is on the device, and the slot of the sibling that shares it, if it is
-    one; None when the request is to wait for what is being computed.
+    Return the part of a request's KV that is on the device, and the slot of the sibling it is
+    shared with, if any; None when the request must wait for KV that is being computed or copied.
     """
     state, slots = draft.state, draft.state.slots
     if draft.swaps is not None and draft.swaps.is_leaving(request):
@@ -111,7 +112,7 @@ def _find_prefix(draft: Draft, request: Request) -> tuple[Prefix, int | None] | 
 def _try_admit(
     draft: Draft, request: Request, prefix: Prefix, sibling: int | None, now: float
 ) -> bool:
-    """Give a request a slot, blocks and its first chunk; False when there are too few blocks."""
+    """Give a request a slot, blocks and its first chunk; return False when blocks are too few."""
     state, slots, limits = draft.state, draft.state.slots, draft.state.limits
     copy = state.host.copy_of(request.number)
     fitting = _fitting(draft, request, prefix, can_copy=copy is None)
@@ -154,11 +155,11 @@ def _try_admit(
 
 
 def _fitting(draft: Draft, request: Request, prefix: Prefix, *, can_copy: bool) -> Prefix | None:
-    """What of `prefix` can be used with the blocks there are; None when these do not do."""
+    """Return the part of `prefix` usable with the available blocks; None when these are too few."""
     state = draft.state
     if prefix.has_copy and can_copy and _has_blocks(draft, request, prefix):
         return prefix
-    # The block to be copied counts besides its copy: without it a request fits that fits at all.
+    # The block to be copied counts in addition to its copy, so the request may fit without it.
     prefix = prefix.without_copy(state.limits.block_size)
     return prefix if _has_blocks(draft, request, prefix) else None
 
@@ -166,14 +167,17 @@ def _fitting(draft: Draft, request: Request, prefix: Prefix, *, can_copy: bool) 
 def _has_blocks(draft: Draft, request: Request, prefix: Prefix) -> bool:
     state = draft.state
     num_fresh = state.limits.blocks_for(request.num_known) - prefix.num_shared
-    # What the request is about to hold cannot be evicted for it.
+    # Blocks that the request is about to hold cannot be evicted for it.
     num_available = state.pool.num_available - state.pool.num_unheld(prefix.blocks)
     extend_len = request.num_known - prefix.num_tokens
     return draft.headroom().fits(request, num_fresh, extend_len, num_available)
 
 
 def _take_blocks(draft: Draft, request: Request, prefix: Prefix) -> Int32Column:
-    """The request's block table: shared blocks are held before others are evicted for the rest."""
+    """
+    Return the request's block table; its shared blocks are held before others are evicted for the
+    rest.
+    """
     state = draft.state
     state.pool.share(prefix.blocks)
     num_fresh = state.limits.blocks_for(request.num_known) - prefix.num_shared

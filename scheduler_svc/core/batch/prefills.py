@@ -1,9 +1,9 @@
 """
-Chunks of prompts: how much of whose prompt a step computes.
+Chunked prefill: the number of tokens of each prompt that a step computes.
 
-    started prompts, oldest first       as many tokens as the step leaves them
-    new ones (`admitting`)              likewise
-    without `chunked_prefill`           only such as the step has room for (`admitting`)
+    started prompts, oldest first       as many tokens as the step has left
+    new ones (`prefill_admission`)      likewise
+    without `chunked_prefill`           new ones only if the step has room for all their tokens
     with `long_prefill_threshold` T     short prompts first; all those with over T tokens left share
                                         T tokens, at most half of what the step has for prompts,
                                         and get what is left over in the end
@@ -16,7 +16,7 @@ all that the step has for prompts, since a later step may have no more.
 Sources: chunking as in Sarathi-Serve (arXiv:2403.02310); last chunks of at least two tokens as in
 Megatron Core. We go on with many prompts at once, as vLLM does. Its long_prefill_token_threshold
 caps each long prompt's chunk; ours caps all of them together, so that many long ones cannot keep a
-short one out, and gives back what nobody else needs.
+short one out, and they get the tokens that no other prompt needs.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def continue_prefills(draft: Draft) -> None:
 
 def add_chunk(draft: Draft, slot: int) -> None:
     """
-    Compute as much of a slot's admitted tokens as the step leaves it, if anything; its blocks are
-    held since admission.
+    Add a row for as many of a slot's tokens as the step has room for, if any; its blocks were taken
+    at admission.
     """
     slots = draft.state.slots
     left = int(slots.admitted[slot] - slots.planned[slot])
@@ -68,7 +68,7 @@ def add_chunk(draft: Draft, slot: int) -> None:
 
 
 def next_chunk(draft: Draft, left: int) -> int:
-    """Tokens that the step now has for a prompt with `left` tokens to compute; 0 to let it wait."""
+    """Return the tokens the step has for a prompt with `left` tokens to compute; 0: it waits."""
     room = min(draft.budget, draft.state.options.chunked_prefill_size or left)
     if _is_long(draft, left):
         room = min(room, draft.long_room)
@@ -76,18 +76,18 @@ def next_chunk(draft: Draft, left: int) -> int:
 
 
 def may_cut(draft: Draft) -> bool:
-    """True where a prompt may be computed in parts; always so once memory has run out."""
+    """Return True where a prompt may be computed in chunks; always while steps are kept small."""
     return draft.state.options.chunked_prefill or draft.state.room.max_tokens is not None
 
 
 def _is_long(draft: Draft, left: int) -> bool:
-    """True for a prompt that leaves others the rest of the step."""
+    """Return True for a prompt with more than `long_prefill_threshold` tokens left."""
     threshold = draft.state.options.long_prefill_threshold
     return threshold is not None and left > threshold
 
 
 def use_leftover(draft: Draft) -> None:
-    """Let long prompts have what nobody else took, oldest request first."""
+    """Give long prompts the tokens that no other prompt took, oldest request first."""
     if draft.state.options.long_prefill_threshold is None:
         return
     slots, cap = draft.state.slots, draft.state.options.chunked_prefill_size

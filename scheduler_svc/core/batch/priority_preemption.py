@@ -1,5 +1,5 @@
 """
-Priority preemption: who runs with a worse priority gives way to who waits with a better one.
+Priority preemption: a running request gives way to a waiting one of better priority.
 
 Source: vLLM's and SGLang's priority scheduling. Unlike there, a request gives way at most once, and
 never when it was admitted for having waited long (see `queue.WaitingQueue`). So two requests cannot
@@ -21,19 +21,20 @@ MAX_ADVANCED = 32
 
 
 def note_admitted(state: CoreState, request: Request) -> None:
-    """Remember a request that got a slot, if it may have to give it away again."""
+    """Note an admitted request as a candidate for priority preemption, unless it is exempt."""
     if state.options.priority_preemption and not (request.was_aged or request.gave_way):
         state.may_give_way.push(-request.new.priority, -request.number, request)
 
 
 def make_way(draft: Draft, now: float) -> None:
     """
-    Take slots away from requests of worse base priority, worst first and among equals latest first,
-    until those at the head of the queue that are better have a slot and blocks.
+    Preempt requests of worse base priority, worst first and among equals latest first, until the
+    better ones at the head of the queue have a slot and blocks.
 
-    To be called before any row is planned. Nothing is taken for a request that would lack blocks
-    even without all who may give way to it. The one it is taken for is admitted when the results of
-    who gave way are back. Costs O(1) where nobody who waits is better than anyone who may give way.
+    To be called before any row is planned. No slot is taken for a request that would lack blocks
+    even if all requests that may give way to it did. A request that gets room is admitted once the
+    results in flight of the preempted ones are back. Costs O(1) where no waiting request is better
+    than any that may give way.
     """
     state = draft.state
     worst = state.may_give_way.peek()
@@ -64,7 +65,7 @@ def _victim_for(state: CoreState, request: Request) -> Request | None:
 
 
 def _fits(state: CoreState, request: Request, promised_slots: int, promised_blocks: int) -> bool:
-    """True when a request can be admitted beside those who were promised room already."""
+    """Return True when a request can be admitted beside those that were promised room before it."""
     slots, limits = state.slots, state.limits
     max_running = state.room.rows(limits.max_running)
     if slots.num_running + promised_slots >= max_running or state.under_pressure():
@@ -77,7 +78,7 @@ def _fits(state: CoreState, request: Request, promised_slots: int, promised_bloc
 
 
 def _can_fit(state: CoreState, request: Request, promised_blocks: int) -> bool:
-    """False when a request would lack blocks even without all who may give way to it."""
+    """Return False when a request would lack blocks even if all that may give way to it did."""
     yielding = [one for one in state.may_give_way if one.new.priority > request.new.priority]
     held = sum(int(state.slots.num_blocks[one.slot]) for one in yielding)
     available = state.pool.num_available + held - promised_blocks

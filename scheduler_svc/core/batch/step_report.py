@@ -1,4 +1,4 @@
-"""What a step's plan puts into the operators' log."""
+"""The lines that a step's plan writes to the operators' log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report_step(draft: Draft, now: float) -> None:
 
 
 def snapshot_of(state: CoreState) -> StepSnapshot:
-    """The numbers of this moment."""
+    """Return the core's numbers for the step log as they are now."""
     return StepSnapshot(
         num_running=state.slots.num_running - len(state.paused),
         num_queued=len(state.queue),

@@ -1,13 +1,13 @@
 """
-Preemption by copying a request's KV to host memory, instead of computing it again.
+Preemption by swapping: a request's KV is copied to host memory instead of being recomputed.
 
-Whether that is cheaper is the operator's choice (`preemption_mode`): copying and recomputing both
-cost time proportional to the tokens, so which one wins is decided by the machine's bus and compute,
-not by the request, and the core knows neither.
+The operator chooses between the two (`preemption_mode`): copying and recomputing both cost time
+proportional to the tokens, so the cheaper one depends on the machine's bus and compute, not on the
+request, and the core knows neither.
 
-Going out everything the request has computed is copied, cached prefix included: what the prefix
-cache holds while memory is short may be evicted before the request is back. Coming back only what
-the prefix cache does not hold is copied. Where host blocks run out the request is recomputed.
+Swapping out copies all KV that the request has computed, its cached prefix included: while memory
+is short, the prefix cache may evict that before the request is back. Swapping in copies only the
+blocks that the prefix cache does not hold. Where host blocks run out, the request is recomputed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Swaps:
     The copies between device and host blocks that one batch makes.
 
     Attributes:
-        num_tokens_in: Positions it brings back.
+        num_tokens_in: Token positions that it copies back to the device.
     """
 
     __slots__ = (
@@ -48,8 +48,8 @@ class Swaps:
 
     def copy_out(self, slot: int) -> None:
         """
-        Save the blocks of a slot about to be released, if that was planned when it was vacated and
-        the request has not ended since.
+        Copy the blocks of a slot that is about to be released to host memory, if host blocks were
+        reserved when it was vacated and the request has not ended since.
         """
         number = self._state.swapping.pop(slot, None)
         copy = None if number is None else self._state.host.copy_of(number)
@@ -62,15 +62,15 @@ class Swaps:
         self._state.counters.swapped_out_blocks += count
 
     def is_leaving(self, request: Request) -> bool:
-        """True while this very batch writes the request's host blocks, so that none may read."""
+        """Return True while this batch writes the request's host blocks, so none may be read."""
         return request.number in self._out_numbers
 
     def copy_in(self, request: Request, blocks: Int32Column, num_cached: int) -> int:
         """
-        Bring a request's KV back; its host blocks are free from the next batch on.
+        Copy a request's KV back to the device; its host blocks are free from the next batch on.
 
         Args:
-            request: One that is being admitted and has a copy in host memory.
+            request: The request being admitted, which has a copy in host memory.
             blocks: Its block table, shape ``[B]``.
             num_cached: Leading positions, in whole blocks, that the prefix cache already holds.
 
@@ -91,7 +91,7 @@ class Swaps:
         return copy.num_tokens
 
     def columns(self) -> dict[str, Int32Column]:
-        """The batch's columns; the batch is planned and its copies are final."""
+        """Return the batch's swap columns; to be called when the batch is planned to its end."""
         self._state.host.settle()
         return {
             "swap_out_block": np.array(self._out_block, np.int32),

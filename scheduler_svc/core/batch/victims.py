@@ -1,4 +1,4 @@
-"""Who gives up its blocks when there are not enough."""
+"""Victim policies: they choose the request to preempt when blocks are short."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scheduler_svc.core.slots.slots import SlotTable
 
 VictimPolicy: TypeAlias = Callable[[SlotTable, NDArray[np.intp]], int]
 """
-Chooses one of the running slots given, shape ``[N]``, N >= 1, by what is known of them, never by
-what is in flight.
+Choice of one of the given running slots, shape ``[N]``, N >= 1, by their known tokens, never by
+tokens in flight.
 """
 
 
 def fewest_generated(slots: SlotTable, candidates: NDArray[np.intp]) -> int:
     """
-    The slot with the fewest outputs; among equals the longest prompt, then the latest arrival.
+    Return the slot with the fewest outputs; among equals the longest prompt, then latest arrival.
 
     Source: SGLang.
     """
@@ -31,7 +31,7 @@ def fewest_generated(slots: SlotTable, candidates: NDArray[np.intp]) -> int:
 
 def last_admitted(slots: SlotTable, candidates: NDArray[np.intp]) -> int:
     """
-    The slot that was occupied last.
+    Return the slot that was occupied last.
 
     Source: vLLM under fcfs, where the order of admission and that of arrival are one.
     """
@@ -40,14 +40,14 @@ def last_admitted(slots: SlotTable, candidates: NDArray[np.intp]) -> int:
 
 def least_urgent(slots: SlotTable, candidates: NDArray[np.intp]) -> NDArray[np.intp]:
     """
-    Those of the slots given, shape ``[N]``, whose requests have the worst priority, shape ``[M]``,
-    M >= 1; the rule then chooses among these.
+    Return those of the given slots, shape ``[N]``, that have requests of the worst priority, shape
+    ``[M]``, M >= 1; the victim rule then chooses among these.
 
-    Who was admitted for having waited long counts as the most urgent: else it could be admitted and
-    retracted in turn for as long as better priorities arrive.
+    A request that was admitted because it had waited long counts as the most urgent: otherwise it
+    could be admitted and retracted in turn for as long as better priorities arrive.
 
-    Source: vLLM under priority scheduling, without its order of arrival, which is the rule's to
-    say. Takes Python time per row, at a retraction only.
+    Source: vLLM under priority scheduling, without its order of arrival, which is up to the victim
+    rule. Takes Python time per row, at a retraction only.
     """
     requests = [slots.request_of(slot) for slot in candidates.tolist()]
     most_urgent = np.iinfo(np.int64).min
@@ -63,4 +63,4 @@ VICTIM_POLICIES: dict[VictimRule, VictimPolicy] = {
     VictimRule.FEWEST_GENERATED: fewest_generated,
     VictimRule.LAST_ADMITTED: last_admitted,
 }
-"""Paused rows are chosen by when they were paused, see `pausing`."""
+"""Policy of each victim rule; under `paused_budget` the last paused row goes, see `pausing`."""
