@@ -1,9 +1,9 @@
 """
-KV that turned out wrong: who computed it, who shares it, and how these get right tokens.
+Recovery from wrong KV, for the request that computed it and those that share it.
 
-A row error says that a row's logits were no numbers, not whose KV made them so. What the row wrote
-is forgotten, and whoever shares it computes its own. A row that itself shared KV of others is given
-one more try with nothing but its own before its request fails.
+A row error says that a row's logits were not numbers, but not which request's KV made them so. KV
+that the row wrote is dropped from the prefix cache, and requests that share it compute their own.
+A request that itself shared KV of others is tried once more with only its own KV before it fails.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from scheduler_svc.core.state.state import CoreState
 
 def distrust(state: CoreState, request: Request, also: AbstractSet[int] = frozenset()) -> None:
     """
-    Forget the KV that a request computed whose result was an error, and what the writers `also`
-    computed; whoever shares the request's KV starts over without that of others.
+    Drop the KV that a request with an error in its result computed from the prefix cache, and that
+    of the writers `also`; requests that share the request's KV start over without that of others.
     """
     culprit = writer_key(*request.slot_key)
     sharers = [other for other in state.by_handle.values() if culprit in other.kv_writers]
@@ -32,8 +32,8 @@ def distrust(state: CoreState, request: Request, also: AbstractSet[int] = frozen
 
 def retry_alone(state: CoreState, request: Request) -> None:
     """
-    Let a request start over whose result was an error after it shared KV of others, which may have
-    been what was wrong.
+    Start a request over that shared KV of others and got an error as its result, since the shared
+    KV may have been wrong.
     """
     distrust(state, request, request.kv_writers)
     _start_over(state, request)
@@ -47,7 +47,7 @@ def _index_nothing_of(state: CoreState, request: Request) -> None:
 
 def _start_over(state: CoreState, request: Request) -> None:
     """
-    Have a request compute all its KV itself; unlike at a preemption, what it has in flight is
+    Have a request compute all its KV itself; unlike at a preemption, its results in flight are
     dropped.
     """
     request.kv_writers = frozenset()

@@ -1,16 +1,18 @@
 """
-What the loss of an executor means for those whose steps it had.
+Consequences of an executor's loss for the requests of the step it was computing.
 
-    it died in a step, or the step failed      a death, counted against its requests (`trials`)
+    it died in a step, or the step failed      a death, counted against the step's requests
+                                               (`trials`)
     the step failed for want of memory         smaller steps (`out_of_memory`)
-    it fell silent, or another took the work   nobody knows yet whether it died: counted once it is
-                                               seen that it did, forgotten once it is seen alive
-    only its session was lost                  nobody is to blame
+    it fell silent, or another took the work   not known yet whether it died: the death is counted
+                                               once that is proven, forgotten once it is seen alive
+    only its session was lost                  no request is blamed
 
-Who calls names a step, and no `may_live`, also after many such losses without any step between.
+After many such losses in a row, with no step done in between, the caller may name the step and
+leave out `may_live` for losses of the last two kinds too: they count as deaths then.
 
-A network that swallows everything looks like a process that is gone. Would that count, two faults
-of a path could make poison of a request that never harmed anybody.
+A network that drops all packets looks like a process that is gone. If silence counted at once, two
+network faults could make a harmless request count as poison.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from scheduler_svc.core.state.suspects import UnprovenDeath
 def lose_executor(
     state: CoreState, died_in: int | None, now: float, *, out_of_memory: bool, may_live: str
 ) -> None:
-    """Start over with an executor that holds nothing; see `Scheduler.executor_lost`."""
+    """Start over with an empty executor; see `Scheduler.executor_lost`."""
     if died_in is None or died_in >= len(state.in_flight):
         state.forget_executor(state.limits)
         return
@@ -53,8 +55,8 @@ def prove(state: CoreState, boot_id: str, now: float, *, died: bool) -> None:
     death = state.unproven_deaths.pop(boot_id, None)
     if death is None or not died:
         return
-    # Who got on since then, elsewhere, is not what it died of; nor need anybody else be. It takes a
-    # new token to show that: all before it were computed once more.
+    # A request that made progress elsewhere since then did not kill the executor, and perhaps no
+    # other did. Only a new token shows progress: all tokens before it were computed once more.
     rows = [
         (request, cleared_at)
         for (request, cleared_at), num_known in zip(death.rows, death.num_known, strict=True)

@@ -1,10 +1,11 @@
 """
-What follows when an executor runs out of memory in a step: smaller steps, or the end of a request.
+Consequences of a step that ran out of memory on the executor: smaller steps, or a failed request.
 
-Unlike a death this blames nobody of several: most often it is all of them together that do not fit.
-See `step_room` for how steps become smaller, down to few tokens of one request alone. That one is
-tried a few times, since what lay in memory beside it is gone each time, and fails then: what it has
-computed does not count for it, or a request that grows past what there is would be tried for ever.
+Unlike a death, this blames no request in a step of several: most often they do not fit together.
+See `step_room` for the way steps become smaller, down to a few tokens of one request alone. Such a
+request is tried a few times, since the executor starts with empty memory each time, and then fails.
+Its progress in between does not clear it; otherwise a request that outgrows the memory would be
+tried forever.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from scheduler_svc.core.state.state import CoreState
 from tandem.errors import OutOfMemory
 
 FAILS_AT = 3
-"""Small steps of a request alone that ran out of memory, however far apart, at which it fails."""
+"""Number of small steps of one request alone, in all its life, that run out before it fails."""
 SMALL_STEP_TOKENS = 64
-"""Tokens of a small step: a larger one says of a request only that its prompt needs more steps."""
+"""Most tokens of a small step; after a larger one, the prompt may fit in smaller chunks."""
 
 
 def only_request_of(state: CoreState, rows: PlannedRows) -> Request | None:
-    """Whose the one row of a step is; None where it has several, or its request has ended."""
+    """Return the request of a step's only row; None if it has several, or the request has ended."""
     if len(rows.slot) != 1:
         return None
     key = int(rows.slot[0]), int(rows.generation[0])
@@ -34,13 +35,12 @@ def only_request_of(state: CoreState, rows: PlannedRows) -> Request | None:
 
 def note_out_of_memory(state: CoreState, rows: PlannedRows, alone: Request | None) -> None:
     """
-    Make steps smaller after the executor had no memory for this one; to be called when everybody
-    waits again.
+    Make steps smaller after one ran out of memory; to be called when all its requests wait again.
 
     Args:
         state: The core.
-        rows: The step; one without rows, as a command is, leaves steps as they are.
-        alone: Whose step it was, if it was only one's.
+        rows: The step; one without rows, such as a command, leaves the size of steps as it is.
+        alone: The step's request, if it had only one.
     """
     state.counters.out_of_memory_steps += 1
     num_rows, num_tokens = len(rows.slot), int(rows.num_tokens.sum())
@@ -63,7 +63,7 @@ def note_out_of_memory(state: CoreState, rows: PlannedRows, alone: Request | Non
 
 
 def let_steps_grow(state: CoreState) -> None:
-    """Undo some of what ran out of memory long ago; to be called before each plan."""
+    """Make steps larger if none ran out of memory for long; to be called before each plan."""
     room, limits = state.room, state.limits
     if room.max_rows is None:
         return

@@ -1,7 +1,7 @@
 """
-What follows for requests that executors may have died of: who runs, who fails, and what is told.
+Handling of requests that may have killed an executor: trials, failures, and their log lines.
 
-See `suspects` for who is to blame and who is tried.
+See `suspects` for the rules by which requests are blamed and tried.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from scheduler_svc.core.state.suspects import CAUTIOUS_STEPS, CLEARED_AFTER, Mar
 from tandem.errors import ExecutorLost, PoisonRequest
 
 NUM_NAMED = 8
-"""Requests that one line of the log names."""
+"""Most requests that one line of the log names."""
 
 
 def rows_of_death(state: CoreState, died_in: int) -> list[tuple[Request, int]]:
     """
-    The live requests of the step in flight, counted from the oldest, that was running when the
-    executor died, and the tokens computed of each at which it is trusted again.
+    Return the live requests of the step that was running when the executor died, each with the
+    number of computed tokens at which it is trusted again.
+
+    `died_in` is the step's place among those in flight, 0 for the oldest.
     """
     ends = dict[tuple[int, int], int]()
     rows = state.in_flight[0]
@@ -41,13 +43,13 @@ def rows_of_death(state: CoreState, died_in: int) -> list[tuple[Request, int]]:
 
 
 def _tokens(rows: PlannedRows) -> Iterator[tuple[tuple[int, int], int]]:
-    """Slot, generation and tokens of each row of a step."""
+    """Return the (slot, generation) and the number of tokens of each row of a step."""
     keys = zip(rows.slot.tolist(), rows.generation.tolist(), strict=True)
     return zip(keys, rows.num_tokens.tolist(), strict=True)
 
 
 def _stand(state: CoreState, key: tuple[int, int]) -> tuple[Request, int] | None:
-    """Whose a row was, and the tokens computed of it; None where its request has ended."""
+    """Return a row's request and its number of computed tokens; None if the request has ended."""
     slots, slot = state.slots, key[0]
     if (draining := state.draining.get(key)) is not None:
         return draining, draining.applied
@@ -60,8 +62,11 @@ def note_death(
     state: CoreState, rows: list[tuple[Request, int]], num_ended: int, now: float
 ) -> None:
     """
-    Count a death against these requests, which wait again by now, and fail whom two deaths alone
-    show to be poison; `num_ended` others of the step have ended.
+    Count a death against these requests, which wait again by now; `num_ended` others of the step
+    have ended.
+
+    A request that died alone twice fails as poison. Where the executor turns out to be broken, the
+    requests that died alone once each fail as EXECUTOR_LOST.
     """
     suspects, counters = state.suspects, state.counters
     counters.executor_deaths += 1
@@ -87,9 +92,9 @@ def note_death(
 
 def hold_trial(state: CoreState) -> None:
     """
-    See to it that only those who are tried run, with a new trial if the last one is over.
+    Preempt all running requests that are not tried; begin a new trial if the last one is over.
 
-    To be called where somebody is suspected and nothing is in flight, before a step is planned.
+    To be called while there are suspects and nothing is in flight, before a step is planned.
     """
     suspects = state.suspects
     if not suspects.trial:
@@ -100,13 +105,13 @@ def hold_trial(state: CoreState) -> None:
 
 
 def waiting_for_trial(state: CoreState) -> list[Request]:
-    """Who is tried and has no slot, in order of arrival."""
+    """Return the tried requests that wait for a slot, in order of arrival."""
     tried = [mark.request for mark in state.suspects.trial.values()]
     return [request for request in tried if request.state is RequestState.WAITING]
 
 
 def note_progress(state: CoreState, now: float) -> None:
-    """Trust those again who got on by a result that was just applied."""
+    """Trust requests again that made enough progress by a result that was just applied."""
     suspects, applied = state.suspects, state.slots.applied
     was_trial = bool(suspects.trial)
     cleared = suspects.note_progress(
@@ -166,7 +171,7 @@ def _fail_victims(state: CoreState, victims: tuple[Request, ...]) -> None:
 
 
 def _named(marks: list[Mark]) -> str:
-    """How many requests, and the first of them by name."""
+    """Return the number of requests and the names of the first ones, for the log."""
     if not marks:
         return "no live request"
     names = [mark.request.new.request_id for mark in marks[:NUM_NAMED]]

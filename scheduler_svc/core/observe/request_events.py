@@ -1,9 +1,9 @@
 """
-What happened to each request, for operators; kept only when one of the `track_*` options asks.
+Request events for operators; kept only when one of the `track_*` options is on.
 
 Source: the request events of Megatron-LM's dynamic engine. Unlike there, times are seconds on the
-clock the core is driven with, both kinds of preemption are told apart (`RETRACT` loses its slot at
-once, `EVICT` was paused first), and what is kept is bounded.
+clock the core is driven with, the two kinds of preemption have their own events (`RETRACT` takes
+the slot at once, `EVICT` takes it from a paused request), and the number of events kept is bounded.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from scheduler_svc.core.request.request import Request, RequestState
 from tandem.errors import InternalError, RequestNotFound
 
 MAX_EVENTS_PER_CHOICE = 1024
-"""The first half of these and the last half are kept of a choice that has more events."""
+"""Most events kept of one choice; of a longer history the first and the last half of this many."""
 MAX_ENDED_EVENTS = 100_000
-"""Events of ended choices that are kept together, at least those of the last choice."""
+"""Most events kept of all ended choices together; those of the last one are kept in any case."""
 
 
 class EventKind(enum.IntEnum):
-    """What happened."""
+    """Kinds of events."""
 
     ADD = 1
-    """Arrived, and was taken."""
+    """The request arrived and was accepted."""
     SCHEDULED = 2
-    """Got a slot, for the first time or again."""
+    """It got a slot, for the first time or again."""
     GENERATED_TOKEN = 3
-    """The core saw a token of it; only with `track_token_events`."""
+    """The core received a token of it; only with `track_token_events`."""
     PAUSE = 4
-    """Stays paused for a step; only with `track_paused_events`."""
+    """It stays paused for a step; only with `track_paused_events`."""
     EVICT = 5
-    """Was paused and lost its slot, since paused requests held more than their budget."""
+    """It was preempted while it was paused; `detail` says why."""
     RETRACT = 6
-    """Lost its slot and waits again; `detail` says why."""
+    """It lost its slot and waits again; `detail` says why."""
     FINISH = 7
-    """Ended well; `detail` is the name of its `FinishReason`."""
+    """It ended well; `detail` is the name of its `FinishReason`."""
     FAIL = 8
-    """Ended by an error; `detail` is its reason in the error table."""
+    """It ended by an error; `detail` is its reason in the error table."""
     SUSPECTED = 9
-    """An executor died in a step of it; `detail` says how often, and with how many others."""
+    """An executor died in a step of it; `detail` says how often, and the step's request count."""
     TRIAL = 10
-    """Runs with nobody but others that are tried, to find whom executors die of; `detail` too."""
+    """It runs in a trial that looks for the request that kills executors; `detail` describes it."""
     CLEARED = 11
-    """Got on after it was suspected or tried."""
+    """It made progress after it was suspected or tried."""
 
 
 class Phase(enum.Enum):
-    """What the events so far say of a choice."""
+    """Place of a choice in its life, by its events so far."""
 
     NEW = "new"
     WAITING = "waiting"
@@ -79,7 +79,7 @@ LEGAL_ORDER: dict[Phase, dict[EventKind, Phase]] = {
         **_ENDS,
     },
     Phase.RETRACTED: {
-        # Tokens that were in flight when it lost its slot.
+        # These tokens were in flight when it lost its slot.
         EventKind.GENERATED_TOKEN: Phase.RETRACTED,
         EventKind.SCHEDULED: Phase.RUNNING,
         EventKind.SUSPECTED: Phase.RETRACTED,
@@ -88,7 +88,7 @@ LEGAL_ORDER: dict[Phase, dict[EventKind, Phase]] = {
     },
     Phase.ENDED: {},
 }
-"""Which event may come in which phase, and the phase after it."""
+"""Events that may come in each phase, with the phase after each."""
 
 _PHASES_OF: dict[RequestState, frozenset[Phase]] = {
     RequestState.WAITING: frozenset({Phase.WAITING, Phase.RETRACTED}),
@@ -99,7 +99,7 @@ _PHASES_OF: dict[RequestState, frozenset[Phase]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStats:
-    """KV blocks at one moment: held by somebody, kept as prefix cache, and free."""
+    """KV blocks at one moment: held by requests, kept as prefix cache only, and free."""
 
     used: int
     cached: int
@@ -112,14 +112,14 @@ class RequestEvent:
     One thing that happened to one choice of a request.
 
     Attributes:
-        kind: What.
-        time_s: When, on the clock the core is driven with; of ADD the arrival.
-        choice: Which completion of the prompt, from 0.
-        token_id: Of GENERATED_TOKEN, else None.
-        blocks: Of GENERATED_TOKEN, as its token was seen; else None.
-        detail: Why, see `EventKind`; empty where the kind says it all.
+        kind: Its kind.
+        time_s: Its time on the clock the core is driven with; of ADD the arrival time.
+        choice: Number of the choice (completion of the prompt), from 0.
+        token_id: The token of GENERATED_TOKEN, else None.
+        blocks: Blocks when the core received the token of GENERATED_TOKEN; else None.
+        detail: The reason or the details, see `EventKind`; empty where the kind says it all.
         ttft_s: Of FINISH and FAIL, seconds from ADD to the first token; None without one.
-        num_dropped: Events of this choice left out right before this one.
+        num_dropped: Number of events of this choice left out right before this one.
     """
 
     kind: EventKind
@@ -133,7 +133,7 @@ class RequestEvent:
 
 
 class _Log:
-    """Events of one choice: the first ones, and the latest of those after."""
+    """Events of one choice: the first ones, and the latest of those that follow."""
 
     __slots__ = ("arrival_s", "first", "last", "num_dropped", "num_tokens", "phase", "request_id")
 
@@ -169,7 +169,7 @@ class EventRecorder:
     An event out of order does not disturb serving: `check_integrity` reports it.
 
     Attributes:
-        keeps_pauses: PAUSE events are asked for.
+        keeps_pauses: True when PAUSE events are kept (`track_paused_events`).
     """
 
     __slots__ = ("_ended", "_illegal", "_keeps_tokens", "_live", "_num_ended", "keeps_pauses")
@@ -184,11 +184,11 @@ class EventRecorder:
 
     @classmethod
     def of(cls, options: CoreOptions) -> EventRecorder | None:
-        """A recorder where any of the `track_*` options is on, else None."""
+        """Return a recorder where any of the `track_*` options is on, else None."""
         return cls(options) if options.tracks_events else None
 
     def note(self, kind: EventKind, request: Request, now: float, detail: str = "") -> None:
-        """Record anything but a token or a pause."""
+        """Record an event of any kind but a token or a pause."""
         is_end = kind in _ENDS
         ttft_s = None
         if is_end and request.first_token_s is not None:
@@ -205,7 +205,7 @@ class EventRecorder:
             self._keep_ended(request.number)
 
     def note_pause(self, request: Request, now: float) -> None:
-        """Record that a request stays paused for a step, if that is asked for."""
+        """Record that a request stays paused for a step, if `track_paused_events` is on."""
         if self.keeps_pauses:
             choice = request.new.sampling.choice
             self._add(request, RequestEvent(kind=EventKind.PAUSE, time_s=now, choice=choice))
@@ -213,7 +213,7 @@ class EventRecorder:
     def note_tokens(
         self, tokens: Iterable[tuple[Request, int]], pool: BlockPool, now: float
     ) -> None:
-        """Record the tokens of one result, if that is asked for."""
+        """Record the tokens of one result, if `track_token_events` is on."""
         if not self._keeps_tokens:
             return
         used, free = pool.num_used, pool.num_free
@@ -231,10 +231,10 @@ class EventRecorder:
 
     def events_of(self, request_id: str) -> list[RequestEvent]:
         """
-        Events of all choices of the latest request with this id, in order of time.
+        Return the events of all choices of the latest request with this id, in order of time.
 
         Raises:
-            RequestNotFound: None of it is kept.
+            RequestNotFound: No event of such a request is kept.
         """
         kept = chain(self._ended.values(), self._live.values())
         logs = [log for log in kept if log.request_id == request_id]
@@ -247,7 +247,7 @@ class EventRecorder:
 
     def check_integrity(self, live: Iterable[tuple[Request, int]]) -> None:
         """
-        Compare with the live requests and their numbers of outputs.
+        Compare the events with the live requests and their numbers of outputs.
 
         Raises:
             InternalError: An event came out of order, is missing or was recorded twice.

@@ -1,4 +1,4 @@
-"""What the core counts."""
+"""Counters and histograms of the core."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Histogram:
         self.total += value * count
 
     def snapshot(self) -> HistogramSnapshot:
-        """A copy that later observations leave alone."""
+        """Return a copy that later observations do not change."""
         return HistogramSnapshot(bounds=self.bounds, counts=tuple(self.counts), total=self.total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramSnapshot:
-    """See `Histogram`."""
+    """Immutable copy of a `Histogram`."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -93,7 +93,7 @@ class Counters:
     out_of_memory_steps: int = 0
 
     def note_refused(self, limit: str | None) -> None:
-        """A request was refused; None where no limit was the reason."""
+        """Count a refused request, by the limit that refused it; None where it was not a limit."""
         self.refused += 1
         if limit is not None:
             self.refused_by_limit[limit] += 1
@@ -102,22 +102,24 @@ class Counters:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStats:
     """
-    One snapshot of the core.
+    Snapshot of the core's numbers. Counters count since the core was made.
 
-    `num_running` counts prefill, decode, paused and draining requests, `num_waiting` the others;
-    the block counts add up to `total_blocks`. `retractions` are the preemptions for want of blocks,
-    `swap_fallbacks` those that are recomputed for want of host blocks. `prefix_lookup_tokens` are
-    all tokens of requests when they are admitted, `prefix_hit_tokens` those of them found in the
-    prefix cache or shared with another choice. `recomputed_tokens` are those, of prompts and
-    outputs, whose KV was lost with the executor while their requests ran. `paused_blocks` are held
-    by paused requests, which may keep `paused_budget_blocks`. `num_swapped` requests
-    have a copy of their KV in host memory; `queued_tokens` are the uncached prompt tokens of those
-    that wait for the first time. `executor_deaths` are executors known to have died or failed in a
-    step, but for want of memory, `num_suspects` the requests suspected of them now,
-    `poison_requests` those that failed for it; `out_of_memory_steps` are those others. Counters
-    count since the core was made.
-    Histograms are in seconds: time from arrival to the first token, and between successive tokens
-    of a request.
+    `num_running` counts prefill, decode, paused and draining requests, `num_waiting` the others.
+    Used, cached and free blocks add up to `total_blocks`. `retractions` are the preemptions for
+    want of blocks, `swap_fallbacks` those that are recomputed for want of host blocks.
+    `prefix_lookup_tokens` are all tokens of requests when they are admitted, `prefix_hit_tokens`
+    those of them found in the prefix cache or shared with another choice. `recomputed_tokens` are
+    the tokens of prompts and outputs that lost their KV with the executor while their requests ran.
+    `paused_blocks` are held by paused requests, which may keep `paused_budget_blocks`.
+    `num_swapped` requests have a copy of their KV in host memory. `queued_tokens` are the uncached
+    prompt tokens of requests that wait for the first time.
+
+    `executor_deaths` counts executors known to have died or failed in a step for another reason
+    than want of memory, `num_suspects` the requests suspected of that now, and `poison_requests`
+    those that failed for it. `out_of_memory_steps` counts steps that failed for want of memory.
+
+    Histograms are in seconds: from arrival to the first token, and between successive tokens of a
+    request.
     """
 
     num_running: int

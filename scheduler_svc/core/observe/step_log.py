@@ -1,7 +1,7 @@
 """
-The lines that operators of SGLang and vLLM watch, from the numbers of one step.
+The log lines that operators of SGLang and vLLM know, from the numbers of one step.
 
-Their words are those tools' own, so that what reads those logs reads these.
+Their wording is that of SGLang and vLLM, so that programs which parse those logs can parse these.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from scheduler_svc.core.request.events import LogLine
 
 DECODE_LINE_INTERVAL = 40
-"""Decode passes from one decode line to the next."""
+"""Number of steps with decodes from one decode line to the next."""
 PREEMPTION_LINE_INTERVAL = 50
-"""Preemptions for want of blocks from one warning to the next, after the first."""
+"""Number of preemptions for want of blocks from one warning to the next, after the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSnapshot:
     """
-    The core as one step's plan left it.
+    Numbers of the core after one step was planned.
 
     Attributes:
         num_running: Requests that run and are not paused.
-        num_queued: Requests that wait.
-        used_blocks: KV blocks that somebody holds; cached ones nobody uses are none of them.
+        num_queued: Requests in the waiting queue.
+        used_blocks: KV blocks that requests hold, without blocks that are only cached.
         num_blocks: All KV blocks.
         block_size: Tokens per block.
     """
@@ -37,7 +37,7 @@ class StepSnapshot:
 
 
 def decode_line(snapshot: StepSnapshot, tokens_per_s: float) -> LogLine:
-    """The line of every 40th decode pass; `tokens_per_s` is since the line before."""
+    """Return the line of every 40th step with decodes; `tokens_per_s` is since the line before."""
     text = (
         f"Decode batch. #running-req: {snapshot.num_running}, "
         f"#token: {snapshot.used_blocks * snapshot.block_size}, "
@@ -58,12 +58,12 @@ def prefill_line(
     snapshot: StepSnapshot, *, num_seqs: int, num_new: int, num_cached: int, hit_rate: float
 ) -> LogLine:
     """
-    The line of a batch that computes prompts.
+    Return the line of a batch that computes prompts.
 
     Args:
-        snapshot: The core after planning it.
-        num_seqs: Requests whose prompts it computes; the other running ones are #running-req.
-        num_new: Tokens it computes of them.
+        snapshot: The core after planning the batch.
+        num_seqs: Requests with prompts in the batch; the other running ones are #running-req.
+        num_new: Tokens of these prompts that it computes.
         num_cached: Tokens that the requests it admits found in the prefix cache.
         hit_rate: Cached share of all tokens of prompts so far, 0 to 1.
     """
@@ -86,7 +86,7 @@ def prefill_line(
 
 
 def retraction_line(num_retracted: int, before: float, after: float) -> LogLine:
-    """The line of one retraction, with the new-token ratio around it."""
+    """Return the line of one retraction, with the new-token ratio before and after it."""
     text = (
         f"decode out of memory happened, #retracted_reqs: {num_retracted}, "
         f"#new_token_ratio: {before:.4f} -> {after:.4f}"
@@ -100,7 +100,7 @@ def retraction_line(num_retracted: int, before: float, after: float) -> LogLine:
 
 
 def preemption_line(request_id: str, mode: str, num_preempted: int) -> LogLine | None:
-    """The warning of the first and of every 50th preemption for want of blocks."""
+    """Return the warning of the first and every 50th preemption for want of blocks, else None."""
     if num_preempted != 1 and num_preempted % PREEMPTION_LINE_INTERVAL:
         return None
     text = (
@@ -115,16 +115,16 @@ def preemption_line(request_id: str, mode: str, num_preempted: int) -> LogLine |
 
 
 def sentence_line(event: str, text: str) -> LogLine:
-    """A warning that says all in its sentence."""
+    """Return a warning that has its sentence as its only value."""
     return LogLine(event=event, values={"message": text}, text=text, is_warning=True)
 
 
 class StepLog:
     """
-    When the next decode line is due, and what has been counted for the lines.
+    Counts for the log lines, and the step at which the next decode line is due.
 
     Attributes:
-        due_step: The decode pass whose plan writes the next decode line.
+        due_step: Number of steps with decodes at which a plan writes the next decode line.
     """
 
     __slots__ = ("_num_cached", "_num_computed", "_since_s", "_since_tokens", "due_step")
@@ -137,15 +137,15 @@ class StepLog:
         self._num_computed = 0
 
     def wake(self, now: float, output_tokens: int) -> None:
-        """Work begins again: throughput is counted from here on."""
+        """Count throughput from here on, as work begins again."""
         self._since_s, self._since_tokens = now, output_tokens
 
     def decode_line(self, snapshot: StepSnapshot, output_tokens: int, now: float) -> LogLine:
         """
-        The decode line that is due.
+        Return the decode line that is due.
 
-        Its throughput counts output tokens seen since the line before, or since the core was last
-        idle, per second of `now`'s clock.
+        Its throughput counts output tokens received since the line before, or since the core was
+        last idle, per second of `now`'s clock.
         """
         passed_s = now - self._since_s
         tokens_per_s = (output_tokens - self._since_tokens) / passed_s if passed_s > 0 else 0.0
@@ -156,7 +156,7 @@ class StepLog:
     def prefill_line(
         self, snapshot: StepSnapshot, *, num_seqs: int, num_new: int, num_cached: int
     ) -> LogLine:
-        """The line of a batch that computes prompts, counted for the hit rate."""
+        """Return the line of a batch that computes prompts, and count it for the hit rate."""
         self._num_cached += num_cached
         self._num_computed += num_new
         total = self._num_cached + self._num_computed
