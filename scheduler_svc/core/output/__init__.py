@@ -1,1 +1,1 @@
-"""Results of a step: tokens, ends and log probabilities for their requests."""
+"""Output processing: tokens, ends and log probabilities of a step's result."""

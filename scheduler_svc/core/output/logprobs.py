@@ -1,4 +1,4 @@
-"""Log probabilities on their way from a result to whoever asked for them."""
+"""Output processing of log probabilities."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def note_logprobs(
     late: NDArray[np.intp] | None = None,
 ) -> None:
     """
-    Tell the log probabilities of the tokens that a result is about to append.
+    Add the log probabilities of the tokens that a result is about to append to the core's events.
 
     Args:
-        state: Before the tokens are appended, which may end their requests.
-        result: Checked.
+        state: The core, before the tokens are appended, as these may end their requests.
+        result: The result, already checked.
         columns: Its log probabilities.
-        late: Rows of the result whose request no longer runs in its slot, shape ``[L]``, None where
-            all do; those that ended are told nothing.
+        late: Rows of the result for requests that no longer run in their slots, shape ``[L]``; None
+            where all do. Requests that have ended get no log probabilities.
     """
     row = columns.row
     slot, slots = result.slot[row], state.slots

@@ -1,4 +1,4 @@
-"""What the result of a step changes: tokens, ends, errors and the counters of who computed."""
+"""Output processing: applies a step's result (tokens, ends, row errors, computed tokens)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def apply_result(state: CoreState, result: StepResult, now: float) -> None:
     Apply the result of the oldest batch in flight.
 
     Raises:
-        SessionLost: The result is not one of that batch; nothing changed then.
+        SessionLost: The result is not that of the batch; nothing was changed then.
     """
     if not state.in_flight:
         raise SessionLost(f"result of step {result.step_id} arrived with no step in flight")
@@ -44,8 +44,8 @@ def apply_result(state: CoreState, result: StepResult, now: float) -> None:
 
 def _is_as_planned(slots: SlotTable, rows: PlannedRows, result: StepResult) -> bool:
     """
-    True when all rows still run and the result has exactly their tokens; it is cheap to tell, and
-    nearly always so.
+    Return True when all rows still run and the result has exactly their tokens, as it nearly always
+    does; the check is cheap.
     """
     return (
         rows.num_departures == slots.num_departures
@@ -79,7 +79,7 @@ def _apply_as_planned(state: CoreState, rows: PlannedRows, result: StepResult, n
 def _append_decodes(
     state: CoreState, rows: PlannedRows, decodes: DecodeRows, token: Int32Column, now: float
 ) -> None:
-    """Count one computed token and append one sampled token for each decode, all of which run."""
+    """Count one computed token and append one sampled token for each decode; all of them run."""
     slots, slot, position = state.slots, decodes.slot, rows.sampling_end[: len(decodes)]
     if decodes.tokens_seen_s is None:
         state.inter_token_s.observe(now - slots.last_token_s[slot])
@@ -105,7 +105,7 @@ def _apply_any(state: CoreState, rows: PlannedRows, result: StepResult, now: flo
     state.counters.steps += 1
     for error in result.row_errors:
         _fail_row(state, error)
-    if result.row_errors:  # which may also have stopped rows that shared KV with these
+    if result.row_errors:  # These may also have stopped rows that shared KV with them.
         late = _late_rows(state, result)
     drained = _count_rows(state, rows)
     if result.logprobs is not None:
@@ -123,10 +123,10 @@ def _apply_any(state: CoreState, rows: PlannedRows, result: StepResult, now: flo
 
 def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[np.intp]:
     """
-    Check that each row that was to sample has its one token at its place, or a row error.
+    Check that each row that was to sample has one token at its expected position, or a row error.
 
     Returns:
-        Rows of the result whose request no longer runs in that slot, shape ``[L]``.
+        Rows of the result for requests that no longer run in their slots, shape ``[L]``.
     """
     slot, generation = rows.sampling_slot, rows.sampling_generation
     if result.row_errors:
@@ -148,7 +148,7 @@ def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[n
     late = _late_rows(state, result)
     for row in late.tolist():
         request = state.draining.get((int(slot[row]), int(generation[row])))
-        # Tokens of requests that ended are dropped, wherever they are.
+        # Tokens of requests that ended are dropped, at any position.
         expected[row] = result.position[row] if request is None else request.num_known
     if (expected != result.position).any():
         row = np.flatnonzero(expected != result.position)[0]
@@ -161,7 +161,7 @@ def _check(state: CoreState, rows: PlannedRows, result: StepResult) -> NDArray[n
 
 
 def _late_rows(state: CoreState, result: StepResult) -> NDArray[np.intp]:
-    """Rows of a result whose request no longer runs in that slot, shape ``[L]``."""
+    """Return rows of a result for requests that no longer run in their slots, shape ``[L]``."""
     slots, slot = state.slots, result.slot
     is_late = (slots.generation[slot] != result.generation) | ~slots.running[slot]
     late: NDArray[np.intp] = is_late.nonzero()[0]
@@ -169,7 +169,7 @@ def _late_rows(state: CoreState, result: StepResult) -> NDArray[np.intp]:
 
 
 def _without_errors(rows: PlannedRows, result: StepResult) -> NDArray[np.bool_]:
-    """Which of the rows that were to sample have no row error."""
+    """Return a mask of the rows that were to sample: True for those without a row error."""
     failed = {(error.slot, error.generation) for error in result.row_errors}
     planned = zip(rows.slot.tolist(), rows.generation.tolist(), strict=True)
     if strangers := failed.difference(planned):
@@ -191,13 +191,13 @@ def _without(result: StepResult, late: NDArray[np.intp]) -> StepResult:
 
 
 def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
-    """Count what was computed; returns draining requests that now have nothing in flight."""
+    """Count computed tokens; returns the draining requests that now have nothing in flight."""
     slots = state.slots
     is_same = slots.generation[rows.slot] == rows.generation
     is_live = is_same & slots.live[rows.slot]
     slots.applied[rows.slot[is_live]] += rows.num_tokens[is_live]
     drained = []
-    # A slot is live until its release is planned, also when its request drains already.
+    # A slot is live until its release is planned, even if its request drains already.
     for row in (~(is_same & slots.running[rows.slot])).nonzero()[0].tolist():
         request = state.draining.get((int(rows.slot[row]), int(rows.generation[row])))
         if request is None:
@@ -210,7 +210,7 @@ def _count_rows(state: CoreState, rows: PlannedRows) -> list[Request]:
 
 
 def _note_prefills(state: CoreState, rows: PlannedRows) -> None:
-    """Count prompt tokens and tell how far each prompt of a batch is."""
+    """Count prompt tokens, and add an event with the progress of each prompt in a batch."""
     slots = state.slots
     for row in range(rows.num_decodes, len(rows.slot)):
         state.counters.prefill_tokens += int(rows.num_tokens[row])
@@ -224,7 +224,7 @@ def _note_prefills(state: CoreState, rows: PlannedRows) -> None:
 def _append_tokens(
     state: CoreState, slot: SlotColumn, position: Int32Column, token: Int32Column, now: float
 ) -> None:
-    """Append one token to each of these slots, all of which run; columns of shape ``[S]``."""
+    """Append one token to each of these running slots; columns of shape ``[S]``."""
     slots = state.slots
     slot = slot.astype(np.intp)
     known = position + 1
@@ -248,7 +248,7 @@ def _record_tokens(state: CoreState, slot: SlotColumn, token: Int32Column, now: 
 def _finish_those_over(
     state: CoreState, slot: SlotColumn, token: Int32Column, ends: NDArray[np.bool_], now: float
 ) -> None:
-    """End those, among the rows that may be at their end, whose latest token ends them."""
+    """Finish requests that their latest token ends; `ends` marks the rows to check."""
     for row in ends.nonzero()[0].tolist():
         finish_if_over(state, state.slots.request_of(int(slot[row])), int(token[row]), now)
 
@@ -265,7 +265,7 @@ def _note_times(state: CoreState, slot: SlotColumn, position: Int32Column, now: 
 
 
 def _append_late_token(state: CoreState, result: StepResult, row: int, now: float) -> None:
-    """Keep a token that was in flight when its request lost its slot, unless that has ended."""
+    """Append a token that was in flight when its request lost its slot, unless that has ended."""
     request = state.draining.get((int(result.slot[row]), int(result.generation[row])))
     if request is None:
         return
@@ -288,7 +288,7 @@ def _append_late_token(state: CoreState, result: StepResult, row: int, now: floa
 
 
 def finish_if_over(state: CoreState, request: Request, token: int, now: float) -> None:
-    """End a request if its latest token ends it; EOS before stop ids before lengths."""
+    """Finish a request if its latest token ends it: EOS first, then stop ids, then lengths."""
     slot = request.slot
     num_outputs = len(request.outputs) if slot is None else state.slots.num_outputs(slot)
     if token in request.new.eos_token_ids:
