@@ -1,4 +1,8 @@
-"""Which requests the core takes, and as what; a refused one leaves no trace."""
+"""
+Acceptance checks: a request is accepted, perhaps truncated, or refused with an error.
+
+The core keeps nothing of a refused request. Admission to a slot is `batch.prefill_admission`.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +34,12 @@ MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
     """
-    What a request was taken as.
+    Terms on which a request was accepted.
 
     Attributes:
-        num_truncated_tokens: Oldest prompt tokens that were cut; 0 but under overlength=truncate.
-        max_tokens: Most output tokens of each choice, lowered where overlength=truncate says so.
+        num_truncated_tokens: Number of oldest prompt tokens that were cut; always 0 unless
+            overlength=truncate.
+        max_tokens: Most output tokens of each choice; overlength=truncate may have lowered it.
     """
 
     num_truncated_tokens: int
@@ -43,8 +48,8 @@ class Acceptance:
 
 def check(state: CoreState, new: NewRequest) -> list[Request]:
     """
-    Say whether a request can be taken now; returns the choices to be produced, at least one, cut to
-    what fits under overlength=truncate.
+    Check that a request can be accepted now; returns the choices to be produced, at least one,
+    truncated to what fits under overlength=truncate.
 
     Raises:
         DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong, NeverFits,
@@ -58,7 +63,7 @@ def check(state: CoreState, new: NewRequest) -> list[Request]:
         raise DuplicateRequestId(message, field="request_id")
     _check_parameters(new)
     limits, whole_len = state.limits, len(new.prompt)
-    # Where not even two tokens fit no cut helps.
+    # Where not even two tokens fit, truncation does not help.
     if state.options.overlength is Overlength.TRUNCATE and _longest(limits) > 1:
         new = _truncated(limits, new)
         total_len = min(len(new.prompt) + new.max_tokens, _longest(limits))
@@ -81,7 +86,7 @@ def check(state: CoreState, new: NewRequest) -> list[Request]:
 
 def check_still_fits(limits: Limits, request: Request) -> None:
     """
-    Say whether a request that was taken under other limits can run to its end under these.
+    Check that a request accepted under other limits can run to its end under these.
 
     Raises:
         PromptTooLong or NeverFits.
@@ -131,23 +136,23 @@ def _check_lengths(limits: Limits, prompt_len: int, max_tokens: int) -> None:
 
 
 def _longest(limits: Limits) -> int:
-    """Most tokens of prompt and output that one request may have."""
+    """Return the most tokens of prompt and output that one request may have."""
     return min(limits.max_model_len, limits.num_blocks * limits.block_size)
 
 
 def _truncated(limits: Limits, new: NewRequest) -> NewRequest:
-    """The request without the oldest tokens of a prompt that is too long for output or memory."""
+    """Return the request without its oldest prompt tokens if its prompt is too long."""
     prompt_len = len(new.prompt)
     fitting = prompt_len - num_to_drop(prompt_len, new.max_tokens, _longest(limits))
     kept = min(fitting, _max_prompt_blocks(limits) * limits.block_size)
     if kept == prompt_len or kept < 1:
         return new
-    # Other tokens stand in its blocks now, so the digests that came with it are of no use.
+    # Its blocks now hold other tokens, so the digests that came with it are of no use.
     return replace(new, prompt=new.prompt[-kept:], block_digests=b"")
 
 
 def _max_prompt_blocks(limits: Limits) -> int:
-    """Most blocks a prompt may have: their share of all is at most memory_threshold."""
+    """Return the most blocks a prompt may have: at most the share memory_threshold of all."""
     count = int(limits.memory_threshold * limits.num_blocks)
     # 0.29 * 100 is a little less than 29.
     return count + 1 if (count + 1) / limits.num_blocks <= limits.memory_threshold else count
@@ -178,7 +183,7 @@ def _check_blocks(limits: Limits, prompt_len: int, total_len: int) -> None:
 
 
 def _check_family(state: CoreState, new: NewRequest, num_choices: int) -> None:
-    """Say whether all choices together could ever be in the system."""
+    """Check that all choices together could ever be in the system."""
     options = state.options
     bounds = {
         "max_num_seqs": state.limits.max_num_seqs,
@@ -195,10 +200,10 @@ def _check_capacity(
     state: CoreState, new: NewRequest, num_choices: int, queued_tokens: int
 ) -> None:
     """
-    Say whether there is room for all choices now, with so many tokens to compute.
+    Check that there is room for all choices now, with so many tokens to compute.
 
-    The limits of the queue hold for every arrival, also where a slot is free: who arrives waits
-    until the next plan.
+    The limits of the waiting queue hold for every arrival, even where a slot is free: a new request
+    waits until the next plan.
     """
     limits, options = state.limits, state.options
     num_live, num_waiting = len(state.by_handle), len(state.queue)
@@ -217,7 +222,7 @@ def _check_capacity(
                 f"tenant {new.tenant!r} has {num_own} requests in the system and "
                 f"max_tenant_requests is {bound}: try again when one of them has ended"
             )
-            # Of all that end, its own share counts.
+            # Only the tenant's own share of all ends makes room for it.
             ends = -(-excess * num_live // num_own)
             raise _full(state, message, "max_tenant_requests", bound, ends)
     bound = options.max_queued_requests
@@ -242,11 +247,11 @@ def _check_capacity(
 
 def _count_queued_tokens(state: CoreState, choices: list[Request]) -> int:
     """
-    Count what is to be computed of a request before it goes on: a prompt once, the outputs that a
-    choice comes with, and at least one token for each choice.
+    Count the tokens to compute of a request before its first new token: the uncached prompt once,
+    the prior outputs of each choice, and at least one token for each choice.
 
     Raises:
-        NeverFits: It is more than may wait at all.
+        NeverFits: They are more than max_queued_tokens.
     """
     first = choices[0]
     cached_len = 0 if state.prefixes is None else state.prefixes.match_len(first)
@@ -277,7 +282,7 @@ def _check_queued_tokens(state: CoreState, own: int) -> None:
 
 
 def _full(state: CoreState, message: str, limit: str, value: int, num_ends: int) -> QueueFull:
-    """A refusal that ends once this many requests have ended."""
+    """Return the error of a refusal, with advice to retry once this many requests have ended."""
     retry_after_s = state.retry_advice.after_ends(num_ends, state.now_s)
     return QueueFull(message, metadata=_of(limit, value), retry_after_s=retry_after_s)
 

@@ -1,4 +1,4 @@
-"""Whether the core's state is consistent; called when idle and by every test."""
+"""Consistency checks of the core's state; called when idle and by every test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests in the system as rows for operators."""
+"""Listing of the live requests for operators, and of the slots for comparison."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class RequestRow:
     Attributes:
         request_id: Its id, shared by all choices of a request.
         handle: The submitter's number for it.
-        choice: Which completion of the prompt, from 0.
-        state: Where it is.
-        tenant: Whose it is; empty for nobody's.
-        priority: Lower goes first.
+        choice: Number of the choice (completion of the prompt), from 0.
+        state: Its state.
+        tenant: Tenant of the request; empty for none.
+        priority: Its priority; lower goes first.
         num_prompt_tokens: Tokens of the prompt.
         num_cached_tokens: Prompt tokens found cached when it was first admitted.
-        num_output_tokens: Output tokens known.
-        arrival_s: When it arrived, on the clock the core is driven with.
+        num_output_tokens: Output tokens known so far.
+        arrival_s: Its arrival time, on the clock the core is driven with.
         ttft_s: Seconds from arrival to the first token; None before it.
-        num_preemptions: How often it lost its slot, whatever for but the loss of the executor.
+        num_preemptions: Number of times it lost its slot, losses of the executor not counted.
     """
 
     request_id: str
@@ -44,13 +44,13 @@ class RequestRow:
 
 
 def list_requests(state: CoreState) -> list[RequestRow]:
-    """One row per live choice, in order of arrival."""
+    """Return one row per live choice, in order of arrival."""
     requests = sorted(state.by_handle.values(), key=lambda request: request.number)
     return [_row(state, request) for request in requests]
 
 
 def num_outputs(state: CoreState, request: Request) -> int:
-    """Output tokens known of a live request."""
+    """Return the number of output tokens known of a live request."""
     in_tail = 0 if request.slot is None else state.slots.tail_len(request.slot)
     return len(request.outputs) + in_tail
 
@@ -75,8 +75,8 @@ def _row(state: CoreState, request: Request) -> RequestRow:
 
 def slot_columns(state: CoreState) -> dict[str, list[Any]]:
     """
-    Slot, generation, planned tokens and blocks of every live slot: the columns that the state hash
-    covers, under the names by which the executor logs its own.
+    Return slot, generation, planned tokens and blocks of every live slot: the columns that the
+    state hash covers, under the names by which the executor logs its own.
     """
     slots = state.slots
     live = slots.live.nonzero()[0]

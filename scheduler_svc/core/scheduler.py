@@ -60,24 +60,25 @@ class Scheduler:
 
     @property
     def num_inflight(self) -> int:
-        """Batches planned whose results were not applied."""
+        """Number of steps in flight: batches and commands without an applied result."""
         return len(self._state.in_flight)
 
     @property
     def num_requests(self) -> int:
-        """Requests in the system; each choice counts."""
+        """Number of requests in the system; each choice counts."""
         return len(self._state.by_handle)
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When the next request ends by its deadline; call `schedule` or `expire` then."""
+        """Time of the earliest deadline of a request; call `schedule` or `expire` then."""
         top = self._state.deadlines.peek()
         return None if top is None else top[0]
 
     def submit(self, new: NewRequest, now: float) -> Acceptance:
         """
-        Take all choices of a request into the queue, or none; its prompt must not change from then
-        on. One whose prior outputs are over ends at once. Returns what it was taken as.
+        Put all choices of a request in the waiting queue, or none; its prompt must not change from
+        then on. A choice ends at once if its prior outputs already reach its end. Returns the terms
+        on which the request was accepted.
 
         Raises:
             DuplicateRequestId, EmptyPrompt, InvalidParameter, PromptTooLong, TotalTooLong,
@@ -111,15 +112,15 @@ class Scheduler:
         num_output_tokens: int | None = None,
     ) -> None:
         """
-        End all live choices of a request from outside, in whatever state; their slots and blocks
-        are free in the next batch.
+        End all live choices of a request from outside, in any state; their slots and blocks are
+        free in the next batch.
 
         Args:
-            request_id: Which one.
-            reason: Why, for its `Ended`.
+            request_id: Id of the request.
+            reason: Finish reason, for its `Ended`.
             now: The time.
             num_output_tokens: Outputs up to the end, where it was found in the text; None counts
-                all known.
+                all known ones.
 
         Raises:
             RequestNotFound: No live request has this id.
@@ -135,7 +136,7 @@ class Scheduler:
         num_output_tokens: int | None = None,
     ) -> None:
         """
-        End one choice of a request, as `end_request` ends all.
+        End one choice of a request, as `end_request` ends all of them.
 
         Raises:
             RequestNotFound: No live request has this handle.
@@ -147,8 +148,8 @@ class Scheduler:
 
     def preempt(self, request_id: str) -> None:
         """
-        Take the slots of a request's running choices away, as a shortage of blocks would; others
-        are left alone.
+        Preempt the running choices of a request, as a shortage of blocks would; its other choices
+        stay as they are.
 
         Raises:
             RequestNotFound: No live request has this id.
@@ -159,31 +160,31 @@ class Scheduler:
 
     def flush_prefix_cache(self) -> int:
         """
-        Let nothing that was computed so far be found any more; requests that share KV already go
-        on sharing it. Returns how many blocks are free now that were only kept to be found.
+        Drop all that was computed so far from the prefix cache; requests that share KV already go
+        on sharing it. Returns the number of blocks freed, which only the prefix cache had kept.
         """
         self._state.host.forbid_indexing()
         return self._state.prefix_cache.flush()
 
     def find(self, handle: int) -> str | None:
-        """Id of the live request with this handle."""
+        """Return the id of the live request with this handle, if any."""
         request = self._state.by_handle.get(handle)
         return None if request is None else request.new.request_id
 
     def state_of(self, handle: int) -> RequestState | None:
-        """State of the live request with this handle."""
+        """Return the state of the live request with this handle, if any."""
         request = self._state.by_handle.get(handle)
         return None if request is None else request.state
 
     def row_owner(self, slot: int, generation: int) -> int | None:
-        """Handle of the live request whose results carry this slot and generation."""
+        """Return the handle of the live request that has results with this slot and generation."""
         request = self._state.draining.get((slot, generation)) or self._state.slots.requests[slot]
         if request is None or request.slot_key != (slot, generation):
             return None
         return request.new.handle
 
     def outputs(self, handle: int) -> list[int] | None:
-        """Output tokens so far of the live request with this handle."""
+        """Return the output tokens so far of the live request with this handle, if any."""
         request = self._state.by_handle.get(handle)
         if request is None:
             return None
@@ -192,12 +193,12 @@ class Scheduler:
         return request.outputs.tolist()
 
     def list_requests(self) -> list[RequestRow]:
-        """One row per live choice, in order of arrival."""
+        """Return one row per live choice, in order of arrival."""
         return list_requests(self._state)
 
     def request_events(self, request_id: str) -> list[RequestEvent]:
         """
-        What happened to a request, live or ended lately, in order of time.
+        Return the events of a request, live or ended lately, in order of time.
 
         Raises:
             InvalidConfig: No events are kept.
@@ -209,20 +210,20 @@ class Scheduler:
         return self._state.recorder.events_of(request_id)
 
     def waiting_handles(self) -> list[int]:
-        """Handles of all that wait, next one first."""
+        """Return the handles of all waiting requests, the next to be admitted first."""
         state = self._state
         order = state.queue.in_order(state.now_s, state.prefixes)
         return [request.new.handle for request in order]
 
     def expire(self, now: float) -> None:
-        """End every request whose deadline has come; `schedule` does this too."""
+        """End every request that has reached its deadline; `schedule` does this too."""
         self._state.now_s = now
         while (top := self._state.deadlines.peek()) is not None and top[0] <= now:
             self._state.finish(top[1], FinishReason.DEADLINE, now)
 
     def schedule(self, now: float) -> Batch | None:
         """
-        Plan the next batch; None when there is nothing to send. It may hold nothing but releases.
+        Plan the next batch; None when there is nothing to send. It may consist of releases alone.
         """
         self.expire(now)
         if self.is_suspended:
@@ -231,13 +232,13 @@ class Scheduler:
 
     @property
     def is_suspended(self) -> bool:
-        """True from `suspend` until `resume`, and until that command was taken."""
+        """True from `suspend` until `resume` was called and its command was taken."""
         suspension = self._state.suspension
         return suspension.mode is not None or suspension.sent_mode is not None
 
     @property
     def is_command_due(self) -> bool:
-        """True from `suspend` or `resume` until `take_command` gave out what they ask for."""
+        """True from `suspend` or `resume` until `take_command` has returned their command."""
         suspension = self._state.suspension
         return suspension.sent_mode is not suspension.mode
 
@@ -245,9 +246,9 @@ class Scheduler:
         """
         Plan no step until `resume` and have the executor give KV memory back as `mode` says.
 
-        Requests are taken and wait; ends take effect on resume. Who ran goes on where it was after
-        PERSIST and OFFLOAD; under RECOMPUTE it waits again with its outputs, in arrival order. A
-        second suspension does nothing.
+        New requests are accepted and wait; slots of requests that end are released on resume. After
+        PERSIST and OFFLOAD, running requests go on where they were; under RECOMPUTE they wait again
+        with their outputs, in arrival order. A second suspension does nothing.
         """
         self.expire(now)
         suspension.suspend(self._state, mode)
@@ -258,8 +259,8 @@ class Scheduler:
 
     def take_command(self) -> Suspend | Resume | None:
         """
-        The command that must be sent as the next step, before `schedule` is asked; its result goes
-        to `apply` like a batch's. None when there is none.
+        Return the command that must be sent as the next step, before `schedule` is called; its
+        result goes to `apply` like a batch's. None when there is none.
         """
         return suspension.take_command(self._state)
 
@@ -268,18 +269,18 @@ class Scheduler:
         Apply the result of the oldest batch in flight.
 
         Raises:
-            SessionLost: It is not the result of that batch; nothing changed then.
+            SessionLost: It is not the result of that batch; nothing was changed then.
         """
         self._state.now_s = now
         apply_result(self._state, result, now)
 
     def take_events(self) -> CoreEvents:
-        """Everything that happened since the last call."""
+        """Return and clear the events since the last call."""
         return self._state.events.take()
 
     def depth(self, usual_step_s: float) -> int:
         """
-        How many steps may be in flight now, `take_command`'s included; costs O(1).
+        Return how many steps may be in flight now, `take_command`'s included; costs O(1).
 
         Args:
             usual_step_s: Seconds that a step usually takes; 0 while that is not known.
@@ -295,42 +296,43 @@ class Scheduler:
         may_live: str = "",
     ) -> None:
         """
-        Start over with an executor that holds nothing.
+        Start over with an empty executor.
 
-        Results in flight will not come. Who ran waits again with its outputs, in arrival order,
-        ahead of who waited.
+        Results in flight will not come. Requests that ran wait again with their outputs, in arrival
+        order, ahead of those that were waiting.
 
         Args:
             now: The time.
             died_in: The step that was running when the executor died or failed, counted from the
-                oldest in flight, which is 0: its requests may be what killed it. None where no
-                step is to blame, as when only the connection or the session was lost; an index
-                past those in flight blames nobody either.
-            out_of_memory: That step failed for want of memory: nobody dies of it, but steps become
-                smaller, and a request fails whose steps alone have done so too often.
-            may_live: The executor's boot id, where it is not known whether it died: nobody is
-                blamed before `executor_seen` says so.
+                oldest in flight, which is 0: its requests may have caused it. None where no step is
+                to blame, as when only the connection or the session was lost; an index past those
+                in flight blames no step either.
+            out_of_memory: True when that step failed for want of memory. No death is counted then,
+                but steps become smaller, and a request fails if steps of it alone have failed so
+                too often.
+            may_live: The executor's boot id, where it is not known whether it died: no request is
+                blamed before `executor_seen` says that it died.
         """
         self.expire(now)
         lose_executor(self._state, died_in, now, out_of_memory=out_of_memory, may_live=may_live)
 
     def executor_seen(self, boot_id: str, now: float, *, died: bool) -> None:
         """
-        Tell what became of an executor that was lost and might have lived, while nothing is in
-        flight: its process was seen alive, or another one in its place.
+        Settle the fate of an executor that was lost and may have lived: its process was seen alive,
+        or another one in its place. Nothing may be in flight.
         """
         self.expire(now)
         prove(self._state, boot_id, now, died=died)
 
     def use_geometry(self, config: EngineConfig, geometry: ExecutorGeometry, now: float) -> None:
         """
-        Go on with another executor that holds nothing, as after `executor_lost`.
+        Go on with another, empty executor, as after `executor_lost`.
 
-        A request ends with CONTEXT_LIMIT at a shorter max_model_len, and fails where the executor
-        cannot hold it.
+        With a shorter max_model_len a request ends there with CONTEXT_LIMIT; one that the executor
+        cannot hold fails.
 
         Raises:
-            InvalidConfig, IncompatibleExecutor: As the constructor; nothing changed then.
+            InvalidConfig, IncompatibleExecutor: As the constructor; nothing was changed then.
         """
         limits = Limits.of(config, geometry)
         self._state.options.check_limits(limits.max_total_tokens, limits.max_model_len)
@@ -344,23 +346,24 @@ class Scheduler:
                 self._state.fail(request, error)
 
     def fail_all(self, error: TandemError, now: float) -> None:
-        """End every request by this error, but those whose deadline has come."""
+        """Fail every request with this error, except those that have reached their deadline."""
         self.expire(now)
         for request in list(self._state.by_handle.values()):
             self._state.fail(request, error)
 
     def has_pending_work(self) -> bool:
         """
-        True while a request is in the system, a slot is to be released or a result is to come.
+        Return True while a request is in the system, a slot is to be released or a result is to
+        come.
         """
         return bool(self._state.by_id or self._state.slots.ended or self._state.in_flight)
 
     def slot_columns(self) -> dict[str, list[Any]]:
-        """What each live slot holds as far as it was sent, for comparing with the executor's."""
+        """Return the contents of each live slot as sent, for comparison with the executor's."""
         return slot_columns(self._state)
 
     def stats(self) -> CoreStats:
-        """One snapshot."""
+        """Return a snapshot of the core's statistics."""
         return core_stats(self._state)
 
     def check_integrity(self) -> None:
@@ -373,7 +376,7 @@ class Scheduler:
         integrity.check_integrity(self._state)
 
     def _live(self, request_id: str) -> list[Request]:
-        """A request's live choices, in order, as a list of the caller's own."""
+        """Return a request's live choices, in order, as a list that the caller may keep."""
         choices = self._state.by_id.get(request_id)
         if choices is None:
             message = f"no live request has the id {request_id!r}: it may have ended already"

@@ -1,4 +1,4 @@
-"""The core's figures at one moment."""
+"""Snapshot of the core's statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scheduler_svc.core.state.state import CoreState
 
 
 def core_stats(state: CoreState) -> CoreStats:
-    """One snapshot; takes the same time however many requests there are, paused ones apart."""
+    """Return the statistics; the time taken does not grow with requests, except paused ones."""
     counters = state.counters
     return CoreStats(
         num_running=state.slots.num_running + len(state.draining),

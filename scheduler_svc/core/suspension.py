@@ -1,4 +1,4 @@
-"""Giving the executor's memory back for a while, and what the core does meanwhile."""
+"""Suspension: the executor gives its KV memory back for a while, and the core plans no steps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NO_GENERATION = np.empty(0, np.uint32)
 
 def suspend(state: CoreState, mode: KvMode) -> None:
     """
-    Plan no step until `resume`; requests are taken and wait, ends take effect on resume. While
-    suspended already it does nothing.
+    Plan no step until `resume`; new requests wait, and slots of ended ones are released on resume.
+    A second suspension does nothing.
 
-    Under RECOMPUTE everyone who runs is preempted and waits again, in order of arrival (Megatron
+    Under RECOMPUTE all running requests are preempted and wait again, in order of arrival (Megatron
     Core puts them back in the order of a set; its partly computed prompts keep wrong KV).
     """
     if state.suspension.mode is not None:
@@ -35,7 +35,7 @@ def resume(state: CoreState) -> None:
 
 
 def take_command(state: CoreState) -> Suspend | Resume | None:
-    """The command that must be sent before any further batch; None when there is none."""
+    """Return the command that must be sent before any further batch; None when there is none."""
     suspension = state.suspension
     if suspension.sent_mode is suspension.mode:
         return None
@@ -54,7 +54,7 @@ def take_command(state: CoreState) -> Suspend | Resume | None:
 
 
 def plan_suspended(state: CoreState) -> Batch | None:
-    """What may be sent instead of a step: the releases that a suspension waits for."""
+    """Return a batch of the releases that the suspension waits for; None without any."""
     if not _must_release(state):
         return None
     draft = Draft(state)
@@ -63,7 +63,7 @@ def plan_suspended(state: CoreState) -> Batch | None:
 
 
 def _must_release(state: CoreState) -> bool:
-    """The executor drops KV only when no slot is live."""
+    """Return True while slots must be released first: the executor drops KV only without any."""
     suspension = state.suspension
     is_dropping = suspension.mode is KvMode.RECOMPUTE and suspension.sent_mode is None
     return is_dropping and bool(state.slots.ended)
