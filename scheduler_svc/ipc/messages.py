@@ -1,10 +1,10 @@
 """
-What frontends and core say to each other: typed msgpack structs, token columns as little-endian
+Messages between frontends and core: typed msgpack structs, with token columns as little-endian
 bytes.
 
-A frontend numbers the choices of its requests with `stream_id` (uint32, never reused while live),
-those of one request consecutively; the core answers with the same numbers. Times are
-CLOCK_MONOTONIC seconds, comparable between processes of one host.
+A frontend numbers the choices of its requests with `stream_id` (uint32, never reused while live);
+the choices of one request have consecutive numbers. The core answers with the same numbers. Times
+are CLOCK_MONOTONIC seconds, comparable between processes of one host.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     arrival_s: float
     deadline_s: float | None
     model_revision: str = ""
-    """`Model.revision` it was tokenized for; another one by now refuses it. Empty: any."""
+    """`Model.revision` it was tokenized for; refused if the core now has another. Empty: any."""
     fills_context: bool = False
-    """See scheduler_svc.core.request.request.NewRequest."""
+    """True where `max_tokens` is what the context had left; see `NewRequest.fills_context`."""
     num_choices: int = 1
     """Choice i has the stream number `stream_id` + i."""
     priority: int = 0
@@ -51,17 +51,17 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     block_digests: bytes = b""
     """See scheduler_svc.core.request.block_hashes; empty where the prompt was not hashed."""
     digest_block_size: int = 0
-    """Block size they were made for; digests made for another one are of no use."""
+    """Block size of `block_digests`; digests for another block size than the core's are unused."""
     prior_outputs: tuple[bytes, ...] = ()
     """int32 output ids that each choice has already; empty where none has any."""
     finished_choices: tuple[int, ...] = ()
-    """Choices that nothing is to be computed for; no event tells of them."""
+    """Choices that have ended already: none of their tokens are computed, no event is sent."""
     idempotency_key: str = ""
     """Empty: none."""
     fingerprint: bytes = b""
     """Of the prompt and all parameters but the seed; requests with one key must agree in it."""
     is_seed_given: bool = False
-    """The client sent `seed`."""
+    """True when the client sent `seed`."""
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -69,13 +69,13 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     min_tokens: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
-    """Likeliest ids to tell with each token; None for no log probabilities at all."""
+    """Number of likeliest ids to send with each token; None for no log probabilities at all."""
 
 
 class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):
     """
-    End a choice of an own request: client gone (`CANCELLED`) or stop string found (`STOP_STRING`,
-    counted to a token). Other choices of the request go on.
+    Order to end a choice of the frontend's own request: its client is gone (`CANCELLED`) or a stop
+    string was found (`STOP_STRING`, counted to a token). Other choices of the request go on.
     """
 
     stream_id: int
@@ -92,14 +92,14 @@ class Query(msgspec.Struct, array_like=True, tag=4, frozen=True, kw_only=True):
 
     query_id: int
     kind: str
-    """See scheduler_svc.ipc.snapshot."""
+    """Kind of the question; see scheduler_svc.ipc.snapshot."""
     argument: bytes
 
 
 class Model(msgspec.Struct, array_like=True, tag=10, frozen=True, kw_only=True):
     """
-    What is served; sent after Hello once known, and again when an executor with another model is
-    attached.
+    The model that is served; sent after Hello once known, and again when an executor with another
+    model is attached.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Model(msgspec.Struct, array_like=True, tag=10, frozen=True, kw_only=True):
     block_size: int = 0
     """Tokens per block for the digests of prompts; 0 where prompts need none."""
     truncates: bool = False
-    """Too long requests are made to fit instead of refused."""
+    """True when requests that are too long are truncated instead of refused."""
     default_repetition_penalty: float = 1.0
     default_min_p: float = 0.0
     kv_tokens: int | None = None
@@ -125,7 +125,7 @@ class Model(msgspec.Struct, array_like=True, tag=10, frozen=True, kw_only=True):
 
 
 class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only=True):
-    """Whether new requests can be taken; sent after Hello and at every change."""
+    """State of the service that decides about new requests; sent after Hello and at each change."""
 
     executor_attached: bool
     ready: bool
@@ -133,29 +133,29 @@ class Availability(msgspec.Struct, array_like=True, tag=11, frozen=True, kw_only
     progressing: bool = True
     """False while a step in flight is older than it should be, or heartbeats are missing."""
     refusal: str = ""
-    """Why an executor that answers is not used, where only an operator can change that."""
+    """Reason an executor that answers is not used, where only an operator can change that."""
     frontends_alive: bool = True
     """False while a frontend was not heard for as long as liveness allows."""
     blocked_by: str = ""
-    """Why nothing is computed, in a sentence for people; empty while it is."""
+    """Reason no step is computed, as a sentence for users; empty while steps are computed."""
 
 
 class Accepted(msgspec.Struct, array_like=True, tag=12, frozen=True):
     """
-    All choices of the request are in the system; their events follow in `Update`s, by the stream
-    number of each.
+    Notice that all choices of a request were accepted; their events follow in `Update`s, by the
+    stream number of each.
     """
 
     stream_id: int
-    """Of choice 0."""
+    """Stream number of choice 0."""
     num_truncated_tokens: int = 0
     """Oldest prompt tokens that the core dropped."""
     max_tokens: int | None = None
-    """What was asked for, where the core did not lower it."""
+    """Most output tokens of each choice: the number asked for, unless the core lowered it."""
 
 
 class Refused(msgspec.Struct, array_like=True, tag=13, frozen=True, kw_only=True):
-    """The request was refused and nothing of it is kept."""
+    """Error of a request or question; of a refused request nothing is kept."""
 
     stream_id: int
     reason: str
@@ -167,7 +167,7 @@ class Refused(msgspec.Struct, array_like=True, tag=13, frozen=True, kw_only=True
 
 
 class StreamEnd(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """One request ended well; see scheduler_svc.core.request.events.Ended."""
+    """End of one choice without an error; see scheduler_svc.core.request.events.Ended."""
 
     stream_id: int
     reason: int
@@ -182,7 +182,7 @@ class StreamEnd(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class StreamProgress(msgspec.Struct, array_like=True, frozen=True):
-    """One request changed place; `kind` is a ProgressKind number."""
+    """Progress of one choice; `kind` is a ProgressKind number."""
 
     stream_id: int
     kind: int
@@ -193,9 +193,9 @@ class StreamLogprobs(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     """Log probabilities of Q tokens; see tandem.link.logprobs for the last four columns."""
 
     stream: bytes
-    """uint32 ``[Q]``: whose token."""
+    """uint32 ``[Q]``: stream number of each token."""
     offset: bytes
-    """int32 ``[Q]``: its output offset."""
+    """int32 ``[Q]``: output offset of each token."""
     chosen: bytes
     top_start: bytes
     top_token: bytes
@@ -204,9 +204,9 @@ class StreamLogprobs(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
 
 class Update(msgspec.Struct, array_like=True, tag=14, frozen=True, kw_only=True):
     """
-    What is new, one or a few per step and frontend: tokens of some streams, then the rest, which
-    comes after the tokens. See scheduler_svc.ipc.token_run. Offsets let a frontend check that
-    nothing was lost when steps were merged.
+    News of some streams, one or a few messages per step and frontend: first tokens, then all else,
+    which comes after the tokens. See scheduler_svc.ipc.token_run. Offsets let a frontend check that
+    no token was lost when steps were merged.
     """
 
     token_stream: bytes = b""
@@ -219,7 +219,7 @@ class Update(msgspec.Struct, array_like=True, tag=14, frozen=True, kw_only=True)
     failed: tuple[Refused, ...] = ()
     progress: tuple[StreamProgress, ...] = ()
     logprobs: tuple[StreamLogprobs, ...] = ()
-    """Of streams that asked, in order: before or after their tokens, but before their ends."""
+    """Log probabilities of streams that asked; before or after their tokens, before their ends."""
 
 
 class Reply(msgspec.Struct, array_like=True, tag=15, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ Arguments and answers of a `Query`, by its kind; each travels as JSON inside the
     kind       argument          result
     "abort"    AbortArgument     AbortResult      error RequestNotFound
     "stats"    none (b"{}")      Stats
-    "drain"    DrainArgument     DrainResult      when all is handed over, or grace_s passed
+    "drain"    DrainArgument     DrainResult      when all are handed over, or grace_s passed
     "config"   none (b"{}")      ConfigSnapshot
     "metrics"  none (b"{}")      MetricsSnapshot
     "requests" ListArgument      RequestList
@@ -22,33 +22,33 @@ from __future__ import annotations
 import msgspec
 
 SUSPEND_WAIT_S = 300.0
-"""How long "suspend" and "resume" may wait for the executor to move its KV memory."""
+"""Longest time "suspend" and "resume" wait for the executor to move its KV memory."""
 
 
 class AbortArgument(msgspec.Struct, frozen=True):
-    """Which request to end with CANCELLED; any frontend may ask for any request."""
+    """Id of a request to end with CANCELLED; any frontend may end any request."""
 
     request_id: str
 
 
 class AbortResult(msgspec.Struct, frozen=True):
-    """The request was live; its end follows on its own stream."""
+    """Confirmation that the request was live; its end follows on its own stream."""
 
 
 class DrainArgument(msgspec.Struct, frozen=True):
-    """How long requests may go on before they are handed over."""
+    """Seconds that requests may go on before they are handed over."""
 
     grace_s: float
 
 
 class DrainResult(msgspec.Struct, frozen=True):
-    """Choices that were handed over, or run still since a later question gave them longer."""
+    """Number of choices handed over, or still live because a later "drain" gave them more time."""
 
     remaining_requests: int
 
 
 class ListArgument(msgspec.Struct, frozen=True, kw_only=True):
-    """Which requests to list; see tandem.admin.v1.ListRequestsRequest."""
+    """Filter of the requests to list; see tandem.admin.v1.ListRequestsRequest."""
 
     max_results: int
     tenant: str | None = None
@@ -61,7 +61,7 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     One choice of a live request; the fields of `tandem.admin.v1.RequestSummary`.
 
     Attributes:
-        state: Value of a scheduler_svc.core.request.request.RequestState, or "paused".
+        state: Value of a scheduler_svc.core.request.request.RequestState.
     """
 
     request_id: str
@@ -78,14 +78,14 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests, oldest first, and how many there are besides those cut off."""
+    """Requests, oldest first, and the total that match, including those cut off."""
 
     requests: tuple[RequestSummary, ...]
     total: int
 
 
 class EventsArgument(msgspec.Struct, frozen=True):
-    """Whose events."""
+    """Id of the request to list the events of."""
 
     request_id: str
 
@@ -112,31 +112,31 @@ class EventEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventList(msgspec.Struct, frozen=True):
-    """In order of time."""
+    """Events of a request, in order of time."""
 
     events: tuple[EventEntry, ...]
 
 
 class FlushResult(msgspec.Struct, frozen=True):
-    """Cached blocks that nobody used, free now."""
+    """Number of blocks freed: those that only the prefix cache had kept."""
 
     freed_blocks: int
 
 
 class SuspendArgument(msgspec.Struct, frozen=True):
-    """What becomes of KV memory: a tandem.link.batch.KvMode number."""
+    """Treatment of the KV memory: a tandem.link.batch.KvMode number."""
 
     kv_mode: int
 
 
 class SuspendResult(msgspec.Struct, frozen=True):
-    """The executor obeyed; device memory as it then said, 0 where unknown."""
+    """Confirmation by the executor, with its device memory after the command; 0 where unknown."""
 
     device_memory_bytes: int
 
 
 class ExecutorInUse(msgspec.Struct, frozen=True):
-    """Where the attached executor is, and its optional abilities by name."""
+    """Address of the attached executor, and its optional features by name."""
 
     address: str
     features: tuple[str, ...]
@@ -223,7 +223,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """
-    Observations by bucket, as Prometheus counts them.
+    Histogram with cumulative buckets, as in Prometheus.
 
     `cumulative_counts[i]` is the number of observations at most `upper_bounds_s[i]`; `count` is the
     number of all (the `+Inf` bucket) and `sum_s` their sum. Bounds are seconds, strictly growing.
@@ -237,12 +237,12 @@ class HistogramSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """
-    Everything the core measures.
+    All metrics of the core.
 
     Attributes:
         stats: Gauges and plain counters.
-        ready: 1 when new requests would be served at once.
-        finished_by_reason: Requests ended well, by FinishReason name ("EOS", ...).
+        ready: True when new requests would be served at once.
+        finished_by_reason: Requests ended without an error, by FinishReason name ("EOS", ...).
         failed_by_reason: Requests ended by an error after acceptance, by ErrorReason name.
         refused_by_reason: Requests refused by the core, by ErrorReason name.
         histograms: "time_to_first_token", "inter_token", "queue_time", "request_time", "step_time"

@@ -2,8 +2,8 @@
 The sockets between the core process and its frontends: one zmq ROUTER that the core binds, one
 DEALER per frontend.
 
-Messages are single frames. Both directions have a bounded pipe: the core never waits for a full one
-(`try_send` says False and the loop merges), a frontend does.
+Messages are single frames. Both directions have a bounded pipe. The core never waits for a full one
+(`try_send` returns False, and the loop merges updates); a frontend does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FrontendGone(Exception):
 
 
 def frontend_identity(index: int) -> bytes:
-    """Routing id of a frontend's socket; by it the core knows who speaks."""
+    """Return the routing id of a frontend's socket, by which the core tells frontends apart."""
     return b"frontend-%d" % index
 
 
@@ -47,7 +47,7 @@ def _index_of(identity: bytes) -> int | None:
 
 
 class CoreSocket:
-    """The core's end. Not thread-safe: whoever turns the core owns it."""
+    """The core's end. Not thread-safe: it belongs to the thread that runs the core's loop."""
 
     def __init__(self, path: Path) -> None:
         """
@@ -72,19 +72,21 @@ class CoreSocket:
 
     def fileno(self) -> int:
         """
-        For registration with a poller: readable while there is news for this socket that no call
-        of it has taken in, whatever thread made the call. So ask `has_messages` after all others.
+        Return a file descriptor for a poller.
+
+        It is readable while the socket has an event that no call on this socket has processed. Any
+        call, from any thread, processes events, so ask `has_messages` after all other calls.
         """
         return int(self._socket.get(zmq.FD))
 
     @property
     def has_messages(self) -> bool:
-        """True when `receive` gives some now."""
+        """True when `receive` would yield a message now."""
         return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self, at_most: int) -> Iterator[tuple[int, FrontendMessage]]:
         """
-        Take messages that are already here.
+        Yield up to `at_most` messages that have already arrived, with the indices of their senders.
 
         Raises:
             msgspec.DecodeError: A frame is not a FrontendMessage; the frame is consumed.
@@ -101,7 +103,7 @@ class CoreSocket:
 
     def try_send(self, index: int, message: CoreMessage) -> bool:
         """
-        Send without waiting; False when the frontend's pipe is full, and then nothing was sent.
+        Send without waiting; return False, with nothing sent, when the frontend's pipe is full.
 
         Raises:
             FrontendGone: It is not connected.
@@ -119,7 +121,7 @@ class CoreSocket:
         return True
 
     def close(self) -> None:
-        """Close after giving what was sent up to a second to leave."""
+        """Close, after waiting up to a second for sent messages to leave."""
         self._socket.close()
         self._context.term()
 
@@ -128,7 +130,7 @@ def connect_frontend(context: zmq.Context[Any], path: Path, index: int) -> Any:
     """
     Open a frontend's end; the kind of socket (plain or asyncio) is that of `context`.
 
-    The caller sends `encode(Hello(...))` first and decodes what comes with `decode_from_core`.
+    The caller sends `encode(Hello(...))` first, and decodes messages with `decode_from_core`.
     """
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.IDENTITY, frontend_identity(index))

@@ -1,4 +1,4 @@
-"""Output tokens of the same streams, step after step, as one block."""
+"""Runs of output tokens: several steps of the same streams, merged into one message."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tandem.link.batch import Int32Column
 
 MAX_RUN_BYTES = 256 * 1024
 """
-A run takes no more tokens than this many bytes, so that a message takes neither end long. One step
-of more streams is not divided.
+Most bytes of a run's tokens, so that neither end spends long on one message. A single step with
+more streams is not divided.
 """
 
 
 class TokenRun:
     """
-    Tokens that follow each other in each of some streams: row i has the i-th new one of every
-    stream. A token costs its 4 bytes, whatever the number of steps.
+    Consecutive tokens of a set of streams: row i has the i-th new token of every stream. A token
+    costs 4 bytes, for any number of steps.
     """
 
     __slots__ = ("_num_rows", "_offsets", "_streams", "_tokens")
@@ -27,8 +27,8 @@ class TokenRun:
     def __init__(self, streams: bytes, offsets: Int32Column, tokens: bytes) -> None:
         """
         Args:
-            streams: uint32 stream numbers, shape ``[N]``. One may be there several times where
-                there is one row, its tokens in their order.
+            streams: uint32 stream numbers, shape ``[N]``. With only one row, a stream may occur
+                several times, with its tokens in order.
             offsets: Output offsets of the first row, shape ``[N]``.
             tokens: int32 ids, shape ``[rows, N]``.
         """
@@ -39,11 +39,11 @@ class TokenRun:
 
     @property
     def num_streams(self) -> int:
-        """Streams with tokens here."""
+        """Number of streams with tokens in the run."""
         return len(self._streams) // 4
 
     def try_extend(self, streams: bytes, offsets: Int32Column, tokens: bytes) -> bool:
-        """Take what a run of these would have, if it goes on where this one ends."""
+        """Append tokens of the same streams if they go on where this run ends; return whether."""
         if (
             len(self._tokens) + len(tokens) > MAX_RUN_BYTES
             or streams != self._streams
@@ -57,7 +57,7 @@ class TokenRun:
         return True
 
     def update(self) -> Update:
-        """As a message without anything else."""
+        """Return the run as an `Update` with no other news."""
         return Update(
             token_stream=self._streams,
             token_offset=self._offsets.tobytes(),
@@ -65,7 +65,7 @@ class TokenRun:
         )
 
     def by_stream(self) -> Iterator[tuple[int, int, bytes]]:
-        """Stream number, offset of the first token and int32 ids of every stream."""
+        """Yield stream number, offset of the first token and int32 ids of every stream."""
         tokens, num_bytes = bytes(self._tokens), 4 * self._num_rows
         if self._num_rows > 1:
             tokens = np.frombuffer(tokens, np.int32).reshape(self._num_rows, -1).T.tobytes()
