@@ -1,4 +1,4 @@
-"""`--dry-run`: the limits as far as a scheduler knows them without its executor."""
+"""`--dry-run`: the limits, as far as a scheduler knows them without its executor."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tandem.engine_config import EngineConfig
 from tandem.settings.schema import LIMITS
 
 _SCHEDULERS_OWN = ("max_num_seqs", "memory_threshold")
-"""Limits that no executor changes."""
+"""Limits that do not depend on the executor."""
 
 
 def forecast(loaded: LoadedSettings) -> dict[str, object]:
     """
-    The limits, which of them are final, and what a KV memory of that size would hold.
+    Return the limits, which of them are final, and what a KV cache of `max_num_blocks` holds.
 
-    A limit that nobody set follows the executor; one that was set or comes from a preset is an
-    upper bound.
+    A limit that is not set follows the executor, unless it is the scheduler's own; one that is set
+    or comes from a preset is an upper bound.
     """
     settings = loaded.settings
     limits = [
@@ -42,7 +42,7 @@ def forecast(loaded: LoadedSettings) -> dict[str, object]:
 def _held_by(
     num_blocks: int | None, longest: int | None, config: EngineConfig
 ) -> dict[str, int | None]:
-    """What so many blocks hold; None for what only the executor knows."""
+    """Return the contents of so many blocks; None for values that only the executor knows."""
     if num_blocks is None:
         return {"tokens": None, "longest_requests": None, "blocks_at_threshold": None}
     return {
@@ -55,7 +55,7 @@ def _held_by(
 
 
 def as_text(forecasted: dict[str, object]) -> str:
-    """A forecast for people."""
+    """Return a forecast as text for users."""
     limits, warnings = forecasted["limits"], forecasted["warnings"]
     assert isinstance(limits, list)
     assert isinstance(warnings, list)
@@ -78,5 +78,5 @@ def as_text(forecasted: dict[str, object]) -> str:
 
 
 def as_json(forecasted: dict[str, object]) -> str:
-    """A forecast for programs: one line."""
+    """Return a forecast as one line of JSON."""
     return json.dumps(forecasted) + "\n"

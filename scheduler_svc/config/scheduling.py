@@ -1,6 +1,6 @@
 """
-The settings that say how the core schedules, under the names of the systems they come from:
-`core.options.CoreOptions` has their meanings.
+The settings of scheduling, under the names they have in the systems they come from; see
+`core.request.options.CoreOptions` for their meanings.
 """
 
 from __future__ import annotations
@@ -138,13 +138,13 @@ class SchedulingSettings(ServiceSettings):
 
     def core_options(self, kv_bytes_per_block: int = 0) -> CoreOptions:
         """
-        What they come to.
+        Return the core's options for these settings.
 
         Args:
-            kv_bytes_per_block: Of the executor; 0 where it is not known yet.
+            kv_bytes_per_block: Bytes of one KV block on the executor; 0 where not known yet.
 
         Raises:
-            InvalidConfig: The first value out of range.
+            InvalidConfig: A value is out of range; the error names the first one.
         """
         options = CoreOptions(
             schedule_policy=_policy(self.schedule_policy),
@@ -192,11 +192,11 @@ class SchedulingSettings(ServiceSettings):
 
 def without_effect(options: CoreOptions, limits: EngineConfig, num_host_blocks: int) -> list[str]:
     """
-    Settings that work but do nothing, or nothing of use, together with others: a line for each.
+    Return a warning for each setting that has no effect, or no useful one, beside the others.
 
     Args:
-        options: How the core schedules.
-        limits: As they are in force.
+        options: Scheduling options of the core.
+        limits: Limits in force.
         num_host_blocks: Blocks of host memory that the executor has for swapping.
     """
     pauses, budget = options.victim_rule is VictimRule.PAUSED_BUDGET, options.paused_budget_blocks

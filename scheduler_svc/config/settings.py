@@ -1,9 +1,10 @@
 """
-The scheduler's settings: one schema, whatever they come from (`tandem.settings` reads them).
+The scheduler's settings: one schema for files, environment and flags (`tandem.settings` reads
+them).
 
 The seven engine limits are those of `tandem.engine_config.EngineConfig`, with its rules and texts.
-A limit that nobody set follows the executor; one that was set narrows the executor or, where it
-cannot be narrowed, refuses it (`limits_on`).
+A limit that is not set follows the executor. One that is set lowers the executor's; an executor
+with a smaller max_num_blocks or max_model_len, or another block_size, is refused (`limits_on`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tandem.settings.schema import (
 
 
 class _EngineLimits(ServiceSettings):
-    """What both services are told."""
+    """Engine limits, which are settings of both services."""
 
     block_size: int = Field(16, description="tokens per KV block; must equal the executor's")
     max_num_blocks: int | None = Field(
@@ -149,7 +150,7 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
         return tuple(self.executor.split(","))
 
     def listen_addresses(self) -> dict[str, str]:
-        """Where it listens, by setting; without those that were set to none."""
+        """Return the addresses to listen on, by setting name, without those set to none."""
         names = ("listen", "admin_listen", "metrics_listen")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
@@ -172,11 +173,11 @@ _PROGRAM = Program(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSettings(Loaded[SchedulerSettings]):
-    """Settings with where each came from, and what they come to on an executor."""
+    """Settings with the source of each, and their values on a given executor."""
 
     def limits_on(self, geometry: ExecutorGeometry) -> EngineConfig:
         """
-        Join the engine limits with what an executor has: the smaller of both applies.
+        Join the engine limits with an executor's: the smaller of both applies.
 
         Raises:
             IncompatibleExecutor: A limit set here cannot hold on this executor.
@@ -213,7 +214,7 @@ class LoadedSettings(Loaded[SchedulerSettings]):
         return limits
 
     def in_force(self, limits: EngineConfig | None) -> ConfigSnapshot:
-        """Every setting; with `limits` (those joined with an executor) for the engine limits."""
+        """Return every setting; `limits`, if given, replace the engine limits (see `limits_on`)."""
         joined = {} if limits is None else limits.as_dict()
         return ConfigSnapshot(
             entries=tuple(
@@ -239,7 +240,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
     Read and validate all settings.
 
     Raises:
-        InvalidConfig: The first thing wrong, naming the setting and where it was set.
+        InvalidConfig: A setting is wrong; the error names the first one and its source.
         SystemExit: After --help.
     """
     read = read_settings(_PROGRAM, argv, environ)
