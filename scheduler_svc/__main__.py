@@ -8,7 +8,7 @@ from tandem.process_start import end_quietly_on_signals, run_or_refuse
 
 
 def main() -> int:
-    """Run one scheduler; gives its exit code."""
+    """Run one scheduler; returns its exit code."""
     end_quietly_on_signals()
     from scheduler_svc.run import run  # noqa: PLC0415 -- takes a while, in which Ctrl-C may come
 

@@ -1,4 +1,4 @@
-"""What a scheduler process does: read settings, serve, stop on SIGTERM."""
+"""Main program of a scheduler process: reads settings, serves, stops on SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tandem.process_start import EXIT_STOPPED, check_limits
 from tandem.telemetry import configure_logging
 
 MIN_ADDRESS_SPACE_BYTES = 1 << 29
-"""With less gRPC waits for threads that it cannot start, for ever."""
+"""Bytes of address space below which gRPC would wait forever for threads it cannot start."""
 
 
 def run(argv: Sequence[str]) -> int:
     """
-    Run one scheduler; gives its exit code.
+    Run one scheduler; returns its exit code.
 
     Raises:
-        TandemError: Why the process cannot go on.
-        OSError, MemoryError, ImportError, RuntimeError: What it lacked.
+        TandemError: The process cannot start or go on; the error says why.
+        OSError, MemoryError, ImportError, RuntimeError: A resource or library is missing.
     """
     loaded = load_settings(argv, os.environ)
     settings = loaded.settings
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     for warning in settings.engine_config().warnings():
         log.warning("unusual_setting", message=warning)
     poll_where_waited(os.environ)
-    # This imports gRPC, which reads its environment then.
+    # This imports gRPC, which reads its environment at import.
     from scheduler_svc.service.service import Service  # noqa: PLC0415
 
     return Service(loaded).run()

@@ -1,6 +1,6 @@
 """
-`python -m scheduler_svc.show_config [flags]`: print the settings that the service would run with,
-as JSON, without starting it. Takes the service's flags, files and environment.
+Program `python -m scheduler_svc.show_config [flags]`: prints the settings that the service would
+run with, as JSON, without starting it. Takes the service's flags, files and environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the core process tells a frontend at its start, as one JSON argument."""
+"""Settings that the core process gives a frontend at its start, as one JSON argument."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     Settings of one frontend process.
 
     Attributes:
-        index: Which frontend this is, from 0; its identity on the core's socket.
+        index: Number of this frontend, from 0; its identity on the core's socket.
         ipc_path: Unix path of the core's ROUTER socket.
         listen: host:port of the public service; port 0 takes any free one.
         admin_listen: host:port of the admin service; None on all frontends but one.
         metrics_listen: host:port of the Prometheus page; None on all frontends but one.
-        share_port: Other frontends listen on the same port; else a port in use is an error.
+        share_port: True when other frontends listen on the same port; else a port in use is an
+            error.
         log_level: "debug", "info", "warning" or "error".
         log_format: "json" or "console".
         max_message_bytes: Largest request message accepted.
-        drain_grace_s: How long `Drain` waits where the call does not say.
-        progress_interval_s: Longest silence of a stream before a Progress is repeated.
-        stall_deadline_s: Longest time one message may wait for a client that does not read.
+        drain_grace_s: Seconds that `Drain` waits where the call does not say.
+        progress_interval_s: Longest silence of a stream, in seconds, before a Progress is repeated.
+        stall_deadline_s: Most seconds that a message may wait for a client that does not read.
         max_pending_bytes: Most output of one request that may wait for its client.
-        core_timeout_s: Age of the core's last answer at which liveness fails.
-        query_timeout_s: How long the core may take to answer a question, beyond a grace asked for.
+        core_timeout_s: Age of the core's last answer, in seconds, at which liveness fails.
+        query_timeout_s: Seconds in which the core must answer a query, beyond a grace asked for.
         num_tokenizer_threads: Threads for long prompts and chat templates.
         max_waiting_prompts: Most prompts that may wait for one of these threads.
     """

@@ -1,4 +1,4 @@
-"""The directory of one scheduler's sockets and files, and the ones that dead schedulers left."""
+"""Temporary directory of one scheduler's sockets and files, and removal of abandoned ones."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tandem.temporary import temporary_folder
 
 PREFIX = "tandem-"
 CORE_SOCKET = "ipc/core.sock"
-"""Where the core and its frontends meet."""
+"""Path, within the directory, of the socket between the core and its frontends."""
 _LOCK = "lock"
 _YOUNG_S = 60.0
-"""A directory younger than this may not have been locked yet by whoever makes it."""
+"""Age in seconds below which a directory may not have been locked yet by its scheduler."""
 
 
 class ScratchDirectory:
     """
-    A directory below the system's temporary one that lives as long as this process.
+    Temporary directory that lives as long as this process.
 
-    It holds a locked file. The system drops the lock with the process, however that ends, so that
-    the next scheduler knows which directories nobody needs.
+    It holds a locked file. The system drops the lock when the process ends, in whatever way, so
+    the next scheduler can tell which directories are abandoned.
     """
 
     def __init__(self) -> None:
         """
-        Make it, and remove what this user's dead schedulers left beside it.
+        Make the directory, and remove those that this user's dead schedulers left beside it.
 
         Raises:
             InvalidConfig: There is no place for it.
@@ -40,7 +40,7 @@ class ScratchDirectory:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Delete it with all that is in it; errors are of no interest any more."""
+        """Delete the directory with all its contents; errors are ignored."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
@@ -57,7 +57,7 @@ def _is_abandoned(directory: Path) -> bool:
         if about.st_uid != os.getuid() or time.time() - about.st_mtime < _YOUNG_S:
             return False
         lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # gone by now, not a directory, or none of ours
+    except OSError:  # It is gone by now, is not a directory, or is none of ours.
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Frontend processes: started by exec, told what to do, watched, stopped."""
+"""Frontend processes: their start by exec, their settings, watch and end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import structlog
 from scheduler_svc.process.frontend_settings import FrontendSettings
 
 STOP_DEADLINE_S = 5.0
-"""How long a frontend may take to close its streams after it was asked to stop."""
+"""Seconds that a frontend may take to close its streams after it was asked to stop."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -23,9 +23,9 @@ class Frontend:
     """
     One frontend process.
 
-    It exits when its stdin ends, so it cannot outlive this process whatever kills it. It is in its
-    own process group: an interrupt typed at the terminal reaches only the core process, which then
-    stops the frontends in order.
+    It exits when its stdin ends, so it cannot outlive this process, however this one ends. It is in
+    its own process group: an interrupt typed at the terminal reaches only the core process, which
+    then stops the frontends in an orderly way.
     """
 
     def __init__(self, settings: FrontendSettings, on_exit: Callable[[int, int], None]) -> None:
@@ -33,7 +33,7 @@ class Frontend:
         Start the process.
 
         Args:
-            settings: What it is to do.
+            settings: Settings of the frontend.
             on_exit: Called once, on another thread, with its index and exit code.
         """
         self.index = settings.index
@@ -58,16 +58,16 @@ class Frontend:
         on_exit(self.index, self._process.wait())
 
     def ask_to_stop(self) -> None:
-        """Let it finish what it is sending: the end of its stdin says so."""
+        """Close its stdin, which asks it to finish what it is sending and stop."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process at once."""
         self._process.kill()
 
     def stop_by(self, deadline_s: float) -> None:
-        """Wait until this time (monotonic) for it to end, then end it."""
+        """Wait for the process to end until this time (monotonic seconds), then kill it."""
         self._watcher.join(timeout=max(0.0, deadline_s - time.monotonic()))
         if self._watcher.is_alive():
             _log.warning("frontend_killed", frontend=self.index)
@@ -76,7 +76,7 @@ class Frontend:
 
 
 def stop_frontends(frontends: list[Frontend]) -> None:
-    """Stop all of them together, gently first."""
+    """Stop all frontends together: ask first, kill those that still run after the deadline."""
     for frontend in frontends:
         frontend.ask_to_stop()
     deadline_s = time.monotonic() + STOP_DEADLINE_S

@@ -1,4 +1,4 @@
-"""Finding out that a loop no longer turns, from a thread that the loop cannot hold up."""
+"""Watchdog of a loop, for a thread that the loop cannot block."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from typing import NoReturn
 import structlog
 
 LIVE_WITHIN_S = 30.0
-"""A loop that has not turned for so long makes liveness fail."""
+"""Seconds without a turn of the loop after which liveness fails."""
 EXIT_AFTER_S = 60.0
-"""After so long its process ends itself, for whoever has no orchestrator to end it."""
+"""Seconds without a turn after which the process exits, in case no orchestrator ends it."""
 LOOK_INTERVAL_S = 1.0
-"""How often a watch looks."""
+"""Seconds from one look of a watch to the next."""
 LONGEST_LOOK_S = 3.0
-"""What passed between two looks counts up to here: then the watch itself was stopped, or the whole
-machine asleep, and the loop had no chance to turn."""
+"""
+Most seconds that count between two looks: where more passed, the watch itself was stopped or the
+machine was asleep, and the loop had no chance to turn.
+"""
 LAST_WORD_S = 2.0
-"""How long the log may take: whoever reads it may be what the loop hangs on."""
+"""Most seconds to wait for the last log line: the loop may hang on the log's reader itself."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 class TickWatch:
     """
-    Judges one loop by a number that grows with its turns. Pure: time is an argument.
+    Watchdog of one loop, by a number that grows with its turns. Pure: time is an argument.
 
     Attributes:
-        silent_s: For how long the loop has not turned while the watch could look.
+        silent_s: Seconds for which the loop has not turned while the watch could look.
     """
 
     def __init__(self, now: float) -> None:
@@ -39,7 +41,7 @@ class TickWatch:
         self.silent_s = 0.0
 
     def look(self, num_turns: int, now: float) -> float:
-        """Take note of the loop's number; returns `silent_s`."""
+        """Note the loop's number of turns; returns `silent_s`."""
         if num_turns != self._num_turns:
             self._num_turns = num_turns
             self.silent_s = 0.0
@@ -50,7 +52,7 @@ class TickWatch:
 
 
 def exit_stuck(loop: str, thread_id: int | None) -> NoReturn:
-    """End this process with 1, after saying in the log where the thread of its loop hangs."""
+    """Exit with code 1, after logging the stack of the loop's thread to show where it hangs."""
     frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001  # the documented way
     where = "" if frame is None else "".join(traceback.format_stack(frame))
     say = threading.Thread(
