@@ -42,7 +42,7 @@ def forecast(loaded: LoadedSettings) -> dict[str, object]:
 def _held_by(
     num_blocks: int | None, longest: int | None, config: EngineConfig
 ) -> dict[str, int | None]:
-    """Return the contents of so many blocks; None for values that only the executor knows."""
+    """Return how much so many blocks hold; None for values that only the executor knows."""
     if num_blocks is None:
         return {"tokens": None, "longest_requests": None, "blocks_at_threshold": None}
     return {

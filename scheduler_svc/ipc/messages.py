@@ -49,7 +49,7 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     tenant: str = ""
     cache_salt: bytes = b""
     block_digests: bytes = b""
-    """See scheduler_svc.core.request.block_hashes; empty where the prompt was not hashed."""
+    """Digests of the prompt's full blocks (`core.request.block_hashes`); empty: not hashed."""
     digest_block_size: int = 0
     """Block size of `block_digests`; digests for another block size than the core's are unused."""
     prior_outputs: tuple[bytes, ...] = ()
@@ -57,9 +57,9 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     finished_choices: tuple[int, ...] = ()
     """Choices that have ended already: none of their tokens are computed, no event is sent."""
     idempotency_key: str = ""
-    """Empty: none."""
+    """Key by which the core recognizes a repeated request; empty for none."""
     fingerprint: bytes = b""
-    """Of the prompt and all parameters but the seed; requests with one key must agree in it."""
+    """Hash of prompt and all parameters but the seed; requests with one key must agree in it."""
     is_seed_given: bool = False
     """True when the client sent `seed`."""
     repetition_penalty: float = 1.0

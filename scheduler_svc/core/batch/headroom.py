@@ -13,8 +13,8 @@ class Headroom:
     """
     The blocks one step's plan may give to new requests.
 
-    The expected need of running requests is summed up only when a request would be admitted
-    otherwise, so a step that cannot admit does not pay for it. A `schedule_conservativeness` of 0
+    The expected need of running requests is summed up only for a request that passes all other
+    checks, so a step that cannot admit does not pay for it. A `schedule_conservativeness` of 0
     turns that estimate off: a request that fits now is admitted, as in vLLM.
 
     A request without an EOS token will produce all its max_tokens. Without prefix caching its end

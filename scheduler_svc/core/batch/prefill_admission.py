@@ -18,8 +18,8 @@ from tandem.link.batch import Admission, Int32Column
 
 MAX_PASSED = 32
 """
-Number of requests at which one plan stops passing over those that wait for a prefix being computed
-or for a step with more tokens for long prompts.
+Most requests that one plan passes over because they wait for a prefix that is being computed or for
+a step with more tokens for long prompts.
 """
 MAX_SENT_TOKENS = 1 << 22
 """

@@ -76,7 +76,7 @@ def next_chunk(draft: Draft, left: int) -> int:
 
 
 def may_cut(draft: Draft) -> bool:
-    """Return True where a prompt may be computed in chunks; always while steps are kept small."""
+    """Return True where prompts may be cut into chunks; always while `step_room` limits tokens."""
     return draft.state.options.chunked_prefill or draft.state.room.max_tokens is not None
 
 

@@ -8,7 +8,7 @@ from scheduler_svc.core.state.state import CoreState
 
 
 def report_step(draft: Draft, now: float) -> None:
-    """Log the prompts a step computes, and every 40th decode pass."""
+    """Log the prompts that a step computes, and every 40th step with decodes."""
     state, log = draft.state, draft.state.step_log
     snapshot = snapshot_of(state)
     if draft.prefills:

@@ -91,7 +91,7 @@ class Swaps:
         return copy.num_tokens
 
     def columns(self) -> dict[str, Int32Column]:
-        """Return the batch's swap columns; to be called when the batch is planned to its end."""
+        """Return the batch's swap columns; to be called once the batch is fully planned."""
         self._state.host.settle()
         return {
             "swap_out_block": np.array(self._out_block, np.int32),

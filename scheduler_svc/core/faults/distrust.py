@@ -18,8 +18,8 @@ from scheduler_svc.core.state.state import CoreState
 
 def distrust(state: CoreState, request: Request, also: AbstractSet[int] = frozenset()) -> None:
     """
-    Drop the KV that a request with an error in its result computed from the prefix cache, and that
-    of the writers `also`; requests that share the request's KV start over without that of others.
+    Drop from the prefix cache the KV computed by a request with a row error, by the requests that
+    share it and by the writers `also`; those that share it start over with only their own KV.
     """
     culprit = writer_key(*request.slot_key)
     sharers = [other for other in state.by_handle.values() if culprit in other.kv_writers]
@@ -32,8 +32,8 @@ def distrust(state: CoreState, request: Request, also: AbstractSet[int] = frozen
 
 def retry_alone(state: CoreState, request: Request) -> None:
     """
-    Start a request over that shared KV of others and got an error as its result, since the shared
-    KV may have been wrong.
+    Start over a request that shared KV of others and got a row error, since the shared KV may have
+    been wrong.
     """
     distrust(state, request, request.kv_writers)
     _start_over(state, request)

@@ -3,9 +3,9 @@ Consequences of a step that ran out of memory on the executor: smaller steps, or
 
 Unlike a death, this blames no request in a step of several: most often they do not fit together.
 See `step_room` for the way steps become smaller, down to a few tokens of one request alone. Such a
-request is tried a few times, since the executor starts with empty memory each time, and then fails.
-Its progress in between does not clear it; otherwise a request that outgrows the memory would be
-tried forever.
+request is tried a few times, since each time the data of others is gone from memory, and then
+fails. Its progress in between does not clear it; otherwise a request that outgrows the memory would
+be tried forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scheduler_svc.core.state.state import CoreState
 from tandem.errors import OutOfMemory
 
 FAILS_AT = 3
-"""Number of small steps of one request alone, in all its life, that run out before it fails."""
+"""Number of small steps of a request alone that ran out of memory, in all, at which it fails."""
 SMALL_STEP_TOKENS = 64
 """Most tokens of a small step; after a larger one, the prompt may fit in smaller chunks."""
 

@@ -45,7 +45,7 @@ class EventKind(enum.IntEnum):
     FAIL = 8
     """It ended by an error; `detail` is its reason in the error table."""
     SUSPECTED = 9
-    """An executor died in a step of it; `detail` says how often, and the step's request count."""
+    """An executor died in a step with it; `detail` has the deaths and the step's request count."""
     TRIAL = 10
     """It runs in a trial that looks for the request that kills executors; `detail` describes it."""
     CLEARED = 11
