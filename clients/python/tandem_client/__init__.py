@@ -102,11 +102,11 @@ _HOMES = {
     "retry": "NO_RETRY RetryPolicy",
     "stream": "GenerationStream",
 }
-"""Which module defines each name: loading all of them takes a moment that the command lacks."""
+"""Public names by the module that defines them; each is loaded on first use, to start quickly."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module of a name when it is first used."""
+    """Load the module of a name on its first use, and return the name's value."""
     for module, names in _HOMES.items():
         if name in names.split():
             value = getattr(import_module(f"tandem_client.{module}"), name)

@@ -1,23 +1,23 @@
-"""Which addresses of servers make sense: a mistake is told before anything connects."""
+"""Checks of server addresses, so that a mistake is reported before anything connects."""
 
 from __future__ import annotations
 
 from tandem.errors import InvalidConfig
 
 _RESOLVED_BY_GRPC = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:")
-"""Names of resolvers; what follows one is gRPC's to read."""
+"""Prefixes of gRPC's resolvers; gRPC itself parses the text after one."""
 _WANTED = "give HOST:PORT, for example"
 
 
 def check_address(address: str) -> str:
     """
-    Return the address of a server if a connection can be tried.
+    Return the address of a server unchanged if a connection to it can be tried.
 
     Args:
         address: HOST:PORT, [IPv6]:PORT, unix:PATH, or another name that gRPC resolves.
 
     Raises:
-        InvalidConfig: It is none of them; the sentence says what to write instead.
+        InvalidConfig: The address has none of these forms; the message says what to write instead.
     """
     if not isinstance(address, str):
         raise InvalidConfig(f"the address must be a string HOST:PORT, not {address!r}")

@@ -1,4 +1,4 @@
-"""The operators' API, on its own port, and health for anybody."""
+"""Client of the admin API, which has its own port, and of the health service of any port."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class AdminClient:
             options: Encryption, metadata and limits of the connection.
 
         Raises:
-            InvalidConfig: It is no address of a server.
+            InvalidConfig: `address` is not the address of a server.
         """
         self.address = address
         self._retry = RetryPolicy() if retry is None else retry
@@ -130,22 +130,22 @@ class AdminClient:
         self._stub = admin_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def stats(self, *, deadline_s: float | None = None) -> Stats:
-        """One consistent snapshot; cheap, safe to poll."""
+        """Return one consistent snapshot of the counters; the call is cheap and safe to poll."""
         answer = self._unary(self._stub.GetStats, admin.GetStatsRequest(), deadline_s)
         values = {field.name: getattr(answer, field.name) for field in fields(Stats)}
         return Stats(**(values | {"refused_by_limit": dict(answer.refused_by_limit)}))
 
     def drain(self, grace_s: float | None = None, *, deadline_s: float | None = None) -> int:
         """
-        Stop admission, let running requests finish for a while, hand the rest over, and have the
-        scheduler give its executor back; there is no way back but a restart.
+        Stop admission, let running requests finish for a while, hand the rest over, and make the
+        scheduler release its executor. Only a restart of the scheduler undoes this.
 
         Args:
             grace_s: Seconds that requests may go on; None = the server's default, 0 = none.
-            deadline_s: Ends the wait, not the draining.
+            deadline_s: Longest wait for the answer in seconds; draining goes on after it.
 
         Returns:
-            Choices of requests that were handed over.
+            Number of choices that were handed over.
         """
         request = admin.DrainRequest()
         if grace_s is not None:
@@ -154,7 +154,7 @@ class AdminClient:
         return remaining
 
     def config(self, *, deadline_s: float | None = None) -> list[Setting]:
-        """The configuration in force, in the order of the documentation."""
+        """Return the configuration in force, in the order of the documentation."""
         answer = self._unary(self._stub.GetConfig, admin.GetConfigRequest(), deadline_s)
         return [
             Setting(name=entry.name, value=json.loads(entry.json_value), source=entry.source)
@@ -170,13 +170,13 @@ class AdminClient:
         deadline_s: float | None = None,
     ) -> RequestList:
         """
-        Requests in the system, oldest first, one entry per choice.
+        Return the requests in the system, oldest first, one entry per choice.
 
         Args:
-            max_results: Most entries; None = the server's default, 100.
-            tenant: Only this tenant's; "" = only those without one.
-            states: Only those in one of these; empty = all.
-            deadline_s: Longest wait.
+            max_results: Largest number of entries; None = the server's default, 100.
+            tenant: Return only this tenant's requests; "" = only requests without a tenant.
+            states: Return only requests in one of these states; empty = all.
+            deadline_s: Longest wait for the answer in seconds.
         """
         request = requests_pb2.ListRequestsRequest(
             max_results=max_results,
@@ -189,28 +189,28 @@ class AdminClient:
         self, request_id: str, *, deadline_s: float | None = None
     ) -> list[RequestEvent]:
         """
-        What happened to a request that is live or ended lately, in order of time.
+        Return the events of a request that is live or ended lately, in order of time.
 
         Raises:
             EventsNotTracked: The server does not keep events.
-            RequestNotFound: It keeps none of this request.
+            RequestNotFound: The server has no events of this request.
         """
         request = requests_pb2.GetRequestEventsRequest(request_id=request_id)
         return events_from_proto(self._unary(self._stub.GetRequestEvents, request, deadline_s))
 
     def suspend(self, kv_mode: KvMode | None = None, *, deadline_s: float | None = None) -> int:
         """
-        Stop computing and have the executor give KV memory back; requests wait.
+        Stop computing and make the executor release KV memory; requests wait.
 
         Args:
-            kv_mode: What becomes of that memory; None = it stays.
-            deadline_s: Ends the wait, not the suspension.
+            kv_mode: Treatment of the KV cache; None = it stays in device memory.
+            deadline_s: Longest wait for the answer in seconds; the suspension outlives it.
 
         Returns:
-            Bytes of device memory in use then; 0 where unknown.
+            Bytes of device memory in use after that; 0 if unknown.
 
         Raises:
-            NoExecutor: None is attached.
+            NoExecutor: No executor is attached.
         """
         mode = 0 if kv_mode is None else int(kv_mode)
         request = admin.SuspendRequest(kv_mode=mode)  # type: ignore[arg-type]  # numbers are the same
@@ -218,11 +218,11 @@ class AdminClient:
         return memory
 
     def resume(self, *, deadline_s: float | None = None) -> None:
-        """End a suspension; requests go on as if it had not been."""
+        """End a suspension; requests continue as if there had been none."""
         self._unary(self._stub.Resume, admin.ResumeRequest(), deadline_s)
 
     def flush_prefix_cache(self, *, deadline_s: float | None = None) -> int:
-        """Make the server forget cached prompts; returns how many blocks that freed at once."""
+        """Clear the prefix cache of the server; return the number of blocks freed at once."""
         answer = self._unary(
             self._stub.FlushPrefixCache, admin.FlushPrefixCacheRequest(), deadline_s
         )
@@ -240,26 +240,26 @@ class AdminClient:
         deadline_s: float | None = None,
     ) -> Profile:
         """
-        Record what the executor does in its next steps, with PyTorch's profiler.
+        Record the executor's next steps with PyTorch's profiler.
 
-        Requests are served meanwhile, slower by what recording costs. Never tried again by itself.
+        Requests are still served meanwhile, slowed by the recording. The call is never retried.
 
         Args:
             num_steps: Steps to record, 1 to 100, or to 20 with stacks; None = the server's default,
                 20.
-            duration_s: Seconds after which it ends with what there is, over 0 to 60; None = the
-                server's default, 10.
+            duration_s: Seconds after which the recording ends with the steps it has, over 0 to 60;
+                None = the server's default, 10.
             with_stack: Record Python functions too; several times slower.
-            record_shapes: Record the shapes of what operations work on.
-            on_progress: Told about twice a second how far it is.
-            deadline_s: Ends the call, and the recording, without a trace.
+            record_shapes: Record the shapes of the operands of operations.
+            on_progress: Called about twice a second with the progress of the recording.
+            deadline_s: Seconds after which the call and the recording end, without a trace.
 
         Raises:
             InvalidParameter: A number is out of range.
-            NoExecutor: None is attached.
-            ProfileRunning: Somebody else records now.
-            ProfileUnsupported: This executor cannot.
-            ExecutorLost: It was lost meanwhile.
+            NoExecutor: No executor is attached.
+            ProfileRunning: Another recording is running.
+            ProfileUnsupported: The executor cannot record.
+            ExecutorLost: The executor was lost meanwhile.
             CorruptMessage: The trace did not arrive whole.
         """
         request = request_of(
@@ -298,13 +298,13 @@ def is_serving(
     address: str, service: str, *, timeout_s: float, options: ChannelOptions | None = None
 ) -> bool:
     """
-    Ask a server's standard health service once.
+    Ask a server's standard health service once, and return True if it answers SERVING.
 
     Args:
         address: Any port of a Tandem service.
-        service: "" for liveness, "tandem.ready", "tandem.progress".
-        timeout_s: Longest wait for the answer.
-        options: How to connect.
+        service: "" for liveness, "tandem.ready" or "tandem.progress".
+        timeout_s: Longest wait for the answer in seconds.
+        options: Encryption, metadata and limits of the connection.
 
     Raises:
         TandemError: The server cannot be reached, or knows no such health name.

@@ -1,4 +1,4 @@
-"""What operators learn of single requests and may ask for, as plain values."""
+"""Plain values of the admin API: states, events and lists of requests, and KV modes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.admin.v1 import requests_pb2
 
 
 class RequestState(enum.IntEnum):
-    """Where a request is; see tandem.admin.v1.RequestState."""
+    """State of a request; see tandem.admin.v1.RequestState."""
 
     UNSPECIFIED = 0
     WAITING = 1
@@ -24,7 +24,7 @@ class RequestState(enum.IntEnum):
 
 
 class RequestEventKind(enum.IntEnum):
-    """What happened; see tandem.admin.v1.RequestEventKind."""
+    """Kind of an event of a request; see tandem.admin.v1.RequestEventKind."""
 
     UNSPECIFIED = 0
     ADD = 1
@@ -45,7 +45,7 @@ class RequestEventKind(enum.IntEnum):
 
 
 class KvMode(enum.IntEnum):
-    """What becomes of KV memory during a suspension; see tandem.admin.v1.KvMode."""
+    """Treatment of the KV cache during a suspension; see tandem.admin.v1.KvMode."""
 
     PERSIST = 1
     OFFLOAD = 2
@@ -54,7 +54,10 @@ class KvMode(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSummary:
-    """One choice of a live request; times are seconds, None before the first token."""
+    """
+    One choice of a live request. Times are in seconds; `time_to_first_token_s` is None before the
+    first token.
+    """
 
     request_id: str
     choice: int
@@ -71,7 +74,7 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestList:
-    """Requests, oldest first; `total` counts those cut off too."""
+    """Requests, oldest first; `total` also counts requests beyond `max_results`."""
 
     requests: tuple[RequestSummary, ...]
     total: int
@@ -79,7 +82,7 @@ class RequestList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStats:
-    """KV blocks at one moment: used by requests, kept for the prefix cache alone, and others."""
+    """Numbers of KV blocks at one moment: used by requests, held only as prefix cache, and free."""
 
     used_blocks: int
     cached_blocks: int
@@ -88,7 +91,7 @@ class BlockStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEvent:
-    """One thing that happened; see tandem.admin.v1.RequestEvent for which kind has what."""
+    """One event of a request; tandem.admin.v1.RequestEvent lists the fields of each kind."""
 
     kind: RequestEventKind
     choice: int

@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 class AsyncClient:
     """
-    As `Client`, for one event loop: connects in the loop of its first call.
+    A client like `Client`, for one event loop: it connects in the loop of its first call.
 
     Example:
         async with AsyncClient("127.0.0.1:50051") as client:
@@ -78,7 +78,7 @@ class AsyncClient:
 
     async def abort(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """
-        End a live request, whoever started it; its stream keeps what was produced.
+        End a live request of any client; its stream keeps the output produced so far.
 
         Raises:
             RequestNotFound: No live request has this id.
@@ -87,7 +87,7 @@ class AsyncClient:
         await self._unary(self._stub.Abort, request, deadline_s)
 
     async def get_model(self, *, deadline_s: float | None = None) -> Model:
-        """What is served and its limits."""
+        """Return the model that is served, with its limits."""
         request = inference.GetModelRequest()
         return model_from_proto(await self._unary(self._stub.GetModel, request, deadline_s))
 
@@ -138,7 +138,7 @@ async def call_with_retry(
     deadline_s: float | None,
     metadata: tuple[tuple[str, str], ...],
 ) -> Answer:
-    """Call a unary method until it succeeds or its failure is final, which is raised."""
+    """Call a unary method until it succeeds; raise the first failure that is final."""
     while True:
         timeout_s = remaining_s(deadline_s, time.monotonic())
         try:

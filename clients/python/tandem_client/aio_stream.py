@@ -24,13 +24,14 @@ from tandem_client.stream import StartCall, remaining_s, within
 
 class AsyncGenerationStream:
     """
-    As `GenerationStream`, with `async for`. Cancelling the task that iterates cancels the request.
+    A stream like `GenerationStream`, for `async for`. Cancelling the task that iterates cancels the
+    request.
 
     Attributes:
-        started: The acceptance, once it came.
-        finished: How the output of choice 0 ended, once it did.
-        finished_choices: How each choice that ended did, by its number.
-        done: Usage and timings, once all is over.
+        started: Acceptance of the request; None before it arrives.
+        finished: End of choice 0; None before it ends.
+        finished_choices: Ends of the choices that ended, by choice number.
+        done: Usage and timings; None before the last event.
     """
 
     def __init__(
@@ -54,18 +55,18 @@ class AsyncGenerationStream:
 
     @property
     def finished(self) -> Finished | None:
-        """See the class."""
+        """End of choice 0; None before it ends."""
         return self.finished_choices.get(0)
 
     @property
     async def text(self) -> AsyncIterator[str]:
-        """The new text of every delta of choice 0 that has some."""
+        """New text of each delta of choice 0 that has text."""
         async for event in self:
             if isinstance(event, Delta) and event.choice == 0 and event.text:
                 yield event.text
 
     async def aclose(self) -> None:
-        """Cancel what still runs; safe to call more than once."""
+        """Cancel the running call, if any; safe to call more than once."""
         self._closed.set()
         if self._call is not None:
             self._call.cancel()

@@ -1,4 +1,4 @@
-"""How a client reaches a server: address, encryption, keep-alive, size limits."""
+"""Connections of clients to a server: default addresses, encryption, keep-alive, size limits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class ChannelOptions:
     Settings of one connection.
 
     Attributes:
-        credentials: From grpc.ssl_channel_credentials(); None = plain text.
-        metadata: Sent with every call, for example (("authorization", "Bearer ..."),).
-        keepalive_s: Ping a silent connection that has calls this often, so that a dead peer is
-            noticed; None = never.
-        keepalive_timeout_s: A ping unanswered for so long means the connection is dead.
-        max_message_bytes: Largest message accepted.
+        credentials: Credentials from grpc.ssl_channel_credentials(); None = plain text.
+        metadata: Pairs sent with every call, for example (("authorization", "Bearer ..."),).
+        keepalive_s: Seconds between pings on a silent connection that has calls, which detect a
+            dead peer; None = no pings.
+        keepalive_timeout_s: Seconds without an answer to a ping after which the connection counts
+            as dead.
+        max_message_bytes: Size of the largest message accepted.
     """
 
     credentials: grpc.ChannelCredentials | None = None
@@ -35,24 +36,27 @@ class ChannelOptions:
     max_message_bytes: int = 64 << 20
 
     def grpc_options(self, address: str) -> list[tuple[str, int]]:
-        """The same for gRPC; reconnecting starts at once and slows to one try in two seconds."""
+        """
+        Return the settings as gRPC channel arguments. The wait before reconnecting grows from 0.1
+        to 2 seconds.
+        """
         options = [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            # How long one attempt to connect may take: far or busy servers need it.
+            # The time limit of one attempt to connect: far or busy servers need this long.
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 2000),
-            # Clients in one process must not share a connection: each owns its flow control.
+            # Clients in one process must not share a connection: each has its own flow control.
             ("grpc.use_local_subchannel_pool", 1),
         ]
         if address.startswith(_THIS_MACHINE):
-            # No proxy of the environment can reach it for us.
+            # A proxy from the environment cannot reach this machine for us.
             options.append(("grpc.enable_http_proxy", 0))
         if self.keepalive_s is not None:
             options += [
                 ("grpc.keepalive_time_ms", round(self.keepalive_s * 1000)),
                 ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_s * 1000)),
-                # What bounds the wait for a ping's answer is this one, a minute unless set.
+                # This argument bounds the wait for a ping's answer; its default is a minute.
                 ("grpc.http2.ping_timeout_ms", round(self.keepalive_timeout_s * 1000)),
                 ("grpc.http2.max_pings_without_data", 0),
             ]
@@ -63,7 +67,7 @@ class ChannelOptions:
         Return a channel for threads; it connects with the first call.
 
         Raises:
-            InvalidConfig: It is no address of a server.
+            InvalidConfig: `address` is not the address of a server.
         """
         check_address(address)
         if self.credentials is None:

@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 class Client:
     """
     A connection to one Tandem server; safe to share between threads. Every failure is a
-    `tandem.errors.TandemError`: match its class or `reason`.
+    `tandem.errors.TandemError`, which can be matched by class or by `reason`.
 
     Example:
         with Client("127.0.0.1:50051") as client:
@@ -49,7 +49,7 @@ class Client:
             options: Encryption, metadata and limits of the connection.
 
         Raises:
-            InvalidConfig: It is no address of a server.
+            InvalidConfig: `address` is not the address of a server.
         """
         self.address = address
         self._retry = RetryPolicy() if retry is None else retry
@@ -68,17 +68,17 @@ class Client:
         Stream one completion.
 
         Args:
-            prompt: Text to continue; or give `messages` or `token_ids`.
-            deadline_s: Cancel after so many seconds, retries included.
+            prompt: Text to continue, unless `messages` or `token_ids` is given.
+            deadline_s: Seconds after which the request is cancelled, retries included.
             **options: See GenerateOptions.
 
         Returns:
             The stream; the call starts with its first iteration.
 
         Raises:
-            TandemError: From the iteration: what the server refused or why the stream broke.
-            InvalidParameter: At once, where a value cannot be sent.
-            TypeError: At once, where an option has an unknown name.
+            TandemError: The server refused the request or the stream broke; raised by iterating.
+            InvalidParameter: A value cannot be sent; raised at once.
+            TypeError: An option has an unknown name; raised at once.
         """
         request = build_request(prompt, options)
         return GenerationStream(self._start, request, self._retry, _deadline(deadline_s))
@@ -99,7 +99,7 @@ class Client:
 
     def abort(self, request_id: str, *, deadline_s: float | None = None) -> None:
         """
-        End a live request, whoever started it; its stream keeps what was produced.
+        End a live request of any client; its stream keeps the output produced so far.
 
         Raises:
             RequestNotFound: No live request has this id.
@@ -107,7 +107,7 @@ class Client:
         self._unary(self._stub.Abort, inference.AbortRequest(request_id=request_id), deadline_s)
 
     def get_model(self, *, deadline_s: float | None = None) -> Model:
-        """What is served and its limits."""
+        """Return the model that is served, with its limits."""
         request = inference.GetModelRequest()
         return model_from_proto(self._unary(self._stub.GetModel, request, deadline_s))
 
@@ -150,7 +150,7 @@ def call_with_retry(
     deadline_s: float | None,
     metadata: tuple[tuple[str, str], ...],
 ) -> Answer:
-    """Call a unary method until it succeeds or its failure is final, which is raised."""
+    """Call a unary method until it succeeds; raise the first failure that is final."""
     while True:
         timeout_s = remaining_s(deadline_s, time.monotonic())
         try:

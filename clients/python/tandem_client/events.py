@@ -1,4 +1,4 @@
-"""What a completion tells its caller, as plain values: the stream's grammar without protobuf."""
+"""Events and results of a completion as plain values, without protobuf, and their decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.inference.v1 import request_pb2, stream_pb2
 
 
 class FinishReason(enum.IntEnum):
-    """Why an output ended; see tandem.common.v1.FinishReason."""
+    """Finish reason of an output; see tandem.common.v1.FinishReason."""
 
     UNSPECIFIED = 0
     EOS = 1
@@ -25,13 +25,13 @@ class FinishReason(enum.IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> FinishReason:  # noqa: ARG003 -- enum's signature
-        # A newer server may know more reasons; the contract asks clients to read those as this.
+        # A newer server may send other reasons; the contract says to read them as UNSPECIFIED.
         return cls.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedParams:
-    """What a request runs with after defaults were filled in; sent again, it reproduces it."""
+    """Parameters of a request with all defaults filled in; sending them again reproduces it."""
 
     temperature: float
     top_k: int
@@ -55,8 +55,8 @@ class ResolvedParams:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """
-    The request was accepted; `truncated_prompt_tokens` of the prompt's oldest tokens were dropped
-    before `prompt_tokens` were left; output goes on after `resumed_tokens` that were sent along.
+    Acceptance of the request. `prompt_tokens` are left after the oldest `truncated_prompt_tokens`
+    were dropped; output continues after the `resumed_tokens` that the request carried.
     """
 
     request_id: str
@@ -70,8 +70,8 @@ class Started:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
     """
-    It waits; `position` requests are ahead. `blocked_by`, here and in the next two, is a sentence
-    that says why the server computes nothing at present; empty while it does.
+    The request waits behind `position` others. `blocked_by`, here and in the next two classes, is a
+    sentence that says why the server computes nothing at present; it is empty while it computes.
     """
 
     position: int
@@ -80,7 +80,7 @@ class Queued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
-    """It got a place; the KV of `cached_tokens` leading prompt tokens was there already."""
+    """The request was admitted; `cached_tokens` leading prompt tokens hit the prefix cache."""
 
     cached_tokens: int
     blocked_by: str = ""
@@ -88,7 +88,7 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilled:
-    """So many prompt tokens are computed."""
+    """Prefill has computed `done_tokens` of the prompt."""
 
     done_tokens: int
     blocked_by: str = ""
@@ -97,9 +97,9 @@ class Prefilled:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
     """
-    How likely the model itself found a token, as natural logarithms: `top` has (id, logprob) of the
-    likeliest, best first. `text` and `top_texts` are for people: of each token by itself, empty
-    where the server tells none.
+    Natural log probability of a token by the model itself; `top` has (id, logprob) of the likeliest
+    tokens, best first. `text` and `top_texts` are texts of single tokens, for display; they are
+    empty if the server sends none.
     """
 
     logprob: float
@@ -111,8 +111,8 @@ class TokenLogprobs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """
-    New output: ids and exactly their text, never cumulative; one of `logprobs` per id, where they
-    were asked for.
+    New output: ids and exactly their text, never cumulative, and one entry of `logprobs` per id if
+    they were asked for.
     """
 
     choice: int
@@ -133,7 +133,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of the whole request; the prompt counts once, as choice 0 found it cached."""
+    """Token counts of the whole request; the prompt counts once, with choice 0's cache hits."""
 
     prompt_tokens: int
     output_tokens: int
@@ -143,8 +143,8 @@ class Usage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """
-    Where the time went, in seconds from arrival as the server saw it; where a stream broke, total
-    and first token as this client saw them, and the others of its last part.
+    Seconds from the arrival at the server. For a resumed stream, this client measures `total_s` and
+    `time_to_first_token_s`, and the other fields are those of the last call.
     """
 
     queue_s: float
@@ -167,8 +167,8 @@ Event = Started | Queued | Scheduled | Prefilled | Delta | Finished | Done
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """
-    One whole output; `matched` is the stop string or the token id that ended it. One of `logprobs`
-    per id, where they were asked for.
+    One whole output; `matched` is the stop string or the token id that ended it. `logprobs` has one
+    entry per id if they were asked for.
     """
 
     choice: int
@@ -181,7 +181,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A whole answer: `choices` in their order, at least one; output's names are of the first."""
+    """A whole answer: `choices` in order, at least one; the properties are those of choice 0."""
 
     request_id: str
     choices: tuple[Choice, ...]
@@ -194,34 +194,34 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of choice 0."""
+        """Text of choice 0."""
         return self.choices[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of choice 0."""
+        """Output ids of choice 0."""
         return self.choices[0].token_ids
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of choice 0."""
+        """Log probabilities of choice 0."""
         return self.choices[0].logprobs
 
     @property
     def reason(self) -> FinishReason:
-        """Of choice 0."""
+        """Finish reason of choice 0."""
         return self.choices[0].reason
 
     @property
     def matched(self) -> str | int | None:
-        """Of choice 0."""
+        """Stop string or token id that ended choice 0, if one did."""
         return self.choices[0].matched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """
-    What is served and its limits; `default_params.seed` has no meaning. With `token_ids_only` there
+    Served model and its limits; `default_params.seed` has no meaning. With `token_ids_only` there
     is no tokenizer: prompts are `token_ids`, and outputs have no text.
     """
 
@@ -238,7 +238,7 @@ class Model:
 
 
 def event_from_proto(response: inference.GenerateResponse) -> Event | None:
-    """Decode one stream message; None for a kind that this version does not know."""
+    """Decode one stream message; return None for a kind that this version does not know."""
     match response.WhichOneof("event"):
         case "delta":
             return Delta(
@@ -287,7 +287,7 @@ def completion_from_proto(response: inference.CompleteResponse) -> Completion:
 
 
 def completion_of(started: Started, choices: tuple[Choice, ...], done: Done) -> Completion:
-    """What the parts of a stream come to."""
+    """Join the parts of a stream into a completion."""
     return Completion(
         request_id=started.request_id,
         choices=choices,
@@ -326,7 +326,7 @@ def _params(message: request_pb2.ResolvedParams) -> ResolvedParams:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
-        n=message.n or 1,  # a server that knows no choices has one
+        n=message.n or 1,  # 0 from a server that does not know the field
         priority=message.priority,
         repetition_penalty=message.repetition_penalty or 1.0,  # likewise
         frequency_penalty=message.frequency_penalty,

@@ -1,4 +1,4 @@
-"""Traces of the executor's steps, as operators ask for them."""
+"""Profiler traces of the executor's steps: the request for one, and its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.errors import CorruptMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileProgress:
-    """How far a recording has come; see tandem.common.v1.ProfileProgress."""
+    """Progress of a recording; see tandem.common.v1.ProfileProgress."""
 
     num_steps: int
     elapsed_s: float
@@ -22,12 +22,12 @@ class ProfileProgress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """
-    What was recorded.
+    A finished recording.
 
     Attributes:
         trace: A file in Chrome's trace event format, compressed with gzip; chrome://tracing and
             ui.perfetto.dev open it.
-        num_steps: Steps in it; 0 where none came in time.
+        num_steps: Number of steps in the trace; 0 if no step ran in time.
         elapsed_s: Seconds from the first possible step to the end of the recording.
     """
 
@@ -39,7 +39,7 @@ class Profile:
 def request_of(
     num_steps: int | None, duration_s: float | None, *, with_stack: bool, record_shapes: bool
 ) -> admin.ProfileRequest:
-    """The request for these options; None leaves one to the server."""
+    """Return the request with these options; None leaves an option to the server."""
     request = admin.ProfileRequest()
     options = request.options
     options.with_stack, options.record_shapes = with_stack, record_shapes
@@ -55,10 +55,10 @@ def collect(
     on_progress: Callable[[ProfileProgress], None] | None,
 ) -> Profile:
     """
-    Take a whole call.
+    Read all messages of a call, and return the recording.
 
     Raises:
-        CorruptMessage: The trace is not what its checksum says, or it has none.
+        CorruptMessage: The trace does not match its checksum, or has no checksum.
     """
     trace, digest, last = (
         bytearray(),

@@ -18,19 +18,19 @@ _INTEGERS = {
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
-"""What integer fields of a message can hold; the server may allow less."""
+"""Ranges of the integer fields of a message; the server may allow less."""
 
 PresetName = Literal["code", "summary", "chat", "creative"]
 
 
 class GenerateOptions(TypedDict, total=False):
     """
-    Everything a completion may be asked with. A missing name leaves the choice to the server.
+    Options of a completion. The server chooses the value of an option that is missing.
 
     Keys:
         messages: A conversation of {"role": ..., "content": ...}, instead of a prompt.
-        token_ids: Ready ids, instead of a prompt.
-        preset: A name in SAMPLING_PRESETS; options that are given win over what it sets.
+        token_ids: Ids of the prompt's tokens, instead of a prompt.
+        preset: A name in SAMPLING_PRESETS; options that are given override its values.
         temperature: 0 to 2; 0 always takes the most likely token.
         top_k: Draw from the k most likely tokens; 0 or -1 = all.
         top_p: Draw from the smallest set with this much probability, in (0, 1].
@@ -38,23 +38,25 @@ class GenerateOptions(TypedDict, total=False):
         repetition_penalty: Over 1 makes tokens of prompt and output less likely; above 0.
         frequency_penalty: Makes tokens less likely for each time they are in the output, -2 to 2.
         presence_penalty: Makes tokens less likely that are in the output at all, -2 to 2.
-        logit_bias: Added to the logits of these ids, -100 to 100 each.
+        logit_bias: Values added to the logits of these ids, -100 to 100 each.
         seed: Key of the noise; the same seed and parameters give the same tokens.
-        max_tokens: Most output tokens, at least 1; unset, 100 for a text, and for a chat what the
-            context has left.
+        max_tokens: Largest number of output tokens, at least 1; unset, 100 for a text, and for a
+            chat the rest of the context.
         min_tokens: Output tokens before which neither EOS nor a stop string ends the output.
         stop: Strings before which the output ends.
         stop_token_ids: Tokens at which the output ends.
         ignore_eos: Continue past end-of-sequence tokens.
         time_limit_s: Seconds after which the output ends, finished or not.
-        request_id: Own id, unique among live requests.
-        n: Completions of the prompt, 1 to 16; each event says of which `choice` it is.
-        priority: Lower goes first among the requests that wait.
-        tenant: Tenant whose limits the request counts for.
-        cache_salt: Only requests with the same salt share cached prompts.
-        logprobs: Tell each token's log probability and this many of the likeliest, 0 to 20.
-        idempotency_key: Sent again under the same key, the request ends the one before instead of
-            running twice. Clients that retry choose one by themselves.
+        request_id: Id chosen by the caller, unique among live requests.
+        n: Number of completions of the prompt (parallel sampling), 1 to 16; events name the
+            `choice` that they belong to.
+        priority: Priority in the waiting queue; a lower value goes first.
+        tenant: Tenant that the request counts for in limits per tenant.
+        cache_salt: Salt of the prefix cache; only requests with the same salt share cached prompts.
+        logprobs: Number of likeliest tokens, 0 to 20, that are returned with each token's log
+            probability.
+        idempotency_key: Key of the request: a request with the same key ends the earlier one
+            instead of running twice. Clients that retry choose a key by themselves.
     """
 
     messages: Sequence[Mapping[str, str]] | None
@@ -91,12 +93,13 @@ SAMPLING_PRESETS: Mapping[PresetName, Mapping[str, float]] = {
     "creative": {"temperature": 1.0, "top_p": 0.95, "repetition_penalty": 1.0},
 }
 """
-What each preset sets. Source: the ranges in vLLM's tuning guide: temperature 0 to 0.2 for code, 0.2
-to 0.5 for a summary, 0.7 for a chat (repetition_penalty 1.1 to 1.2), 0.8 to 1.2 for creative text.
+Options that each preset sets. Source: the ranges in vLLM's tuning guide: temperature 0 to 0.2 for
+code, 0.2 to 0.5 for a summary, 0.7 for a chat (repetition_penalty 1.1 to 1.2), 0.8 to 1.2 for
+creative text.
 """
 
 BOTH_CHANGED = "temperature and top_p are both set: change one of them at a time, rather than both"
-"""Said to those who ask for both by hand; a preset may set both."""
+"""Warning for a user that sets both explicitly; a preset may set both."""
 
 _SAMPLING = (
     "temperature",
@@ -130,18 +133,18 @@ _ELSEWHERE = {
     "timeout_s": "deadline_s",
     "user": "tenant",
 }
-"""What other libraries call an option of ours."""
+"""Names of options in other libraries, and our names for the same options."""
 
 
 def build_request(prompt: str | None, options: GenerateOptions) -> inference.GenerateRequest:
     """
-    Build the message of one completion. Ranges are the server's to judge; only what the message
-    cannot carry is refused here.
+    Build the message of one completion. The server checks ranges; only values that the message
+    cannot carry are refused here.
 
     Raises:
         TypeError: An option has an unknown name.
-        InvalidParameter: Not exactly one of prompt, messages and token_ids, an unknown preset, or a
-            value of the wrong type.
+        InvalidParameter: Not exactly one of prompt, messages and token_ids is given, the preset is
+            unknown, or a value has the wrong type.
     """
     _refuse_unknown(options)
     request = inference.GenerateRequest()
@@ -165,7 +168,7 @@ def build_request(prompt: str | None, options: GenerateOptions) -> inference.Gen
 
 
 def changes_both(options: Mapping[str, Any]) -> bool:
-    """Whether temperature and top_p are both asked for, and neither with what turns it off."""
+    """Return True if temperature and top_p are both set to other values than 1, the neutral one."""
     temperature, top_p = options.get("temperature"), options.get("top_p")
     return temperature not in (None, 1.0) and top_p not in (None, 1.0)
 
@@ -230,7 +233,7 @@ def _set_prompt(
 
 
 def _instead_of(prompt: object) -> str:
-    """Name the option that takes what was given for the prompt, where there is one."""
+    """Return a hint that names the option for such a value, or "" if no option takes it."""
     if not isinstance(prompt, Iterable) or isinstance(prompt, Mapping):
         return ""
     is_chat = any(isinstance(one, Mapping) for one in prompt)
@@ -271,7 +274,7 @@ def _set(message: Any, path: str, name: str, value: Any) -> None:
 
 
 def _range_left(message: Any, name: str, value: Any) -> str | None:
-    """Return a sentence with the range of an integer field that the value lies outside of."""
+    """Return a sentence with the range of an integer field if the value is outside it, or None."""
     bounds = _INTEGERS.get(message.DESCRIPTOR.fields_by_name[name].cpp_type)
     if not isinstance(value, int) or bounds is None or bounds[0] <= value <= bounds[1]:
         return None

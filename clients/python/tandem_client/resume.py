@@ -1,8 +1,9 @@
 """
-One stream across several calls: what was delivered, and how to ask for the rest.
+One stream across several calls: the output delivered so far, and the request for the rest.
 
-A server that stopped in the middle keeps nothing. So the request is sent again as it was, with the
-seed it ran with and the ids that were delivered; any server of the same model goes on after them.
+A server that stops in the middle of a stream keeps no state of it. So the request is sent again
+with the seed it ran with and the ids that were delivered; any server of the same model continues
+after them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from tandem_client.events import Delta, Done, Event, Finished, Started, event_fr
 from tandem_client.retry import RetryPolicy
 
 MAX_RESUMES_IN_VAIN = 16
-"""Accepted calls in a row without new output after which a stream is given up: it may be the
-request that stops its servers."""
+"""Number of accepted calls in a row without new output after which a stream is given up: the
+request itself may be what stops its servers."""
 
 
 class ResumableStream:
     """
-    The state of one `Generate` that may take several calls. Owns no I/O: the clients feed it
-    responses and failures, and ask what to send.
+    State of one `Generate` that may take several calls. It does no I/O: the clients feed it
+    responses and failures, and send its `request`.
     """
 
     def __init__(
@@ -35,13 +36,13 @@ class ResumableStream:
     ) -> None:
         """
         Args:
-            request: What was asked for.
-            policy: When to go on after a failure.
-            now: The time, in seconds.
-            idempotency_key: For a request that may be sent more than once and has none of its own.
+            request: Request of the caller.
+            policy: Policy of retries and resumption after a failure.
+            now: Current time in seconds.
+            idempotency_key: Key for a request that may be sent more than once and has no key.
         """
         self.request = with_key(request, policy, idempotency_key)
-        """What to send in the next call."""
+        """Request to send in the next call."""
         self.done = False
         self._policy = policy
         self._started_at_s = now
@@ -57,16 +58,16 @@ class ResumableStream:
 
     @property
     def is_accepted(self) -> bool:
-        """True once a server took the request."""
+        """True after a server accepted the request."""
         return self._started is not None
 
     def accept(self, response: inference.GenerateResponse, now: float) -> Event | None:
         """
-        Take the next response; returns what is new to the caller, if anything.
+        Process the next response; return the event for the caller, or None if it has no news.
 
         Raises:
-            ModelChanged: The stream was asked for again and another model answered.
-            InternalError: The server does not go on after what was delivered.
+            ModelChanged: The stream was resumed on a server of another model.
+            InternalError: The server does not continue after the output that was delivered.
         """
         event = event_from_proto(response)
         match event:
@@ -83,10 +84,10 @@ class ResumableStream:
 
     def on_failure(self, error: TandemError, now: float, jitter: float) -> float:
         """
-        Seconds to wait before sending `request` in a new call.
+        Prepare `request` for a new call, and return the seconds to wait before sending it.
 
         Raises:
-            TandemError: `error`, if the stream cannot go on.
+            TandemError: The stream cannot go on; this is `error` itself.
         """
         self._num_failures += 1
         delay: float | None
@@ -159,7 +160,7 @@ class ResumableStream:
             self._first_output_s = now
 
     def _whole(self, done: Done, now: float) -> Done:
-        """What the last of several calls says of itself, made true of all of them."""
+        """Return the last event with the timings of all calls instead of the last one's."""
         if not self._was_resumed:
             return done
         first_output_s = (
@@ -176,7 +177,7 @@ class ResumableStream:
 def with_key(
     request: inference.GenerateRequest, policy: RetryPolicy, idempotency_key: str
 ) -> inference.GenerateRequest:
-    """The request, with this key if it may be sent more than once and has none of its own."""
+    """Return the request, with this key if it may be sent more than once and has no key."""
     if policy.is_final or not idempotency_key or request.HasField("idempotency_key"):
         return request
     with_one = inference.GenerateRequest()

@@ -1,4 +1,4 @@
-"""When a failed call is tried again, and after how long: pure decisions."""
+"""Decisions on retries: if a failed call is tried again, and after which delay. No I/O."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from tandem.errors import HandedOver, TandemError
 from tandem.status import PeerUnavailable
 
 LONGEST_RESUME_DELAY_S = 2.0
-"""A server that comes back is looked for at least this often while somebody reads its stream."""
+"""Longest wait in seconds between two tries to resume a broken stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """
-    How calls recover by themselves from UNAVAILABLE and RESOURCE_EXHAUSTED.
+    Policy of retries after UNAVAILABLE and RESOURCE_EXHAUSTED.
 
     Attributes:
-        max_attempts: Most tries of a call that was not accepted yet, the first included. 1 = never
-            retry.
-        initial_delay_s: Wait before the second try where the server advised nothing; doubles.
-        max_delay_s: Longest wait, whatever the server advised.
-        resume: True: a stream that broke after it was accepted goes on after what was delivered,
-            on whichever server answers.
-        resume_within_s: How long a server is looked for that does so, counted anew at each break;
-            also for a `complete` whose server stopped, which is then asked for as a whole.
+        max_attempts: Largest number of tries of a call that is not accepted yet, the first
+            included. 1 = never retry.
+        initial_delay_s: Wait before the second try if the server advised none; it doubles with each
+            further try.
+        max_delay_s: Longest wait, even if the server advised more.
+        resume: True: a stream that broke after it was accepted continues after the output that was
+            delivered, on any server that answers.
+        resume_within_s: Seconds in which a broken stream may be resumed, counted anew at each
+            break. The same limit holds for a `complete` after its server stopped, which is then
+            sent again as a whole.
         on_break: Called when a stream breaks or a try to resume it fails, with the error and the
             seconds until the next try.
     """
@@ -39,16 +41,16 @@ class RetryPolicy:
 
     @property
     def is_final(self) -> bool:
-        """True where nothing is ever sent twice."""
+        """True if no request is ever sent twice."""
         return self.max_attempts <= 1 and not self.resume
 
     def delay_s(self, error: TandemError, num_failures: int, jitter: float) -> float | None:
         """
-        Seconds to wait before the next try, or None if `error` is final.
+        Return the seconds to wait before the next try, or None if `error` is final.
 
         Args:
-            error: What the last try ended with.
-            num_failures: Tries that failed in a row, at least 1.
+            error: Error of the last try.
+            num_failures: Number of tries that failed in a row, at least 1.
             jitter: Random number in [0, 1); spreads the retries of many clients.
         """
         if num_failures >= self.max_attempts or not is_transient(error):
@@ -59,12 +61,12 @@ class RetryPolicy:
         self, error: TandemError, num_failures: int, broken_s: float, jitter: float
     ) -> float | None:
         """
-        Seconds to wait before a broken stream is asked for again, or None if `error` is final.
+        Return the seconds to wait before a broken stream is resumed, or None if `error` is final.
 
         Args:
-            error: What the last try ended with.
-            num_failures: Tries that failed since the last new output, at least 1.
-            broken_s: Since when no server has the request.
+            error: Error of the last try.
+            num_failures: Number of tries that failed since the last new output, at least 1.
+            broken_s: Seconds since the stream broke, in which no server had the request.
             jitter: As in `delay_s`.
         """
         if not self.resume or broken_s > self.resume_within_s or not is_transient(error):
@@ -79,14 +81,14 @@ class RetryPolicy:
 
 
 class UnaryRetries:
-    """The tries of one call that is answered as a whole. Owns no I/O."""
+    """Retries of one unary call. It does no I/O."""
 
     def __init__(self, policy: RetryPolicy, *, is_patient: bool = False) -> None:
         """
         Args:
-            policy: When to try again.
-            is_patient: Wait for a server as long as a broken stream does, once one broke off, if
-                the policy resumes streams at all.
+            policy: Policy of the retries.
+            is_patient: True: after a server broke off the call, retry for as long as a broken
+                stream does, if the policy resumes streams at all.
         """
         self._policy = policy
         self._is_patient = is_patient and policy.resume
@@ -94,7 +96,7 @@ class UnaryRetries:
         self._broken_since_s: float | None = None
 
     def delay_s(self, error: TandemError, now: float, jitter: float) -> float | None:
-        """Seconds to wait before the next try, or None if `error` is final; as RetryPolicy's."""
+        """Return the seconds to wait before the next try, or None if `error` is final."""
         self._num_failures += 1
         if self._is_patient and self._broken_since_s is None and _broke_off(error):
             self._broken_since_s = now
@@ -105,16 +107,16 @@ class UnaryRetries:
 
 
 NO_RETRY = RetryPolicy(max_attempts=1, resume=False)
-"""Every failure is raised at once."""
+"""Policy that raises every failure at once."""
 
 
 def is_transient(error: TandemError) -> bool:
-    """True where the server asked for a later retry, or could not be reached at all."""
+    """Return True if the server asked for a later retry or is unavailable."""
     return error.retry_after_s is not None or isinstance(error, PeerUnavailable)
 
 
 def _broke_off(error: TandemError) -> bool:
-    """True where a server had the call: it stopped, or its connection broke."""
+    """Return True if a server had the call and then stopped, or its connection broke."""
     was_unreachable = error.message.startswith("failed to connect")
     return isinstance(error, HandedOver) or (
         isinstance(error, PeerUnavailable) and not was_unreachable

@@ -20,15 +20,15 @@ from tandem_client.resume import ResumableStream
 from tandem_client.retry import RetryPolicy
 
 StartCall = Callable[[inference.GenerateRequest, float | None], Any]
-"""Starts a Generate call with a time-out in seconds; returns gRPC's iterator."""
+"""Function that starts a Generate call with a time-out in seconds and returns gRPC's iterator."""
 
 
 def remaining_s(deadline_s: float | None, now: float) -> float | None:
     """
-    Seconds left for the next call.
+    Return the seconds left for the next call; None without a deadline.
 
     Raises:
-        CallCancelled: None are left.
+        CallCancelled: The deadline has passed.
     """
     if deadline_s is None:
         return None
@@ -41,20 +41,20 @@ def remaining_s(deadline_s: float | None, now: float) -> float | None:
 
 
 def within(wait_s: float, deadline_s: float | None, now: float) -> float:
-    """A wait, cut at the deadline."""
+    """Return the wait, cut at the deadline."""
     return wait_s if deadline_s is None else min(wait_s, max(0.0, deadline_s - now))
 
 
 class GenerationStream:
     """
-    Iterate over it for events, or over `text` for text; both consume the same stream. Closing it
-    (or leaving its `with`) cancels the request on the server.
+    Iterator over the events of a completion, or over its text with `text`; both consume the same
+    stream. Closing it (or leaving its `with`) cancels the request on the server.
 
     Attributes:
-        started: The acceptance, once it came.
-        finished: How the output of choice 0 ended, once it did.
-        finished_choices: How each choice that ended did, by its number.
-        done: Usage and timings, once all is over.
+        started: Acceptance of the request; None before it arrives.
+        finished: End of choice 0; None before it ends.
+        finished_choices: Ends of the choices that ended, by choice number.
+        done: Usage and timings; None before the last event.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class GenerationStream:
 
     @property
     def finished(self) -> Finished | None:
-        """See the class."""
+        """End of choice 0; None before it ends."""
         return self.finished_choices.get(0)
 
     @property
     def text(self) -> Iterator[str]:
-        """The new text of every delta of choice 0 that has some."""
+        """New text of each delta of choice 0 that has text."""
         for event in self:
             if isinstance(event, Delta) and event.choice == 0 and event.text:
                 yield event.text
 
     def close(self) -> None:
-        """Cancel what still runs; safe from any thread, and more than once."""
+        """Cancel the running call, if any; safe from any thread, and more than once."""
         self._closed.set()
         call = self._call
         if call is not None:
@@ -141,7 +141,7 @@ class GenerationStream:
     def _one_call(self) -> Iterator[Event]:
         timeout_s = remaining_s(self._deadline_s, time.monotonic())
         self._call = call = self._start_call(self._state.request, timeout_s)
-        if self._closed.is_set():  # by another thread, which saw the call before this one
+        if self._closed.is_set():  # by another thread, which saw no call yet or the previous one
             call.cancel()
         try:
             for response in call:

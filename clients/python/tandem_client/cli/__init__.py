@@ -1,4 +1,4 @@
-"""The command line, `tandem`: `tandem --help` lists what it can do."""
+"""The command line `tandem`; `tandem --help` lists its commands."""
 
 import os
 import signal
@@ -9,12 +9,12 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command that the arguments name."""
-    # Loading takes a moment and leaves nothing to clean up: Ctrl-C then just ends it, in silence.
+    # Loading takes a moment and needs no clean-up: Ctrl-C during it ends the process silently.
     signal.signal(signal.SIGINT, _leave)
-    # Services start as `python -m`: a folder named like one of them, where the user happens to be,
-    # must not be what is started.
+    # Services start as `python -m`: Python must not take a folder of the same name in the current
+    # directory for the service.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
-    # gRPC's own library writes what it notices about connections between our lines.
+    # gRPC's C library would write its notes on connections between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from tandem_client.cli import app  # noqa: PLC0415 -- see above
 

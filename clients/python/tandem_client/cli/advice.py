@@ -1,9 +1,9 @@
 """
-What live counters say about the settings: pure rules over two readings.
+Advice on settings from the counters of a live server: pure rules over two or more snapshots.
 
 Source: SGLang's tuning guide (queue length, token usage, retractions and conservativeness, out of
-memory, lpm or fcfs). We look at an interval instead of single log lines; retractions and running
-out of memory outweigh idle memory where both show.
+memory, lpm or fcfs). The rules look at an interval instead of single log lines. If memory is idle,
+but requests were retracted or steps ran out of memory, the latter count for more.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from tandem_client.admin import Stats
 HEALTHY_QUEUE = range(50, 501)
 GOOD_USAGE = 0.9
 MAX_RETRACTIONS_PER_MINUTE = 1.0
-"""More is frequent; once in a while costs less than the memory kept back to avoid it."""
+"""Retractions per minute up to which they cost less than the memory reserved to avoid them."""
 
 LOW_CONSERVATIVENESS = 0.3
 HIGH_CONSERVATIVENESS = 1.3
 MAX_PLANNING_SHARE = 0.2
-"""Of the time; a queue that lpm sorts makes planning dear."""
+"""Largest healthy share of the time spent planning steps; sorting the queue for lpm costs much."""
 
 RARE_HITS, FREQUENT_HITS = 0.05, 0.2
-"""Shares of tokens found in the prefix cache: under the first lpm gains nothing."""
+"""Hit rates of the prefix cache: lpm gains nothing below the first, and pays from the second."""
 MAX_SORTED_QUEUE = 128
-"""Requests; lpm leaves a longer queue in the order of arrival."""
+"""Length of the longest queue that lpm sorts; it leaves a longer one in the order of arrival."""
 PROMPT_CHUNKS = (4096, 2048)
-"""Values of chunked_prefill_size that the guide tries one after the other; then we halve."""
+"""Values of chunked_prefill_size that the guide tries in turn; below them, we halve the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """
-    What a server did over an interval.
+    Activity of a server over an interval.
 
     Attributes:
         seconds: Length of the interval.
-        running: Requests with a slot, on average.
-        waiting: Requests in the queue, on average.
-        token_usage: Share of KV memory in use, 0 to 1, on average; what is only cached apart.
-        retractions: Requests that lost their blocks for want of memory, in the interval.
-        refused: Requests refused in the interval.
-        out_of_memory_steps: Steps that the executor had no memory for, in the interval.
-        prompt_tokens: Tokens of prompts computed in the interval.
-        hit_rate: Share of tokens looked up that the prefix cache held, 0 to 1; None = none was
+        running: Average number of requests with a slot.
+        waiting: Average number of requests in the waiting queue.
+        token_usage: Average share of KV memory in use, 0 to 1, without blocks that are only cached.
+        retractions: Number of requests that lost their blocks for lack of memory, in the interval.
+        refused: Number of requests refused in the interval.
+        out_of_memory_steps: Number of steps that the executor had no memory for, in the interval.
+        prompt_tokens: Number of prompt tokens computed in the interval.
+        hit_rate: Share of looked-up tokens found in the prefix cache, 0 to 1; None = no token was
             looked up.
         planning_share: Share of the time spent planning steps.
-        schedule_policy: In force.
-        max_batch_size: In force.
-        conservativeness: schedule_conservativeness in force.
-        prompt_chunk: Most tokens of one prompt in a step; None = prompts are computed whole.
+        schedule_policy: Value of this setting.
+        max_batch_size: Value of this setting.
+        conservativeness: Value of schedule_conservativeness.
+        prompt_chunk: Largest number of tokens of one prompt in a step; None = no chunked prefill.
     """
 
     seconds: float
@@ -73,18 +73,18 @@ class Load:
 
     @property
     def retractions_per_minute(self) -> float:
-        """Their rate."""
+        """Rate of retractions."""
         return 60 * self.retractions / self.seconds
 
     @property
     def is_idle(self) -> bool:
-        """Nothing was there to be measured."""
+        """True if the server had no request, running or waiting."""
         return self.running + self.waiting == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One line of the report; `setting` and `value` where one is to be changed."""
+    """One line of the report; `setting` and `value` are set if it advises to change a setting."""
 
     verdict: Literal["ok", "change"]
     subject: str
@@ -96,14 +96,14 @@ class Advice:
 
 def load_between(samples: Sequence[Stats], settings: Mapping[str, Any]) -> Load:
     """
-    Join at least two readings of one server.
+    Compute the load from at least two snapshots of one server.
 
     Args:
-        samples: The readings, oldest first.
-        settings: Its settings in force, by name.
+        samples: Snapshots, oldest first.
+        settings: Settings in force on the server, by name.
 
     Raises:
-        ValueError: Fewer, or no time between the first and the last: the server was restarted.
+        ValueError: There are fewer than two, or the uptime did not grow: the server was restarted.
     """
     first, last = samples[0], samples[-1]
     seconds = last.uptime_s - first.uptime_s
@@ -137,7 +137,7 @@ def _prompt_chunk(settings: Mapping[str, Any]) -> int | None:
 
 
 def advise(load: Load) -> list[Advice]:
-    """Every rule's finding, whether something is to be changed or not."""
+    """Return the findings of all rules, also those that advise no change."""
     if load.is_idle:
         return [
             Advice(
@@ -218,7 +218,7 @@ def _usage(load: Load) -> Iterator[Advice]:
 
 
 def _out_of_memory(load: Load) -> Iterator[Advice]:
-    """Tell what makes steps smaller: prompts where some were computed, else the batch."""
+    """Advise smaller steps: shorter prompt chunks if prompts were computed, or a smaller batch."""
     if not load.out_of_memory_steps:
         return
     fact = f"{load.out_of_memory_steps} steps that the executor had no memory for"
@@ -269,7 +269,7 @@ def _retractions(load: Load) -> Iterator[Advice]:
 
 
 def _order(load: Load) -> Iterator[Advice]:
-    """Tell whether lpm, which lets prompts with cached prefixes go first, has something to gain."""
+    """Advise lpm if admitting prompts with cached prefixes first pays, or fcfs if it does not."""
     if load.hit_rate is None:
         return
     fact = f"{100 * load.hit_rate:.1f} % of prompt tokens found, policy {load.schedule_policy}"

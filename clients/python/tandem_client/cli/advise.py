@@ -1,4 +1,4 @@
-"""`tandem config advise`: what a running server's counters say about its settings."""
+"""`tandem config advise`: advice on the settings of a running server, from its counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line's root: which commands there are; each is loaded when it is named."""
+"""Root of the command line: the list of commands; each is loaded only when it is run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem_client.cli.exit_codes import EXIT_CODES_HELP
 from tandem_client.cli.help_texts import PlainHelp, hide_switch_types
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Every argument, --help too, belongs to the program that the command runs."""
+"""Context settings of a command that passes all arguments, --help too, to another program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Entry:
     A command of the root.
 
     Attributes:
-        module: Module of the package `tandem_client.cli` that has it.
-        summary: Its line in the list of commands.
-        name: Of the function or the group in the module; None = as the command.
-        passes_on: True where another program reads all arguments.
-        has_plain_help: True where options have longer names than boxes have room for.
+        module: Module of the package `tandem_client.cli` that defines the command.
+        summary: Line of the command in the list of commands.
+        name: Name of the function or the group in the module; None = that of the command.
+        passes_on: True if another program reads all arguments.
+        has_plain_help: True if the names of options are too long for help in boxes.
     """
 
     module: str
@@ -69,13 +69,13 @@ class LoadsWhenNamed(TyperGroup):
     A group that knows its commands by name, and imports the module of the one that is run.
 
     Attributes:
-        on_loaded: Called when it is there, before its arguments are read.
+        on_loaded: Called when the command is loaded, before its arguments are read.
     """
 
     on_loaded: Callable[[], object] | None = None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write it as any group does, and show no types of switches."""
+        """Write the help as any group does, without the types of switches."""
         hide_switch_types(self)
         super().format_help(ctx, formatter)
 
@@ -119,7 +119,7 @@ app = typer.Typer(
 
 
 def _not_loaded() -> None:
-    """Stand for a command in the list of all."""
+    """Stand for a command in the list of commands."""
 
 
 for _name, _entry in COMMANDS.items():
@@ -150,15 +150,15 @@ def main() -> None:
     """Run the command that the arguments name."""
     command = get_command(app)
     assert isinstance(command, LoadsWhenNamed)
-    # A shell starts background jobs with SIGINT ignored; one that is sent to us still counts.
-    # Until the command is loaded there is nothing to clean up, and Ctrl-C just ends us.
+    # A shell starts background jobs with SIGINT ignored; the handler makes a SIGINT end us still.
+    # Before the command is loaded there is nothing to clean up, and Ctrl-C just ends the process.
     command.on_loaded = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
     _prepare_streams()
     command(prog_name="tandem")
 
 
 def _prepare_streams() -> None:
-    """Make standard streams take any text: what is not UTF-8 is refused where it is used."""
+    """Make the standard streams take any text; text that is not UTF-8 is refused at its use."""
     for name, mode, errors in (
         ("stdin", "r", "surrogateescape"),
         ("stdout", "w", "backslashreplace"),  # a terminal may lack characters of ours

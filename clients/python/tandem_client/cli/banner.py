@@ -1,4 +1,4 @@
-"""What `tandem up` says once it serves; all of it as the services report it."""
+"""Text that `tandem up` prints once it serves; all its facts are reported by the services."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def banner(
     server: RunningServer, took_s: float, *, is_bundled: bool, warnings: Sequence[str] = ()
 ) -> list[str]:
     """
-    Lines about a server that has just become ready.
+    Return the lines about a server that has just become ready.
 
     Args:
         server: The server.
-        took_s: Seconds from the command to its readiness.
-        is_bundled: It serves the model that comes with the project.
-        warnings: What its settings are warned of; the executor tells its own.
+        took_s: Seconds from the start of the command to readiness.
+        is_bundled: True if it serves the model that comes with the project.
+        warnings: Warnings on the scheduler's settings; the executor reports its own.
 
     Raises:
-        TandemError: One of its services does not answer.
+        TandemError: One of the services does not answer.
     """
     with Client(server.address) as client:
         model = client.get_model(deadline_s=DEADLINE_S)
@@ -59,7 +59,7 @@ def banner(
 
 
 def describe(executor_address: str) -> executor_pb2.DescribeResponse:
-    """What an executor says of itself."""
+    """Return an executor's description of itself."""
     with ChannelOptions().open(executor_address) as channel:
         stub = ExecutorServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
         answer: executor_pb2.DescribeResponse = stub.Describe(
@@ -69,7 +69,7 @@ def describe(executor_address: str) -> executor_pb2.DescribeResponse:
 
 
 def described(model: Model, about: executor_pb2.DescribeResponse, *, is_bundled: bool) -> list[str]:
-    """The lines on model, device and memory."""
+    """Return the lines on model, device and memory."""
     size = f", {_count(about.num_parameters)} parameters" if about.num_parameters else ""
     note = "; a small test model, for trying Tandem out" if is_bundled else ""
     threads = f", {about.num_threads} threads" if about.device == "cpu" else ""
@@ -84,12 +84,12 @@ def described(model: Model, about: executor_pb2.DescribeResponse, *, is_bundled:
 
 
 def one_line_each(warnings: Sequence[str]) -> list[str]:
-    """Warnings without line breaks, each once: both services may give the same."""
+    """Return the warnings without line breaks, each once: both services may give the same."""
     return list(dict.fromkeys(" ".join(text.split()) for text in warnings))
 
 
 def to_try(address: str, model: Model, *, is_bundled: bool) -> list[str]:
-    """Commands that suit the model; they name the address unless it is the default one."""
+    """Return commands that suit the model; they name the address unless it is the default one."""
     for host in _ANY_HOST:
         if address.startswith(host):
             address = f"127.0.0.1:{address.removeprefix(host)}"

@@ -1,4 +1,4 @@
-"""`tandem bench`: measure a running server, or what its parts take."""
+"""`tandem bench`: measure a running server, or its parts alone."""
 
 from __future__ import annotations
 

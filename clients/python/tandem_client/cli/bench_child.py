@@ -15,12 +15,12 @@ from tandem_client.cli.failures import fail, signal_name
 
 def run_bench(module: str, flags: list[str]) -> None:
     """
-    Have a service measure itself, in its own process: clients never import services.
+    Run the benchmark of a service in a process of its own: clients never import services.
 
-    It writes to our output itself: what it has printed when Ctrl-C comes cannot be lost on the way.
+    The process writes to our output itself, so that Ctrl-C loses none of the printed text.
     """
     command = [sys.executable, "-m", module, *flags]
-    # Whoever ends this command, and it alone, means the benchmark with all its processes.
+    # A SIGTERM for this command alone must end the benchmark with all its processes.
     before = signal.signal(signal.SIGTERM, _end)
     process = None
     try:

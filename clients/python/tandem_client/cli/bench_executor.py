@@ -1,4 +1,4 @@
-"""`tandem bench kernels`, `model` and `roofline`: what the executor's parts take."""
+"""`tandem bench kernels`, `model` and `roofline`: measurements of the executor's parts."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def chat(
 
 
 def _talk(client: Client, conversation: Conversation) -> None:
-    """Read and answer until the end of input."""
+    """Read and answer messages until the end of input."""
     while True:
         try:
             message = read_message(_ask)

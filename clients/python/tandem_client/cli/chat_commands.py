@@ -1,4 +1,4 @@
-"""What may be typed into `tandem chat`: messages of one or more lines, and commands."""
+"""Input of `tandem chat`: messages of one or more lines, and commands."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ SETTABLE: dict[str, type[int | float | str]] = {
     "presence_penalty": float,
     "seed": int,
 }
-"""What /set takes, with the kind of its value; ranges are the server's to judge."""
+"""Options that /set takes, with the types of their values; the server checks the ranges."""
 
 
 class Leave(Exception):
-    """The user wants to end the conversation."""
+    """Signal that the user wants to end the conversation."""
 
 
 class Mistake(Exception):
-    """A command cannot be obeyed; the text says why, and what to type."""
+    """Error of a command that cannot be executed; the text says why, and what to type."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """Instructions, turns so far, and the options of the next."""
+    """Instructions, turns so far, and the options of the next turn."""
 
     system: str | None
     options: GenerateOptions
@@ -59,7 +59,7 @@ class Conversation:
 
     @property
     def opening(self) -> list[Turn]:
-        """The instructions as a turn, where there are any."""
+        """List with the instructions as a turn; empty without instructions."""
         return [] if self.system is None else [_turn("system", self.system)]
 
     def messages_with(self, asked: str) -> list[Turn]:
@@ -67,13 +67,13 @@ class Conversation:
         return [*self.opening, *self.turns, _turn("user", asked)]
 
     def add(self, asked: str, answer: str) -> None:
-        """Remember a question with its answer."""
+        """Append a question and its answer."""
         self.turns += [_turn("user", asked), _turn("assistant", answer)]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What was typed: for the model, or for us."""
+    """Typed text: a message for the model, or a command."""
 
     text: str
     is_command: bool
@@ -81,10 +81,10 @@ class Message:
 
 def read_message(ask: Callable[[str], str]) -> Message:
     """
-    Read one message, of as many lines as it has.
+    Read one message with all its lines.
 
     Args:
-        ask: Reads a line after showing a prompt; raises EOFError at the end of input.
+        ask: Function that shows a prompt and reads a line; raises EOFError at the end of input.
     """
     line = ask("> ")
     if line.strip().startswith(FENCE):
@@ -112,11 +112,11 @@ def _until_fence(first: str, ask: Callable[[str], str]) -> str:
 
 def run_command(text: str, conversation: Conversation) -> str:
     """
-    Obey a line that begins with a slash, and return what to tell the user.
+    Execute a line that begins with a slash, and return the text for the user.
 
     Raises:
-        Leave: It was /exit.
-        Mistake: There is no such command, or its arguments make no sense.
+        Leave: The command is /exit or an alias of it.
+        Mistake: There is no such command, or its arguments are wrong.
     """
     name, _, argument = text.partition(" ")
     command = _COMMANDS.get(name)

@@ -1,9 +1,10 @@
 """
-Run by path, before the real program: asks the kernel to kill this process when its parent dies,
-then becomes the program. Arguments: the parent's process id, then the command.
+Launcher of a child process, run by path: it asks the kernel to kill this process when its parent
+dies, then executes the real program in its place. Arguments: the parent's process id, then the
+command.
 
-Needs nothing but the standard library, so that it starts fast. Where the kernel cannot do it, the
-program runs all the same.
+It imports only the standard library, so that it starts fast. On a kernel other than Linux, the
+program runs without that protection.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the request was in force
+        if os.getppid() != parent:  # the parent died before prctl took effect
             sys.exit(1)
     os.execv(command[0], command)  # noqa: S606 -- the command is the parent's own
 

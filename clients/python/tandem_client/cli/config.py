@@ -1,4 +1,4 @@
-"""`tandem config`: what a service would run with, or runs with."""
+"""`tandem config`: the settings that a service would run with, or runs with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem_client.retry import NO_RETRY
 
 
 class ServiceName(enum.StrEnum):
-    """Whose settings."""
+    """Service to show the settings of."""
 
     scheduler = "scheduler"
     executor = "executor"

@@ -1,4 +1,4 @@
-"""`tandem config` with its subcommands; without one it shows, so that a file may follow at once."""
+"""`tandem config` with its subcommands; the default is `show`, so that a file may follow it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tandem_client.cli.suggest import suggest
 
 
 class _ShowsByDefault(TyperGroup):
-    """`tandem config FILE` is `tandem config show FILE`."""
+    """A group in which `tandem config FILE` means `tandem config show FILE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default subcommand before anything that is neither one nor a plea for help."""
+        """Insert the default subcommand unless the first argument is a subcommand or --help."""
         if not args or args[0] not in {*self.commands, "--help"}:
             args = ["show", *args]
         return super().parse_args(ctx, args)

@@ -1,4 +1,4 @@
-"""`tandem doctor`: can this machine run Tandem, and is the server well?"""
+"""`tandem doctor`: checks of this machine, and of a server that runs on it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(json.dumps({"version": torch.__version__, "cuda": name, "threads": torch.g
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; `advice` says what to do unless all is well."""
+    """One line of the report; `advice` says what to do about a problem."""
 
     verdict: Literal["ok", "warn", "fail"]
     subject: str
@@ -93,13 +93,13 @@ def doctor(
 
 
 def check_python() -> Iterator[Finding]:
-    """The interpreter, and the package itself."""
+    """Report the versions of the interpreter and of the package itself."""
     yield Finding("ok", "python", f"{platform.python_version()} at {sys.executable}")
     yield Finding("ok", "tandem-serve", version("tandem-serve"))
 
 
 def check_packages() -> Iterator[Finding]:
-    """What each part needs to run; a machine may do without the services."""
+    """Check the packages that each part needs; a machine may lack those of the services."""
     for part, names in PARTS.items():
         missing = [name for name in names if not _is_installed(name)]
         if not missing:
@@ -111,7 +111,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_torch() -> Iterator[Finding]:
-    """The executor's device library, asked in a process of its own."""
+    """Check PyTorch, the executor's device library, in a process of its own."""
     if not _is_installed("torch"):
         return
     outcome = subprocess.run(  # noqa: S603 -- our own interpreter
@@ -127,7 +127,7 @@ def check_torch() -> Iterator[Finding]:
 
 
 def check_machine() -> Iterator[Finding]:
-    """Processor, memory, disk."""
+    """Check the processor and the free disk space."""
     flags = _cpu_flags()
     present = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
     fact = f"{os.cpu_count()} cores, {platform.machine()}, {' '.join(present) or 'no AVX2'}"
@@ -144,7 +144,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_model() -> Iterator[Finding]:
-    """The model that `tandem up` serves when none is named."""
+    """Check the model that `tandem up` serves by default."""
     folder = bundled_model()
     if folder is None:
         yield Finding(
@@ -164,7 +164,7 @@ def check_model() -> Iterator[Finding]:
 
 
 def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterator[Finding]:
-    """A running server's health, or whether its addresses are free for one."""
+    """Check a running server's health, or, without a server, that its addresses are free."""
     try:
         ready = is_serving(address, "tandem.ready", timeout_s=TIMEOUT_S)
     except TandemError as error:
@@ -200,7 +200,7 @@ def check_server(address: str, admin_address: str, *, must_run: bool) -> Iterato
 
 
 def _advice(admin_address: str) -> str:
-    """What to do about a server that is not ready, as far as its port for operators tells."""
+    """Return advice on a server that is not ready, from its admin port if that answers."""
     try:
         with AdminClient(admin_address, retry=NO_RETRY) as admin:
             return why_unready(admin.stats(deadline_s=TIMEOUT_S))

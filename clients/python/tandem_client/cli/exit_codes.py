@@ -1,4 +1,4 @@
-"""What commands exit with; loads nothing, so that `tandem --help` is quick."""
+"""Exit codes of the commands; this module imports little, so that `tandem --help` is quick."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import enum
 
 class ExitCode(enum.IntEnum):
     """
-    What a command exits with, besides 0.
+    Exit code of a command, besides 0 for success.
 
-    FAILED: Something else went wrong. USAGE: Flags, files, configuration or model.
-    UNAVAILABLE: No server can be reached, or it cannot serve now. REFUSED: The server found the
-    request wrong, or cannot do it as it was started or while something else goes on. OVERLOADED:
-    The server has no room now. CANCELLED: Deadline passed or the call was cancelled. INTERRUPTED:
-    Ctrl-C. TERMINATED: SIGTERM or SIGHUP.
+    FAILED: Any other failure. USAGE: Flags, files, configuration or model are wrong.
+    UNAVAILABLE: The server cannot be reached, or cannot serve now. REFUSED: The request is wrong,
+    or the server cannot do it as it was started or in its present state. OVERLOADED:
+    The server has no room now. CANCELLED: The deadline passed or the call was cancelled.
+    INTERRUPTED: Ctrl-C. TERMINATED: SIGTERM or SIGHUP.
     """
 
     FAILED = 1

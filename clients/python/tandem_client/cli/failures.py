@@ -1,4 +1,4 @@
-"""How commands fail: one readable line on stderr and an exit code that scripts can match."""
+"""Failures of commands: one readable line on stderr and an exit code that scripts can match."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ _BY_GRPC_CODE = {
     "CANCELLED": ExitCode.CANCELLED,
 }
 _BY_REASON = {
-    # Nothing to mend on this side: the same command works next time.
+    # The user has nothing to change: the same command works next time.
     ModelChanged.reason: ExitCode.UNAVAILABLE,
     InvalidConfig.reason: ExitCode.USAGE,
     InvalidModel.reason: ExitCode.USAGE,
     OutOfMemory.reason: ExitCode.USAGE,
 }
-"""Where the gRPC code alone would tell a script the wrong thing."""
+"""Exit codes of reasons for which the gRPC code alone would mislead a script."""
 
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP arrived: leave, cleaning up on the way."""
+    """Exit after SIGTERM or SIGHUP, which runs the clean-up on its way."""
 
     def __init__(self) -> None:
         super().__init__(int(ExitCode.TERMINATED))
 
 
 def exit_code_of(error: TandemError) -> ExitCode:
-    """The exit code that stands for an error."""
+    """Return the exit code of an error."""
     if isinstance(error, OutOfMemory) and "tokens_emitted" in error.metadata:
-        return ExitCode.REFUSED  # one request on a server, no configuration of ours
+        return ExitCode.REFUSED  # a server refused one request; our configuration is not at fault
     return _BY_REASON.get(error.reason, _BY_GRPC_CODE.get(error.code, ExitCode.FAILED))
 
 
 def describe(error: TandemError, address: str | None = None) -> str:
-    """One line for people: what was wrong, and what to do where the error itself cannot know."""
+    """Return one line for the user: the error, and advice if the error itself cannot give it."""
     line = " ".join(error.message.split())
     if isinstance(error, PeerUnavailable):
         where = "the server" if address is None else address
@@ -82,21 +82,21 @@ def describe(error: TandemError, address: str | None = None) -> str:
 
 
 def fail(line: str, code: ExitCode = ExitCode.FAILED) -> typer.Exit:
-    """Print a line to stderr; the caller raises what this returns."""
+    """Print a line to stderr, and return the exception for the caller to raise."""
     sys.stdout.flush()
     remark(f"tandem: {line}", is_dim=False)
     return typer.Exit(int(code))
 
 
 def signal_name(number: int) -> str:
-    """What killed a process of ours, for people."""
+    """Return the name of the signal that killed a process of ours, for display."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    # Nobody else sends it as a rule, and the kernel leaves no word in the process's own log.
+    # SIGKILL comes as a rule from the kernel, which writes nothing to the process's own log.
     return f"{name} (out of memory?)" if number == signal.SIGKILL else name
 
 
 def readable_errors(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Turn what a command raises into a line and an exit code."""
+    """Turn the exceptions of a command into a line and an exit code."""
 
     @functools.wraps(command)
     def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
@@ -110,7 +110,7 @@ def readable_errors(command: Callable[Arguments, None]) -> Callable[Arguments, N
         except KeyboardInterrupt:
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
         except BrokenPipeError:
-            # The reader of our output left. Python would complain again when it flushes at exit.
+            # The reader of our output has closed it. Python would fail again at its final flush.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(int(ExitCode.FAILED)) from None
         except OSError as error:

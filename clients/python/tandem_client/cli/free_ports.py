@@ -1,4 +1,4 @@
-"""Addresses to serve at where those that were meant are taken."""
+"""Free addresses to suggest if the configured ones are in use."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tandem.errors import TandemError
 from tandem.listen_address import ListenAddress, busy_among
 
 STEP = 100
-"""Ports are looked for this far from the ones that are taken, so that they are alike."""
+"""Distance between a port in use and the next ones tried, so that the numbers look alike."""
 
 
 def free_instead(addresses: Mapping[str, str | None]) -> dict[str, str]:
     """
-    A free address for each one that is taken, by setting.
+    Return a free address for each one that is in use, by setting.
 
     Args:
-        addresses: By setting; None or empty where there is none.
+        addresses: Addresses by setting; None or empty for a setting without one.
     """
     known = {name: address for name, address in addresses.items() if address}
     taken = set(known.values())

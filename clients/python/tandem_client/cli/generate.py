@@ -28,7 +28,7 @@ from tandem_client.stream import GenerationStream
 
 @contextlib.contextmanager
 def server_at(address: str, up: Path | None) -> Iterator[str]:
-    """Yield the address to talk to: the one given, or that of a server for this command alone."""
+    """Yield `address`, or, with `up`, the address of a server for this command alone."""
     if up is None:
         yield address
         return
@@ -121,7 +121,7 @@ def generate(
 
 
 def _asked(given: Mapping[str, Any]) -> tuple[str | None, GenerateOptions]:
-    """Return the prompt, None where there are token ids, and the options of the request."""
+    """Return the prompt, or None if token ids are given, and the options of the request."""
     prompt, arguments = given["prompt"] or [], _request_options(given)
     if given["token_ids"] is not None:
         if prompt or given["chat"] or given["echo"]:
@@ -135,7 +135,7 @@ def _asked(given: Mapping[str, Any]) -> tuple[str | None, GenerateOptions]:
 
 
 def _prompt_of(arguments: Sequence[str]) -> str:
-    """Join the prompt with what stdin has, where it is asked for."""
+    """Return the prompt, joined with the text of stdin if that is asked for."""
     if len(arguments) > 2 or (len(arguments) == 2 and arguments[1] != "-"):
         raise fail('give one prompt, in quotation marks: tandem generate "..."', ExitCode.USAGE)
     if not arguments and sys.stdin.isatty():
@@ -146,7 +146,7 @@ def _prompt_of(arguments: Sequence[str]) -> str:
 
 
 def _ids_of(text: str) -> list[int]:
-    """Read token ids with commas between them."""
+    """Parse token ids that are separated by commas."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
@@ -155,13 +155,13 @@ def _ids_of(text: str) -> list[int]:
 
 
 def _has_text(client: Client, address: str, deadline_s: float | None) -> bool:
-    """Ask whether the served model's outputs have text."""
+    """Ask the server, and return True if the outputs of its model have text."""
     with Waits(no_answer(address)):
         return not client.get_model(deadline_s=deadline_s).token_ids_only
 
 
 def with_ids(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield events with the ids of every output as its text, with spaces between them."""
+    """Yield the events, with the ids of each output as its text, separated by spaces."""
     begun: set[int] = set()
     for event in events:
         if isinstance(event, Delta):
@@ -173,7 +173,7 @@ def with_ids(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _request_options(given: Mapping[str, Any]) -> GenerateOptions:
-    """The arguments of a command that are options of a request, by their names."""
+    """Return the arguments of a command that are options of a request, by name."""
     names = GenerateOptions.__annotations__
     asked = {
         name: value
@@ -184,7 +184,7 @@ def _request_options(given: Mapping[str, Any]) -> GenerateOptions:
 
 
 def collect(stream: GenerationStream, events: Iterable[Event]) -> Completion:
-    """Read the events of a stream to its end."""
+    """Read the events of a stream to its end, and return the whole completion."""
     token_ids: dict[int, list[int]] = {}
     logprobs: dict[int, list[TokenLogprobs]] = {}
     texts: dict[int, str] = {}
@@ -210,14 +210,14 @@ def collect(stream: GenerationStream, events: Iterable[Event]) -> Completion:
 
 
 def text_of(events: Iterable[Event]) -> Iterator[str]:
-    """Yield the new text of every delta of choice 0 that has some."""
+    """Yield the new text of each delta of choice 0 that has text."""
     for event in events:
         if isinstance(event, Delta) and event.choice == 0 and event.text:
             yield event.text
 
 
 def summary(stream: GenerationStream) -> str:
-    """One line about a stream that ended."""
+    """Return one line about a stream that ended."""
     done, ends = stream.done, stream.finished_choices
     if done is None:
         return "stopped"
@@ -272,7 +272,7 @@ def logprob_lines(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -
 
 
 def _alternatives(one: TokenLogprobs) -> list[str]:
-    texts = one.top_texts or ("",) * len(one.top)  # an older server tells none
+    texts = one.top_texts or ("",) * len(one.top)  # an older server sends no texts
     return [
         f"{token_id} {_quoted(text)} {logprob:.4f}"
         for (token_id, logprob), text in zip(one.top, texts, strict=True)
@@ -284,7 +284,7 @@ def _quoted(text: str) -> str:
 
 
 def _as_json(completion: Completion) -> dict[str, Any]:
-    """The fields of choice 0 stand beside those of the request, as where there is only one."""
+    """Return a completion for JSON; the fields of choice 0 are also beside those of the request."""
     content = dataclasses.asdict(completion)
     for choice in content["choices"]:
         choice["reason"] = choice["reason"].name
@@ -296,5 +296,5 @@ def _as_json(completion: Completion) -> dict[str, Any]:
 
 
 def _finite(logprob: float) -> float | None:
-    """JSON has no infinity: what the model rules out has no number there."""
+    """Return None for an infinite value, which JSON cannot hold: a token that is ruled out."""
     return logprob if math.isfinite(logprob) else None

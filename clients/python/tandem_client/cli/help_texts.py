@@ -1,4 +1,4 @@
-"""What --help shows: no types of switches, and plain text where boxes have no room."""
+"""Layout of --help: no types of switches, and plain text for names too long for boxes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _OTHERS = "Options"
 
 
 class PlainHelp(TyperCommand):
-    """A command whose help is plain text, a section for each panel of options."""
+    """A command with help in plain text, one section for each panel of options."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write all of it, as without boxes."""
+        """Write the help as plain text, without boxes."""
         super(TyperCommand, self).format_help(ctx, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -31,7 +31,7 @@ class PlainHelp(TyperCommand):
 
 
 def hide_switch_types(command: Any) -> None:
-    """Let --help show no type of switches, for a command and those below it."""
+    """Hide the types of switches in --help, for a command and its subcommands."""
     context = command.context_class(command)
     for one in command.get_params(context):
         if getattr(one, "is_flag", False):

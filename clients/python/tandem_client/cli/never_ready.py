@@ -1,4 +1,4 @@
-"""Why a server that is not ready never will be, as far as it knows itself."""
+"""Reason for which a server will not become ready by itself, as the server reports it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tandem_client.retry import RetryPolicy
 
 ANSWER_S = 2.0
 REFUSAL = "refusal"
-"""Metadata of NO_EXECUTOR: why the executors that answer are not used."""
+"""Key in the metadata of NO_EXECUTOR for the reason why the executors that answer are not used."""
 
 
 def why_never(address: str) -> tuple[str, ExitCode] | None:
     """
-    Ask a server for its model.
+    Ask a server for its model, to find out if it can become ready at all.
 
     Returns:
-        Why it cannot serve it, or use its executor, until somebody changes something, and the exit
-        code for that; None where it may become ready, or does not answer.
+        The reason why the server cannot serve its model or use its executor until the configuration
+        is changed, and the exit code for it; None if it may become ready or does not answer.
     """
     try:
         with Client(address, retry=RetryPolicy(max_attempts=1)) as client:

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options and retry policies that several commands share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem_client.request import PresetName
 from tandem_client.retry import RetryPolicy
 
 RETRY = RetryPolicy(max_attempts=3, resume_within_s=60.0)
-"""Somebody waits at the terminal: give up soon."""
+"""Retry policy of commands, which gives up soon because a user waits at the terminal."""
 
 
 _BREAKS = {
@@ -24,13 +24,13 @@ _BREAKS = {
     PeerUnavailable: "the connection broke",
     ExecutorLost: "the server lost its executor",
 }
-"""Why a stream broke, for people; for the rest its reason has to do."""
+"""Texts for the errors that break a stream; other errors are shown by their reason."""
 
 
 def stream_retry(up: Path | None) -> RetryPolicy:
     """
-    The same for streams, with a word to whoever reads when one breaks. A server of this command
-    alone has no successor to wait for.
+    Return RETRY for streams, with a remark on the terminal when one breaks, once per reason.
+    Without `resume` if the server runs for this command alone: it has no successor to wait for.
     """
     if up is not None:
         return replace(RETRY, resume=False)

@@ -1,4 +1,4 @@
-"""`tandem profile`: where the time of a running server's steps goes."""
+"""`tandem profile`: a trace of the executor's steps on a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem_client.cli.waiting import Waits, no_answer
 from tandem_client.profile import ProfileProgress
 
 PATIENCE_S = 0.5
-"""For the first step."""
+"""Seconds without a first step after which the command says that it waits for requests."""
 
 
 Output = Annotated[
@@ -97,13 +97,13 @@ def profile(
 
 
 class Progress:
-    """Tells how far a recording is, each thing once."""
+    """Printer of a recording's progress; it prints no line twice in a row."""
 
     def __init__(self) -> None:
         self._last_said = ""
 
     def tell(self, progress: ProfileProgress) -> None:
-        """Print a line on stderr if there is news."""
+        """Print a line on stderr if it differs from the last one."""
         if progress.is_recorded and progress.num_steps:
             line = f"writing the trace of {counted(progress.num_steps, 'step')}"
         elif progress.num_steps:

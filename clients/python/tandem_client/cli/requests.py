@@ -1,4 +1,4 @@
-"""`tandem requests`: who is in the system, and what happened to one request."""
+"""`tandem requests`: the list of requests in the system, and the events of one request."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _show_list(found: RequestList, *, is_filtered: bool, as_json: bool) -> None:
         typer.echo("no such request is in the system now" if is_filtered else _NONE)
         return
     rows = [_row(one) for one in found.requests]
-    # What is the same everywhere, and nothing unusual, takes no room from the ids.
+    # A column that has the usual value in every row is left out, to leave room for the ids.
     shown = [name for name in rows[0] if any(row[name] != _USUAL.get(name) for row in rows)]
     print_table(shown, [[row[name] for name in shown] for row in rows])
     if found.total > len(found.requests):
@@ -77,7 +77,7 @@ def _show_list(found: RequestList, *, is_filtered: bool, as_json: bool) -> None:
 
 _NONE = "no request is in the system now"
 _USUAL = {"choice": "0", "tenant": "", "priority": "0", "cached": "0", "preempted": "0"}
-"""Columns that are left out where every request has just this."""
+"""Usual values by column; a column is left out if every request has the usual value."""
 
 
 def _row(one: RequestSummary) -> dict[str, str]:
@@ -109,7 +109,7 @@ def _show_events(events: list[RequestEvent], *, as_json: bool) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose cells are never cut: a line too long for the terminal goes on below."""
+    """Print a table without cutting cells: a line too long for the terminal continues below."""
     table = Table(*headings, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(Text, row))

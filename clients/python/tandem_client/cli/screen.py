@@ -1,4 +1,4 @@
-"""What a command writes: output to stdout, as it is, and remarks to stderr, on their own lines."""
+"""Output of commands: results on stdout, unchanged; remarks on stderr, in lines of their own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 
 class _Screen:
     """
-    Knows whether the text on a terminal stands in the middle of a line. Remarks come from another
-    thread, too.
+    The terminal, with the knowledge of whether its cursor is in the middle of a line. Remarks may
+    come from another thread.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class _Screen:
         self._is_in_line = False
 
     def write(self, text: str) -> None:
-        """Write output at once."""
+        """Write output and flush it."""
         with self._lock:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -27,7 +27,7 @@ class _Screen:
                 self._is_in_line = not text.endswith("\n")
 
     def remark(self, line: str, *, is_dim: bool) -> None:
-        """Write a line for people; it begins a new line where both go to terminals."""
+        """Write a line for the user; it begins a new line if both streams are terminals."""
         with self._lock:
             if self._is_in_line and sys.stdout.isatty() and sys.stderr.isatty():
                 line = line if line.startswith("\n") else f"\n{line}"
@@ -39,10 +39,10 @@ _screen = _Screen()
 
 
 def write(text: str) -> None:
-    """Write a piece of a command's output to stdout, at once and as it is."""
+    """Write a piece of a command's output to stdout, unchanged, and flush it."""
     _screen.write(text)
 
 
 def remark(line: str, *, is_dim: bool = True) -> None:
-    """Write a line for people to stderr; on a terminal it begins a line of its own."""
+    """Write a line for the user to stderr; on a terminal it begins a line of its own."""
     _screen.remark(line, is_dim=is_dim)

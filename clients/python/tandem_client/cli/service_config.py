@@ -1,4 +1,4 @@
-"""What services make of their flags and files, asked of themselves: clients never import them."""
+"""Settings of services, which they parse in processes of their own: clients never import them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tandem_client.cli.failures import ExitCode, fail
 
 def ask_services(arguments: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
     """
-    Have services read their settings without starting, all at the same time.
+    Let services read their settings without starting, all at the same time.
 
     Args:
-        arguments: Of each service, by "scheduler" or "executor".
+        arguments: Arguments of each service, by "scheduler" or "executor".
 
     Returns:
-        Its "settings" (name, value, source) and "warnings", by service.
+        The report of each service, with "settings" (name, value, source) and "warnings".
 
     Raises:
-        typer.Exit: The first service that finds a mistake, which was printed.
+        typer.Exit: A service found a mistake; that of the first such service was printed.
     """
     processes = {
         service: subprocess.Popen(  # noqa: S603 -- our own interpreter
@@ -41,10 +41,10 @@ def ask_services(arguments: Mapping[str, Sequence[str]]) -> dict[str, dict[str, 
 
 def check_model(executor_arguments: Sequence[str]) -> None:
     """
-    Have the executor look at its model and its memory without loading anything.
+    Let the executor check its model and its memory without loading weights.
 
     Raises:
-        typer.Exit: It cannot serve that model, which was printed.
+        typer.Exit: The executor cannot serve that model; the reason was printed.
     """
     ran = subprocess.run(  # noqa: S603 -- our own interpreter
         [sys.executable, "-m", "executor_svc", *executor_arguments, "--dry-run"],

@@ -1,8 +1,8 @@
 """
-Flags of the services that `tandem up` takes and passes on as they are: the services judge them.
+Flags of the services that `tandem up` takes and passes on unchanged: the services check them.
 
-They are a table, not parameters of a function, because nothing here looks at their values. What it
-says of a flag's value and default is what the services say; a test compares them.
+They are a table, not parameters of a function, because this code uses none of their values. The
+table repeats the services' own kinds and defaults of flags; a test compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 SCHEDULER, EXECUTOR = "scheduler", "executor"
 BOTH = (EXECUTOR, SCHEDULER)
 ON, OFF = "on", "off"
-"""Defaults of switches."""
+"""Values that switches have by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class ServiceFlag:
     One flag.
 
     Attributes:
-        name: With underscores.
-        kind: What its value is, as in the services' --help; empty for a switch.
-        default: As text; empty where the text tells what unset means.
-        text: What it is for.
-        services: Which of them take it.
+        name: Name with underscores.
+        kind: Kind of the value, as in the services' --help; empty for a switch.
+        default: Default as text; empty if `text` says what unset means.
+        text: Purpose of the flag.
+        services: Services that take the flag.
         aliases: Other spellings, those of vLLM, SGLang and Megatron Core among them.
     """
 
@@ -43,7 +43,7 @@ class ServiceFlag:
 
     @property
     def is_switch(self) -> bool:
-        """It takes no value, and can be given as --x and --no-x."""
+        """True if the flag takes no value, and can be given as --x and --no-x."""
         return not self.kind
 
 
@@ -242,11 +242,11 @@ PANELS = {
     "Services": SERVING,
 }
 FLAGS = {flag.name: flag for flags in PANELS.values() for flag in flags}
-"""Every flag by name."""
+"""All flags by name."""
 
 
 def takes_service_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command with ``**flags`` have every flag of the table as an option."""
+    """Give a command with ``**flags`` an option for every flag of the table."""
     signature = inspect.signature(command, eval_str=True)
     own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
     passed = [
@@ -264,14 +264,14 @@ def takes_service_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def flags_for(service: str, values: Mapping[str, Any]) -> list[str]:
-    """The arguments by which a service is given what of these values is its own."""
+    """Return the command-line arguments for a service: those of the values that it takes."""
     return arguments_of(
         {name: value for name, value in values.items() if service in FLAGS[name].services}
     )
 
 
 def arguments_of(values: Mapping[str, Any]) -> list[str]:
-    """A command line that gives all of these that are not None."""
+    """Return the command-line arguments for all values that are not None."""
     return [_argument(name, value) for name, value in values.items() if value is not None]
 
 

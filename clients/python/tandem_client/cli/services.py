@@ -28,10 +28,10 @@ POLL_S = 0.05
 EXECUTOR_SOCKET = "executor.sock"
 MIN_LOG_BYTES = 1 << 20
 STOP_S = 10.0
-"""Seconds a child may take to stop, on top of what it was asked to wait for running requests."""
+"""Seconds that a child may take to stop, besides the grace period for running requests."""
 
 RESTARTS = 3
-"""How often an executor is started again within RESTARTS_WITHIN_S; one that ends oftener stays."""
+"""Number of restarts of an executor allowed within RESTARTS_WITHIN_S; one more end is an error."""
 
 RESTARTS_WITHIN_S = 120.0
 
@@ -40,7 +40,7 @@ _ERROR_LINE = re.compile(r'\[error *\]|"level": ?"error"')
 
 
 class ServiceFailed(Exception):
-    """A child process ended when it should not have, or did not become ready."""
+    """Error of a child process that ended unexpectedly or did not become ready."""
 
     def __init__(self, line: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(line)
@@ -63,7 +63,8 @@ class Service:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            # A group of its own: Ctrl-C in the terminal reaches only us, and we decide the order.
+            # In a group of its own: Ctrl-C in the terminal reaches only us, and we stop the
+            # services in the right order.
             return subprocess.Popen(  # noqa: S603 -- our own interpreter
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -73,13 +74,13 @@ class Service:
             )
 
     def restart(self) -> None:
-        """Start it again after it ended; what it wrote before stays in its log."""
+        """Start the process again after it ended; its log is appended to."""
         self.kill()
         self._ready_file.unlink(missing_ok=True)
         self.process = self._spawn()
 
     def addresses(self) -> dict[str, Any] | None:
-        """What the ready file says; None until it is there."""
+        """Return the content of the ready file; None before it exists."""
         try:
             content: dict[str, Any] = json.loads(self._ready_file.read_text())
         except (FileNotFoundError, ValueError):
@@ -88,10 +89,10 @@ class Service:
 
     def check(self) -> None:
         """
-        Make sure that it runs.
+        Make sure that the process runs.
 
         Raises:
-            ServiceFailed: It ended; the line is its own last word.
+            ServiceFailed: The process ended; the line has its `last_word`.
         """
         status = self.process.poll()
         if status is None:
@@ -102,7 +103,7 @@ class Service:
         raise ServiceFailed(f"the {self.name} ended (exit code {status}): {self.last_word()}", code)
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to end, wait, and kill whatever is left of its group."""
+        """Ask the process to end, wait, and kill the remaining processes of its group."""
         if self.process.poll() is None:
             self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -110,13 +111,13 @@ class Service:
         self.kill()
 
     def kill(self) -> None:
-        """End its whole group at once."""
+        """Kill its whole process group at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def last_word(self) -> str:
-        """The last error it reported, or else logged, or else the last line it wrote."""
+        """Return the last error it reported, or else logged, or else the last line it wrote."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
         reasons = [line for line in lines if _REASON_LINE.match(line)]
         errors = [line for line in lines if _ERROR_LINE.search(line)]
@@ -127,14 +128,15 @@ class Service:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalServer:
     """
-    What to start. The executor listens where only the scheduler finds it.
+    Plan of a server to start. The executor listens on a socket that only the scheduler can reach.
 
     Attributes:
-        executor_arguments: For `python -m executor_svc`, the model among them, no address.
-        scheduler_arguments: For `python -m scheduler_svc`, all but the executor's address.
+        executor_arguments: Arguments of `python -m executor_svc`, with the model, without an
+            address.
+        scheduler_arguments: Arguments of `python -m scheduler_svc`, without the executor's address.
         drain_grace_s: Seconds that running requests may go on after a stop.
-        start_timeout_s: Seconds until all must be ready.
-        log_folder: Where logs go; None = a temporary folder, of which copies outlive a failure.
+        start_timeout_s: Seconds within which both services must be ready.
+        log_folder: Folder of the logs; None = a temporary folder, copied after a failure.
     """
 
     executor_arguments: Sequence[str]
@@ -146,7 +148,7 @@ class LocalServer:
 
 @dataclass(slots=True, eq=False)
 class RunningServer:
-    """A server that this process owns: two services, the addresses, the folder of their logs."""
+    """A server that this process owns: two services, their addresses and their log folder."""
 
     log_folder: Path
     services: list[Service] = field(default_factory=list)
@@ -163,17 +165,17 @@ class RunningServer:
 
     def keep_up(self, now_s: float) -> str | None:
         """
-        Start an executor that ended again: requests wait for it in the scheduler meanwhile.
+        Restart the executor if it ended; requests wait for it in the scheduler meanwhile.
 
         Args:
-            now_s: Monotonic time.
+            now_s: Monotonic time in seconds.
 
         Returns:
-            What was done, for people; None = all is well.
+            A line for the user about the restart; None = both services run.
 
         Raises:
             ServiceFailed: The scheduler ended, or the executor ended over a wrong configuration or
-                model, or again and again.
+                model, or more than RESTARTS times within RESTARTS_WITHIN_S.
         """
         executor, *others = self.services
         for service in others:
@@ -205,14 +207,14 @@ class RunningServer:
 @contextlib.contextmanager
 def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[RunningServer]:
     """
-    Start both services, yield when requests are served, stop both whatever happens.
+    Start both services, yield when requests are served, and stop both in any case.
 
     Args:
-        plan: What to start.
-        say: Told what is waited for, for people.
+        plan: Plan of the server.
+        say: Called with the name of each phase of the start, for display.
 
     Raises:
-        ServiceFailed: A service ended or did not become ready; from the body too, if it checks.
+        ServiceFailed: A service ended or did not become ready; also raised through by the body.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_stop_signals())
@@ -235,7 +237,7 @@ def local_server(plan: LocalServer, say: Callable[[str], None]) -> Iterator[Runn
 
 
 def _kept_logs(folder: Path) -> str:
-    """Copy the logs of a folder that is about to go; says where to, or why they are not kept."""
+    """Copy the logs of a folder that will be removed; return a text on the result for the user."""
     try:
         kept = Path(tempfile.mkdtemp(prefix="tandem-logs-"))
         for log in folder.glob("*.log"):
@@ -252,8 +254,8 @@ def _start(
     folder = server.log_folder
     for name in ("executor", "scheduler"):
         (folder / f"{name}.json").unlink(missing_ok=True)
-    # A socket in our own folder: no port to find first, so both start at once, and no one else
-    # can reach the executor.
+    # A socket in our own folder needs no search for a free port, so both start at once, and no
+    # other user can reach the executor.
     executor_address = f"unix:{private / EXECUTOR_SOCKET}"
     server.executor_address = executor_address
     link = f"--executor={executor_address}"
@@ -282,10 +284,10 @@ def _start(
 
 def _is_usable(address: str) -> bool:
     """
-    Whether requests are served.
+    Return True if requests are served.
 
     Raises:
-        ServiceFailed: They never will be: the scheduler cannot use this model or executor.
+        ServiceFailed: The scheduler cannot use this model or executor, so it will never serve.
     """
     if _is_ready(address):
         return True
@@ -317,7 +319,7 @@ def _wait_for(
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave through the same clean-up as Ctrl-C; nohup is respected."""
+    """Make SIGTERM and SIGHUP leave through the same clean-up as Ctrl-C; nohup is respected."""
 
     def leave(_number: int, _frame: object) -> None:
         raise Terminated

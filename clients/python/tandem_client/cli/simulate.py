@@ -1,4 +1,4 @@
-"""`tandem simulate`: the scheduler core against a model of an executor."""
+"""`tandem simulate`: the scheduler core with a simulated executor."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def simulate(context: typer.Context) -> None:
     command = [sys.executable, "-m", "scheduler_svc.simulator", *context.args]
     outcome = subprocess.run(command, check=False)  # noqa: S603 -- our own interpreter
     if outcome.returncode:
-        # A negative number is the signal that ended it.
+        # A negative return code is the number of the signal that ended the process.
         code = outcome.returncode if outcome.returncode > 0 else ExitCode.FAILED
         raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""`tandem config suggest`: a configuration file for a model, a memory and a kind of load."""
+"""`tandem config suggest`: a configuration file for a model, a memory size and a kind of load."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def suggest(
 
 
 def as_toml(suggestions: Sequence[Suggestion], model: Path) -> str:
-    """A configuration file that both services read."""
+    """Return the text of a configuration file that both services read."""
     lines = [f"# For {model}. Save as tandem.toml, then: tandem up {model} --config tandem.toml"]
     for one in suggestions:
         lines += [f"# {one.reason}", f"{one.name} = {json.dumps(one.value)}"]
@@ -89,8 +89,8 @@ def as_toml(suggestions: Sequence[Suggestion], model: Path) -> str:
 
 
 def _facts(flags: Sequence[str]) -> Facts:
-    """What the executor itself would plan, in a process of its own: clients import no service."""
-    # One block: whether more fit is what we are to find out.
+    """Return the facts of an executor's dry run, in its own process: clients import no service."""
+    # The dry run plans one block, because the number that fits is computed here.
     command = [sys.executable, "-m", "executor_svc", "--dry-run", "--log-format=json"]
     environ = {
         name: text for name, text in os.environ.items() if not name.startswith("TANDEM_EXECUTOR_")

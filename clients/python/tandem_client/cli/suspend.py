@@ -1,4 +1,4 @@
-"""`tandem suspend` and `tandem resume`: a server's memory for something else, and back."""
+"""`tandem suspend` and `tandem resume`: a pause of a server, which can free its KV memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem_client.cli.waiting import operators_of
 
 
 class KvModeName(enum.StrEnum):
-    """See tandem.admin.v1.KvMode."""
+    """Names of the modes; see tandem.admin.v1.KvMode."""
 
     persist = "persist"
     offload = "offload"

@@ -1,4 +1,4 @@
-"""`tandem top`: what a running server does, once a second."""
+"""`tandem top`: a live table of a running server's statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tandem_client.cli.top_view import Looks, View
 from tandem_client.cli.waiting import Waits, no_answer
 
 LOOK_S = 10.0
-"""Longest wait for one look: then another one is taken, of a server that stays silent."""
+"""Longest wait in seconds for one look at a server that stays silent; then the next one begins."""
 
 
 @readable_errors
@@ -46,7 +46,7 @@ def top(
         with Waits(no_answer(address)):
             looks = Looks(admin.stats())
         console = Console()
-        # A table that is drawn anew in its place needs a terminal; a file or pipe gets each look.
+        # A table that is redrawn in place needs a terminal; a file or pipe gets each look in turn.
         if once or as_json or not console.is_terminal:
             _print_looks(admin, address, looks, interval_s, once=once, as_json=as_json)
             return
@@ -54,7 +54,7 @@ def top(
 
 
 def _watch(admin: AdminClient, view: View, console: Console, interval_s: float) -> None:
-    """Look again and again, whether the server answers or not."""
+    """Take looks until interrupted, also while the server does not answer."""
     with Live(view, console=console):
         while True:
             time.sleep(interval_s)
@@ -76,7 +76,7 @@ def _print_looks(
     once: bool,
     as_json: bool,
 ) -> None:
-    """Print each look below the one before."""
+    """Print each look below the previous one."""
     while True:
         time.sleep(interval_s)
         clock = time.strftime("%H:%M:%S")

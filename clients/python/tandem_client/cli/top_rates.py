@@ -1,4 +1,4 @@
-"""What a server gained between two snapshots, as rates and means."""
+"""Rates and means of a server's counters between two snapshots."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tandem_client.admin import Stats
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """
-    Rates and means of the time between two snapshots; None where nothing happened to measure.
+    Rates and means of the time between two snapshots; None if there is nothing to measure.
 
     Attributes:
-        window_s: Seconds between the two; 0 where there is only one.
-        output_tokens_per_s: Output tokens.
-        prompt_tokens_per_s: Prompt tokens that were computed.
-        requests_per_s: Requests that finished.
-        steps_per_s: Steps of the executor.
+        window_s: Seconds between the snapshots; 0 if there is only one.
+        output_tokens_per_s: Output tokens per second.
+        prompt_tokens_per_s: Prompt tokens computed per second.
+        requests_per_s: Requests finished per second.
+        steps_per_s: Steps of the executor per second.
         ttft_ms: Mean time to first token.
         itl_ms: Mean time between two output tokens of a request.
-        prefix_cache_hit_share: Share of prompt tokens that the prefix cache had, 0 to 1.
-        forward_ms: Forward pass of a step.
-        sample_ms: Sampling of a step.
-        queued_ms: Wait of a step that was sent ahead.
-        graph_share: Share of steps that CUDA graphs computed.
+        prefix_cache_hit_share: Share of prompt tokens found in the prefix cache, 0 to 1.
+        forward_ms: Mean time of a step's forward pass.
+        sample_ms: Mean time of a step's sampling.
+        queued_ms: Mean wait of a step at the executor, sent ahead of its turn.
+        graph_share: Share of steps that CUDA graphs computed, 0 to 1.
     """
 
     window_s: float
@@ -42,7 +42,7 @@ class Rates:
 
 
 def rates_between(now: Stats, before: Stats | None) -> Rates:
-    """Return what happened since `before`; None = there is no earlier snapshot."""
+    """Return the rates since `before`; None = there is no earlier snapshot."""
     window_s = 0.0 if before is None else now.uptime_s - before.uptime_s
 
     def gained(name: str) -> float:

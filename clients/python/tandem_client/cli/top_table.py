@@ -1,4 +1,4 @@
-"""A snapshot of a server as a table for people, with rates of the last seconds."""
+"""Table of a server's snapshot for a terminal, with the rates of the last seconds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FULL, NEARLY_FULL = 0.95, 0.8
 
 def table(now: Stats, before: Stats | None, width: int = 80) -> RenderableType:
     """
-    Show a snapshot.
+    Return a snapshot as a table.
 
     Args:
         now: The newest snapshot.
-        before: The one that rates and means count from; None = there is none yet.
+        before: The snapshot from which rates and means count; None = there is none yet.
         width: Columns of the terminal.
     """
     rates = rates_between(now, before)
@@ -144,7 +144,7 @@ def _host_memory(now: Stats) -> str | None:
 
 
 def executor_line(now: Stats) -> str:
-    """Name the executor, and what went wrong with it so far."""
+    """Return a line with the executor's address and its failures so far."""
     if not now.executor_attached:
         last = f"; the last was {now.executor_address}" if now.executor_address else ""
         return now.executor_refusal or f"none attached{last}"
@@ -166,7 +166,7 @@ def _number(value: float | None, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Words for a length of time."""
+    """Return a duration as text, in a fitting unit."""
     minutes, hours = seconds / 60, seconds / 3600
     if minutes < 2:
         return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""What `tandem top` shows on a terminal, also while the server does not answer."""
+"""Live view of `tandem top` on a terminal, also while the server does not answer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tandem_client.cli.top_table import duration, table
 from tandem_client.retry import is_transient
 
 WINDOW_S = 5.0
-"""Rates are of this many last seconds, or of one interval where that is longer."""
+"""Number of last seconds that rates cover; they cover one interval if that is longer."""
 
 PATIENCE_S = 2.0
-"""Silence of a server that is no news yet."""
+"""Seconds of a server's silence that are not shown yet."""
 
 _NOTHING_LISTENS = ("refused", "No such file")
 
@@ -32,16 +32,16 @@ class Looks:
 
     @property
     def now(self) -> Stats:
-        """The newest snapshot."""
+        """Newest snapshot."""
         return self._kept[-1]
 
     @property
     def before(self) -> Stats | None:
-        """The one that rates count from; None until there are two of the same server."""
+        """Snapshot from which rates count; None until there are two of the same server run."""
         return self._kept[0] if len(self._kept) > 1 else None
 
     def add(self, stats: Stats) -> None:
-        """Take a new snapshot, and forget what is too old or of a server that was restarted."""
+        """Add a snapshot; drop those that are too old or from before a restart of the server."""
         if stats.uptime_s < self.now.uptime_s:
             self._kept.clear()
         self._kept.append(stats)
@@ -51,8 +51,8 @@ class Looks:
 
 class View:
     """
-    The last looks at a server, under a line that says so while it does not answer. It is drawn by
-    another thread than the one that asks.
+    The last looks at a server, under a line that says so while it does not answer. The thread that
+    draws the view is not the one that asks the server.
     """
 
     def __init__(
@@ -62,32 +62,32 @@ class View:
         self._looks = looks
         self._clock = clock
         self._asked_s: float | None = None
-        """When the oldest look began that has no answer; None while there is none."""
+        """Start of the oldest look without an answer, on the clock; None while there is none."""
         self._error: TandemError | None = None
 
     def ask(self) -> None:
-        """Take note that a look begins."""
+        """Record that a look begins."""
         if self._asked_s is None:
             self._asked_s = self._clock()
 
     def answered(self, stats: Stats) -> None:
-        """Take the answer."""
+        """Record the answer."""
         self._looks.add(stats)
         self._asked_s = self._error = None
 
     def failed(self, error: TandemError) -> None:
         """
-        Take note that no answer came.
+        Record that no answer came.
 
         Raises:
-            TandemError: This error, which no further look would mend.
+            TandemError: This error, if further looks would fail with it too.
         """
         if not (is_transient(error) or isinstance(error, CallCancelled)):
             raise error
         self._error = error
 
     def trouble(self) -> str | None:
-        """Say since when and why there is no answer; None while all is well."""
+        """Return a line on the time and reason of a missing answer; None while all is well."""
         asked_s = self._asked_s
         if asked_s is None:
             return None
@@ -111,7 +111,7 @@ class View:
         return f"{self._address} has refused to answer {since}: {why}; still asking; {end}"
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it as it is now."""
+        """Draw the present state."""
         trouble = self.trouble()
         if trouble is not None:
             yield Text(trouble, style="bold red")

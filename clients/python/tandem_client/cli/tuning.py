@@ -1,4 +1,4 @@
-"""Engine limits for a model, a memory and a kind of load: arithmetic alone, with a reason each."""
+"""Engine limits for a model, a memory size and a kind of load, each with its reason. No I/O."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from tandem.kv_memory.budget import (
 from tandem.kv_memory.default_size import default_kv_size, share_of_device
 
 TOKENS_FACTOR = 1.5
-"""Of max_total_tokens over the tokens of a full batch of average requests."""
+"""Ratio of max_total_tokens to the tokens of a full batch of average requests."""
 
 SEQS_PER_BATCH_ROW = 8
-"""Requests in the system per sequence in a step: as the defaults have it, 256 over 32."""
+"""Number of requests in the system per sequence in a step, as in the defaults: 256 / 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
     """
-    What is to be served.
+    Wishes of the user for a server.
 
     Attributes:
-        avg_tokens: Prompt and output of an average request.
-        max_batch_size: Sequences that are to run together.
-        max_model_len: Longest request; None for what the model supports and the memory holds.
-        utilization: Share of the memory to use; None for what an executor takes by default.
-        memory_gb: Memory of the device; None for that of the facts.
+        avg_tokens: Tokens of prompt and output of an average request.
+        max_batch_size: Number of sequences that run together.
+        max_model_len: Tokens of the longest request; None = as many as the model supports and the
+            memory holds.
+        utilization: Share of the memory to use; None = the default of an executor.
+        memory_gb: GiB of memory of the device; None = the memory in the facts.
     """
 
     avg_tokens: int
@@ -47,9 +48,10 @@ class Wishes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
-    What the executor's own plan says of the model and the device, in bytes and tokens.
+    Facts of the executor's own plan about the model and the device, in bytes and tokens.
 
-    `wanted_model_len` is what the model supports or was asked for, whatever this memory holds.
+    `wanted_model_len` is the length that the model supports or the user asked for, even if this
+    memory does not hold it.
     """
 
     device: str
@@ -72,15 +74,15 @@ class Suggestion:
 
 
 def step_tokens(wishes: Wishes) -> int:
-    """Tokens per step: average length x batch x 1.5, at least one per sequence."""
+    """Return the tokens per step: average length x batch x 1.5, at least one per sequence."""
     wanted = math.ceil(wishes.avg_tokens * wishes.max_batch_size * TOKENS_FACTOR)
     return max(wishes.max_batch_size, wanted)
 
 
 def suggest(wishes: Wishes, facts: Facts) -> list[Suggestion]:
     """
-    Limits for these wishes, in the order of the documentation; the KV memory is what `tandem up`
-    takes with them, unless a share of the device is asked for.
+    Return the limits for these wishes, in the order of the documentation. The KV memory is what
+    `tandem up` takes with them, unless the user asks for a share of the device.
 
     `facts` are those of an executor with `max_batch_size` and `step_tokens(wishes)`.
 
@@ -151,7 +153,7 @@ def _kv_plan(wishes: Wishes, facts: Facts) -> MemoryPlan:
 
 
 def _rank(wishes: Wishes, facts: Facts) -> RankMemory:
-    """The device as it is, or one of the size that was asked for, with nothing else on it."""
+    """Return the memory of the device, or of an otherwise empty one of the size asked for."""
     total, free = facts.total_bytes, facts.free_bytes
     if wishes.memory_gb is not None:
         total = free = round(wishes.memory_gb * GIB)
@@ -175,7 +177,7 @@ def _too_little(memory: str, facts: Facts) -> OutOfMemory:
 
 
 def _rule(wishes: Wishes, plan: MemoryPlan) -> str:
-    """Say what sizes the KV memory."""
+    """Return a text on the rule that sizes the KV memory."""
     share = f"{plan.size.value:.3g} of the device's {_gib(plan.rank.probe.total_bytes)} GiB"
     what = plan.size.place.removeprefix("default: ")
     if plan.size.knob == "gpu_memory_utilization":

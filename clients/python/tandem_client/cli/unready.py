@@ -1,4 +1,4 @@
-"""Why a server that answers is not ready, from its figures."""
+"""Reason for which a server that answers is not ready, from its statistics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tandem_client.admin import Stats
 
 
 def why_unready(now: Stats) -> str:
-    """Say what keeps this server from serving, and what to do."""
+    """Return a text on what keeps this server from serving, and on what to do."""
     return readiness.why_unready(
         is_draining=now.draining,
         is_suspended=now.suspended,

@@ -1,4 +1,4 @@
-"""`tandem up`: a whole server on this machine, until Ctrl-C."""
+"""`tandem up`: a server with executor and scheduler on this machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tandem_client.retry import NO_RETRY
 
 LISTENING = ("listen", "admin_listen", "metrics_listen")
 MODEL_VARIABLE = "TANDEM_EXECUTOR_MODEL"
-"""Of the executor's environment, which is this command's."""
+"""Environment variable of the executor's model; the executor inherits this environment."""
 WATCH_S = 0.2
 DRAIN_LOOK_S = 1.0
 DRAIN_GRACE_S = 5.0
@@ -109,14 +109,14 @@ def up(
         *flags_for(SCHEDULER, flags),
         *(scheduler_arg or []),
     ]
-    # Mistakes show before anything starts.
+    # Mistakes are reported before anything starts.
     asked = ask_services({SCHEDULER: for_scheduler, EXECUTOR: for_executor})
     settings = {service: _by_name(asked[service]) for service in asked}
     addresses = {name: settings[SCHEDULER][name]["value"] for name in LISTENING}
     try:
         check_all_free({name: address for name, address in addresses.items() if address})
     except AddressInUse as error:
-        check_model(for_executor)  # a mistake that other ports would not mend goes first
+        check_model(for_executor)  # report first a mistake that other ports would not fix
         given = [
             *([] if model is None else [str(model)]),
             *arguments_of({"config": config, "drain_grace_s": drain_grace_s, "log_dir": log_dir}),
@@ -165,7 +165,7 @@ def _serve(plan: LocalServer, model: Path, warnings: Sequence[str]) -> None:
 
 
 def _watch(server: RunningServer, console: Console) -> None:
-    """Keep the services up until the server was drained."""
+    """Keep the services up until the server is drained."""
     with contextlib.ExitStack() as stack:
         admin: AdminClient | None = None
         if server.admin_address:
@@ -184,7 +184,7 @@ def _watch(server: RunningServer, console: Console) -> None:
 
 
 def is_drained(admin: AdminClient) -> bool:
-    """Whether a drain has come to its end; False where the server does not answer now."""
+    """Return True if a drain is complete; False if the server does not answer now."""
     try:
         now = admin.stats(deadline_s=DRAIN_LOOK_S)
     except TandemError:

@@ -1,4 +1,4 @@
-"""What a command waits for, said on stderr once it has been silent for about a second."""
+"""Remarks on stderr about what a command waits for, after about a second of silence."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PATIENCE_S = 1.0
 
 class Waits:
     """
-    Remarks on what a command waits for: each is printed after a while, and once only.
+    Remarks on what a command waits for; each is printed after PATIENCE_S, and only once.
 
-    The `with` block is the time that counts; a thread of its own looks at the clock.
+    The time inside the `with` block counts; a separate thread watches the clock.
     """
 
     def __init__(self, waits_for: str) -> None:
         """
         Args:
-            waits_for: What the block waits for until `now_for` says otherwise; a sentence.
+            waits_for: Sentence on what the block waits for, until `now_for` replaces it.
         """
         self._changed = threading.Condition()
         self._waits_for = waits_for
@@ -36,11 +36,11 @@ class Waits:
 
     def now_for(self, kind: str, sentence: str = "") -> None:
         """
-        Take note of what is waited for now.
+        Set what the command waits for now.
 
         Args:
-            kind: Sentences of one kind are said once in all.
-            sentence: For people; empty = nothing that is worth a word.
+            kind: Kind of the sentence; only one sentence of a kind is printed.
+            sentence: Sentence for the user; empty = nothing to print.
         """
         with self._changed:
             self._kind, self._waits_for = kind, sentence
@@ -72,7 +72,7 @@ class Waits:
 
 
 def told(events: Iterable[Event], address: str) -> Iterator[Event]:
-    """Yield the events of a stream, and say what it waits for while none with output comes."""
+    """Yield the events of a stream, with remarks on what it waits for until output comes."""
     num_prompt_tokens = 0
     with Waits(no_answer(address)) as waits:
         for event in events:
@@ -98,7 +98,7 @@ def told(events: Iterable[Event], address: str) -> Iterator[Event]:
 
 @contextlib.contextmanager
 def operators_of(address: str, waits_for: str = "") -> Iterator[AdminClient]:
-    """Yield a client of a server's port for operators; say so if it does not answer."""
+    """Yield a client of a server's admin port; print a remark if it does not answer."""
     with (
         AdminClient(address, retry=options.RETRY) as admin,
         Waits(waits_for or no_answer(address)),
@@ -107,10 +107,10 @@ def operators_of(address: str, waits_for: str = "") -> Iterator[AdminClient]:
 
 
 def no_answer(address: str) -> str:
-    """Say that nothing came from there."""
+    """Return a sentence that says that the address has not answered."""
     return f"waiting: {address} has not answered yet"
 
 
 def say(line: str) -> None:
-    """Print a remark about an answer, apart from it."""
+    """Print a remark on stderr, in brackets, apart from the answer."""
     remark(f"[{line}]")

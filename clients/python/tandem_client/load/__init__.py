@@ -1,1 +1,1 @@
-"""Load for a running server: requests, processes that send them, and what they measured."""
+"""Load tests of a running server: requests, processes that send them, and their measurements."""

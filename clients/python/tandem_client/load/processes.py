@@ -1,4 +1,4 @@
-"""Start load processes, let them begin together, collect what they measured."""
+"""Load processes: starting them, letting them begin together, collecting their measurements."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KILL_AFTER_S = 5.0
 
 def run_tasks(tasks: Sequence[Task]) -> list[Outcomes]:
     """
-    Run every task in a process of its own; they start sending when all are warm.
+    Run every task in a process of its own; all processes start sending when the last is warm.
 
     Raises:
-        InternalError: A process failed; its own words are in the message.
+        InternalError: A process failed; the message holds the last line on stderr.
     """
     with contextlib.ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))

@@ -1,4 +1,4 @@
-"""What the load processes measured, joined."""
+"""Report of a load test, joined from the measurements of its processes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def summarize(outcomes: Sequence[Outcomes]) -> dict[str, Any]:
     Returns:
         `output_tokens_per_s` from the first request's start to the last token, `ttft_ms` (time to
         first token), `itl_ms` (inter-token latency), `e2e_ms` (whole requests) each with p50, p90
-        and p99 or None where nothing was measured, `errors` (failed requests) and `requests`
-        (answered ones, failed or not).
+        and p99, which are None without a measurement, `errors` (failed requests) and `requests`
+        (requests that ended, failed or not).
     """
     tokens = sum(one.num_tokens for one in outcomes)
     start_s = min((one.first_start_s for one in outcomes), default=0.0)
@@ -37,7 +37,7 @@ def summarize(outcomes: Sequence[Outcomes]) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """p50, p90 and p99 of some values, interpolated."""
+    """Return p50, p90 and p99 of the values, interpolated; None for each without a value."""
     if not values:
         return {f"p{q}": None for q in PERCENTILES}
     found = np.percentile(np.asarray(values), PERCENTILES)
@@ -45,7 +45,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def errors_by_reason(outcomes: Sequence[Outcomes]) -> dict[str, int]:
-    """How often each reason occurred, most frequent first."""
+    """Return the number of errors by reason, most frequent first."""
     joined: dict[str, int] = {}
     for one in outcomes:
         for reason, count in one.errors.items():

@@ -1,8 +1,8 @@
 """
 One load process: `python -m tandem_client.load.worker`.
 
-Reads one JSON line (a Task) from stdin, connects, warms up, prints "ready", waits for a line,
-sends its requests, prints its outcomes as one JSON line.
+The process reads one JSON line (a Task) from stdin, connects, warms up, prints "ready", waits for a
+line, sends its requests, and prints its outcomes as one JSON line.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tandem_client.request import build_request
 
 WARM_UP_TOKENS = 8
 CUT_AFTER_S = 5.0
-"""Seconds that requests may still take after the last one was started."""
+"""Seconds that running requests may still take after the time in which new ones are started."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Share of one process: numbers `first`, `first + step`, ... with `concurrency` at once."""
+    """Share of one process: requests `first`, `first + step`, ..., `concurrency` at a time."""
 
     address: str
     workload: Workload
@@ -43,23 +43,24 @@ class Task:
 
     @classmethod
     def from_json(cls, text: str) -> Task:
-        """Decode what `to_json` made."""
+        """Decode the result of `to_json`."""
         content = json.loads(text)
         workload = content.pop("workload")
         return cls(workload=Workload(**workload | {"lines": tuple(workload["lines"])}), **content)
 
     def to_json(self) -> str:
-        """Encode in one line."""
+        """Encode as one line."""
         return json.dumps(dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Outcomes:
     """
-    What one process saw. Times are CLOCK_MONOTONIC seconds, durations milliseconds.
+    Measurements of one process. Times are CLOCK_MONOTONIC seconds, durations milliseconds.
 
-    A gap is the time between two messages with tokens, spread evenly over the tokens of the later
-    one. Requests cut off at the end of the time count nowhere but in `num_cut`; their tokens do.
+    An entry of `itl_ms` is the time between two messages with tokens, spread evenly over the tokens
+    of the later one. A request cut off at the end of the time counts only in `num_cut`, but its
+    tokens count in `num_tokens`.
     """
 
     first_start_s: float = float("inf")
@@ -74,7 +75,7 @@ class Outcomes:
 
 
 class Load:
-    """Sends the requests of one task; owns its connection and its outcomes."""
+    """Sender of the requests of one task; owns its connection and its outcomes."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -84,15 +85,15 @@ class Load:
 
     async def warm_up(self) -> None:
         """
-        Send a few short requests that count nowhere.
+        Send a few short requests that are not measured.
 
         Raises:
-            TandemError: One failed: so would all.
+            TandemError: One of them failed, so all requests would fail.
         """
         await asyncio.gather(*(self._warm_up_one(i) for i in range(self._task.num_warm_up)))
 
     async def run(self) -> None:
-        """Send everything, or what the time allows."""
+        """Send all requests, or as many as the time allows."""
         task = self._task
         numbers = iter(range(task.first, task.workload.num_requests, task.step))
         stop_s = time.monotonic() + task.max_time_s
@@ -165,7 +166,7 @@ async def _main() -> None:
 
 
 def main() -> None:
-    """Run one task; a failure is one line on stderr."""
+    """Run one task; report a failure as one line on stderr."""
     try:
         asyncio.run(_main())
     except TandemError as error:

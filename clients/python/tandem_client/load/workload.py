@@ -1,4 +1,4 @@
-"""What a load test sends: fixed lengths of random ids, or prompts from a file."""
+"""Requests of a load test: prompts of random ids with fixed lengths, or prompts from a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = ("prompt", "messages", "token_ids")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request: arguments of `build_request`."""
+    """Arguments of `build_request` for one request."""
 
     prompt: str | None
     options: GenerateOptions
@@ -25,17 +25,17 @@ class Ask:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """
-    Requests by number; the same seed gives the same ones in any number of processes.
+    Requests by number; the same seed gives the same requests in any number of processes.
 
     Attributes:
-        num_requests: Numbers run from 0 to this, exclusive.
+        num_requests: Number of requests; they are numbered from 0.
         input_len: Tokens of a random prompt.
-        output_len: Tokens that every request produces, whatever the model wants to end with; of a
-            prompt from a file, the most.
-        vocab_size: Random ids are below this.
-        seed: Of the random ids.
-        temperature: Of every request.
-        lines: Parsed JSON lines used instead of random ids, in turn.
+        output_len: Output tokens of a random prompt, past end-of-sequence tokens; for a prompt from
+            a file, the default of its largest number.
+        vocab_size: Exclusive upper bound of random ids.
+        seed: Seed of the random ids.
+        temperature: Temperature of every request.
+        lines: Parsed JSON lines used in turn instead of random ids.
     """
 
     num_requests: int
@@ -70,7 +70,8 @@ def read_prompts(path: Path) -> tuple[dict[str, Any], ...]:
     "max_tokens" where it differs from the rest.
 
     Raises:
-        InvalidParameter: A line that is something else, with its number, or no line at all.
+        InvalidParameter: A line is something else (the message has its number), the file is not
+            UTF-8, or it has no prompt.
         OSError: The file cannot be read.
     """
     try:
