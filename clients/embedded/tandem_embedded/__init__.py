@@ -1,4 +1,4 @@
-"""The whole engine in one process: same core, same runner, no gRPC."""
+"""The whole engine in one process: the same scheduler core and model runner, without gRPC."""
 
 from scheduler_svc.core.request.options import (
     CoreOptions,

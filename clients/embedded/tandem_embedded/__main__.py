@@ -22,7 +22,7 @@ _USAGE_HINT = 'give a prompt, for example: python -m tandem_embedded --model DIR
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one request; returns the exit status: 0, 1 if it failed, 2 if it was asked wrong."""
+    """Run one request, and return the exit status: 0, 1 if it failed, 2 for wrong arguments."""
     given = _parser().parse_args(arguments)
     if given.prompt is None:
         _say(_USAGE_HINT)
@@ -55,12 +55,15 @@ def _print(completed: CompletedRequest, memory_line: str) -> int:
 
 
 def _say(line: str) -> None:
-    """Everything but the output goes to stderr, so that the output can be piped."""
+    """Write a line to stderr: stdout holds the output alone, so that it can be piped."""
     sys.stderr.write(line + "\n")
 
 
 def _config(given: argparse.Namespace) -> EngineConfig | None:
-    """Defaults, then preset, then file, then flags; None without any of them."""
+    """
+    Return the limits: defaults, overridden by preset, file and flags in this order; None without
+    any of these three.
+    """
     try:
         config = EngineConfig() if given.preset is None else EngineConfig.preset(given.preset)
         if given.config is not None:

@@ -1,4 +1,4 @@
-"""What computes an embedded engine's steps, and what the engine has to know of it."""
+"""Backend of an embedded engine: the runner that computes its steps, and the runner's limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB = 2**30
 
 
 class Runner(Protocol):
-    """Computes batches in order."""
+    """Interface of a runner, which computes batches in order."""
 
     @property
     def state_hash(self) -> int:
@@ -36,27 +36,27 @@ class Runner(Protocol):
         """Apply and compute one batch."""
 
     def reset(self) -> None:
-        """Forget all slots, and end a suspension."""
+        """Clear all slots, and end a suspension."""
 
     def suspend(self, mode: KvMode) -> None:
-        """Give KV memory back until `resume`; under RECOMPUTE no slot is live then."""
+        """Release KV memory until `resume`; with RECOMPUTE no slot is live at this time."""
 
     def resume(self) -> None:
-        """End a suspension; raises OutOfMemory, and stays suspended, where others have it."""
+        """End a suspension; raise OutOfMemory, and stay suspended, if the memory is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """
-    A runner and what it can do.
+    A runner and its limits.
 
     Attributes:
-        num_slots: Slots the runner has.
-        max_positions: Longest sequence the model supports.
-        vocab_size: Token ids are in [0, vocab_size).
+        num_slots: Number of slots of the runner.
+        max_positions: Length in tokens of the longest sequence that the model supports.
+        vocab_size: Size of the vocabulary; token ids are in [0, vocab_size).
         eos_token_ids: Ids that end a sequence.
-        defaults: What a request gets that sets nothing.
-        num_host_blocks: Host blocks that preempted requests can be swapped to.
+        defaults: Sampling defaults for requests that set none.
+        num_host_blocks: Number of host blocks that preempted requests can be swapped to.
     """
 
     runner: Runner
@@ -69,19 +69,19 @@ class Backend:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What requests are judged by."""
+        """Vocabulary and defaults that requests are checked with."""
         return Vocabulary(
             size=self.vocab_size, eos_token_ids=self.eos_token_ids, defaults=self.defaults
         )
 
     def geometry(self, config: EngineConfig) -> ExecutorGeometry:
-        """What the scheduler core has to plan for under these limits."""
+        """Return the geometry that the scheduler core plans with under these limits."""
         found = geometry_of(config)
         return replace(found, num_slots=self.num_slots, num_host_blocks=self.num_host_blocks)
 
 
 def geometry_of(config: EngineConfig) -> ExecutorGeometry:
-    """What an executor of these limits can do."""
+    """Return the geometry of an executor with these limits."""
     return ExecutorGeometry(
         num_blocks=config.max_num_blocks,
         block_size=config.block_size,
@@ -109,15 +109,17 @@ def load_backend(
     Load a model and allocate its KV blocks.
 
     Returns:
-        The limits in force, and the backend. Without `config` they are an executor's defaults: the
-        model's context, and KV memory by what is free. Else the model's longest sequence may lower
-        a limit, and `buffer_size_gb` decides how many blocks there are.
+        The limits in force, and the backend. Without `config` the limits are an executor's
+        defaults: the model's context length, and KV memory by the free memory or `buffer_size_gb`.
+        With `config`, a default max_model_len is lowered to the model's context length, and
+        `buffer_size_gb`, if given, sets the number of blocks.
 
     Raises:
-        InvalidModel, InvalidConfig or OutOfMemory: Saying what to do.
+        InvalidModel, InvalidConfig or OutOfMemory: The message says what to do.
     """
     let_idle_threads_sleep(os.environ)
-    # These import PyTorch: not before the environment is set, and not for --help.
+    # These modules import PyTorch, which must follow the change of the environment; --help does
+    # without PyTorch.
     import torch  # noqa: PLC0415
 
     from executor_svc.device.choice import choose_kernels, resolve_device  # noqa: PLC0415
@@ -178,7 +180,7 @@ def _runner(
     collect_margins: bool,
     batch_invariant: bool,
 ) -> ModelRunner:
-    """A runner with its graphs captured, where the device has any."""
+    """Return a runner, with its CUDA graphs captured if the device has graphs."""
     from executor_svc.config.graph_sizes import default_sizes  # noqa: PLC0415
     from executor_svc.step.graphs.plan import device_graphs  # noqa: PLC0415
     from executor_svc.step.runner import ModelRunner  # noqa: PLC0415
@@ -201,7 +203,7 @@ def _runner(
 
 
 def _sampling_defaults(own: GenerationDefaults) -> SamplingDefaults:
-    """What the model's author recommends, as far as that is set."""
+    """Return the defaults that the model's author recommends, with ours for those not set."""
     found = asdict(own)
     return SamplingDefaults(**{name: found[name] for name in found if found[name] is not None})
 
@@ -214,8 +216,8 @@ def _default_limits(
     after: Reading,
 ) -> EngineConfig:
     """
-    What an executor takes where no limit is set: see `tandem.kv_memory.default_size`; `before` and
-    `after` are the device's memory around the loading of weights.
+    Return the limits of an executor without settings: see `tandem.kv_memory.default_size`. `before`
+    and `after` are readings of the device's memory before and after the weights were loaded.
     """
     from executor_svc.config.limits import fit_limits  # noqa: PLC0415
     from executor_svc.config.settings import load_settings  # noqa: PLC0415
@@ -234,7 +236,7 @@ def _default_limits(
 def _sized(
     config: EngineConfig, buffer_size_gb: float | None, bytes_per_block: int
 ) -> EngineConfig:
-    """Set max_num_blocks to what fits into so many GiB, the dummy block included."""
+    """Set max_num_blocks to the blocks that fit into so many GiB beside the dummy block."""
     if buffer_size_gb is None:
         return config
     num_blocks = int(buffer_size_gb * GIB) // bytes_per_block - 1
@@ -248,7 +250,7 @@ def _sized(
 
 
 def _fit_length(config: EngineConfig, longest: int) -> EngineConfig:
-    """Lower max_model_len to what the model supports, if it still has its default."""
+    """Lower a default max_model_len to what the model supports; refuse a larger explicit one."""
     from executor_svc.config.limits import check_block_fits  # noqa: PLC0415
 
     check_block_fits(config.block_size, longest)

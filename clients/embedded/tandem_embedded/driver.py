@@ -1,4 +1,4 @@
-"""The link of an embedded engine: core and runner joined by direct calls."""
+"""Driver of an embedded engine, which joins scheduler core and runner by direct calls."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tandem_embedded.backend import Runner
 from tandem_embedded.ledger import Ledger
 
 MAX_STEP_RETRIES = 2
-"""How often in a row a failed step is tried again, by recomputing, before its requests fail."""
+"""Number of times in a row that a failed step is recomputed before all requests fail."""
 
 
 class Driver:
     """
-    Plans, computes and applies steps; one thread at a time may call `turn`.
+    Loop that plans, computes and applies steps; one thread at a time may call `turn`.
 
     Args:
-        core: Shared with threads that submit.
-        runner: Owned.
-        ledger: Shared with threads that submit.
-        lock: Guards what is shared; never held while a step computes.
-        window: Steps planned before the first of them is applied, at least 1.
-        clock: Monotonic seconds.
+        core: Scheduler core, shared with threads that submit.
+        runner: Runner, owned by the driver.
+        ledger: Ledger, shared with threads that submit.
+        lock: Guards core and ledger; never held while a step computes.
+        window: Number of steps planned before the first of them is applied, at least 1.
+        clock: Clock in monotonic seconds.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Driver:
         self._failures_in_a_row = 0
 
     def turn(self) -> None:
-        """Plan and compute one batch, and apply every result that is due."""
+        """Plan and compute one batch, and apply all results that are due."""
         with self._lock:
             batch, state_hash = self._core.schedule(self._clock()), self._core.state_hash
         try:
@@ -67,11 +67,14 @@ class Driver:
 
     def suspend(self, mode: KvMode) -> None:
         """
-        Give KV memory back as `mode` says; steps must not be asked for until `resume`.
+        Release KV memory as `mode` says; `turn` must not be called until `resume`.
+
+        After an error nothing is suspended, and running requests are computed again.
 
         Raises:
-            OutOfMemory: The host has no room for what the device gives back, or the step before it
-                failed. Nothing is suspended; what ran is computed again.
+            OutOfMemory: The host has no room for the KV of the device, or a step before the
+                suspension ran out of memory.
+            TandemError, RuntimeError or MemoryError: A step before the suspension failed otherwise.
         """
         with self._lock:
             self._core.suspend(mode, self._clock())
@@ -92,7 +95,7 @@ class Driver:
         End a suspension.
 
         Raises:
-            OutOfMemory: Others have the memory. The suspension goes on, and may be ended later.
+            OutOfMemory: The memory is taken. The suspension goes on, and may be ended later.
         """
         self._runner.resume()
         with self._lock:
@@ -106,12 +109,12 @@ class Driver:
                 self._apply(self._under_way.popleft())
 
     def _is_waiting_for_releases(self) -> bool:
-        """Take the command that suspends, unless slots must be given back before it."""
+        """Take the suspend command; return True if slots must be released before it."""
         with self._lock:
             return self._core.is_command_due and self._core.take_command() is None
 
     def _release(self) -> None:
-        """Compute what a suspension waits for: slots that are given back."""
+        """Execute the batch that releases slots, which a suspension waits for."""
         with self._lock:
             batch, state_hash = self._core.schedule(self._clock()), self._core.state_hash
         assert batch is not None
@@ -119,7 +122,7 @@ class Driver:
         self._apply_all()
 
     def _acknowledge(self) -> None:
-        """Apply the result of a command that was given out: nothing was computed."""
+        """Apply the empty result of a command that was taken from the core."""
         self._under_way.append(self._compute(Batch(), self._core.state_hash))
         self._apply_all()
 
@@ -139,17 +142,17 @@ class Driver:
 
     def _recover(self, error: TandemError | RuntimeError | MemoryError) -> None:
         """
-        Start over with an empty runner; after too many failures in a row all requests fail.
+        Start over with an empty runner, or fail all requests after too many failures in a row.
 
-        A step that ran out of memory is no such failure: the core makes the next ones smaller, and
-        ends a request that has no memory alone.
+        A step that ran out of memory does not count as a failure: the core makes the next steps
+        smaller, and ends a request that lacks memory even when it runs alone.
         """
         self._under_way.clear()
         self._runner.reset()
         is_memory = isinstance(error, OutOfMemory | MemoryError)
         with self._lock:
             now = self._clock()
-            if is_memory:  # The step planned last is the one that was computed.
+            if is_memory:  # The step that failed is the last one planned.
                 self._core.executor_lost(now, self._core.num_inflight - 1, out_of_memory=True)
                 return
             self._core.executor_lost(now)

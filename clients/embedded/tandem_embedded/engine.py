@@ -40,37 +40,37 @@ from tandem_embedded.tokenizer import HuggingFaceTokenizer, Tokenizer
 
 class InferenceEngine:
     """
-    Serves requests in this process.
+    An engine that serves requests in this process.
 
     Any thread may submit, abort and ask; one thread at a time drives with `step`, `run`, `complete`
-    or a stream, others that try wait. Errors are `EngineError`s.
+    or a stream, and other threads that try to drive wait. Errors are `EngineError`s.
 
     Args:
-        config: Limits. If not given those of a service's defaults: the model's context, and KV
-            memory by what is free. In one that is given a default max_model_len gives way to the
-            model.
-        model_dir: Model in Hugging Face format; the bundled one if not given.
-        tokenizer: Instead of the model directory's tokenizer.json.
+        config: Limits. Default: those of a service, the model's context length and KV memory by the
+            free memory. In a given config, a default max_model_len is lowered to what the model
+            supports.
+        model_dir: Directory of a model in Hugging Face format; default: the bundled model.
+        tokenizer: Tokenizer to use instead of the model directory's tokenizer.json.
         dtype: "auto", "float32", "bfloat16" or "float16".
         device: "cpu", "cuda", "cuda:N" or "auto".
-        num_threads: Threads that compute, of the whole process; None leaves it as it is.
-        window: Steps that may be planned ahead of the result applied; 1 is none.
+        num_threads: Number of compute threads of the whole process; None = unchanged.
+        window: Steps planned before the first of them is applied; 1 = no lookahead.
         collect_margins: Report by how much each token won.
-        batch_invariant: Give a request the same tokens, bit for bit, whatever is computed beside it
-            and however its prompt is cut; slower.
+        batch_invariant: Give a request the same tokens, bit for bit, in any batch and with any
+            chunks of its prompt; slower.
         swap_space_gb: GiB of host memory that preempted requests' KV can be swapped to.
         buffer_size_gb: GiB of KV memory, instead of the config's max_num_blocks.
-        kv_cache_management_mode: What `suspend` does with KV memory: "persist" keeps it, "offload"
-            moves it to the host until `resume`, "recompute" drops it.
-        cpu_extension: "auto", "on" or "off": whether the CPU attends in C++, for the whole process;
-            "auto" where a compiler or a library built earlier is found.
-        options: How to schedule; by default as a service does, but requests that arrive at
+        kv_cache_management_mode: Treatment of the KV cache by `suspend`: "persist" keeps it,
+            "offload" moves it to the host until `resume`, "recompute" drops it.
+        cpu_extension: Use of the C++ kernels on the CPU, for the whole process: "on", "off", or
+            "auto", which uses them if a compiler or a library built earlier is found.
+        options: Scheduling options; default: those of a service, but requests that arrive at
             memory_threshold are refused.
-        backend: Instead of loading `model_dir`.
-        clock: Monotonic seconds.
+        backend: Backend to use instead of loading `model_dir`.
+        clock: Clock in monotonic seconds.
 
     Raises:
-        ConfigError: Limits, directory, dtype or device cannot be used; nothing was allocated then.
+        ConfigError: Limits, directory, dtype or device cannot be used; nothing was allocated.
         EngineMemoryError: Weights or KV blocks do not fit.
     """
 
@@ -136,28 +136,28 @@ class InferenceEngine:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are in [0, vocab_size)."""
+        """Size of the vocabulary; token ids are in [0, vocab_size)."""
         return self._backend.vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """What turns text into tokens; None without one."""
+        """Tokenizer of the engine; None without one."""
         return self._tokenizer
 
     def submit_request(self, prompt: Prompt, params: GenerationParams | None = None) -> int:
         """
-        Queue a request; nothing is computed yet.
+        Put a request into the waiting queue; nothing is computed yet.
 
         Args:
             prompt: Text, or token ids.
-            params: The defaults if not given.
+            params: Parameters of the request; the defaults if not given.
 
         Returns:
-            Its id; ids grow from 0, by the request's number of choices.
+            Id of the request; ids grow from 0, by the request's number of choices.
 
         Raises:
-            ValidationError: Prompt or parameters are wrong, or it can never fit.
-            EngineMemoryError: Too many blocks are in use, and the engine refuses then.
+            ValidationError: Prompt or parameters are wrong, or the request can never fit.
+            EngineMemoryError: Too many blocks are in use, and the options say to refuse then.
             SchedulerError: max_num_seqs requests are in the system.
         """
         return self._submit(prompt, None, params, None)
@@ -176,7 +176,7 @@ class InferenceEngine:
         """
         Serve one request, or the answer to a conversation, and drive the engine until it is over.
 
-        Others are served beside it; their results come with the next `step` or `run`.
+        Other requests are served beside it; their results come with the next `step` or `run`.
 
         Raises:
             EngineError: As `submit_request`. A request that fails later is returned with its error.
@@ -192,7 +192,7 @@ class InferenceEngine:
         messages: Messages | None = None,
     ) -> TextStream:
         """
-        Serve one request, or the answer to a conversation, and give its text piece by piece.
+        Return a stream that serves one request, or the answer to a conversation, piece by piece.
 
         Raises:
             EngineError: As `submit_request`, at once.
@@ -201,7 +201,7 @@ class InferenceEngine:
 
     def step(self) -> list[CompletedRequest]:
         """
-        Plan and compute one step; returns the requests that completed, each once.
+        Plan and compute one step; return the requests that completed, each once.
 
         Raises:
             SchedulerError: The engine is suspended.
@@ -211,23 +211,23 @@ class InferenceEngine:
             return self._ledger.take()
 
     def run(self) -> list[CompletedRequest]:
-        """Step until nothing is pending; returns the requests that completed, each once."""
+        """Step until no work is pending; return the requests that completed, each once."""
         completed = []
         while self.has_pending_work():
             completed += self.step()
         return completed
 
     def has_pending_work(self) -> bool:
-        """True while a request is in the system or a result was not delivered."""
+        """Return True while a request is in the system or a result is not delivered."""
         with self._lock:
             return bool(self._ledger.num_undelivered) or self._core.has_pending_work()
 
     def suspend(self) -> None:
         """
-        Compute nothing until `resume` and give KV memory back, as `kv_cache_management_mode` says.
+        Stop computing until `resume`, and release KV memory as `kv_cache_management_mode` says.
 
-        Requests are taken meanwhile and wait. Those that ran go on where they were, or are computed
-        again under "recompute", with the same tokens. A second suspension does nothing.
+        New requests are accepted meanwhile and wait. Running requests go on where they stopped, or
+        are computed again under "recompute", with the same tokens. A second call does nothing.
 
         Raises:
             EngineMemoryError: The host has no room for the KV memory; nothing is suspended.
@@ -241,7 +241,7 @@ class InferenceEngine:
         End a suspension; without one it does nothing.
 
         Raises:
-            EngineMemoryError: Others have the memory; the suspension goes on.
+            EngineMemoryError: The memory is taken; the suspension goes on.
         """
         with self._driving, engine_errors():
             if self._core.is_suspended:
@@ -255,7 +255,7 @@ class InferenceEngine:
 
     def abort(self, request_id: int) -> None:
         """
-        End a request with CANCELLED; its output so far comes with the next step.
+        End a request with CANCELLED; the next step returns it with its output so far.
 
         Raises:
             SchedulerError: No such request is live.
@@ -268,7 +268,7 @@ class InferenceEngine:
 
     def preempt(self, request_id: int) -> None:
         """
-        Take a running request's blocks away; it goes on later with the same tokens.
+        Preempt a running request: it loses its blocks, and continues later with the same tokens.
 
         Raises:
             SchedulerError: No such request is live.
@@ -278,7 +278,7 @@ class InferenceEngine:
 
     def output_tokens(self, request_id: int, choice: int = 0) -> list[int]:
         """
-        Output so far of one choice of a live request.
+        Return the output so far of one choice of a live request.
 
         Raises:
             SchedulerError: No such request is live.
@@ -288,7 +288,7 @@ class InferenceEngine:
 
     def get_request(self, request_id: int) -> Request:
         """
-        A live request as it is now, by the first of its choices that is not over.
+        Return a snapshot of a live request, in the state of its first choice that is not over.
 
         Raises:
             SchedulerError: No such request is live.
@@ -307,7 +307,7 @@ class InferenceEngine:
 
     def request_events(self, request_id: int) -> list[RequestEvent]:
         """
-        What happened to a request, live or over lately, in order of time.
+        Return the events of a request, live or over lately, in order of time.
 
         Raises:
             ConfigError: None of the options `track_*_events` is on.
@@ -317,13 +317,13 @@ class InferenceEngine:
             return self._core.request_events(str(request_id))
 
     def get_memory_stats(self) -> MemoryStats:
-        """KV blocks in use; printing it gives a line."""
+        """Return the numbers of KV blocks; `str()` of the result is one line."""
         with self._lock:
             stats = self._core.stats()
         return MemoryStats.of(stats)
 
     def get_metrics(self) -> EngineMetrics:
-        """Counts since the engine was made."""
+        """Return the counts since the engine was created."""
         with self._lock:
             stats, num_requests = self._core.stats(), self._core.num_requests
         return EngineMetrics.of(stats, num_requests)
@@ -333,7 +333,7 @@ class InferenceEngine:
         Check every invariant of the scheduler core.
 
         Raises:
-            ExecutionError: One does not hold: a bug of ours.
+            ExecutionError: An invariant does not hold, which is a bug of ours.
         """
         with self._lock, engine_errors():
             self._core.check_integrity()
@@ -370,7 +370,7 @@ class InferenceEngine:
         return TextStream(request_id, delivery, drive=self._drive, abort=self.abort)
 
     def _drive(self) -> None:
-        """Compute one step; once the last request is over, its blocks are given back at once."""
+        """Compute one step, and the steps that release blocks if no request is left after it."""
         with self._driving:
             if self._core.is_suspended and not self._ledger.num_undelivered:
                 message = "the engine is suspended: call resume() first"

@@ -1,4 +1,4 @@
-"""The five kinds of error an embedded engine raises, each with the prefix it prints."""
+"""The five kinds of errors that an embedded engine raises, each with its prefix."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tandem.errors import TandemError
 
 class EngineError(Exception):
     """
-    Root of what an engine raises or reports; `str()` starts with the kind.
+    Base of all errors that an engine raises or reports; `str()` starts with the kind.
 
     Attributes:
         message: A sentence that says what was wrong and what to do.
         reason: Name in the table of tandem.errors.
-        field: The parameter that was wrong, where there is one.
-        retry_after_s: Seconds after which a retry may help, where one can.
+        field: Name of the parameter that was wrong; None if no parameter was.
+        retry_after_s: Seconds after which a retry may help; None if it cannot.
     """
 
     prefix: ClassVar[str] = "Engine error"
@@ -38,31 +38,31 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError):
-    """Limits, model directory, dtype or device cannot be used."""
+    """Error of limits, model directory, dtype or device that cannot be used."""
 
     prefix = "Config error"
 
 
 class EngineMemoryError(EngineError):
-    """Weights or KV blocks do not fit, or too many blocks are in use."""
+    """Error of weights or KV blocks that do not fit, or of too many blocks in use."""
 
     prefix = "Memory error"
 
 
 class ValidationError(EngineError):
-    """A request or one of its parameters is wrong."""
+    """Error of a wrong request or parameter."""
 
     prefix = "Validation error"
 
 
 class ExecutionError(EngineError):
-    """Computing failed."""
+    """Error of a computation that failed."""
 
     prefix = "Execution error"
 
 
 class SchedulerError(EngineError):
-    """A request cannot be taken, found or moved between its states."""
+    """Error of a request that cannot be accepted, found or moved between states."""
 
     prefix = "Scheduler error"
 
@@ -87,7 +87,7 @@ _KIND_BY_REASON: dict[str, type[EngineError]] = {
 
 
 def engine_error(error: TandemError) -> EngineError:
-    """The same error in its kind; what is not listed went wrong while computing."""
+    """Convert an error to its kind; a reason that is not listed becomes an ExecutionError."""
     kind = _KIND_BY_REASON.get(error.reason, ExecutionError)
     return kind(
         error.message,
@@ -99,7 +99,7 @@ def engine_error(error: TandemError) -> EngineError:
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Raise what goes wrong within as an error of the engine."""
+    """Convert a TandemError raised within to an error of the engine."""
     try:
         yield
     except TandemError as error:

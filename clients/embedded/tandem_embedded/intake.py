@@ -1,4 +1,4 @@
-"""From what a caller asks for to what the core is told."""
+"""Intake of requests: from the caller's prompt and parameters to the core's request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class Intake:
-    """Checks requests and resolves their parameters; immutable."""
+    """Checker of requests, which also resolves their parameters; immutable."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, vocabulary: Vocabulary, max_model_len: int
@@ -43,11 +43,12 @@ class Intake:
         delivery: Delivery | None,
     ) -> Entry:
         """
-        Check and tokenize a request; what is known when it is accepted is still to be set.
+        Check and tokenize a request. The fields of the entry that are known only after acceptance
+        (id, time, truncation) are still to be set.
 
         Raises:
-            ValidationError: Naming what is wrong.
-            ConfigError: The tokenizer makes ids that the model has not.
+            ValidationError: The message names the mistake.
+            ConfigError: The tokenizer makes ids that the model does not have.
         """
         given: Any = params
         if not isinstance(given, GenerationParams):
@@ -76,7 +77,7 @@ class Intake:
         )
 
     def new_request(self, entry: Entry) -> NewRequest:
-        """What the core is told of an entry."""
+        """Return the core's request for an entry."""
         params = entry.params
         assert params.max_tokens is not None
         eos = () if params.ignore_eos else self._vocabulary.eos_token_ids
@@ -138,7 +139,7 @@ class Intake:
             raise ValidationError(message, reason="INVALID_PARAMETER", field="prompt") from None
 
     def _check_vocabulary(self, token_ids: Sequence[int], *, is_ours: bool) -> None:
-        """Refuse ids that the model has not, of a caller or, if `is_ours`, of the tokenizer."""
+        """Refuse ids that the model lacks, from the caller or, if `is_ours`, the tokenizer."""
         with engine_errors():
             if is_ours:
                 check_tokenizer_fits(token_ids, self._vocabulary.size)

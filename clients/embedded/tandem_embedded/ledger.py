@@ -1,4 +1,4 @@
-"""The requests of one engine, from submission until their result was delivered."""
+"""Records of the requests of one engine, from submission until their results are delivered."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ENDS_WITHOUT_TEXT = {FinishReason.EOS, FinishReason.STOP_TOKEN}
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """Output of a request on its way to the one caller that waits for it."""
+    """Output of a request for the one caller that waits for it."""
 
     is_streamed: bool
     chunks: deque[tuple[int, OutputChunk]] = field(default_factory=deque)
-    """Text that became certain and was not taken yet, with its choice; none unless streamed."""
+    """Text that is certain but not taken yet, with its choice; empty unless `is_streamed`."""
     result: CompletedRequest | None = None
 
 
@@ -40,10 +40,11 @@ class Entry:
     One live request.
 
     Attributes:
-        params: As they are in force.
-        ends: Ids that end the output, for whatever reason.
-        fills_context: It is the context's end that bounds the output, not a number asked for.
-        delivery: None where the result comes with the next step's.
+        params: Parameters in force, with all defaults filled in.
+        ends: Ids that end the output: stop tokens, and end-of-sequence ids unless ignored.
+        fills_context: True if the end of the context bounds the output, instead of a number of
+            tokens that was asked for.
+        delivery: Delivery to a waiting caller; None = the next step returns the result.
     """
 
     prompt: list[int]
@@ -60,12 +61,12 @@ class Entry:
 
     @property
     def handles(self) -> range:
-        """Of its choices, in the core."""
+        """Handles of its choices in the core."""
         return range(self.request_id, self.request_id + self.params.n)
 
 
 class Choice:
-    """One completion of a live request: its output so far, and its end once it has come."""
+    """One completion of a live request: its output so far, and its result once it is over."""
 
     __slots__ = (
         "completed", "entry", "is_stopped", "logprobs", "margins", "number", "output", "texts",
@@ -76,11 +77,11 @@ class Choice:
         self.entry = entry
         self.number = number
         self.output = output
-        """Follows the text while it grows; None where the whole is turned into text at the end."""
+        """Incremental text of the output; None if the output is detokenized only at its end."""
         self.is_stopped = False
-        """A stop string is complete; tokens that follow do not count."""
+        """True after a stop string is complete; tokens that follow do not count."""
         self.texts: list[str] = []
-        """What `output` has released."""
+        """Pieces of text that `output` has released."""
         self.tokens: list[int] = []
         self.margins: dict[int, float] = {}
         self.logprobs: list[TokenLogprob] = []
@@ -88,24 +89,27 @@ class Choice:
 
 
 class Ledger:
-    """Turns the core's events into completed requests; the thread that drives the core owns it."""
+    """
+    Live requests of an engine, and the completed ones made from the core's events. Not thread-safe:
+    the engine guards it with its lock.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._completed: list[CompletedRequest] = []
         self._stopped: list[Choice] = []
         self._live: dict[int, Choice] = {}
-        """By handle; without those that are over."""
+        """Choices that are not over, by handle."""
         self.entries: dict[int, Entry] = {}
         """Live requests by id."""
 
     @property
     def num_undelivered(self) -> int:
-        """Completed requests that were not taken."""
+        """Number of completed requests that `take` has not returned yet."""
         return len(self._completed)
 
     def add(self, entry: Entry) -> None:
-        """Take over a request that the core has accepted."""
+        """Add a request that the core has accepted."""
         delivery = entry.delivery
         follows = bool(entry.params.stop) or (delivery is not None and delivery.is_streamed)
         for number, handle in enumerate(entry.handles):
@@ -115,7 +119,7 @@ class Ledger:
         self.entries[entry.request_id] = entry
 
     def note_margins(self, core: Scheduler, result: StepResult) -> None:
-        """Remember the margins of a result that is about to be applied."""
+        """Record the margins of a result that is about to be applied."""
         if result.margin is None:
             return
         rows = zip(
@@ -132,7 +136,7 @@ class Ledger:
                 choice.margins[position - len(choice.entry.prompt)] = margin
 
     def settle(self, core: Scheduler, now: float) -> None:
-        """Take over everything that happened in the core, and end there what a string stopped."""
+        """Process all events of the core, and end the choices there that reached a stop string."""
         self._note(core.take_events())
         while self._stopped:
             choice = self._stopped.pop()
@@ -143,7 +147,7 @@ class Ledger:
                 self._note(core.take_events())
 
     def take(self) -> list[CompletedRequest]:
-        """Completed requests, each once, in the order they completed."""
+        """Return the completed requests, each once, in the order they completed."""
         completed, self._completed = self._completed, []
         return completed
 
@@ -201,7 +205,7 @@ class Ledger:
         self._deliver_if_over(entry)
 
     def _end_text(self, choice: Choice, reason: FinishReason | None) -> tuple[str, str | None]:
-        """Text of an output that is over, cut where a string stopped it, and that string."""
+        """Return the text of an output that is over, cut at a stop string, and that string."""
         entry, output, tokens = choice.entry, choice.output, choice.tokens
         if output is None:
             told = tokens[:-1] if reason in _ENDS_WITHOUT_TEXT else tokens

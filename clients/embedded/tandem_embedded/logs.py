@@ -1,4 +1,4 @@
-"""Logs of a library: warnings on stderr, unless the application has set up its own."""
+"""Logging of the library: warnings go to stderr unless the application configured structlog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request draws its tokens and where it ends."""
+"""Parameters of a request: sampling params, and the conditions that end its output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAY_BE_NONE = {*_WITH_MODEL_DEFAULT, "max_tokens", "seed", "logprobs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What a request gets that sets nothing: what the model's author recommends, else these."""
+    """Sampling defaults of requests; a model's author may recommend others."""
 
     temperature: float = DEFAULT_TEMPERATURE
     top_p: float = DEFAULT_TOP_P
@@ -54,7 +54,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What a request's parameters are judged by: ids in [0, size), those that end it, defaults."""
+    """Facts for checking parameters: ids are in [0, size), the ids that end output, defaults."""
 
     size: int
     eos_token_ids: tuple[int, ...] = ()
@@ -64,34 +64,36 @@ class Vocabulary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
     """
-    Parameters of one request. One that is None is as the model's generation_config.json recommends,
-    and where that is silent as said here.
+    Parameters of one request. A sampling parameter that is None takes the value that the model's
+    generation_config.json recommends, or else the default given here.
 
     Attributes:
-        max_tokens: Most output tokens, at least 1; None is 100 after a prompt and as many as the
-            context has left after a chat, never more than that.
-        temperature: 0 to 2; 0 always takes the most likely token, (0, 0.01) counts as 0.01. Else 1.
-        top_p: Share of probability to draw from, in (0, 1]; 1 is off. Else 0.9.
-        top_k: Tokens to draw from; 0 and -1 are off. Else off.
+        max_tokens: Largest number of output tokens, at least 1; None = 100 after a prompt and the
+            rest of the context after a chat, never more than that rest.
+        temperature: 0 to 2; 0 always takes the most likely token, (0, 0.01) counts as 0.01.
+            Default 1.
+        top_p: Share of probability to draw from, in (0, 1]; 1 is off. Default 0.9.
+        top_k: Number of likeliest tokens to draw from; 0 and -1 are off. Default off.
         seed: Key of the noise, a uint64; None lets the engine choose one.
         stop_token_ids: Ids that end the output, besides the model's end-of-sequence ids.
-        ignore_eos: End-of-sequence tokens are like any other.
+        ignore_eos: True: end-of-sequence tokens do not end the output.
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
-            output; above 0, 1 is off. Else off.
-        frequency_penalty: Taken off a token's logit for each time it is in the output, -2 to 2.
-        presence_penalty: Taken off once if it is there at all, -2 to 2.
-        min_p: Only tokens at least this many times as likely as the likeliest are drawn, 0 to 1;
-            0 is off. Else off.
-        min_tokens: Output tokens before which nothing ends the output, 0 to max_tokens.
-        logit_bias: Added to the logits of these ids, -100 to 100 each.
-        logprobs: Tell each token's log probability and this many of the likeliest, 0 to 20; None
-            tells nothing.
-        stop: Strings that end the output, which goes up to the first one that is complete; at most
-            16. They need a tokenizer.
-        n: Completions of the prompt, 1 to 16; more than one cannot be greedy.
-        priority: Lower ones are admitted first.
-        tenant: Whose request it is, for `CoreOptions.max_tenant_requests`; "" counts for none.
-        cache_salt: Only requests with the same salt share KV.
+            output; above 0, 1 is off. Default off.
+        frequency_penalty: Subtracted from a token's logit for each time it is in the output, -2 to
+            2.
+        presence_penalty: Subtracted once from a token's logit if it is in the output, -2 to 2.
+        min_p: Draws only tokens at least this many times as likely as the likeliest, 0 to 1; 0 is
+            off. Default off.
+        min_tokens: Number of output tokens before which nothing ends the output, 0 to max_tokens.
+        logit_bias: Values added to the logits of these ids, -100 to 100 each.
+        logprobs: Number of likeliest tokens, 0 to 20, that are returned with each token's log
+            probability; None = no log probabilities.
+        stop: Stop strings, at most 16: the output ends before the first one that is complete. They
+            need a tokenizer.
+        n: Number of completions of the prompt, 1 to 16; more than one cannot be greedy.
+        priority: Priority of the request; a lower value is admitted first.
+        tenant: Tenant that the request counts for in `CoreOptions.max_tenant_requests`; "" = none.
+        cache_salt: Salt of the prefix cache; only requests with the same salt share KV.
     """
 
     max_tokens: int | None = None
@@ -116,10 +118,10 @@ class GenerationParams:
 
     def validate(self) -> None:
         """
-        Check the range of everything that is set.
+        Check the types and ranges of all parameters that are set.
 
         Raises:
-            ValidationError: Naming the first parameter that is wrong.
+            ValidationError: A parameter is wrong; the message names the first one.
         """
         self._check_kinds()
         for name in _RANGED:
@@ -134,14 +136,14 @@ class GenerationParams:
 
     def resolved(self, defaults: SamplingDefaults, max_tokens: int) -> GenerationParams:
         """
-        The parameters in force, none of them None that has a default.
+        Return the parameters in force: those that are None and have a default are filled in.
 
         Args:
-            defaults: For what is not set.
-            max_tokens: Likewise.
+            defaults: Values of sampling parameters that are not set.
+            max_tokens: Value of max_tokens if it is not set.
 
         Raises:
-            ValidationError: Two that are in force do not go together.
+            ValidationError: Two of the parameters in force exclude each other.
         """
         found = replace(
             self,
@@ -163,14 +165,14 @@ class GenerationParams:
         Check that biased and stop ids are in the vocabulary.
 
         Raises:
-            ValidationError: Naming one that is not.
+            ValidationError: One is not; the message names it.
         """
         with engine_errors():
             check_logit_bias(self.logit_bias, vocab_size, field="logit_bias")
             check_token_ids(self.stop_token_ids, vocab_size, field="stop_token_ids")
 
     def _rules(self) -> tuple[tuple[bool, str, str], ...]:
-        """What must hold, of which name, and in which words."""
+        """Return the rules, each with its outcome, the parameter's name, and the text on it."""
         biases = self.logit_bias.values()
         return (
             (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1"),
@@ -231,10 +233,10 @@ class GenerationParams:
 
     def row_sampling(self, seed: int, end_ids: Iterable[int]) -> RowSampling:
         """
-        What the executor is told of them once they are resolved.
+        Return the sampling params of a row for the executor, from resolved parameters.
 
         Args:
-            seed: Of the noise.
+            seed: Key of the noise.
             end_ids: All ids that end the output.
         """
         found = self.resolved(SamplingDefaults(), self.max_tokens or self.min_tokens + 1)

@@ -1,4 +1,4 @@
-"""What an engine tells about its requests and itself."""
+"""Results and statistics of an engine: requests, memory, metrics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tandem_embedded.params import GenerationParams
 
 class RequestState(enum.Enum):
     """
-    Where a request is.
+    State of a request.
 
-    Legal moves: PENDING to PREFILL to DECODE to COMPLETED; PREFILL and DECODE back to PENDING when
-    its blocks are needed elsewhere; PREFILL to COMPLETED with one output token; any but the two
-    last to FAILED. COMPLETED and FAILED never change.
+    Legal transitions: PENDING to PREFILL to DECODE to COMPLETED; PREFILL and DECODE back to PENDING
+    on preemption; PREFILL to COMPLETED with one output token; PENDING, PREFILL and DECODE to
+    FAILED. COMPLETED and FAILED are final.
     """
 
     PENDING = "pending"
@@ -30,12 +30,12 @@ class RequestState(enum.Enum):
 
     @property
     def is_active(self) -> bool:
-        """True while it holds KV blocks."""
+        """True while the request holds KV blocks."""
         return self in {RequestState.PREFILL, RequestState.DECODE}
 
     @property
     def is_terminal(self) -> bool:
-        """True once it never changes any more."""
+        """True if the state is final."""
         return self in {RequestState.COMPLETED, RequestState.FAILED}
 
 
@@ -46,24 +46,24 @@ STATE_OF_CORE: dict[CoreState, RequestState] = {
     CoreState.DECODE: RequestState.DECODE,
     CoreState.PAUSED: RequestState.DECODE,
 }
-"""A live request's state as the core names it."""
+"""States of live requests by the core's states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedChoice:
     """
-    One of a request's completions that is over.
+    One completion of a request, after its end.
 
     Attributes:
         output_text: Text of the output, without the token or the stop string that ended it; ""
             without a tokenizer.
-        output_tokens: All output tokens, the one that ended it included.
-        finish_reason: Why it ended; None when it failed.
-        error: Why it failed; None when it ended well.
-        stop_string: The stop string that ended it, where one did.
-        num_preemptions: How often its blocks were needed elsewhere.
-        margins: By how much each token won, where the engine collects that; else empty.
-        logprobs: Of each token, where the request asked; else empty.
+        output_tokens: All output tokens, the one that ended the output included.
+        finish_reason: Finish reason; None if the completion failed.
+        error: Error that ended the completion; None if it ended well.
+        stop_string: Stop string that ended the output, if one did.
+        num_preemptions: Number of preemptions.
+        margins: Margin by which each token won, if the engine collects margins; else empty.
+        logprobs: Log probabilities of each token, if the request asked for them; else empty.
     """
 
     output_text: str
@@ -77,24 +77,24 @@ class CompletedChoice:
 
     @property
     def success(self) -> bool:
-        """True when it ended well."""
+        """True if the completion ended well."""
         return self.error is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedRequest:
     """
-    One request of which all choices are over; delivered once.
+    One request, after the end of all its choices; delivered once.
 
-    What a choice has, such as `output_text`, this has of the first one.
+    Properties named as those of a choice, such as `output_text`, are those of the first choice.
 
     Attributes:
-        request_id: As `submit_request` returned it.
-        choices: Its completions, as many as `n` asked for.
-        num_prompt_tokens: Tokens of the prompt that were used.
-        num_truncated_tokens: Its oldest tokens, dropped under `Overlength.TRUNCATE`.
-        num_cached_tokens: Tokens of the prompt whose KV was found in the prefix cache.
-        seed: Seed it drew with; submitting it again with this one gives the same tokens.
+        request_id: Id that `submit_request` returned.
+        choices: Completions of the request, as many as `n` asked for.
+        num_prompt_tokens: Number of prompt tokens that were used.
+        num_truncated_tokens: Number of oldest prompt tokens dropped under `Overlength.TRUNCATE`.
+        num_cached_tokens: Number of prompt tokens found in the prefix cache, by the first choice.
+        seed: Seed of the request; submitting it again with this seed gives the same tokens.
     """
 
     request_id: int
@@ -106,61 +106,62 @@ class CompletedRequest:
 
     @property
     def success(self) -> bool:
-        """True when all choices ended well."""
+        """True if all choices ended well."""
         return self.error is None
 
     @property
     def error(self) -> EngineError | None:
-        """Why the first choice failed that did; None when all ended well."""
+        """Error of the first choice that failed; None if all ended well."""
         return next((choice.error for choice in self.choices if choice.error is not None), None)
 
     @property
     def generated_tokens(self) -> int:
-        """How many output tokens there are, of all choices."""
+        """Number of output tokens of all choices."""
         return sum(len(choice.output_tokens) for choice in self.choices)
 
     @property
     def num_preemptions(self) -> int:
-        """How often blocks were needed elsewhere, over all choices."""
+        """Number of preemptions of all choices."""
         return sum(choice.num_preemptions for choice in self.choices)
 
     @property
     def output_text(self) -> str:
-        """See CompletedChoice."""
+        """Text of the first choice."""
         return self.choices[0].output_text
 
     @property
     def output_tokens(self) -> list[int]:
-        """See CompletedChoice."""
+        """Output tokens of the first choice."""
         return self.choices[0].output_tokens
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """See CompletedChoice."""
+        """Finish reason of the first choice."""
         return self.choices[0].finish_reason
 
     @property
     def stop_string(self) -> str | None:
-        """See CompletedChoice."""
+        """Stop string that ended the first choice, if one did."""
         return self.choices[0].stop_string
 
     @property
     def margins(self) -> list[float]:
-        """See CompletedChoice."""
+        """Margins of the first choice."""
         return self.choices[0].margins
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """See CompletedChoice."""
+        """Log probabilities of the first choice."""
         return self.choices[0].logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """
-    A live request as it is now, or one to be; `created_at` is on the engine's clock, seconds.
+    A snapshot of a live request, or a request to add; `created_at` is in seconds of the engine's
+    clock.
 
-    `output_tokens` are those of the first choice, and `params` those in force.
+    For a live request, `output_tokens` are those of the first choice, and `params` those in force.
     """
 
     request_id: int
@@ -189,8 +190,8 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryStats:
     """
-    KV blocks; `used_blocks` + `free_blocks` == `total_blocks`, where what only the prefix cache
-    keeps is free. `num_sequences` hold some of those in use.
+    Numbers of KV blocks; `used_blocks` + `free_blocks` == `total_blocks`. Blocks that only the
+    prefix cache holds count as free. `num_sequences` is the number of sequences that hold blocks.
     """
 
     total_blocks: int
@@ -200,7 +201,7 @@ class MemoryStats:
 
     @classmethod
     def of(cls, stats: CoreStats) -> MemoryStats:
-        """Of a core's figures."""
+        """Return the memory statistics in a core's statistics."""
         return cls(
             total_blocks=stats.total_blocks,
             used_blocks=stats.used_blocks,
@@ -221,7 +222,7 @@ class MemoryStats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMetrics:
     """
-    Counts since the engine was made.
+    Counts since the engine was created.
 
     `total_requests` were accepted; of them `completed_requests` ended well, `failed_requests` by an
     error, and `active_sequences` are in the system; each choice counts. `memory_utilization` is 0
@@ -239,7 +240,7 @@ class EngineMetrics:
 
     @classmethod
     def of(cls, stats: CoreStats, num_requests: int) -> EngineMetrics:
-        """Of a core's figures."""
+        """Return the metrics in a core's statistics."""
         return cls(
             total_requests=stats.accepted_requests,
             completed_requests=stats.finished_requests,

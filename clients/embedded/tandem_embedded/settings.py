@@ -1,4 +1,4 @@
-"""What an engine was asked for, checked before anything is allocated."""
+"""Checks of an engine's settings, done before anything is allocated."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 def check_config(config: EngineConfig | None) -> None:
     """
-    Check the limits, where there are any.
+    Check the limits, if any are given.
 
     Raises:
-        InvalidConfig: One is out of range, or these are no limits.
+        InvalidConfig: A limit is out of range, or `config` is not an EngineConfig.
     """
     given: Any = config
     if given is None:
@@ -37,10 +37,10 @@ def check_config(config: EngineConfig | None) -> None:
 
 def check_options(options: CoreOptions, window: int) -> None:
     """
-    Check how steps are planned.
+    Check the scheduling options.
 
     Raises:
-        InvalidConfig: A value is out of range, or would be without effect in one process.
+        InvalidConfig: A value is out of range, or would have no effect in one process.
     """
     options.validate()
     if window < 1:
@@ -58,10 +58,10 @@ def check_options(options: CoreOptions, window: int) -> None:
 
 def check_buffer(config: EngineConfig | None, buffer_size_gb: float | None) -> None:
     """
-    Check the size of the KV memory in GiB, where it is given so.
+    Check the size of the KV memory in GiB, if it is given.
 
     Raises:
-        InvalidConfig: It is no size, or the number of blocks is given as well.
+        InvalidConfig: The size is out of range, or the number of blocks is given as well.
     """
     if buffer_size_gb is None:
         return
@@ -78,10 +78,10 @@ def check_buffer(config: EngineConfig | None, buffer_size_gb: float | None) -> N
 
 def kv_mode(name: str) -> KvMode:
     """
-    What `kv_cache_management_mode` names.
+    Return the mode of a name for `kv_cache_management_mode`.
 
     Raises:
-        InvalidConfig: It names nothing.
+        InvalidConfig: There is no mode of this name.
     """
     known = {mode.name.lower(): mode for mode in KvMode}
     if name not in known:
@@ -92,10 +92,10 @@ def kv_mode(name: str) -> KvMode:
 
 def model_directory(given: Path | str | None) -> Path:
     """
-    The model to load: the bundled one where none is given.
+    Return the directory of the model to load: the given one, or that of the bundled model.
 
     Raises:
-        InvalidConfig: None is given, and this installation has none.
+        InvalidConfig: None is given, and this installation has no bundled model.
     """
     if given is not None:
         return Path(given)

@@ -1,4 +1,4 @@
-"""Text of one request while it is produced."""
+"""Stream of the text of one request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem_embedded.results import CompletedRequest
 
 
 class TextPiece(NamedTuple):
-    """Tokens of one choice that are told together, and all of their text."""
+    """Tokens of one choice that are delivered together, and all of their text."""
 
     text: str
     token_ids: list[int]
@@ -20,13 +20,13 @@ class TextPiece(NamedTuple):
 
 class TextStream:
     """
-    The pieces of one request's output, in order; the texts of a choice add up to its whole text.
+    Pieces of one request's output, in order; the texts of a choice add up to its whole text.
 
     The thread that takes a piece drives the engine until there is one. Abandoning the stream, by
     `close` or the end of a `with`, aborts the request.
 
     Attributes:
-        request_id: As the engine counts them.
+        request_id: Id of the request in the engine.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class TextStream:
         abort: Callable[[int], None],
     ) -> None:
         """
-        Use `InferenceEngine.stream`.
+        Create the stream of a submitted request; callers use `InferenceEngine.stream`.
 
         Args:
-            request_id: As the engine counts them.
-            delivery: Where its output goes.
-            drive: Computes one step.
-            abort: Ends a request.
+            request_id: Id of the request in the engine.
+            delivery: Receiver of the request's output.
+            drive: Function that computes one step.
+            abort: Function that ends a request.
         """
         self.request_id = request_id
         self._delivery = delivery
@@ -53,11 +53,11 @@ class TextStream:
 
     @property
     def result(self) -> CompletedRequest | None:
-        """The whole request once it is over; None while it is not."""
+        """Completed request; None before its end."""
         return self._delivery.result
 
     def wait(self) -> CompletedRequest:
-        """Drive the engine until the request is over."""
+        """Drive the engine until the request is over, and return it."""
         while (result := self._delivery.result) is None:
             self._drive()
         return result
@@ -80,14 +80,14 @@ class TextStream:
         Take the next piece.
 
         Raises:
-            EngineError: The request failed; what it produced before was told.
+            EngineError: The request failed; its output before that was delivered.
         """
         delivery = self._delivery
         while not delivery.chunks:
             result = delivery.result
             if result is None:
                 self._drive()
-            elif not delivery.chunks:  # what another thread's step brought was there before it
+            elif not delivery.chunks:  # else another thread's step added chunks before the result
                 if result.error is not None:
                     raise result.error
                 raise StopIteration

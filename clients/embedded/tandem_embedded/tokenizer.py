@@ -1,8 +1,8 @@
 """
-Text to token ids and back; any object of the shape `Tokenizer` can be given to an engine.
+Tokenizers of an embedded engine; an engine takes any object with the interface `Tokenizer`.
 
-A model's own tokenizer.json is read by the code that serves it over gRPC, so that both give a text
-the same ids and an output the same text.
+A model's tokenizer.json is read by the code of the gRPC server, so that both give a text the same
+ids and an output the same text.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ from tandem_embedded.errors import ConfigError, engine_error
 
 
 class Tokenizer(Protocol):
-    """What an engine needs of a tokenizer."""
+    """Interface of a tokenizer that an engine can use."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt."""
+        """Return the ids of a prompt."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids; special ones have none."""
+        """Return the text of ids; special ids have no text."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size)."""
+        """Size of the vocabulary; ids are in [0, vocab_size)."""
 
     @property
     def bos_token_id(self) -> int | None:
-        """Begins a prompt."""
+        """Id that begins a prompt."""
 
     @property
     def eos_token_id(self) -> int | None:
-        """Ends an output."""
+        """Id that ends an output."""
 
     @property
     def pad_token_id(self) -> int | None:
-        """Fills up; has no text."""
+        """Id for padding, which has no text."""
 
 
 @runtime_checkable
 class StreamingTokenizer(Protocol):
-    """What a tokenizer may have besides, to turn an output into text token by token."""
+    """Optional interface of a tokenizer that turns an output into text token by token."""
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
-        """Detokenizer for the output that follows `prompt`."""
+        """Return a detokenizer for the output that follows `prompt`."""
 
 
 @runtime_checkable
 class ChatTokenizer(Protocol):
-    """What a tokenizer may have besides, to encode conversations."""
+    """Optional interface of a tokenizer that encodes conversations."""
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, max_prompt_len: int
     ) -> list[int]:
-        """Ids of a conversation; messages have "role" and "content"."""
+        """Return the ids of a conversation; messages have "role" and "content"."""
 
 
 def output_text(tokenizer: Tokenizer | None, prompt: Sequence[int], output: Sequence[int]) -> str:
-    """Text of a whole output that follows `prompt`; "" without a tokenizer."""
+    """Return the text of a whole output that follows `prompt`; "" without a tokenizer."""
     if tokenizer is None:
         return ""
     if isinstance(tokenizer, StreamingTokenizer):
@@ -77,7 +77,7 @@ def output_text(tokenizer: Tokenizer | None, prompt: Sequence[int], output: Sequ
 
 
 def detokenizer_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> Detokenizer:
-    """Detokenizer for the output that follows `prompt`, whatever the tokenizer has for that."""
+    """Return a detokenizer for the output that follows `prompt`, for any tokenizer or None."""
     if tokenizer is None:
         return NoText()
     if isinstance(tokenizer, StreamingTokenizer):
@@ -89,7 +89,7 @@ class _Redecoding:
     """
     Detokenizer that decodes the whole output for each token, for tokenizers that can only decode.
 
-    Text is certain once it continues what was told before and ends in no U+FFFD.
+    Text is certain if it continues the text returned before and does not end in U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -98,7 +98,7 @@ class _Redecoding:
         self._told = ""
 
     def push(self, token_id: int) -> Decoded:
-        """Take the next token."""
+        """Add the next token; return the new text if it is certain."""
         self._ids.append(token_id)
         text = self._tokenizer.decode(self._ids)
         if text.endswith(REPLACEMENT) or not text.startswith(self._told):
@@ -107,12 +107,12 @@ class _Redecoding:
         return Decoded(None, new, True)
 
     def plain_text(self, token_ids: Sequence[int]) -> str | None:
-        """Tokens must be pushed, as later ones are decoded with them."""
+        """Return None: each token must be pushed, since later ones are decoded with it."""
         del token_ids
         return None
 
     def flush(self) -> str:
-        """End: the text that was not certain."""
+        """End the output, and return the rest of the text, which was not certain."""
         return self._tokenizer.decode(self._ids)[len(self._told) :]
 
 
@@ -125,11 +125,12 @@ _NUM_BYTES = 256
 
 class SimpleTokenizer:
     """
-    One id per character of printable ASCII and per UTF-8 byte of any other.
+    A tokenizer with one id per printable ASCII character and per UTF-8 byte of any other character.
 
-    PAD 0, BOS 1, EOS 2, UNK 3; characters 32 to 126 are 4 to 98, newline, carriage return and tab
-    99 to 101, bytes 102 to 357. A prompt begins with BOS and has no EOS. `decode(encode(t)) == t`
-    for every text; specials and ids outside have no text, bytes that are no UTF-8 become U+FFFD.
+    PAD is 0, BOS 1, EOS 2, UNK 3; characters 32 to 126 are 4 to 98, newline, carriage return and
+    tab 99 to 101, bytes 102 to 357. A prompt begins with BOS and has no EOS. `decode(encode(t)) ==
+    t` for every text; special ids and ids out of range have no text, and bytes that are not UTF-8
+    become U+FFFD.
     """
 
     vocab_size = _FIRST_BYTE + _NUM_BYTES
@@ -139,7 +140,7 @@ class SimpleTokenizer:
     unk_token_id = _UNK
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt."""
+        """Return the ids of a prompt."""
         ids = [_BOS]
         for char in text:
             index = _CHARS.find(char)
@@ -150,7 +151,7 @@ class SimpleTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids."""
+        """Return the text of ids."""
         raw = bytearray()
         for token in token_ids:
             if _FIRST_CHAR <= token < _FIRST_BYTE:
@@ -165,16 +166,16 @@ class SimpleTokenizer:
 
 class HuggingFaceTokenizer:
     """
-    A model directory's `tokenizer.json`, with what lies beside it, read as the services read it.
+    The `tokenizer.json` of a model directory, with the files beside it, read as the services do.
 
-    Nothing in a text is taken for a special token, no text is truncated or padded, and what the
-    tokenizer puts after a text is left out.
+    No part of a text is taken for a special token, no text is truncated or padded, and tokens that
+    the tokenizer adds after a text are left out.
 
     Args:
-        path: The file, or the directory it is in.
+        path: The file, or its directory.
 
     Raises:
-        ConfigError: There is no such file, or it is not a tokenizer that can be used.
+        ConfigError: There is no such file, or it has no tokenizer that can be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -191,38 +192,38 @@ class HuggingFaceTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size)."""
+        """Size of the vocabulary; ids are in [0, vocab_size)."""
         return self._text.vocab_size
 
     @property
     def bos_token_id(self) -> int | None:
-        """Begins a prompt."""
+        """Id that begins a prompt."""
         return self._text.special_token_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Ends an output; engines go by the model's own list."""
+        """Id that ends an output; engines use the model's own list instead."""
         return self._text.special_token_id("eos_token")
 
     @property
     def pad_token_id(self) -> int | None:
-        """Fills up; has no text."""
+        """Id for padding, which has no text."""
         return self._text.special_token_id("pad_token")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, with what the tokenizer puts before every prompt."""
+        """Return the ids of a prompt, with those that the tokenizer puts before every prompt."""
         return self._text.encode_text(text)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, max_prompt_len: int
     ) -> list[int]:
-        """Ids of a conversation as the model's chat template writes it; see `TextModel`."""
+        """Return the ids of a conversation in the model's chat template; see `TextModel`."""
         return self._text.encode_chat(messages, max_prompt_len=max_prompt_len)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids, as of a whole text; the output of a request follows its prompt instead."""
+        """Return the text of ids without a prompt; for a request's output use `detokenizer`."""
         return decode_all(self.detokenizer(()), token_ids)
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
-        """Detokenizer for the output that follows `prompt`."""
+        """Return a detokenizer for the output that follows `prompt`."""
         return self._text.detokenizer(prompt)

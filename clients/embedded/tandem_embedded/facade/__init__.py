@@ -1,9 +1,9 @@
 """
-The parts of the engine under the names of Hetero-Paged-Infer, for those who drive them themselves.
+Parts of the engine under the names of Hetero-Paged-Infer, for callers that drive them directly.
 
-Each stands on what the engine itself uses: `KVCacheManager` on the scheduler core's block pool,
-`Scheduler` on the core, `ModelExecutor` on the model runner. `executor_backend` goes the other way
-and lets an `InferenceEngine` run on anybody's `GPUExecutorTrait`.
+Each wraps the part that the engine itself uses: `KVCacheManager` the scheduler core's block pool,
+`Scheduler` the core, `ModelExecutor` the model runner. In the other direction, `executor_backend`
+lets an `InferenceEngine` run on any `GPUExecutorTrait`.
 """
 
 from tandem_embedded.facade.batches import ExecutionBatch, ExecutionOutput

@@ -1,4 +1,4 @@
-"""A step as whole sequences, read from the deltas that the scheduler core plans."""
+"""Steps as batches of whole sequences, built from the deltas that the scheduler core plans."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ from tandem_embedded.errors import ValidationError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionBatch:
     """
-    One step: everything an executor has to know of it, one entry per sequence, decodes first.
+    All data of one step for an executor, with one entry per sequence, decodes first.
 
     Attributes:
-        seq_ids: Whose tokens these are.
+        seq_ids: Ids of the sequences.
         input_tokens: Tokens to compute, of all sequences one after another.
-        positions: Of each of them in its sequence.
-        seq_lens: How many of them each sequence has.
-        context_lens: Tokens of each sequence after the step.
-        block_tables: Its KV blocks; token i is in block i // block_size.
-        is_prefill: Its prompt is computed, or what it lost; else it decodes one token.
-        samples: The token after its last one is to be drawn; not so while more of a prompt is left.
-        sampling: How.
+        positions: Position of each of these tokens in its sequence.
+        seq_lens: Number of these tokens in each sequence.
+        context_lens: Number of tokens of each sequence after the step.
+        block_tables: Block table of each sequence; token i is in block i // block_size.
+        is_prefill: True: the step computes the prompt, or recomputes lost KV; False: it decodes one
+            token.
+        samples: True: the step draws the token after the last one; False while more of a prompt is
+            left.
+        sampling: Sampling params of each sequence.
         copies: KV blocks to copy before anything is computed, as (source, destination).
-        delta: The same as the model runner takes it; None for a batch that was made by hand.
+        delta: The same step for the model runner; None for a batch made by hand.
 
     Raises:
         ValidationError: The lengths contradict each other.
@@ -71,29 +73,29 @@ class ExecutionBatch:
 
     @property
     def is_empty(self) -> bool:
-        """True when nothing is to be computed; it may still release what the executor holds."""
+        """True if there is nothing to compute; the batch may still release slots."""
         return not self.seq_ids
 
     @property
     def num_sequences(self) -> int:
-        """Sequences with tokens to compute."""
+        """Number of sequences with tokens to compute."""
         return len(self.seq_ids)
 
     @property
     def total_tokens(self) -> int:
-        """Tokens to compute."""
+        """Number of tokens to compute."""
         return len(self.input_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionOutput:
     """
-    What a step came to.
+    Output of a step.
 
     Attributes:
         seq_ids: Sequences of the batch, each once, in any order.
-        next_tokens: The token that follows each; None where the batch did not ask for one.
-        errors: Why sequences failed alone; those need not be in `seq_ids`.
+        next_tokens: Next token of each sequence; None if the batch did not ask for one.
+        errors: Error texts of sequences that failed alone, which need not be in `seq_ids`.
     """
 
     seq_ids: list[int] = field(default_factory=list)
@@ -103,11 +105,11 @@ class ExecutionOutput:
 
 class BatchReader:
     """
-    Follows the slots that deltas speak of, in step order, and their tokens.
+    Reader of deltas in step order, which tracks the executor's slots and their tokens.
 
     Args:
-        geometry: Of the executor that the deltas are for.
-        name: Sequence id of a slot under a generation.
+        geometry: Geometry of the executor that the deltas are for.
+        name: Function that returns the sequence id of a slot and a generation.
     """
 
     def __init__(self, geometry: ExecutorGeometry, name: Callable[[int, int], int]) -> None:
@@ -124,11 +126,11 @@ class BatchReader:
         return self._slots.state_hash
 
     def reset(self) -> None:
-        """Forget all slots."""
+        """Clear all slots."""
         self._slots.reset()
 
     def read(self, delta: Batch) -> ExecutionBatch:
-        """Take the next delta; the tokens of those before must have been told by `result`."""
+        """Apply the next delta; `result` must have been called for all earlier ones."""
         self._slots.apply(delta)
         for admission in delta.admits:
             slot = admission.slot
@@ -157,7 +159,7 @@ class BatchReader:
         )
 
     def result(self, batch: ExecutionBatch, output: ExecutionOutput, step_id: int) -> StepResult:
-        """What the core is told of the batch read last; a token that is missing fails its row."""
+        """Convert the output of the batch read last for the core; a missing token fails its row."""
         assert batch.delta is not None
         found = dict(zip(output.seq_ids, output.next_tokens, strict=True))
         rows, errors = [], []

@@ -1,4 +1,4 @@
-"""What computes steps: our model runner as a `GPUExecutorTrait`, and any other as a backend."""
+"""Executors: our model runner as a `GPUExecutorTrait`, and any `GPUExecutorTrait` as a backend."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tandem_embedded.settings import check_config, model_directory
 
 
 class GPUExecutorTrait(Protocol):
-    """Computes batches in order. It keeps KV by block, and forgets nothing between batches."""
+    """Interface of an executor that computes batches in order and keeps KV blocks between them."""
 
     def execute(self, batch: ExecutionBatch) -> ExecutionOutput:
-        """Compute one step and draw the tokens that follow."""
+        """Compute one step and draw the next tokens."""
 
     def capture_decode_graph(self, batch_size: int) -> None:
         """Prepare steps in which so many sequences decode."""
 
     def execute_graph(self, batch: ExecutionBatch) -> ExecutionOutput:
-        """`execute` by what was captured; an ExecutionError where nothing fits."""
+        """Compute one step by a captured graph; raise ExecutionError if none fits."""
 
 
 @runtime_checkable
@@ -39,12 +39,12 @@ class ModelExecutor:
     The model runner of an embedded engine, driven by batches of `Scheduler.schedule`.
 
     Attributes:
-        config: The limits in force.
-        backend: The runner and what it can do.
+        config: Limits in force.
+        backend: Runner and its limits.
     """
 
     def __init__(self, config: EngineConfig, backend: Backend) -> None:
-        """Use `ModelExecutor.load`, or a backend that is there already."""
+        """Wrap a backend that exists already; `ModelExecutor.load` creates one."""
         self.config = config
         self.backend = backend
         self._num_steps = 0
@@ -106,7 +106,7 @@ class ModelExecutor:
 
         Raises:
             ConfigError: The backend captures no graphs.
-            ExecutionError: None can run it; nothing has changed.
+            ExecutionError: No captured graph can run the batch; nothing has changed.
         """
         runner = self._capturing_runner()
         delta = self._delta(batch)
@@ -123,7 +123,7 @@ class ModelExecutor:
         return runner
 
     def reset(self) -> None:
-        """Forget all sequences, after a step that failed; `Scheduler.reset` goes with it."""
+        """Clear all sequences after a step that failed; call `Scheduler.reset` as well."""
         self.backend.runner.reset()
 
     def _delta(self, batch: ExecutionBatch) -> Batch:
@@ -155,9 +155,9 @@ def executor_backend(
     Let an `InferenceEngine` run on an executor: `InferenceEngine(config, backend=...)`.
 
     Args:
-        executor: Computes each step; it is never asked for two at once.
-        config: Limits; the engine's.
-        vocab_size: Token ids are in [0, vocab_size).
+        executor: Executor of each step; it is never asked for two steps at once.
+        config: Limits, the same as those of the engine.
+        vocab_size: Size of the vocabulary; token ids are in [0, vocab_size).
         eos_token_ids: Ids that end a sequence.
     """
     return Backend(
@@ -170,7 +170,7 @@ def executor_backend(
 
 
 class _TraitRunner:
-    """An executor that takes whole sequences, as a runner that takes deltas."""
+    """Adapter that makes a runner, which takes deltas, of an executor of whole sequences."""
 
     def __init__(self, executor: GPUExecutorTrait, config: EngineConfig) -> None:
         self._executor = executor
@@ -186,7 +186,7 @@ class _TraitRunner:
         whole = self._reader.read(batch)
         try:
             output = ExecutionOutput() if whole.is_empty else self._executor.execute(whole)
-        except EngineError as error:  # what it says is a reason to try the step again
+        except EngineError as error:  # the driver retries the step after a RuntimeError
             raise RuntimeError(error.message) from error
         return self._reader.result(whole, output, step_id)
 
@@ -194,7 +194,7 @@ class _TraitRunner:
         self._reader.reset()
 
     def suspend(self, mode: KvMode) -> None:
-        """The executor keeps its memory."""
+        """Do nothing: the executor keeps its memory."""
 
     def resume(self) -> None:
-        """Nothing was given back."""
+        """Do nothing: no memory was released."""

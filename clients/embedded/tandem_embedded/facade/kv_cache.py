@@ -1,4 +1,4 @@
-"""KV blocks of sequences, on the scheduler core's block pool."""
+"""Block tables of sequences, on the scheduler core's block pool."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from tandem_embedded.results import MemoryStats
 
 
 class KVCacheManagerTrait(Protocol):
-    """Says which KV blocks a sequence has."""
+    """Interface of a manager of the KV blocks of sequences."""
 
     @property
     def block_size(self) -> int:
         """Tokens per block."""
 
     def allocate_sequence(self, seq_id: int, num_tokens: int) -> None:
-        """Give a new sequence the blocks of so many tokens, all or none."""
+        """Allocate the blocks of so many tokens to a new sequence, all or none."""
 
     def allocate_block(self, seq_id: int) -> int:
-        """Give a sequence one more block; returns it."""
+        """Allocate one more block to a sequence, and return it."""
 
     def free_sequence(self, seq_id: int) -> None:
-        """Take a sequence's blocks back."""
+        """Free the blocks of a sequence."""
 
     def get_block_table(self, seq_id: int) -> list[int] | None:
-        """A sequence's blocks, in order; None for one that has none allocated."""
+        """Return the blocks of a sequence in order; None for an unknown sequence."""
 
     def get_memory_stats(self) -> MemoryStats:
-        """Blocks in use."""
+        """Return the numbers of blocks in use and free."""
 
     def can_allocate(self, num_blocks: int) -> bool:
-        """True while so many blocks are free."""
+        """Return True if so many blocks are free."""
 
 
 class KVCacheManager:
     """
-    Block tables by sequence. Blocks are numbered from 1; those of a sequence lie one behind the
-    other where they can.
+    Block tables by sequence. Blocks are numbered from 1; those of a sequence are contiguous if
+    possible.
 
     Raises:
         ConfigError: A limit is out of range.
@@ -62,10 +62,10 @@ class KVCacheManager:
 
     def allocate_sequence(self, seq_id: int, num_tokens: int) -> None:
         """
-        Give a sequence the blocks of so many tokens; one that has blocks already keeps those.
+        Allocate the blocks of so many tokens to a sequence; a known sequence keeps its blocks.
 
         Raises:
-            EngineMemoryError: Fewer are free; nothing changed then.
+            EngineMemoryError: Too few blocks are free; nothing changed.
         """
         if seq_id not in self._tables:
             num_blocks = -(-num_tokens // self._block_size)
@@ -73,10 +73,10 @@ class KVCacheManager:
 
     def allocate_block(self, seq_id: int) -> int:
         """
-        Give a sequence one more block.
+        Allocate one more block to a sequence, and return it.
 
         Raises:
-            EngineMemoryError: None is free, or the sequence is unknown; nothing changed then.
+            EngineMemoryError: No block is free, or the sequence is unknown; nothing changed.
         """
         table = self._tables.get(seq_id)
         if table is None:
@@ -87,16 +87,16 @@ class KVCacheManager:
         return block
 
     def free_sequence(self, seq_id: int) -> None:
-        """Take a sequence's blocks back; of one that has none nothing happens."""
+        """Free the blocks of a sequence; an unknown sequence is ignored."""
         self._pool.give_back(np.array(self._tables.pop(seq_id, []), np.int32))
 
     def get_block_table(self, seq_id: int) -> list[int] | None:
-        """A sequence's blocks, in order; None for one that has none allocated."""
+        """Return the blocks of a sequence in order; None for an unknown sequence."""
         table = self._tables.get(seq_id)
         return None if table is None else list(table)
 
     def get_memory_stats(self) -> MemoryStats:
-        """Blocks in use."""
+        """Return the numbers of blocks in use and free."""
         return MemoryStats(
             total_blocks=self._pool.num_blocks,
             used_blocks=self._pool.num_used,
@@ -105,7 +105,7 @@ class KVCacheManager:
         )
 
     def can_allocate(self, num_blocks: int) -> bool:
-        """True while so many blocks are free."""
+        """Return True if so many blocks are free."""
         return num_blocks <= self._pool.num_available
 
     def check_integrity(self) -> None:
@@ -113,7 +113,7 @@ class KVCacheManager:
         Compare the tables with the pool.
 
         Raises:
-            ExecutionError: A block is lost, or held twice: a bug of ours.
+            ExecutionError: A block is lost or held twice, which is a bug of ours.
         """
         held = [block for table in self._tables.values() for block in table]
         with engine_errors():

@@ -1,4 +1,4 @@
-"""The scheduler core for those who drive it themselves, under Hetero-Paged-Infer's names."""
+"""The scheduler core under Hetero-Paged-Infer's names, for callers that drive it directly."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tandem_embedded.settings import check_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequence:
     """
-    A request with tokens in a step, as the step's plan left it.
+    A request with tokens in a step, as of the plan of that step.
 
     Attributes:
-        seq_id: The request's id.
-        request: The request.
-        logical_blocks: Its KV blocks, in order.
-        num_computed_tokens: Tokens of it that have KV already.
-        num_generated_tokens: Output tokens so far.
+        seq_id: Id of the request.
+        request: Snapshot of the request.
+        logical_blocks: KV blocks of the request, in order.
+        num_computed_tokens: Number of tokens that have KV already.
+        num_generated_tokens: Number of output tokens so far.
     """
 
     seq_id: int
@@ -41,24 +41,24 @@ class Sequence:
 
     @property
     def context_len(self) -> int:
-        """Tokens known of it, prompt and output."""
+        """Number of tokens of prompt and output so far."""
         return len(self.request.input_tokens) + self.num_generated_tokens
 
     def get_block_table(self) -> list[int]:
-        """Its KV blocks, in order."""
+        """Return the KV blocks of the request, in order."""
         return list(self.logical_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """
-    One step's plan.
+    Plan of one step.
 
     Attributes:
-        prefill_sequences: Those whose prompts it computes, or a part of one.
-        decode_sequences: Those that get their next token.
-        batch: The same for an executor; to be executed also when it is empty, since it may release
-            what the executor holds.
+        prefill_sequences: Sequences with a prompt, or a part of one, to compute.
+        decode_sequences: Sequences that get their next token.
+        batch: Batch of the step for an executor; it must be executed even if it is empty, since it
+            may release slots of the executor.
     """
 
     prefill_sequences: list[Sequence] = field(default_factory=list)
@@ -67,49 +67,49 @@ class SchedulerOutput:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens to compute."""
+        """Number of tokens to compute."""
         return self.batch.total_tokens
 
     @property
     def is_empty(self) -> bool:
-        """True when there is nothing to compute."""
+        """True if there is nothing to compute."""
         return self.batch.is_empty
 
     @property
     def num_sequences(self) -> int:
-        """Sequences with tokens to compute."""
+        """Number of sequences with tokens to compute."""
         return self.batch.num_sequences
 
 
 class SchedulerTrait(Protocol):
-    """Decides what each step computes."""
+    """Interface of a scheduler, which plans each step."""
 
     def add_request(self, request: Request) -> int:
-        """Queue a request; returns its id."""
+        """Add a request to the waiting queue, and return its id."""
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step; nothing is computed."""
 
     def update_sequences(self, outputs: ExecutionOutput) -> None:
-        """Take what the step planned last came to."""
+        """Apply the output of the step planned last."""
 
     def get_completed(self) -> list[CompletedRequest]:
-        """Requests that are over, each once."""
+        """Return the requests that are over, each once."""
 
     def has_pending_work(self) -> bool:
-        """True while a request is in the system."""
+        """Return True while a request is in the system."""
 
 
 class Scheduler:
     """
-    The scheduler core for those who drive it themselves, one step at a time; not thread-safe.
+    The scheduler core for callers that drive it directly, one step at a time; not thread-safe.
 
     Args:
         config: Limits.
-        options: How to schedule; by default as an engine does.
-        vocab_size: Token ids are in [0, vocab_size); None where that is not known.
+        options: Scheduling options; the default is that of an engine.
+        vocab_size: Size of the vocabulary; token ids are in [0, vocab_size). None if unknown.
         eos_token_ids: Ids that end a request.
-        clock: Monotonic seconds.
+        clock: Clock in monotonic seconds.
 
     Raises:
         ConfigError: A limit or an option is out of range.
@@ -136,17 +136,17 @@ class Scheduler:
         self._ledger = Ledger(None)
         self._clock = clock
         self._due: ExecutionBatch | None = None
-        """Planned, and its output is to come."""
+        """Batch that is planned and has no output yet."""
         self._num_steps = 0
 
     def add_request(self, request: Request) -> int:
         """
-        Queue a request of token ids; returns its id, which must be new.
+        Add a request of token ids to the waiting queue, and return its id, which must be new.
 
         Raises:
-            ValidationError: It is wrong, has several choices, or can never fit.
+            ValidationError: The request is wrong, has several choices, or can never fit.
             EngineMemoryError: Too many blocks are in use.
-            SchedulerError: max_num_seqs requests are in the system, or its id is taken.
+            SchedulerError: max_num_seqs requests are in the system, or the id is in use.
         """
         if request.params.n != 1:
             message = "a request of this scheduler has one choice: n must be 1."
@@ -165,7 +165,7 @@ class Scheduler:
         Plan the next step; nothing is computed.
 
         Raises:
-            SchedulerError: What the step before came to was not told to `update_sequences`.
+            SchedulerError: `update_sequences` was not called with the output of the last step.
         """
         if self._due is not None:
             message = "execute the batch planned last and call update_sequences with its output"
@@ -187,10 +187,10 @@ class Scheduler:
 
     def update_sequences(self, outputs: ExecutionOutput) -> None:
         """
-        Take what the step planned last came to; a sequence without a token it needs fails alone.
+        Apply the output of the step planned last; a sequence that lacks its token fails alone.
 
         Raises:
-            SchedulerError: The output is of a sequence that had no part in the step.
+            SchedulerError: The output has a sequence that had no part in the step.
         """
         batch = ExecutionBatch() if self._due is None else self._due
         if strangers := {*outputs.seq_ids, *outputs.errors} - {*batch.seq_ids}:
@@ -205,21 +205,21 @@ class Scheduler:
         self._ledger.settle(self._core, self._clock())
 
     def get_completed(self) -> list[CompletedRequest]:
-        """Requests that are over, each once."""
+        """Return the requests that are over, each once."""
         return self._ledger.take()
 
     def has_pending_work(self) -> bool:
-        """True while a request is in the system, or a release is to be executed."""
+        """Return True while a request is in the system or a release is to be executed."""
         return self._core.has_pending_work()
 
     def reset(self) -> None:
-        """Start over with an executor that holds nothing; requests are computed again."""
+        """Start over with an executor that has no state; requests are computed again."""
         self._due = None
         self._reader.reset()
         self._core.executor_lost(self._clock())
 
     def get_memory_stats(self) -> MemoryStats:
-        """KV blocks in use."""
+        """Return the numbers of KV blocks in use and free."""
         return MemoryStats.of(self._core.stats())
 
     def check_integrity(self) -> None:
@@ -227,7 +227,7 @@ class Scheduler:
         Check every invariant of the core.
 
         Raises:
-            ExecutionError: One does not hold: a bug of ours.
+            ExecutionError: An invariant does not hold, which is a bug of ours.
         """
         with engine_errors():
             self._core.check_integrity()
