@@ -1,11 +1,11 @@
 """
-Proves that every extra of pyproject.toml can be installed wherever we say that it can be.
+Check that every extra of pyproject.toml can be installed on each platform that we support.
 
 Each extra is resolved together with all others, as a user's pip would: from the public index
-alone, whatever pip or uv were told on this machine. That is done for each platform and Python
+alone, without the settings of pip and uv on this machine. That is done for each platform and Python
 below, with and without constraints.txt, and with each minor version of PyTorch that we allow.
-Metadata is all that is fetched. `--pin` adds to constraints.txt what it lacks and drops what
-nothing needs; versions that it has stay, unless their lines are deleted first.
+Only metadata is fetched. `--pin` adds missing packages to constraints.txt and drops packages that
+are not needed; versions that it has stay, unless their lines are deleted first.
 
 Exit status: 0 if all is well, 1 if something cannot be installed, 75 if no package index could be
 reached.
@@ -30,16 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
 OLDEST_MACOS = "14.0"
-"""PyTorch has no wheels for older ones."""
+"""Oldest release of macOS that PyTorch has wheels for."""
 TORCHES = ("2.11", "2.12", "2.13")
 NO_WHEELS = ("llama-cpp-python",)
-"""Packages that are published as source alone: with these, metadata of source is good enough."""
+"""Packages that are published only as source; the metadata of their source is resolved."""
 UNREACHABLE = re.compile(
     r"Failed to fetch|error sending request|dns error|timed out|client error \(Connect\)",
     re.IGNORECASE,
 )
 ABOUT_THE_NETWORK = ("UV_CACHE_DIR", "UV_HTTP_", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS")
-"""Of uv's variables, those that choose no package."""
+"""Prefixes of uv's environment variables that have no effect on the choice of packages."""
 EXIT_CONFLICT = 1
 EXIT_UNREACHABLE = 75
 HEADER = """\
@@ -51,40 +51,40 @@ HEADER = """\
 
 
 class CannotInstallError(Exception):
-    """The requirements contradict each other or what is published; the text says how."""
+    """Error of requirements that contradict each other or the index; the text says how."""
 
 
 class UnreachableError(Exception):
-    """No package index answered."""
+    """Error of a resolution in which no package index answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One machine to install on."""
+    """One kind of machine to install on."""
 
     platform: str
     python: str
     torch: str | None = None
 
     def __str__(self) -> str:
-        """Name it for a report."""
+        """Return its name for a report."""
         torch = f", PyTorch {self.torch}" if self.torch else ""
         return f"{self.platform}, Python {self.python}{torch}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolver:
-    """Answers what would be installed."""
+    """Resolver of the packages that would be installed, by uv."""
 
     pyproject: Path
     wheels: Path | None
-    """A folder to use instead of the public index."""
+    """Folder of wheels to use instead of the public index; None = the index."""
     folder: Path
-    """For files that live as long as this."""
+    """Folder for temporary files, which must exist as long as the resolver."""
 
     def resolve(self, target: Target, constraints: Path | None) -> dict[str, str]:
         """
-        Give the version of each package that all extras together need on a target.
+        Return the version of each package that all extras together need on a target.
 
         Raises:
             CannotInstallError: There is no set of versions that fits.
@@ -103,7 +103,7 @@ class Resolver:
             torch = self.folder / f"torch-{target.torch}.txt"
             torch.write_text(f"torch=={target.torch}.*\n")
             command += [f"--constraints={torch}"]
-        # Where each version is prescribed, what was just fetched for other targets is good enough.
+        # With all versions pinned, metadata fetched for other targets usually suffices.
         if constraints is not None:
             outcome = _run([*command, "--offline"])
         if constraints is None or outcome.returncode:
@@ -116,7 +116,7 @@ class Resolver:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run uv without what this process's environment says about packages."""
+    """Run uv without the variables of this environment that affect the choice of packages."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -135,7 +135,7 @@ def _pins(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 
 def _jobs(constraints: Path) -> list[tuple[Target, Path | None]]:
-    """List what is to be resolved, and with which constraints."""
+    """Return the targets to resolve, each with its constraints."""
     targets = [Target(platform=at, python=python) for at in PLATFORMS for python in PYTHONS]
     torches = [Target(platform=PLATFORMS[0], python="3.12", torch=torch) for torch in TORCHES]
     return [(at, pins) for pins in (None, constraints) for at in targets] + [
@@ -145,7 +145,7 @@ def _jobs(constraints: Path) -> list[tuple[Target, Path | None]]:
 
 def check(resolver: Resolver, constraints: Path) -> list[str]:
     """
-    Give a sentence for each thing that is wrong.
+    Return a sentence for each problem.
 
     Raises:
         UnreachableError: No package index answered.
@@ -165,7 +165,7 @@ def check(resolver: Resolver, constraints: Path) -> list[str]:
             f"{target}: {constraints.name} does not pin {', '.join(missing)}" if missing else None
         )
 
-    # The first by itself: without a network it is not worth asking for the others.
+    # The first job runs alone: without a network the others are pointless.
     problems = [problem(jobs[0])]
     with ThreadPoolExecutor(max_workers=8) as pool:
         problems += pool.map(problem, jobs[1:])
@@ -176,7 +176,7 @@ def pin(resolver: Resolver, constraints: Path) -> None:
     """
     Write constraints for every target.
 
-    Of a package that they lack they take the version that suits the oldest Python.
+    A package that they lack gets the version that fits the oldest Python.
 
     Raises:
         CannotInstallError: There is no set of versions that fits.
@@ -192,7 +192,7 @@ def pin(resolver: Resolver, constraints: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check, or write constraints.txt; gives the exit status."""
+    """Check, after writing constraints.txt with --pin; return the exit status."""
     parser = argparse.ArgumentParser(description="Proves that every extra can be installed.")
     parser.add_argument("--pyproject", type=Path, default=ROOT / "pyproject.toml")
     parser.add_argument("--constraints", type=Path, default=ROOT / "deploy/local/constraints.txt")

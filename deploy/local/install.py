@@ -1,9 +1,10 @@
 """
-Installs the project into the environment that runs this, once: `install.py EXTRAS COMMAND`.
+Install the project into the environment that runs this, once: `install.py EXTRAS COMMAND`.
 
-`setup` calls it; COMMAND is what the user runs, its name begins each line. Beforehand it says what
-is downloaded and how much, then what is being downloaded: a terminal shows one line that changes.
-The environment remembers in `.tandem-*` what was installed, from where, and whether that ended.
+`setup` calls it; COMMAND is the command of the user, and its name begins each line. The program
+first prints the size of the download, then each package as it is downloaded; a terminal shows this
+as one changing line. Files `.tandem-*` in the environment record what was installed, from which
+index, and if an installation is unfinished.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ UNFINISHED = VENV / ".tandem-unfinished"
 INDEX_RECORD = VENV / ".tandem-torch-index"
 LOG = VENV / ".tandem-install.log"
 ALL_EXTRAS = "dev"
-"""The extra that contains all that demo and test need."""
+"""Name of the extra with all packages that `demo` and `test` need."""
 
 INSTALLING = "Installing collected packages"
 DOWNLOAD = re.compile(r"(?:Downloading|Using cached) (\S+?)-\d\S* \((\d+(?:\.\d+)?) (MB|GB)\)")
@@ -40,7 +41,7 @@ CHATTER = re.compile(
     r"\s*(Collecting|Downloading|Using cached|Requirement already|Obtaining|Looking in)"
 )
 BIG_MB = 50
-"""A package from this size on gets a line of its own where there is no terminal."""
+"""Size in MB from which a package gets a line of its own if there is no terminal."""
 STILL_S = 30
 NO_NETWORK = re.compile(
     r"NewConnectionError|Failed to establish|NameResolutionError|Network is unreachable"
@@ -52,17 +53,17 @@ NO_SPACE = re.compile(r"No space left on device|Errno 28|Disk quota exceeded")
 EXIT_STOPPED = 130
 
 CUDA_GB, CPU_GB, MACOS_GB = (2.9, 5.0), (0.3, 1.0), (0.2, 0.8)
-"""What is downloaded, and what lies on the disk then, by kind of PyTorch."""
+"""GB to download and GB on the disk after that, by build of PyTorch."""
 CHECKS_GB = (0.1, 0.4)
-"""What the extra with the checks adds."""
+"""GB that the extra with the checks adds to both."""
 
 
 class InstallationError(Exception):
-    """Why it is not installed, as a sentence."""
+    """Error of a failed installation; the text is a sentence that says why."""
 
 
 class Terminal:
-    """Lines for a person; on a terminal the last one changes with what is going on."""
+    """Output for the user; on a terminal the last line shows the present activity."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -76,7 +77,7 @@ class Terminal:
         self._shown = time.monotonic()
 
     def show(self, sentence: str) -> None:
-        """Write over the line that changes; without a terminal say it after a long silence."""
+        """Replace the changing line; without a terminal print a line after a long silence."""
         if self._live:
             width = shutil.get_terminal_size().columns - 1
             print(
@@ -89,25 +90,25 @@ class Terminal:
             self.say(sentence)
 
     def begin(self, sentence: str, *, matters: bool) -> None:
-        """Announce the next thing; without a terminal only if it matters."""
+        """Announce the next activity; without a terminal at once only if it matters."""
         if self._live or not matters:
             self.show(sentence)
         else:
             self.say(sentence)
 
     def clear(self) -> None:
-        """Remove the line that changes."""
+        """Remove the changing line."""
         if self._live:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def stamp(extras: str) -> Path:
-    """Name the file that remembers for what these extras were installed."""
+    """Return the file that records the state for which these extras were installed."""
     return VENV / f".tandem-{extras}"
 
 
 def wanted(extras: str) -> str:
-    """Hash everything that decides what is installed."""
+    """Return a hash of everything that decides which packages are installed."""
     digest = hashlib.sha256()
     for part in (ROOT / "pyproject.toml", CONSTRAINTS):
         digest.update(part.read_bytes())
@@ -116,7 +117,7 @@ def wanted(extras: str) -> str:
 
 
 def is_installed(extras: str) -> bool:
-    """Tell whether these extras, or all, were installed as they are wanted now."""
+    """Return True if these extras, or all, are installed in the state wanted now."""
     return any(
         stamp(one).is_file() and stamp(one).read_text().strip() == wanted(one)
         for one in (extras, ALL_EXTRAS)
@@ -124,18 +125,18 @@ def is_installed(extras: str) -> bool:
 
 
 def has_nvidia_device() -> bool:
-    """Tell whether there is a driver of NVIDIA's (or, in WSL, Windows' own)."""
+    """Return True if there is an NVIDIA driver (or, in WSL, that of Windows)."""
     return any(Path(one).exists() for one in ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg"))
 
 
 def pip(arguments: Sequence[str]) -> list[str]:
-    """Give the command that installs what constraints.txt says."""
+    """Return the pip command that installs the versions of constraints.txt."""
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     return [*command, f"--constraint={CONSTRAINTS}", *arguments]
 
 
 def has_torch() -> bool:
-    """Tell whether the environment has the PyTorch of constraints.txt, in whichever build."""
+    """Return True if the environment has the PyTorch version of constraints.txt, in any build."""
     try:
         version = importlib.metadata.version("torch").partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
@@ -144,7 +145,7 @@ def has_torch() -> bool:
 
 
 def estimate(extras: str, index: str) -> str:
-    """Say what is going to be downloaded."""
+    """Return a text on the size of the download."""
     if has_torch():
         return "PyTorch is there already: at most 0.3 GB to download"
     if platform.system() == "Darwin":
@@ -155,14 +156,14 @@ def estimate(extras: str, index: str) -> str:
 
 
 def sizes(extras: str, kind: tuple[float, float]) -> str:
-    """Say how much is downloaded with a kind of PyTorch."""
+    """Return a text on the sizes with a build of PyTorch."""
     added = CHECKS_GB if extras == ALL_EXTRAS else (0.0, 0.0)
     download, disk = (one + more for one, more in zip(kind, added, strict=True))
     return f"about {download:.1f} GB to download, {disk:.1f} GB on the disk: a minute or more"
 
 
 def advice(command: str) -> str:
-    """Say how a machine without an NVIDIA device can do with less."""
+    """Return a text on how a machine without an NVIDIA device can save space."""
     return (
         f"this PyTorch is for CUDA, and there is no NVIDIA device here. To save "
         f"{CUDA_GB[0] - CPU_GB[0]:.1f} GB, stop this and run TANDEM_TORCH_INDEX=URL {command} with "
@@ -189,7 +190,7 @@ def lines_of(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
 
 def run_pip(terminal: Terminal, arguments: Sequence[str], user_command: str) -> None:
     """
-    Run pip, show what it is doing and keep its words in the log.
+    Run pip, show its activity and write its output to the log.
 
     The environment counts as unfinished from pip's first change of it to pip's success.
 
@@ -208,7 +209,7 @@ def run_pip(terminal: Terminal, arguments: Sequence[str], user_command: str) -> 
             follow(terminal, lines_of(process), log, user_command)
             process.wait()
         except KeyboardInterrupt:
-            # It was interrupted as well, and tidies up.
+            # pip was interrupted as well, and cleans up.
             process.wait(timeout=10)
             raise
         finally:
@@ -222,7 +223,7 @@ def run_pip(terminal: Terminal, arguments: Sequence[str], user_command: str) -> 
 
 
 def follow(terminal: Terminal, lines: Iterator[str | None], log: TextIO, user_command: str) -> None:
-    """Show what pip is doing, by its lines, until it ends."""
+    """Show pip's activity, read from its lines, until it ends."""
     doing, since = "asking which packages are needed", time.monotonic()
     loaded_mb = size_mb = 0.0
     advised = has_nvidia_device()
@@ -250,7 +251,7 @@ def follow(terminal: Terminal, lines: Iterator[str | None], log: TextIO, user_co
 
 
 def failure(words: str) -> str:
-    """Say why pip failed; where it is nothing common, pip's own lines are printed."""
+    """Return the reason why pip failed; for an uncommon one print pip's own lines."""
     if NO_SPACE.search(words):
         free = " and ".join(
             f"{shutil.disk_usage(folder).free / 1e9:.1f} GB in {folder}"
@@ -278,7 +279,7 @@ def failure(words: str) -> str:
 
 def install(terminal: Terminal, extras: str, index: str, command: str) -> None:
     """
-    Install the project with these extras, PyTorch from an index of its own if one is named.
+    Install the project with these extras, and PyTorch from `index` if that is not empty.
 
     Raises:
         InstallationError: pip failed.
@@ -303,7 +304,7 @@ def install(terminal: Terminal, extras: str, index: str, command: str) -> None:
 
 
 def build_kernels(terminal: Terminal) -> None:
-    """Compile the C++ kernels; where that fails the executor says so and PyTorch computes."""
+    """Compile the C++ kernels; if that fails, the executor reports it and uses PyTorch."""
     terminal.begin(
         "compiling the C++ kernels for this processor: up to a minute, once", matters=True
     )
@@ -317,7 +318,7 @@ def build_kernels(terminal: Terminal) -> None:
 
 
 def main() -> int:
-    """Install if that is needed; gives the exit status."""
+    """Install if that is needed, and return the exit status."""
     extras, command = sys.argv[1:]
     terminal = Terminal(Path(command).name)
     try:

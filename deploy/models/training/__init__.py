@@ -1,1 +1,1 @@
-"""Trains, exports and evaluates the bundled model; see the model card for the commands."""
+"""Training, export and evaluation of the bundled model; the model card lists the commands."""

@@ -12,13 +12,13 @@ class Batches:
     """
     Endless windows of a token stream; one pass visits every window once.
 
-    The order of a pass follows from seed, window length and the number of the pass, so a run
-    that stores ``taken`` resumes at the very window it would have taken next.
+    Seed, window length and the number of the pass determine the order of a pass, so a run that
+    stores ``taken`` resumes at exactly the window that it would have taken next.
 
     Args:
         stream: Token ids ``[N]``.
-        seed: Orders the windows.
-        taken: Windows already taken, by their length; continued in place.
+        seed: Seed of the order of windows.
+        taken: Number of windows already taken, by window length; updated in place.
     """
 
     def __init__(self, stream: npt.NDArray[np.uint16], seed: int, taken: dict[int, int]) -> None:
@@ -34,11 +34,11 @@ class Batches:
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     def windows_per_pass(self, length: int) -> int:
-        """Return how many windows of ``length`` one pass has, the same for every pass."""
+        """Return the number of windows of ``length`` in a pass, the same for every pass."""
         return (len(self._stream) - 1) // length - 1
 
     def starts(self, length: int, number: int) -> npt.NDArray[np.int64]:
-        """Return where the windows of pass ``number`` begin, in the order they are taken."""
+        """Return the start positions of the windows of pass ``number``, in the order taken."""
         random = np.random.default_rng([self._seed, length, number])
         offset = int(random.integers(length))
         order = random.permutation(self.windows_per_pass(length))

@@ -1,12 +1,12 @@
 """
-Fifty completions of held-out functions: prompts, generation and the rule that judges them.
+Fifty completions of held-out functions: prompts, generation and the rules that judge them.
 
 A prompt is one held-out function from its ``def`` to the line before its first statement,
 docstring included, dedented. The text judged is prompt plus completion. When the token limit
-stopped the model, the last line is dropped, as it may be half written. Then:
+stopped the model, the last line is dropped, as it may be incomplete. Then:
 
-* ``clean``: the whole text is valid Python, save that it may end before an open construct is
-  finished. Nothing invalid is cut away to get there.
+* ``clean``: the whole text is valid Python, except that it may end before an open construct is
+  finished. No invalid part is cut away.
 * ``cut``: some prefix of its lines is valid Python.
 
 Both also ask for at least ``MIN_STATEMENTS`` complete statements after the prompt. Beside them, a
@@ -37,7 +37,7 @@ MIN_BODY_LINES = 4
 MIN_STATEMENTS = 3
 LOOP_GRAM = 6
 LOOP_COUNT = 4
-# CPython's flag that reports a text which only lacks its end as "incomplete input".
+# CPython's flag that reports a text that is valid so far but lacks its end as "incomplete input".
 _ALLOW_INCOMPLETE = 0x4000
 
 
@@ -58,7 +58,7 @@ class Prompt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """
-    How tokens are drawn, in the terms and the order of the server.
+    Sampling params of a completion, with the names and the order of the server.
 
     Attributes:
         temperature: 0 takes the likeliest token each time.
@@ -75,12 +75,12 @@ class Sampling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """
-    What the model wrote after one prompt.
+    Output of the model after one prompt.
 
     Attributes:
         ids: Generated token ids, without the end token.
-        text: The same, decoded.
-        has_ended: The model itself ended the document.
+        text: Text of these ids.
+        has_ended: True if the model itself ended the document.
     """
 
     ids: list[int]
@@ -106,11 +106,11 @@ def complete(
 
     Args:
         model: The model, fp32.
-        tokenizer: Its tokenizer.
+        tokenizer: Tokenizer of the model.
         prompt: Text placed after the begin token.
         limit: Largest number of new tokens.
-        sampling: How each token is drawn.
-        seed: Fixes the draws.
+        sampling: Sampling params.
+        seed: Seed of the draws.
     """
     random = torch.Generator().manual_seed(seed)
     ids = [BOS_ID, *tokenizer.encode(prompt).ids]
@@ -134,8 +134,8 @@ def draw(logits: Tensor, seen: list[int], sampling: Sampling, random: torch.Gene
     Args:
         logits: Scores ``[V]`` of the next token.
         seen: Ids of prompt and output so far.
-        sampling: How to draw.
-        random: Source of the draw.
+        sampling: Sampling params.
+        random: Source of randomness.
     """
     if sampling.repetition_penalty != 1:
         known = torch.tensor(sorted(set(seen)))
@@ -151,13 +151,13 @@ def draw(logits: Tensor, seen: list[int], sampling: Sampling, random: torch.Gene
 
 
 def loops(ids: list[int]) -> bool:
-    """Say whether ``LOOP_GRAM`` tokens in a row occur more than ``LOOP_COUNT`` times in ``ids``."""
+    """Return True if some ``LOOP_GRAM`` tokens in a row occur more than ``LOOP_COUNT`` times."""
     grams = zip(*(ids[offset:] for offset in range(LOOP_GRAM)), strict=False)
     return max(Counter(grams).values(), default=0) > LOOP_COUNT
 
 
 def is_clean(prompt: str, completion: Completion) -> bool:
-    """Say whether prompt and completion pass the ``clean`` rule of this module."""
+    """Return True if prompt and completion pass the ``clean`` rule of this module."""
     text = _whole_lines(prompt, completion)
     try:
         compile(text, "", "exec", flags=_ALLOW_INCOMPLETE | ast.PyCF_ONLY_AST, dont_inherit=True)
@@ -170,7 +170,7 @@ def is_clean(prompt: str, completion: Completion) -> bool:
 
 
 def is_cut_clean(prompt: str, completion: Completion) -> bool:
-    """Say whether prompt and completion pass the ``cut`` rule of this module."""
+    """Return True if prompt and completion pass the ``cut`` rule of this module."""
     lines = _whole_lines(prompt, completion).splitlines(keepends=True)
     prompt_lines = len(prompt.splitlines())
     for end in range(len(lines), prompt_lines, -1):

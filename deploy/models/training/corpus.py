@@ -1,9 +1,9 @@
 """
 The training text: Python files of the interpreter and of permissively licensed packages.
 
-Everything is read from what is installed on this machine, so nothing is downloaded and
-nothing but hashes of the held-out files is committed. The order of files, the filters and
-the held-out split depend only on paths and contents.
+All files are read from the packages installed on this machine, so there is no download, and only
+the names and hashes of the held-out files are committed. The order of files, the filters and the
+held-out split depend only on paths and contents.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Source:
         distribution: Name on the package index; ``python`` is the standard library.
         package: Import name of the folder to read.
         licence: SPDX expression of the distribution.
-        is_measured: Some of its files are held out; otherwise all may be trained on.
-        skipped: Folders left out beside ``SKIPPED_FOLDERS``, and files by their path in the
-            package: those that say they hold what is under another licence are here.
+        is_measured: True if some of its files are held out; otherwise all may be trained on.
+        skipped: Folders left out besides ``SKIPPED_FOLDERS``, and files by their path in the
+            package, such as files that declare content under another licence.
     """
 
     distribution: str
@@ -176,10 +176,10 @@ class SourceFile:
     One file kept for training or held out.
 
     Attributes:
-        source: ``Source.package`` the file came from.
+        source: ``Source.package`` of the file's origin.
         name: ``package/relative/path.py`` with forward slashes.
         text: Contents, newlines as ``\n``, without a leading licence comment.
-        is_held_out: Never seen in training when true.
+        is_held_out: True if the file is never seen in training.
     """
 
     source: str
@@ -231,8 +231,9 @@ def without_near_copies(files: list[SourceFile]) -> list[SourceFile]:
     """
     Drop training files that share much of their text with one held-out file.
 
-    Compared are distinct stripped lines of at least ``NEAR_LINE_CHARS`` characters. A file goes
-    when it shares ``NEAR_LINES`` of them and these are ``NEAR_FRACTION`` of either file's.
+    Distinct stripped lines of at least ``NEAR_LINE_CHARS`` characters are compared. A file is
+    dropped if it shares at least ``NEAR_LINES`` of them with one held-out file and these are at
+    least ``NEAR_FRACTION`` of the lines of one of the two files.
     """
     held_lines = {file.name: _long_lines(file.text) for file in files if file.is_held_out}
     holders: dict[str, list[str]] = {}
@@ -259,7 +260,7 @@ def read_named(digests: dict[str, str]) -> list[SourceFile]:
     Read the held-out files that a manifest names.
 
     Args:
-        digests: ``SourceFile.name`` to the digest of its text, as in the manifest.
+        digests: Digest of each text by ``SourceFile.name``, as in the manifest.
 
     Raises:
         ValueError: A file is missing or differs, so another version is installed.
@@ -277,7 +278,7 @@ def read_named(digests: dict[str, str]) -> list[SourceFile]:
 
 
 def is_held_out(name: str) -> bool:
-    """Say whether a file belongs to the held-out split, from the hash of its name alone."""
+    """Return True if a file belongs to the held-out split, by the hash of its name alone."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT_PERCENT
 

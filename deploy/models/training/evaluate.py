@@ -54,14 +54,14 @@ class Tally:
     tokens: int = 0
 
     def add(self, other: Tally) -> None:
-        """Count another text too."""
+        """Add the counts of another text."""
         self.nats += other.nats
         self.text_bytes += other.text_bytes
         self.tokens += other.tokens
 
     @property
     def bits_per_byte(self) -> float:
-        """Mean bits the model needs per byte of text."""
+        """Mean number of bits that the model needs per byte of text."""
         return self.nats / math.log(2) / self.text_bytes
 
 
@@ -69,7 +69,7 @@ def measure(model: Llama, tokenizer: Tokenizer, text: str) -> Tally:
     """
     Score every token of one file after the begin token.
 
-    Each token sees at least ``WINDOW_LEN - STRIDE_LEN`` tokens before it, or all there are.
+    Each token sees at least ``WINDOW_LEN - STRIDE_LEN`` tokens before it, or all that exist.
     """
     ids = [BOS_ID, *tokenizer.encode(text).ids]
     nats, scored = 0.0, 1
@@ -111,7 +111,7 @@ def bits_per_byte(model: Llama, tokenizer: Tokenizer, files: list[SourceFile]) -
 def bits_per_token_by_position(
     model: Llama, tokenizer: Tokenizer, files: list[SourceFile]
 ) -> dict[str, Any]:
-    """Score the first tokens of every file that fills all positions, by where they stand."""
+    """Score the first tokens of every file that fills all positions, by their positions."""
     length = model.config.max_position_embeddings
     nats = torch.zeros(length - 1)
     used = 0
@@ -187,7 +187,7 @@ def transcripts(prompts: list[Prompt], texts: list[dict[str, Any]]) -> str:
 
 def with_transcripts(card: str, shown: str) -> str:
     """
-    Replace what stands between the two marks of a model card.
+    Replace the text between the two marks of a model card.
 
     Raises:
         ValueError: The card lacks a mark.
@@ -200,7 +200,7 @@ def with_transcripts(card: str, shown: str) -> str:
 
 
 def main() -> None:
-    """Evaluate ``--model``; ``--work/train.npy`` is what completions are compared with."""
+    """Evaluate ``--model``; compare its completions with ``--work/train.npy``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of training files")
     parser.add_argument("--model", type=Path, required=True, help="folder of the bundled model")

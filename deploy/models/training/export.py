@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
 )
 
 RECOMMENDED = Sampling(temperature=0.6, min_p=0.05, repetition_penalty=1.15)
-"""What requests that choose nothing get: of the ways evaluated, the one that does not loop."""
+"""Default sampling params of requests: of those evaluated, the ones that do not loop."""
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Export the checkpoint of ``--work``, without the decay a good model needs."""
+    """Export the checkpoint of ``--work``, without the decay that a good model needs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of training files")
     parser.add_argument("--model", type=Path, required=True, help="folder of the bundled model")

@@ -1,4 +1,4 @@
-"""Finds runs of generated tokens that also occur in the training stream."""
+"""Search for runs of generated tokens that also occur in the training stream."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def longest_shared_run(stream: npt.NDArray[np.uint16], ids: list[list[int]]) -> 
 
 def count_shared(stream: npt.NDArray[np.uint16], ids: list[list[int]], run: int) -> int:
     """
-    Return how many sequences hold ``run`` tokens in a row that occur in ``stream``.
+    Return the number of sequences with ``run`` tokens in a row that occur in ``stream``.
 
-    Every window of the stream is compared by a 64-bit hash of its tokens, so none is missed;
-    a false match is possible but needs two windows with equal hashes.
+    Every window of the stream is compared by a 64-bit hash of its tokens, so no match is missed;
+    a false match is possible but needs two different windows with equal hashes.
     """
     wanted = [_hashes(np.array(sequence, dtype=np.uint16), run) for sequence in ids]
     present = np.unique(np.concatenate([np.empty(0, np.uint64), *wanted]))

@@ -1,8 +1,8 @@
 """
-The learning rate as a function of tokens: warm up, hold for as long as one likes, then decay.
+Learning rate as a function of tokens: warm up, hold for as long as needed, then decay.
 
-A run that holds has no planned end and can be stopped and resumed for ever. A decay is a branch
-off it: a copy of the weights whose rates fall to zero, which is what gets exported.
+A run in the hold phase has no planned end and can be stopped and resumed at any time. A decay is a
+branch of the run: a copy of the weights is trained on with rates that fall to zero, and exported.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ LONG_PHASE_EVERY = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decay:
     """
-    The end of a run.
+    Decay phase that ends a run.
 
     Attributes:
-        start: Tokens the run had seen when it was branched off.
-        tokens: How many more it sees until its rates are zero.
+        start: Number of tokens that the run had seen when the decay was branched off.
+        tokens: Number of further tokens until the rates are zero.
     """
 
     start: int
     tokens: int
 
     def fraction(self, seen: int) -> float:
-        """Return how much of the decay is done after ``seen`` tokens, 0 to 1."""
+        """Return the share of the decay that is done after ``seen`` tokens, 0 to 1."""
         return min(max((seen - self.start) / self.tokens, 0.0), 1.0)
 
 
@@ -36,15 +36,15 @@ def rate_factor(seen: int, decay: Decay | None) -> float:
     """
     Return the share of the peak learning rate after ``seen`` tokens.
 
-    It rises linearly over ``WARMUP_TOKENS`` from a hundredth, holds at 1, and falls by the square
-    root of the decay's fraction, which loses most of the rate early.
+    The share rises linearly over ``WARMUP_TOKENS`` from a hundredth, holds at 1, and falls by the
+    square root of the decay's fraction, so that it loses most of the rate early.
     """
     warm = min(max(seen / WARMUP_TOKENS, 0.01), 1.0)
     return warm if decay is None else warm * (1.0 - decay.fraction(seen) ** 0.5)
 
 
 def is_long_step(step: int, seen: int, decay: Decay | None) -> bool:
-    """Say whether a step uses long windows: every third one in the last half of a decay."""
+    """Return True if a step uses long windows: every third step in the last half of a decay."""
     if decay is None or decay.fraction(seen) < LONG_PHASE_START:
         return False
     return step % LONG_PHASE_EVERY == 0
