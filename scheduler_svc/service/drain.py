@@ -1,6 +1,6 @@
 """
-How a scheduler leaves: it takes no new request, lets those that run finish for a while, hands the
-rest over, and gives its executor back.
+Draining of a scheduler: it admits no new request, gives live requests a grace time to finish, hands
+the rest over to its successor, and gives its executor back.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 class Drain:
     """
-    Owned by the core loop. There is no way back: a drained scheduler is to be stopped.
+    Drain of one scheduler. Owned by the core loop.
+
+    A drain cannot be undone: a drained scheduler is to be stopped.
 
     Attributes:
-        num_handed_over: Choices that had not ended when their time was up.
-        is_over: No request is left and the executor is given back.
+        num_handed_over: Number of choices that had not ended when their grace time was up.
+        is_over: True once no request is left and the executor is given back.
     """
 
     def __init__(self, state: ServiceState, session: ExecutorSession) -> None:
@@ -31,7 +33,7 @@ class Drain:
         self.is_over = False
 
     def begin(self, grace_s: float, now: float, *, asked_by: str) -> None:
-        """Take no new request from now on; the latest call says how long the others have."""
+        """Admit no new request from now on; the latest call sets the grace time of the others."""
         if not self.is_over:
             requests = self._state.num_requests
             _log.info("draining", asked_by=asked_by, requests=requests, grace_s=grace_s)
@@ -40,11 +42,11 @@ class Drain:
 
     @property
     def due_s(self) -> float | None:
-        """When `advance` must be called at the latest; None when it need not."""
+        """Latest time of the next call of `advance`; None when none is needed."""
         return None if self.is_over else self._until_s
 
     def advance(self, now: float) -> bool:
-        """Do what is due; True once all is over."""
+        """Do what is due; return True once the drain is over."""
         if self._until_s is None or self.is_over:
             return self.is_over
         core = self._state.core

@@ -1,5 +1,6 @@
 """
-What becomes of requests when executors come, go and change: adopting, giving up, telling everybody.
+Decisions about live requests when an executor is attached, lost or replaced: requests go on, wait,
+or fail, and every frontend is told whether the service is available.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 class ExecutorFate:
-    """Decides for the requests what an executor's coming and going means. Owned by the loop."""
+    """Decisions about live requests when an executor is attached or lost. Owned by the loop."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class ExecutorFate:
         self._required: ModelInUse | None = None
 
     def opened(self, description: ExecutorDescription, tokenizer_dir: Path, now: float) -> None:
-        """Go on with what this executor has; requests of another model fail."""
+        """Go on with this executor's model and geometry; requests of another model fail."""
         state, geometry = self._state, description.geometry
         limits = self._loaded.limits_on(geometry)
         options = self._settings.core_options(description.kv_bytes_per_block)
@@ -73,7 +74,7 @@ class ExecutorFate:
         )
 
     def lost(self, cause: LossCause, died_in: int | None, may_live: str, now: float) -> None:
-        """Who ran waits again; a suspension is asked for again."""
+        """Move running requests back to the waiting queue; a suspension is asked for again."""
         self._state.command_step = None
         core = self._state.core
         if core is None:
@@ -84,12 +85,18 @@ class ExecutorFate:
         core.executor_lost(now, died_in, out_of_memory=is_memory, may_live=may_live)
 
     def seen(self, boot_id: str, *, died: bool, now: float) -> None:
-        """Whether an executor died that fell silent: what it computed then is blamed, or not."""
+        """
+        Tell the core whether an executor that fell silent has died; only then are the requests of
+        its last step suspected.
+        """
         if self._state.core is not None:
             self._state.core.executor_seen(boot_id, now, died=died)
 
     def advance(self, now: float) -> None:
-        """Fail requests that waited too long, and say which model those need that wait still."""
+        """
+        Fail all requests once the executor was away for longer than `recovery_timeout_s`, and tell
+        the link which model the live requests need.
+        """
         since_s, state = self._session.detached_since_s, self._state
         if since_s is None:
             state.executor_given_up = False
@@ -104,7 +111,7 @@ class ExecutorFate:
         self._require_model()
 
     def tell_availability(self) -> None:
-        """Tell every frontend what has changed, and the log why."""
+        """Tell every frontend the availability if it has changed, and log why it changed."""
         state, session = self._state, self._session
         is_progressing = session.is_progressing()
         is_computing = (
@@ -139,7 +146,7 @@ class ExecutorFate:
         )
 
     def _blocked_by(self) -> str:
-        """Say what accepted requests wait for; while the service drains they go on."""
+        """Say what accepted requests wait for; draining does not count, as they go on meanwhile."""
         return why_unready(
             is_draining=False,
             is_suspended=self._state.is_suspended,
@@ -149,7 +156,7 @@ class ExecutorFate:
         )
 
     def _require_model(self) -> None:
-        """Live requests can only go on with their own model."""
+        """Let the link accept only the served model while requests are live, else any model."""
         served = self._state.description
         has_requests = served is not None and self._state.num_requests > 0
         if has_requests is (self._required is not None) and (
@@ -202,7 +209,7 @@ def _shown(description: ExecutorDescription) -> str:
 
 
 def _why(availability: Availability, *, is_suspended: bool) -> str:
-    """What made the service ready or unready, for whoever reads the log."""
+    """Say for the log what made the service ready or unready."""
     is_attached, is_ready = availability.executor_attached, availability.ready
     causes = (
         (availability.draining, "the service is stopping or was drained"),

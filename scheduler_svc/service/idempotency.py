@@ -17,32 +17,35 @@ class _Holder:
     fingerprint: bytes
     seed: int
     handles: set[int]
-    """Of its live choices."""
+    """Handles of its live choices."""
 
 
 class IdempotencyKeys:
     """
-    Which live request holds which key; nothing is kept of one that ended. Owned by the core loop.
+    Live requests by idempotency key; a request that ended holds no key. Owned by the core loop.
 
-    Keys are per tenant. Who repeats a request with its key wants it once: the older one is to be
-    ended. An equal key on another request is a mistake of the client and changes nothing.
+    Keys are per tenant. A client that repeats a request with its key wants it served once, so the
+    caller ends the older one. An equal key on a different request is a mistake of the client: it is
+    refused and the older request goes on.
     """
 
     def __init__(self) -> None:
         self._holders: dict[tuple[str, str], _Holder] = {}
         self._keys: dict[int, tuple[str, str]] = {}
-        """By handle of each live choice."""
+        """Tenant and key by the handle of each live choice."""
 
     def find(self, submit: Submit, is_live: Callable[[int], bool]) -> list[int]:
         """
-        Handles of the live choices of the request that holds this one's key.
+        Return the handles of the live choices of the request that holds this one's key.
 
         Args:
             submit: A request with a key.
-            is_live: Says of a handle that it has not ended, which may not have been told here yet.
+            is_live: Returns True for a handle that has not ended; `forget` may not have been called
+                yet for one that has.
 
         Raises:
-            InvalidParameter: It is another request.
+            InvalidParameter: The request that holds the key has another prompt, other parameters or
+                another seed.
         """
         holder = self._holders.get((submit.tenant, submit.idempotency_key))
         live = [] if holder is None else sorted(filter(is_live, holder.handles))
@@ -60,7 +63,7 @@ class IdempotencyKeys:
         return live
 
     def claim(self, submit: Submit, handles: Iterable[int]) -> None:
-        """Give the request its key, whoever held it."""
+        """Give the request its key, also if another request holds it."""
         if not submit.idempotency_key:
             return
         key = (submit.tenant, submit.idempotency_key)
@@ -77,7 +80,7 @@ class IdempotencyKeys:
         self._keys.update(dict.fromkeys(own, key))
 
     def forget(self, handle: int) -> None:
-        """Note that a choice ended; with its last one a request loses its key."""
+        """Note that a choice ended; a request loses its key with its last choice."""
         key = self._keys.pop(handle, None)
         if key is None:
             return
@@ -87,5 +90,5 @@ class IdempotencyKeys:
             del self._holders[key]
 
     def __len__(self) -> int:
-        """Keys that are held."""
+        """Return the number of keys that are held."""
         return len(self._holders)

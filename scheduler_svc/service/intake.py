@@ -1,4 +1,4 @@
-"""Messages of frontends and what they do: take requests in, end them, pass questions on."""
+"""Handling of frontends' messages: submit requests, end them, and pass queries on."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 class Intake:
     """
-    Everything frontends can ask for. Owned by the core loop.
+    Handler of all messages of frontends. Owned by the core loop.
 
     Attributes:
-        num_accepted: Requests accepted since the start.
+        num_accepted: Number of requests accepted since the start.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Intake:
     ) -> None:
         """
         Args:
-            state: The service.
-            publisher: Where answers go.
-            metrics: What counts refusals.
-            queries: What answers questions.
+            state: State of the service.
+            publisher: Takes the answers.
+            metrics: Counts refusals.
+            queries: Answers queries.
             on_hello: Called for each frontend that connects.
-            publish: Hands what happened to requests so far to the publisher.
+            publish: Hands the core's events so far to the publisher.
         """
         self._state = state
         self._publisher = publisher
@@ -65,7 +65,10 @@ class Intake:
         self.num_accepted = 0
 
     def take(self, messages: Iterator[tuple[int, FrontendMessage]], now: float) -> None:
-        """Handle messages that are already here; a malformed one is logged and dropped."""
+        """
+        Handle messages that have already arrived; a malformed one is logged and dropped, and this
+        call handles none after it.
+        """
         try:
             for frontend, message in messages:
                 self._handle(frontend, message, now)
@@ -74,14 +77,14 @@ class Intake:
             _log.error("frontend_message_malformed", error=str(error))
 
     def end_frontend(self, frontend: int, now: float) -> None:
-        """End every request of a frontend that is gone; nobody is left to be told."""
+        """End every request of a frontend that is gone; no client is left that must be told."""
         self._publisher.close(frontend)
         self._state.heard_s.pop(frontend, None)
         handles = self._state.handles.pop(frontend, set())
         if handles:
             _log.warning("frontend_gone", frontend=frontend, requests_ended=len(handles))
         self._end(handles, now)
-        # Before a new frontend of this index may take these ends for its own requests'.
+        # Published now: a new frontend of this index must not take these ends for its own requests.
         self._publish()
 
     def _end(self, handles: Iterable[int], now: float) -> None:
@@ -139,7 +142,7 @@ class Intake:
         _log.debug("request_accepted", request_id=message.request_id, frontend=frontend)
 
     def _take(self, message: Submit, handle: int, core: Scheduler, now: float) -> Acceptance:
-        """Hand a request to the core, after ending the one that it repeats."""
+        """Submit a request to the core, after ending the one that it repeats."""
         new = _new_request(message, handle, core.limits.block_size)
         if message.idempotency_key:
             repeated = self._state.keys.find(message, lambda one: core.find(one) is not None)
@@ -147,7 +150,7 @@ class Intake:
                 _log.info("request_repeated", request_id=message.request_id)
             self._end(repeated, now)
         handles = [handle + choice for choice in new.live_choices]
-        if not handles:  # It was over before its stream broke: only the frontend has more to say.
+        if not handles:  # No choice is live: only the frontend has output left to send.
             return Acceptance(num_truncated_tokens=0, max_tokens=message.max_tokens)
         acceptance = core.submit(new, now)
         self._state.keys.claim(message, handles)
@@ -205,7 +208,7 @@ def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
         priority=message.priority,
         tenant=message.tenant,
         cache_salt=message.cache_salt,
-        # The core makes its own where an executor with other blocks took over meanwhile.
+        # The core hashes the blocks itself if the block size changed with another executor.
         block_digests=message.block_digests if message.digest_block_size == block_size else b"",
         prior_outputs=tuple(np.frombuffer(prior, "<i4") for prior in message.prior_outputs),
         finished_choices=frozenset(message.finished_choices),

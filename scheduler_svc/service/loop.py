@@ -1,12 +1,12 @@
 """
-The core loop: the one owner of the scheduler core and of everything it is driven by.
+The core loop: the only owner of the scheduler core and of everything that drives it.
 
     poll ─▶ commands ─▶ frontends' messages ─▶ results ─▶ next steps ─▶ events ─▶ frontends
 
-It turns on one thread at a time. The core thread waits in one place, the poll, and there for
-whatever comes first. A step's result is not waited for there: the thread that reads it from the
-executor makes the turn that it is for, and so the next step is sent without any other thread being
-woken. Nothing a frontend or the executor does or leaves undone can hold a turn up.
+A turn is one iteration of the loop; one thread at a time makes it. The core thread waits only in
+the poll, for the first event of any kind. It does not wait there for a step's result: the thread
+that reads the result from the executor makes the turn itself, so the next step is sent without
+waking another thread. A frontend or executor that is slow, silent or gone cannot block a turn.
 """
 
 from __future__ import annotations
@@ -42,30 +42,32 @@ from tandem.link.session import LossCause
 from tandem.telemetry import log_worded
 
 TICK_S = 0.5
-"""Longest wait of one poll: how late the silence of the executor may be noticed."""
+"""Longest wait of one poll, in seconds; the executor's silence may be noticed so much later."""
 MESSAGES_PER_TURN = 512
 LAST_FLUSH_S = 2.0
-"""How long a stopping core waits for frontends to take their last messages."""
+"""Seconds that a stopping core waits for frontends to take their last messages."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 class TurningLink(Link, Protocol):
-    """What the loop needs of `executor_link.ExecutorLink` besides what the session does."""
+    """Part of `executor_client.link.ExecutorLink` that the loop uses, beside the session's part."""
 
     def turn_with(self, turn: Callable[[], None]) -> None:
-        """Call `turn` for every result, on the thread that read it."""
+        """Call `turn` for every step result, on the thread that read it."""
 
 
 class CoreLoop:
     """
-    Runs a scheduler service's core, on the thread that calls `run` and on those with results.
+    Loop around a scheduler service's core; turns are made by the thread that calls `run` and by the
+    thread that reads step results.
 
-    `frontend_died`, `stop` and `wakeup.set` may be called from any thread; all else belongs to
-    whoever turns.
+    `frontend_died`, `stop` and `wakeup.set` may be called from any thread; all else may only be
+    called by the thread that makes the turn.
 
     Attributes:
-        turns: Makes the turns, at least one in `TICK_S`; whoever watches this loop reads of them.
+        turns: Makes the turns, at least one per `TICK_S`; the thread that watches this loop reads
+            their count and thread.
     """
 
     def __init__(
@@ -82,12 +84,12 @@ class CoreLoop:
         """
         Args:
             loaded: The settings.
-            socket: Where frontends connect.
-            link: The executor; its `turn_with` and `connect` are called at the start of `run`.
-            wakeup: Set by the link after every event.
-            clock: Seconds, the clock of Submit.arrival_s.
+            socket: Socket to which frontends connect.
+            link: Link to the executor; `turn_with` and `connect` are called at the start of `run`.
+            wakeup: Set by the link after every event that is not a step result.
+            clock: Returns seconds, on the clock of Submit.arrival_s.
             on_hello: Called for each frontend that connects.
-            is_strict: Raise on an inconsistency found while idle instead of logging it.
+            is_strict: Raise on an inconsistency found while idle, after logging it.
         """
         settings = loaded.settings
         self._socket = socket
@@ -124,20 +126,23 @@ class CoreLoop:
         )
         self._step_lines = StepLines(settings.logging_step_interval)
         self._flush_until_s: float | None = None
-        """Set once it is stopping: how long frontends may take for their last messages."""
+        """Time until which frontends may take their last messages; None until the loop stops."""
         self._is_running = True
         self._was_busy = False
 
     def frontend_died(self, frontend: int) -> None:
-        """Tell that a frontend's process ended."""
+        """Have the next turn end the requests of a frontend after its process ended."""
         self._command(lambda now: self._intake.end_frontend(frontend, now))
 
     def stop(self, grace_s: float) -> None:
-        """Drain: take no new request, let the others finish for a while, end the rest, return."""
+        """
+        Have the loop drain: admit no new request, give the others `grace_s` seconds to finish, hand
+        the rest over, and return from `run`.
+        """
         self._command(lambda now: self._begin_stop(grace_s, now))
 
     def run(self) -> None:
-        """Serve until stopped."""
+        """Make turns until the loop was stopped and its drain is over."""
         self._link.turn_with(self.turns.turn_now)
         self._link.connect()
         try:
@@ -147,11 +152,11 @@ class CoreLoop:
             self.turns.end()
 
     def turn(self, wait_s: float) -> None:
-        """Wait for something to do, at most `wait_s`, and do all there is."""
+        """Wait at most `wait_s` seconds for an event and make one turn."""
         self.turns.poll_and_turn(wait_s)
 
     def _turn(self) -> float:
-        """Do all there is; gives when the next turn must come."""
+        """Make one turn; return the time at which the next one is due if no event comes."""
         now = self._clock()
         while not self._commands.empty():
             self._commands.get()(now)
@@ -177,11 +182,11 @@ class CoreLoop:
     def session_opened(
         self, description: ExecutorDescription, tokenizer_dir: Path, now: float
     ) -> None:
-        """Go on with what this executor has."""
+        """Go on with this executor's model and geometry."""
         self._fate.opened(description, tokenizer_dir, now)
 
     def step_done(self, command: Command, result: StepResult, step_s: float, now: float) -> None:
-        """Apply a result."""
+        """Apply the result of the oldest step in flight."""
         core, limits = self._state.core, self._state.limits
         assert core is not None
         assert limits is not None
@@ -196,11 +201,11 @@ class CoreLoop:
     def session_lost(
         self, cause: LossCause, died_in: int | None, may_live: str, now: float
     ) -> None:
-        """Who ran waits again."""
+        """Move running requests back to the waiting queue."""
         self._fate.lost(cause, died_in, may_live, now)
 
     def executor_seen(self, boot_id: str, *, died: bool, now: float) -> None:
-        """An executor that fell silent lives, or has died."""
+        """Tell the core whether an executor that fell silent has died."""
         self._fate.seen(boot_id, died=died, now=now)
 
     # Parts of a turn
@@ -254,7 +259,7 @@ class CoreLoop:
         self._wakeup.set()
 
     def _frontend_gone(self, frontend: int) -> None:
-        """A send found nobody there; what its requests held is released in the next turn."""
+        """Note that a send found the frontend gone; the next turn ends its requests."""
         self.frontend_died(frontend)
 
     def _begin_stop(self, grace_s: float, now: float) -> None:
@@ -273,9 +278,9 @@ class CoreLoop:
             self._is_running = False
 
     def _next_due_s(self, now: float) -> float:
-        """When the next turn must come if nothing does; at the end of one."""
+        """Return the time at which the next turn is due if no event comes; at the end of a turn."""
         if self._socket.has_messages or not self._is_running:
-            return now  # more came than one turn takes, or while sending
+            return now  # more messages came than one turn takes, or some came while sending
         due = [now + TICK_S]
         if self._publisher.has_unsent:
             due.append(now + RETRY_S)

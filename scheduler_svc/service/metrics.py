@@ -1,4 +1,4 @@
-"""What the core process measures beside the core's own counters."""
+"""Counters and histograms that the core process keeps beside the core's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEDULE_BOUNDS_S = (
 
 
 class CoreMetrics:
-    """Counts since the start. Owned by the core loop."""
+    """Counters and histograms since the start. Owned by the core loop."""
 
     def __init__(self) -> None:
         self.finished_by_reason: Counter[str] = Counter()
@@ -47,7 +47,7 @@ class CoreMetrics:
         }
 
     def count_events(self, events: CoreEvents) -> None:
-        """Count how requests ended."""
+        """Count the requests that ended or failed, by reason, with their tokens and times."""
         for end in events.ended:
             self.finished_by_reason[end.reason.name] += 1
             self.prompt_tokens += end.num_prompt_tokens
@@ -58,7 +58,7 @@ class CoreMetrics:
             self.failed_by_reason[failure.error.reason] += 1
 
     def count_step(self, result: StepResult, step_s: float) -> None:
-        """Count one step; `step_s` is from sending it to its result."""
+        """Count one step; `step_s` is the time from sending the step to its result."""
         self._observe("step_time", step_s)
         self._observe("executor_queue_time", result.timings.queued_ns / 1e9)
         self._observe("executor_forward_time", result.timings.forward_ns / 1e9)
@@ -67,15 +67,15 @@ class CoreMetrics:
         self.graph_steps += result.graph > 0
 
     def sum_s(self, name: str) -> float:
-        """All seconds that a histogram of this name has seen."""
+        """Return the sum of all observations of a histogram, in seconds."""
         return self._histograms[name].total
 
     def count_schedule(self, seconds: float) -> None:
-        """Count how long planning one step took."""
+        """Count the time that planning one step took."""
         self._observe("schedule_time", seconds)
 
     def histograms(self, core: CoreStats | None) -> dict[str, HistogramSnapshot]:
-        """All histograms, those of the core included."""
+        """Return all histograms by name, with those of the core if it exists."""
         snapshots = {name: one.snapshot() for name, one in self._histograms.items()}
         if core is not None:
             snapshots["time_to_first_token"] = core.ttft_s
@@ -83,7 +83,7 @@ class CoreMetrics:
         return {name: _cumulative(one) for name, one in snapshots.items()}
 
     def _observe(self, name: str, seconds: float) -> None:
-        """One value at a time, where building an array would cost more than counting."""
+        """Count one value without building an array, which would cost more than the counting."""
         histogram = self._histograms[name]
         histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
         histogram.total += seconds

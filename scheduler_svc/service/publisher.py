@@ -1,11 +1,11 @@
 """
-From core events to one message per step and frontend, without ever waiting for a frontend.
+Output of the core: one message per step and frontend, sent without ever waiting for a frontend.
 
-What a full pipe does not take stays in that frontend's outbox and is merged with what follows. An
-outbox is bounded by what its frontend asked for: one answer per question, and each token of each
-of its live requests once, in 4 bytes, as in the core's own history of it, and with the log
-probabilities that were asked for. Trying a full pipe again costs one message of limited size,
-however much waits behind it.
+Messages that a full pipe does not take stay in that frontend's outbox and are merged with later
+ones. The size of an outbox is bounded by what its frontend asked for: one answer per query, each
+token of each of its live requests once (4 bytes, as in the core's own history of the request), and
+the log probabilities that were asked for. Trying a full pipe again costs one message of limited
+size, whatever the size of the outbox.
 """
 
 from __future__ import annotations
@@ -34,28 +34,31 @@ from tandem.link.batch import Int32Column
 
 RETRY_S = 0.01
 MAX_LOGPROB_BYTES = 64 * 1024
-"""Of a message's streams and likeliest ids: one step of more is not divided."""
+"""
+Limit of the stream numbers and top logprobs of one message, in bytes; one step that has more is
+still sent as one message.
+"""
 STREAM_BITS = 32
 _STREAM_MASK = (1 << STREAM_BITS) - 1
 
 
 def handle_of(frontend: int, stream_id: int) -> int:
-    """The core's number for a frontend's request."""
+    """Return the core's number (handle) of a frontend's stream."""
     return frontend << STREAM_BITS | stream_id
 
 
 def frontend_of(handle: int) -> int:
-    """Which frontend a handle belongs to."""
+    """Return the index of the frontend to which a handle belongs."""
     return handle >> STREAM_BITS
 
 
 def stream_of(handle: int) -> int:
-    """The frontend's own number for the request."""
+    """Return the frontend's own number of the stream with this handle."""
     return handle & _STREAM_MASK
 
 
 def refusal(stream_id: int, error: TandemError) -> Refused:
-    """An error in the form that frontends get."""
+    """Return an error in the form that frontends get."""
     return Refused(
         stream_id=stream_id,
         reason=error.reason,
@@ -67,33 +70,33 @@ def refusal(stream_id: int, error: TandemError) -> Refused:
 
 
 class Sender(Protocol):
-    """What the publisher needs of `ipc.sockets.CoreSocket`."""
+    """Part of `ipc.sockets.CoreSocket` that the publisher uses."""
 
     def try_send(self, index: int, message: CoreMessage) -> bool:
-        """Send without waiting; False when the pipe is full. Raises FrontendGone."""
+        """Send without waiting; return False when the pipe is full. Raises FrontendGone."""
 
 
 _Split: TypeAlias = list[tuple[int, NDArray[np.bool_] | None, bytes]]
-"""Per frontend: its number, which entries of a column are its own (None: all), their streams."""
+"""Per frontend: index, mask of its entries in a column (None: all), their uint32 stream numbers."""
 
 
 class _Outbox:
-    """What one frontend has not been sent yet."""
+    """Messages that have not been sent to one frontend yet."""
 
     def __init__(self) -> None:
         self.answers: deque[CoreMessage] = deque()
-        """Everything but Updates, oldest first."""
+        """Messages other than Updates, oldest first."""
         self.runs: deque[TokenRun] = deque()
-        """Tokens, oldest first; everything below comes after them."""
+        """Runs of output tokens, oldest first; everything below is sent after them."""
         self.logprobs: deque[StreamLogprobs] = deque()
-        """Of the requests that asked, oldest first; they come before ends, too."""
+        """Logprobs of the requests that asked for them, oldest first; sent before any end."""
         self.ended: list[StreamEnd] = []
         self.failed: list[Refused] = []
         self.progress: dict[tuple[int, int], StreamProgress] = {}
-        """By stream and kind: only the newest of each is worth sending."""
+        """Newest progress by stream and kind; an older one of the same kind is not sent."""
 
     def add_tokens(self, streams: bytes, offsets: Int32Column, tokens: bytes) -> bool:
-        """Take one step's tokens; True when older ones wait still."""
+        """Add one step's tokens; return True when older ones are still unsent."""
         runs = self.runs
         if runs:
             if not runs[-1].try_extend(streams, offsets, tokens):
@@ -106,7 +109,10 @@ class _Outbox:
         return bool(self.runs or self.ended or self.failed or self.progress or self.logprobs)
 
     def next_update(self) -> Update:
-        """The oldest run of tokens, with all the rest if it is the last one."""
+        """
+        Return the oldest run of tokens and the oldest logprobs, with ends, failures and progress if
+        no run or logprobs remain after this message.
+        """
         update = self.runs[0].update() if self.runs else Update()
         if self.logprobs:
             update = msgspec.structs.replace(update, logprobs=self._next_logprobs())
@@ -124,7 +130,7 @@ class _Outbox:
         )
 
     def drop(self, update: Update) -> None:
-        """The next update was sent."""
+        """Drop what `next_update` returned, after it was sent."""
         for _ in update.logprobs:
             self.logprobs.popleft()
         if len(self.runs) <= 1 and not self.logprobs:
@@ -135,7 +141,7 @@ class _Outbox:
             self.runs.popleft()
 
     def _next_logprobs(self) -> tuple[StreamLogprobs, ...]:
-        """The oldest of them, as many as a message takes and at least one."""
+        """Return the oldest logprobs, as many as one message takes and at least one."""
         num_bytes = 0
         chosen: list[StreamLogprobs] = []
         for one in self.logprobs:
@@ -151,21 +157,22 @@ class Publisher:
     Outboxes of all frontends. Owned by the core loop.
 
     Attributes:
-        num_merged: Steps of a frontend whose tokens joined others that a full pipe held back.
+        num_merged: Number of times that one step's tokens for a frontend were added to older ones
+            that a full pipe had held back.
     """
 
     def __init__(self, sender: Sender, on_gone: Callable[[int], None]) -> None:
         """
         Args:
-            sender: Where messages go.
-            on_gone: Called with the index of a frontend that turned out to be gone, after its
-                outbox was dropped.
+            sender: Sends the messages.
+            on_gone: Called with the index of a frontend that a send found gone, after its outbox
+                was dropped.
         """
         self._sender = sender
         self._on_gone = on_gone
         self._outboxes: dict[int, _Outbox] = {}
         self._retry_s: dict[int, float] = {}
-        """When to try a full pipe again."""
+        """Time of the next attempt by frontend, for each full pipe."""
         self._last_handle: NDArray[np.int64] | None = None
         self._last_split: _Split = []
         self.num_merged = 0
@@ -177,32 +184,32 @@ class Publisher:
 
     @property
     def has_unsent(self) -> bool:
-        """True while a full pipe holds something back; call `flush` again soon."""
+        """True while a full pipe holds messages back; call `flush` again soon."""
         return bool(self._retry_s)
 
     def open(self, frontend: int) -> None:
-        """Begin with an empty outbox."""
+        """Give a frontend that connected an empty outbox."""
         self._outboxes[frontend] = _Outbox()
         self._retry_s.pop(frontend, None)
 
     def close(self, frontend: int) -> None:
-        """Drop what was not sent; later events of this frontend's requests are dropped too."""
+        """Drop a frontend's outbox; later events of its requests are dropped too."""
         self._outboxes.pop(frontend, None)
         self._retry_s.pop(frontend, None)
 
     def answer(self, frontend: int, message: CoreMessage) -> None:
-        """Put a message other than an Update in line; it overtakes tokens still held back."""
+        """Queue a message other than an Update; it overtakes tokens that are still held back."""
         outbox = self._outboxes.get(frontend)
         if outbox is not None:
             outbox.answers.append(message)
 
     def answer_all(self, message: CoreMessage) -> None:
-        """Put a message in line for every frontend."""
+        """Queue a message other than an Update for every frontend."""
         for outbox in self._outboxes.values():
             outbox.answers.append(message)
 
     def add(self, events: CoreEvents) -> None:
-        """Split events by frontend."""
+        """Add the core's events to the outboxes of their frontends."""
         if len(events.token):
             self._add_tokens(events)
         for logprobs in events.logprobs:
@@ -217,7 +224,7 @@ class Publisher:
             self.add_progress(progress.handle, int(progress.kind), progress.value)
 
     def add_progress(self, handle: int, kind: int, value: int) -> None:
-        """Say where a request is."""
+        """Queue a request's progress, such as its place in the waiting queue."""
         stream = stream_of(handle)
         if outbox := self._outboxes.get(frontend_of(handle)):
             outbox.progress[stream, kind] = StreamProgress(stream, kind, value)
@@ -282,8 +289,10 @@ class Publisher:
 
     def _split(self, handle: NDArray[np.int64]) -> _Split:
         """
-        Which entries go where. Most steps give tokens to the same requests as the one before, and
-        the core then says so with the very same read-only column.
+        Split the entries of a column of handles by frontend.
+
+        Most steps produce tokens for the same requests as the step before. The core then passes the
+        same read-only array object, for which the last split is returned again.
         """
         if handle is self._last_handle:
             return self._last_split

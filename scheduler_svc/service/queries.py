@@ -1,4 +1,4 @@
-"""Questions about the whole service, asked by operators through a frontend."""
+"""Queries about the whole service, which operators send through a frontend."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Waiting:
     """
-    A question whose answer takes time.
+    Query that cannot be answered at once.
 
-    `result` gives it once `is_done`, and is asked when the time is up, too.
+    `result` returns the answer. It is called once `is_done` returns True, or at `until_s`.
     """
 
     frontend: int
@@ -65,7 +65,10 @@ class _Waiting:
 
 
 class Queries:
-    """Answers; see `ipc.snapshot` for kinds, arguments and results. Owned by the core loop."""
+    """
+    Answers to queries; see `ipc.snapshot` for their kinds, arguments and results. Owned by the core
+    loop.
+    """
 
     def __init__(
         self,
@@ -102,11 +105,11 @@ class Queries:
 
     @property
     def next_answer_s(self) -> float | None:
-        """When a question that waits must be answered at the latest."""
+        """Earliest time by which a waiting query must be answered; None without any."""
         return min((one.until_s for one in self._waiting), default=None)
 
     def answer(self, frontend: int, query: Query, now: float) -> Reply | None:
-        """Answer at once; None when the answer comes from `settle`."""
+        """Return the answer, or None when `settle` will answer."""
         try:
             if query.kind in self._deferred:
                 self._waiting.append(self._deferred[query.kind](frontend, query, now))
@@ -122,7 +125,7 @@ class Queries:
             return Reply(query_id=query.query_id, result=b"", error=refusal(0, wrong))
 
     def settle(self, now: float) -> None:
-        """Answer every question that can be answered by now or has waited long enough."""
+        """Answer every waiting query that is done or out of time."""
         due = [one for one in self._waiting if one.is_done() or one.until_s <= now]
         for one in due:
             self._waiting.remove(one)
@@ -145,7 +148,10 @@ class Queries:
         )
 
     def _num_left(self, num_handed_over_before: int) -> int:
-        """Choices that had not ended in their time, which a later call may have lengthened."""
+        """
+        Return the number of choices that were handed over since the query; those still live, if a
+        later drain has lengthened the grace time.
+        """
         if self._drain.is_over:
             return self._drain.num_handed_over - num_handed_over_before
         return self._state.num_requests
@@ -228,7 +234,7 @@ class Queries:
         return None if self._state.core is None else self._state.core.stats()
 
     def _service_stats(self, now: float) -> Stats:
-        """What is known without a core."""
+        """Return the stats that need no core."""
         refused, counts = self._metrics.refused_by_reason.total(), self._session.counts
         model = self._state.model
         return Stats(

@@ -1,4 +1,4 @@
-"""Telling waiting requests their place, as often as is worth it."""
+"""Reports to waiting requests of their position in the queue, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.service.publisher import Publisher
 
 INTERVAL_S = 2.0
-"""How often waiting requests learn their place."""
+"""Seconds between two reports to all waiting requests."""
 FIRST_S = 0.1
-"""How soon a new one does."""
+"""Seconds after which a new request gets its first report."""
 REST = 50
-"""Telling places waits at least this many times as long as it took the last time."""
+"""Shortest pause before a report to new requests, as a multiple of the last report's duration."""
 
 
 class QueuePositions:
-    """Owned by the loop."""
+    """Reporter of positions in the waiting queue. Owned by the loop."""
 
     def __init__(self, publisher: Publisher, clock: Callable[[], float]) -> None:
         """
         Args:
-            publisher: Takes the places.
-            clock: Seconds, to measure what telling costs.
+            publisher: Takes the positions.
+            clock: Returns seconds; measures the time that a report takes.
         """
         self._publisher = publisher
         self._clock = clock
@@ -32,7 +32,14 @@ class QueuePositions:
         self._rest_s = 0.0
 
     def tell(self, core: Scheduler, num_accepted: int, now: float) -> None:
-        """Tell everybody who waits, if it is time; `num_accepted` requests came so far."""
+        """
+        Report every waiting request's position, if a report is due.
+
+        Args:
+            core: Holds the waiting queue.
+            num_accepted: Number of requests accepted so far; a new one makes a report due sooner.
+            now: The time.
+        """
         if num_accepted != self._num_accepted_seen:
             self._num_accepted_seen = num_accepted
             self._due_s = min(self._due_s, max(now + FIRST_S, self._rest_s))
@@ -42,5 +49,5 @@ class QueuePositions:
         for position, handle in enumerate(core.waiting_handles()):
             self._publisher.add_progress(handle, ProgressKind.QUEUED, position)
         self._due_s = now + INTERVAL_S
-        # A long queue takes milliseconds, however often somebody new arrives.
+        # A long queue takes milliseconds, so new requests must not cause a report each.
         self._rest_s = now + REST * (self._clock() - began_s)

@@ -16,12 +16,12 @@ from scheduler_svc.ipc.snapshot import (
 
 def request_list(rows: list[RequestRow], wanted: ListArgument, now: float) -> RequestList:
     """
-    Choose and cut.
+    Return the live choices that match a query, at most `max_results` of them.
 
     Args:
         rows: All live choices, oldest first.
-        wanted: Which of them.
-        now: On the clock of their arrival.
+        wanted: Tenant, states and most results of the query.
+        now: Seconds, on the clock of the arrivals.
     """
     chosen = [
         row
@@ -37,10 +37,10 @@ def request_list(rows: list[RequestRow], wanted: ListArgument, now: float) -> Re
 
 def event_list(events: list[RequestEvent]) -> EventList:
     """
-    Events with times counted from the request's arrival.
+    Return a request's events with times in seconds since its first event, the arrival.
 
     Args:
-        events: Of one request, in order of time.
+        events: Events of one request, in order of time.
     """
     arrival_s = events[0].time_s if events else 0.0
     return EventList(tuple(_entry(event, arrival_s) for event in events))

@@ -1,8 +1,8 @@
 """
 One scheduler service from start to end: the core thread, the executor's link, the frontends.
 
-The main thread only supervises: it waits for signals, for frontends that connect or die and for
-the core thread to end.
+The main thread only supervises: it waits for signals, for frontends that connect or exit, and for
+the core thread to end. It also ends the process if the core loop hangs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ from tandem.telemetry import warn_where_unprotected
 
 HELLO_DEADLINE_S = 60.0
 SAME_SIGNAL_S = 0.5
-"""A wrapper may forward a signal that the process group got too; only a later one is a second."""
+"""
+Seconds after the first signal in which another one counts as the same: a wrapper may forward a
+signal that the whole process group got.
+"""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -59,7 +62,7 @@ class _FrontendExited:
 
 @dataclass(frozen=True, slots=True)
 class _CoreEnded:
-    """In good order; one that breaks is a broken thread."""
+    """Orderly end of the core thread; one that raises is a _ThreadBroken instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,12 @@ _News = Hello | _Signal | _FrontendExited | _CoreEnded | _ThreadBroken
 
 
 class Service:
-    """Built, run once, gone."""
+    """One scheduler service process; `run` may be called once."""
 
     def __init__(self, loaded: LoadedSettings) -> None:
         self._settings = loaded.settings
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
-        # Before there is anything that a signal would leave behind; `run` obeys it.
+        # Set before anything is created that a signal could leave behind; `run` handles the signal.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._scratch = ScratchDirectory()
@@ -107,10 +110,11 @@ class Service:
 
     def run(self) -> int:
         """
-        Serve until a signal or a failure; gives the exit code.
+        Serve until a signal or a failure, and return the exit code.
 
         Raises:
-            AddressInUse, InvalidConfig: An address cannot be listened on; nothing was started.
+            AddressInUse, InvalidConfig: The service cannot listen on an address; no process or
+                thread was started.
         """
         with ExitStack() as stack:
             stack.callback(self._scratch.remove)
@@ -128,7 +132,7 @@ class Service:
 
     def _stop_frontends(self) -> None:
         for frontend in self._frontends:
-            if frontend.index not in self._hellos:  # still loading, for seconds, and without a call
+            if frontend.index not in self._hellos:  # it still loads, for seconds, and has no call
                 frontend.kill()
         stop_frontends(self._frontends)
 
@@ -172,7 +176,7 @@ class Service:
         thread = "" if about.thread is None else about.thread.name
         error = about.exc_value
         _log.error("thread_broken", thread=thread, exc_info=error)
-        # What libraries start has numbers for names, and is theirs to mend.
+        # Threads that libraries start have numbered names; their failures do not end the service.
         if not thread.startswith("Thread-"):
             self._news.put(_ThreadBroken(thread))
 
@@ -183,7 +187,7 @@ class Service:
         self._news.put(_FrontendExited(frontend, exit_code))
 
     def _supervise(self) -> int:
-        """Wait until the service is over; 0 after an orderly stop."""
+        """Wait until the service is over; return 0 after an orderly stop, else 1."""
         deadline_s = time.monotonic() + HELLO_DEADLINE_S
         stopping_since_s: float | None = None
         while True:
@@ -213,7 +217,10 @@ class Service:
                     return 1
 
     def _next_news(self) -> _News | None:
-        """Wait a moment for something to happen, and see that the core turns meanwhile."""
+        """
+        Wait up to `LOOK_INTERVAL_S` for the next event; end the process if the core loop has made
+        no turn for `EXIT_AFTER_S`.
+        """
         if self._watch.look(self._loop.turns.count, time.monotonic()) > EXIT_AFTER_S:
             self._exit_stuck()
         try:
@@ -222,14 +229,14 @@ class Service:
             return None
 
     def _exit_stuck(self) -> NoReturn:
-        """End a process whose core hangs; clients resume with the next one."""
+        """End this process as its core loop hangs; clients resume with the next process."""
         for frontend in self._frontends:
             frontend.kill()
         self._scratch.remove()
         exit_stuck("core", self._loop.turns.made_by)
 
     def _exit_at_once(self, number: int) -> NoReturn:
-        """Obey a second signal: nobody is waited for."""
+        """End this process at a second signal, without waiting for requests or threads."""
         _log.warning("stopped_at_once", signal=signal.Signals(number).name)
         for frontend in self._frontends:
             frontend.kill()
@@ -254,16 +261,20 @@ class Service:
 
 
 def scheduler_id(settings: SchedulerSettings) -> SchedulerId:
-    """The same name at every start on this host and address, another incarnation."""
+    """
+    Return this scheduler's id: the same name at every start on this host and address, and another
+    incarnation.
+    """
     incarnation = f"{os.getpid()}-{secrets.token_hex(4)}"
-    # Who listens on any free port is nobody's heir: others on this host do so too.
+    # With port 0 the address names no scheduler, as others on this host may use port 0 too: the
+    # name is then a new one at every start.
     where = incarnation if settings.listen.endswith(":0") else settings.listen
     name = settings.scheduler_name or f"{socket.gethostname()}-{where}"
     return SchedulerId(name=name, incarnation=incarnation)
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file that nobody can see half written."""
+    """Write a file atomically, so that no reader sees it half written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text)
     partial.replace(path)

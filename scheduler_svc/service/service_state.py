@@ -1,4 +1,4 @@
-"""What the core process knows beside the core's own state. Owned by the core loop."""
+"""State of the core process beside the core's own. Owned by the core loop."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tandem.engine_config import EngineConfig
 @dataclass(slots=True, eq=False, kw_only=True)
 class ServiceState:
     """
-    One scheduler service.
+    State of one scheduler service.
 
     Attributes:
-        started_s: When it started.
-        core: Made when the first executor is attached, then kept for good.
-        description: The executor of the newest session.
-        limits: The engine limits in force with it.
-        model: What frontends were told they serve.
-        availability: What frontends were told last.
-        handles: Handles of live requests, by frontend; a frontend that said Hello has an entry.
+        started_s: Time at which the service started.
+        core: The core, made when the first session with an executor opens, then kept for good.
+        description: Description of the newest session's executor.
+        limits: Engine limits in force with that executor.
+        model: Model that frontends were last told they serve.
+        availability: Availability that frontends were last told.
+        handles: Handles of live choices, by frontend; a frontend that said Hello has an entry.
         keys: Idempotency keys of live requests.
-        heard_s: When each frontend was last heard; they speak every few seconds.
-        looked_s: When that was judged last.
-        frontends_alive: Each was heard lately.
-        draining: No new request is taken.
-        command_step: Step id of a suspension or resumption on its way; None while there is none.
-        executor_given_up: The executor was away for longer than requests wait; reset when one is
-            attached.
+        heard_s: Time of each frontend's latest message; each sends one every few seconds.
+        looked_s: Time at which `look_at_frontends` was last called.
+        frontends_alive: True while every frontend was heard within `LIVE_WITHIN_S`.
+        draining: True once no new request is admitted.
+        command_step: Step id of a suspension or resumption in flight; None without any.
+        executor_given_up: True once the executor was away for longer than requests wait; reset
+            when one is attached.
     """
 
     started_s: float
@@ -58,22 +58,22 @@ class ServiceState:
 
     @property
     def num_requests(self) -> int:
-        """Requests in the system."""
+        """Number of live choices in the core."""
         return 0 if self.core is None else self.core.num_requests
 
     @property
     def is_suspended(self) -> bool:
-        """True between a suspension and a resumption."""
+        """True from a suspension until its resumption was taken by `Scheduler.take_command`."""
         return self.core is not None and self.core.is_suspended
 
     @property
     def has_obeyed(self) -> bool:
-        """True once the executor has done what the last suspension or resumption asked for."""
+        """True once the executor has done the last suspension or resumption."""
         return self.command_step is None and (self.core is None or not self.core.is_command_due)
 
     def look_at_frontends(self, now: float) -> None:
-        """Judge whether all of them turn; one that is gone is not waited for."""
-        # While this process stood still it heard nobody, and nobody is to blame for that.
+        """Judge whether every connected frontend's event loop runs, by when it was last heard."""
+        # Time in which this process stood still does not count: it could hear no frontend then.
         stood_still_s = now - self.looked_s - LONGEST_LOOK_S
         if stood_still_s > 0:
             for frontend, heard_s in self.heard_s.items():
@@ -83,7 +83,7 @@ class ServiceState:
         self.frontends_alive = now - oldest_s < LIVE_WITHIN_S
 
     def forget(self, handle: int) -> None:
-        """Note that a request ended."""
+        """Drop the handle of a choice that ended."""
         self.keys.forget(handle)
         handles = self.handles.get(frontend_of(handle))
         if handles is not None:

@@ -1,8 +1,8 @@
 """
-A line on every N-th step: its time and shape, what it ran from, and the load around it.
+A log line for every N-th step: its time and shape, its CUDA graph, and the engine's load.
 
-The line is worded as Megatron Core's dynamic engine words its own, so that what reads those logs
-reads these. It is written where results are applied, as only they tell what became of a step.
+The line has the wording of Megatron Core's dynamic engine, so that tools that read those logs can
+read these. It is written where results are applied, as it tells the result of a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GB = 1e9
 
 
 class StepLines:
-    """Knows which step is due. Owned by the core loop."""
+    """Counter of steps that words the line of every N-th one. Owned by the core loop."""
 
     def __init__(
         self, interval: int, time_of_day: Callable[[], str] = lambda: time.strftime("%H:%M:%S")
@@ -26,7 +26,7 @@ class StepLines:
         """
         Args:
             interval: Steps from one line to the next; 0 for no line at all.
-            time_of_day: Here and now, HH:MM:SS.
+            time_of_day: Returns the local time, HH:MM:SS.
         """
         self._interval = interval
         self._time_of_day = time_of_day
@@ -40,13 +40,14 @@ class StepLines:
         max_requests: int,
     ) -> LogLine | None:
         """
-        The line that is due after this step; None where none is.
+        Count a step and return the line that is due after it, or None.
 
         Args:
-            command: What the step did.
-            result: What came of it.
-            stats: The core after applying it; asked only where a line is due.
-            max_requests: That may run at once.
+            command: Batch or command of the step.
+            result: Result of the step.
+            stats: Returns the core's stats after the result was applied; called only if a line is
+                due.
+            max_requests: Most requests that may run at once.
         """
         self._num_steps += 1
         if not self._interval or self._num_steps % self._interval:
@@ -71,12 +72,13 @@ def step_line(
     max_requests: int,
 ) -> LogLine:
     """
-    Word one step.
+    Return the log line of one step.
 
-    `time` is from the start of computing to the result, without waiting; P counts rows of more than
-    one token, D those of one. Of the requests a run, p are paused, w wait, f finished and e were
-    preempted since the start; of blocks a are in use, p held by paused requests, of those that they
-    may keep.
+    `time` is the executor's time for the step without its wait in the executor's queue. P is the
+    number of rows with more than one token (prefill), D of those with one (decode). Of requests, a
+    are running, p paused and w waiting; f have finished and e is the number of preemptions, both
+    since the start. Of blocks, a are in use, and p are held by paused requests, beside the number
+    that these may keep.
     """
     timings = result.timings
     step_ms = (timings.total_ns - timings.queued_ns) / 1e6

@@ -1,4 +1,4 @@
-"""On which thread a loop turns: on one at a time, and on the one that has the news in its hand."""
+"""Turns (iterations) of a loop, one at a time, each on the thread that has the news for it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from scheduler_svc.service.wakeup import Wakeup
 
 
 class HasFileno(Protocol):
-    """What can be polled."""
+    """Object with a file descriptor that can be polled."""
 
     def fileno(self) -> int:
-        """The descriptor; readable when a turn is called for."""
+        """Return the descriptor, which is readable when a turn is needed."""
 
 
 class Turns:
     """
-    Makes the turns of a loop, whose state changes hands between threads with a lock.
+    Turns of a loop; a lock guards the loop's state between threads.
 
-    One thread polls, with `poll_and_turn`. Any other makes a turn with `turn_now` for what it has
-    just got, so that nobody has to be woken for it: that costs more than most turns do. Only the
-    polling thread clears the wakeup, and only it raises.
+    One thread polls, with `poll_and_turn`. Any other thread calls `turn_now` to make a turn for
+    what it has just received, so that the polling thread need not be woken: waking it costs more
+    than most turns do. Only the polling thread clears the wakeup, and only it raises.
 
     Attributes:
-        count: Turns made; read by whoever watches the loop.
-        made_by: Id of the thread that makes one, or made the last.
+        count: Number of turns begun; read by the thread that watches the loop.
+        made_by: Id of the thread that makes the current turn, or made the last one.
+        polls_until_s: Time at which the polling thread makes the next turn if nothing wakes it.
     """
 
     def __init__(
@@ -35,9 +36,9 @@ class Turns:
     ) -> None:
         """
         Args:
-            turn: Does all there is to do; gives when the next turn must come if nothing does, in
-                seconds on the clock that `poll_and_turn` is given waits of.
-            sources: What calls for turns besides the wakeup.
+            turn: Makes one turn; returns the time at which the next one is due if no event comes,
+                in seconds on the clock by which the caller computes the waits of `poll_and_turn`.
+            sources: Sockets that need a turn when they are readable, besides the wakeup.
             wakeup: Wakes the polling thread.
         """
         self._turn = turn
@@ -49,14 +50,13 @@ class Turns:
         self._due_s = 0.0
         self._has_ended = False
         self._broken: Exception | None = None
-        """What ended a turn of another thread: the polling one raises it."""
+        """Exception that ended a turn of another thread: the polling thread raises it."""
         self.polls_until_s = 0.0
-        """When the polling thread makes the next turn if nothing wakes it."""
         self.count = 0
         self.made_by = 0
 
     def poll_and_turn(self, wait_s: float) -> None:
-        """Wait for something to do, at most so long, and do all there is."""
+        """Wait at most `wait_s` seconds for an event and make one turn."""
         self._poller.poll(int(max(0.0, wait_s) * 1000 + 0.999))
         self._wakeup.clear()
         with self._lock:
@@ -66,7 +66,9 @@ class Turns:
             self.polls_until_s = self._due_s
 
     def turn_now(self) -> None:
-        """Do all there is on this thread; where another one turns, soon on the polling thread."""
+        """
+        Make a turn on this thread; if another thread is making one, wake the polling thread for it.
+        """
         if not self._lock.acquire(blocking=False):
             self._wakeup.set()
             return
@@ -81,7 +83,7 @@ class Turns:
             self._lock.release()
 
     def end(self) -> None:
-        """Make no more turns, whoever calls for them."""
+        """Make no more turns: `turn_now` does nothing from now on."""
         with self._lock:
             self._has_ended = True
 

@@ -1,4 +1,4 @@
-"""How other threads interrupt the core thread's poll."""
+"""Wakeup of the core thread's poll by other threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 class Wakeup:
     """
-    A file descriptor that is readable from `set` to `clear`.
+    File descriptor that is readable from `set` to `clear`.
 
     `set` may be called from any thread and from a signal handler and never waits; only the polling
     thread calls `clear`, before it looks at what it was woken for.
@@ -20,11 +20,11 @@ class Wakeup:
         self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """For registration with a poller."""
+        """Return the descriptor, for registration with a poller."""
         return self._reader.fileno()
 
     def set(self) -> None:
-        """Wake the poller; a full pipe is as good as one more byte."""
+        """Wake the poller; when the pipe is full it is readable already."""
         with contextlib.suppress(BlockingIOError, OSError):
             self._writer.send(b"\0")
 
