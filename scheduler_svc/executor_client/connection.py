@@ -1,10 +1,10 @@
 """
-Opening a session: which executor, in which order, and what may be accepted.
+Opening of sessions: the order in which executors are tried, and the checks that they must pass.
 
     Describe ──▶ may it be used? ──▶ GetTokenizer, once per model ──▶ OpenSession ──▶ SessionOpened
 
-Addresses are tried in turn, each once per round, none waiting for one that is silent
-(`executor_probe`), and rounds are spaced by a growing wait.
+Each address is tried once per round; a silent one does not hold up the others (see `probe`). The
+wait between rounds grows.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ from tandem.status import from_rpc_error
 
 DESCRIBE_DEADLINE_S = 5.0
 SEEK_DEADLINE_S = 2.0
-"""Shorter, as the session may come back meanwhile where it was."""
+"""Deadline of a Describe by `seek`; short, as the session may come back where it was meanwhile."""
 OPEN_DEADLINE_S = 15.0
-"""Opening waits for the executor's running step; a call given up is repeated without harm."""
+"""
+Deadline of OpenSession, which waits for the executor's running step; it is safe to repeat a call
+that timed out.
+"""
 TOKENIZER_DEADLINE_S = 120.0
 SHORTEST_LEASE_MS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInUse:
-    """The model that live requests began on: no other may go on with them."""
+    """Model that live requests began with; they can go on only with this one."""
 
     fingerprint: str
     name: str
@@ -61,11 +64,12 @@ class ModelInUse:
 
 class ExecutorConnector:
     """
-    Opens sessions. `require` may be called from any thread; all else belongs to the link's thread.
+    Opener of sessions. `require` may be called from any thread; all else belongs to the link's
+    thread.
 
     Attributes:
-        address: Where the newest session's executor was reached last; the first one before there
-            was any session.
+        address: Address at which the newest session's executor was last reached; the first of all
+            addresses before any session.
     """
 
     def __init__(
@@ -81,10 +85,11 @@ class ExecutorConnector:
         """
         Args:
             addresses: host:port or unix:PATH of each executor, at least one, preferred ones first.
-            scheduler: Who we are.
-            lease_ms: Silence after which another scheduler may open a session.
-            take_over: Fence whoever holds the first session that is opened; never a later one.
-            cache: Where tokenizer files go.
+            scheduler: Id of this scheduler.
+            lease_ms: Milliseconds of silence after which another scheduler may open a session.
+            take_over: Fence the scheduler that holds the executor when the first session is opened;
+                not for later sessions.
+            cache: Stores tokenizer files.
             accept: Raises IncompatibleExecutor for an executor that must not be used; called before
                 a session is opened.
         """
@@ -96,7 +101,7 @@ class ExecutorConnector:
         self._accept = accept
         self._in_use: ModelInUse | None = None
         self._boot_id = ""
-        """Of the last session's executor; empty before the first."""
+        """Boot id of the last session's executor; empty before the first session."""
         self.address = addresses[0]
 
     def require(self, model: ModelInUse | None) -> None:
@@ -110,8 +115,8 @@ class ExecutorConnector:
         Try all addresses until one opens a session or `stopping` is set.
 
         Args:
-            post: Takes each failure, and at last the session.
-            stopping: Ends it.
+            post: Takes each ConnectFailed, and at the end the SessionOpened.
+            stopping: Ends the attempts once it is set.
             elsewhere: Try the address of the last session last instead of first.
         """
         num_rounds = 0
@@ -131,12 +136,12 @@ class ExecutorConnector:
 
     def seek(self, post: Callable[[LinkEvent], None], *, may_move: bool) -> None:
         """
-        Ask at every address but that of the last session, at once and once.
+        Ask once at all addresses but that of the last session, all at the same time.
 
         Args:
-            post: Takes a PathFound if the last session's executor answers there too; else, with
-                `may_move`, each failure to open a session with another one, and the session.
-            may_move: Open a session with another executor that can be used.
+            post: Takes a PathFound if the last session's executor answers at one of them; else,
+                with `may_move`, each failure to open a session with another one, and the session.
+            may_move: Open a session with another executor if the last session's was not found.
         """
         others = self._in_turn(elsewhere=True)[:-1]
         with ExecutorProbe(others, deadline_s=SEEK_DEADLINE_S) as probe:
@@ -153,7 +158,7 @@ class ExecutorConnector:
                 post(failed)
 
     def shorten_lease(self) -> None:
-        """Open our own session again with the shortest lease, so that it ends a second later."""
+        """Open this scheduler's session again with a lease of `SHORTEST_LEASE_MS`."""
         if not self._boot_id:
             return
         with open_channel(self.address) as channel:
@@ -163,14 +168,14 @@ class ExecutorConnector:
                     timeout=DESCRIBE_DEADLINE_S,
                 )
             except grpc.RpcError:
-                return  # An executor that cannot be reached will let our lease end by itself.
+                return  # The lease of an executor that cannot be reached ends by itself.
 
     def _in_turn(self, *, elsewhere: bool) -> list[str]:
         first = self._addresses.index(self.address) + elsewhere
         return [*self._addresses[first:], *self._addresses[:first]]
 
     def _try(self, answer: Answer, post: Callable[[LinkEvent], None]) -> ConnectFailed | None:
-        """Open a session and post it; gives what went wrong instead."""
+        """Open a session and post it; return the failure if that did not succeed."""
         description: ExecutorDescription | None = None
         try:
             if isinstance(answer.described, grpc.RpcError):
@@ -233,7 +238,12 @@ class ExecutorConnector:
         )
 
     def _wait_after(self, error: TandemError, num_rounds: int) -> float:
-        """Back off; a session held by another is asked for again soon after its lease may end."""
+        """
+        Return the seconds to wait after a failure.
+
+        The wait grows with the rounds. An executor held by another scheduler is tried again when
+        that lease may end, and one that is incompatible after the longest wait.
+        """
         if isinstance(error, SessionHeld) and error.metadata.get("holder") != self._scheduler.name:
             left_ms = float(error.metadata.get("lease_left_ms", "0"))
             return min(LONGEST_BACKOFF_S, max(FIRST_BACKOFF_S, left_ms / 1000))

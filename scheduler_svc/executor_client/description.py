@@ -1,4 +1,4 @@
-"""What an executor says about itself, checked and free of any encoding."""
+"""Descriptions of executors: decoded and checked answers to Describe."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ExecutorDescription:
     """
     One boot of one executor; see tandem.executor.v1.DescribeResponse.
 
-    The defaults are what requests get that set nothing: the model's own recommendation, else
-    the public contract's.
+    The defaults apply to sampling params that a request does not set: the model's own
+    recommendation, else the public contract's default.
     """
 
     boot_id: str
@@ -48,7 +48,7 @@ class ExecutorDescription:
     features: tuple[str, ...] = ()
 
     def model(self, tokenizer_dir: str, limits: EngineConfig, options: CoreOptions) -> Model:
-        """What frontends need to know, with the limits and the options in force."""
+        """Return what frontends need to know of the model, with the limits and options in force."""
         kv_tokens = limits.max_num_blocks * limits.block_size
         return Model(
             name=self.model_name,
@@ -75,7 +75,7 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
     Check and decode a Describe answer.
 
     Raises:
-        IncompatibleExecutor: Another protocol version, or a value that cannot be.
+        IncompatibleExecutor: The protocol version is another, or a value is impossible.
     """
     _check(answer)
     defaults = answer.generation_defaults

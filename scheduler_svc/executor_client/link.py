@@ -1,11 +1,11 @@
 """
-The threads that talk to executors: open a session, carry its step stream.
+The thread that talks to executors: it opens sessions and carries their step streams.
 
-One thread does what the core tells it through `connect`, `seek` and `attach`, and reports through
-`take_events`, waking the core's poll. It decides nothing about steps: the session's state belongs
-to whoever turns the core (`executor_session`), who also begins to send them; for a step's result
-that is this thread itself. Each stream has a connection of its own: one that died unnoticed takes
-no later stream with it.
+The thread does what the core tells it through `connect`, `seek` and `attach`. It reports through
+`take_events` and wakes the core's poll. It decides nothing about steps: the session's state
+(`session`) belongs to the thread that makes the core's turn, and that thread also begins to send
+steps. For a step's result, this thread makes the turn itself. Each stream has its own connection,
+so that a connection that died unnoticed breaks no later stream.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ class _Stream:
     number: int
     delay_s: float
     early: list[bytes]
-    """What is to be sent once the call begins."""
+    """Messages to send once the call begins."""
 
 
 class ExecutorLink:
-    """Connection to the executor in use. Public methods are for the core loop."""
+    """Link to the executor in use. Public methods are for the core loop."""
 
     def __init__(self, connector: ExecutorConnector, *, wake: Callable[[], None]) -> None:
         """
         Args:
-            connector: Opens sessions; this link's from now on.
-            wake: Called after every event, until `turn_with` after those that are no results.
+            connector: Opens sessions; owned by this link from now on.
+            wake: Called after every event; after `turn_with`, only after events that are not step
+                results.
         """
         self._connector = connector
         self._wake = wake
@@ -69,35 +70,36 @@ class ExecutorLink:
         self._is_releasing = False
         self._lock = threading.Lock()
         self._call: StepCall | None = None
-        """The newest stream's, while it lasts."""
+        """Call of the newest stream, while it lasts. Guarded by `_lock`, as the next two are."""
         self._last_broken = 0
-        """Streams up to this number are to end; all these are guarded by `_lock`."""
+        """Number of the newest stream that must end, as must all before it."""
         self._stream = _Stream(0, 0.0, [])
         self._thread = threading.Thread(target=self._run, name="executor-link", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; it waits for `connect`."""
+        """Start the thread, which waits for the first command."""
         self._thread.start()
 
     def turn_with(self, turn: Callable[[], None]) -> None:
         """
-        Call `turn` after every result, on the thread that read it; it does not raise. Like `wake`
-        it sees to it that the result is taken, only sooner.
+        Call `turn` after every step result, on the thread that read it. It must not raise, and it
+        takes the result, as the turn after a `wake` would, but sooner.
         """
         self._turn = turn
 
     def connect(self, delay_s: float = 0.0, *, elsewhere: bool = False) -> None:
         """
-        Open a session, however many attempts it takes; ends with a SessionOpened. With `elsewhere`
-        another address than the last session's is tried first, where there is one.
+        Open a session, with as many attempts as it takes; a SessionOpened reports it. With
+        `elsewhere`, the address of the last session is tried last instead of first.
         """
         self._commands.put(_Connect(delay_s, elsewhere))
 
     def seek(self, *, may_move: bool) -> None:
         """
-        Ask once at all addresses but the newest session's. Where its executor answers too streams
-        are opened from now on, which a PathFound tells; if nowhere and `may_move`, a session is
-        opened with another executor that can be used.
+        Look for the newest session's executor at all other addresses, once.
+
+        If it answers at one, later streams are opened there, and a PathFound reports it. If it does
+        not and `may_move` is set, a session is opened with another executor that can be used.
         """
         self._commands.put(_Seek(may_move))
 
@@ -106,7 +108,7 @@ class ExecutorLink:
         self._connector.require(model)
 
     def attach(self, raw_attach: bytes, delay_s: float = 0.0) -> int:
-        """Open a step stream that starts with this message; gives the stream's number."""
+        """Open a step stream that starts with this message; return the stream's number."""
         self.break_stream()
         with self._lock:
             self._stream = _Stream(self._stream.number + 1, delay_s, [raw_attach])
@@ -114,7 +116,7 @@ class ExecutorLink:
         return self._stream.number
 
     def send(self, raw_step: bytes) -> None:
-        """Queue a message on the newest stream; one that has ended drops it."""
+        """Queue a message on the newest stream; a stream that has ended drops it."""
         with self._lock:
             call = self._call
             if call is None:
@@ -131,21 +133,21 @@ class ExecutorLink:
                 self._call = None
 
     def take_events(self) -> Iterator[LinkEvent]:
-        """What happened until this call, in order; what happens meanwhile waits for the next."""
+        """Yield the events up to this call, in order; later ones wait for the next call."""
         for _ in range(len(self._events)):
             yield self._events.popleft()
 
     def release(self) -> None:
         """
-        End everything, and let another scheduler have the executor before our lease has passed.
-        Does not wait for it; nothing but `stop` may follow.
+        End everything, and shorten this scheduler's lease so that another one can soon have the
+        executor. The call does not wait; only `stop` may follow it.
         """
         if not self._stopping.is_set():
             self._is_releasing = True
             self._end()
 
     def stop(self, *, release: bool) -> None:
-        """End everything; with `release` another scheduler need not wait for our whole lease."""
+        """End everything; with `release` as `release` does. Wait for the thread to end."""
         if release:
             self.release()
         elif not self._stopping.is_set():
@@ -205,7 +207,7 @@ class ExecutorLink:
         self._post(StreamBroken(stream=stream.number, error=refused or error))
 
     def _take(self, raw: bytes, stream: _Stream) -> TandemError | None:
-        """Report a message, or say why the stream cannot go on."""
+        """Report a message; return an error if the stream cannot go on."""
         try:
             message = decode_response(raw)
         except (CorruptMessage, SessionLost) as error:

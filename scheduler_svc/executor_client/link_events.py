@@ -1,4 +1,4 @@
-"""What the threads that talk to executors report to the core."""
+"""Events that the thread that talks to executors reports to the core."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class SessionOpened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathFound:
     """
-    The executor of this boot, with which the newest session is, answers at another address, where
-    streams are opened from now on.
+    The newest session's executor, still of this boot, answers at another address; later streams are
+    opened there.
     """
 
     boot_id: str
@@ -40,8 +40,8 @@ class ConnectFailed:
     """
     An attempt to open a session at one address failed; the link goes on trying.
 
-    `retry_in_s` is the wait before any address is tried again, 0 where the next one follows.
-    `description` is what an executor said of itself that answered and is not used.
+    `retry_in_s` is the wait before any address is tried again, 0 if the next address follows at
+    once. `description` describes the executor, if it answered but cannot be used.
     """
 
     error: TandemError
@@ -52,7 +52,7 @@ class ConnectFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMessage:
-    """One message up a step stream."""
+    """One message from the executor on a step stream."""
 
     stream: int
     message: Attached | StepResult | StepFailed | Heartbeat
@@ -60,7 +60,7 @@ class StreamMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBroken:
-    """A step stream ended; nothing more comes from it."""
+    """A step stream ended; no more messages come from it."""
 
     stream: int
     error: TandemError
@@ -70,7 +70,7 @@ LinkEvent = SessionOpened | PathFound | ConnectFailed | StreamMessage | StreamBr
 
 
 def backoff_s(num_failures: int) -> float:
-    """Seconds to wait after this many failures in a row; none after none."""
+    """Return the seconds to wait after this many failures in a row; 0 after no failure."""
     if num_failures == 0:
         return 0.0
     return float(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(num_failures - 1, 16)))

@@ -13,12 +13,12 @@ from tandem.executor.v1.executor_service_pb2 import GetTokenizerResponse
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_FILE_BYTES = 256 * 1024 * 1024
-"""No tokenizer is larger; more is refused before it fills the disk."""
+"""Largest file that is accepted; no tokenizer is larger, and more could fill the disk."""
 
 
 class ModelCache:
     """
-    One folder per model fingerprint, complete or absent.
+    Folders of tokenizer files, one per model fingerprint, each complete or absent.
 
     The thread that talks to the executor owns it; frontends only read finished folders.
     """
@@ -27,18 +27,18 @@ class ModelCache:
         self._directory = directory
 
     def find(self, fingerprint: str) -> Path | None:
-        """Where a model's files are, if they were fetched."""
+        """Return the folder of a model's files, or None if they were not fetched."""
         folder = self._folder(fingerprint)
         return folder if folder.is_dir() else None
 
     def store(self, fingerprint: str, chunks: Iterable[GetTokenizerResponse]) -> Path:
         """
-        Write a GetTokenizer stream and give its folder.
+        Write the files of a GetTokenizer stream and return their folder.
 
         Raises:
-            IncompatibleExecutor: A file is unnamed, too large, cut off, or not what its checksum
-                says; nothing is kept then.
-            InternalError: They cannot be written here; nothing is kept then.
+            IncompatibleExecutor: A file has no valid name, is too large or cut off, or does not
+                match its checksum; no file is kept then.
+            InternalError: The files cannot be written here; no file is kept then.
         """
         partial = self._directory / "partial"
         folder = self._folder(fingerprint)

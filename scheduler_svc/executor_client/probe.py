@@ -1,9 +1,10 @@
 """
-Asking several addresses which executor is there, so that a silent one keeps nobody from the others.
+Describe calls to several addresses, in which a silent address does not hold up the others.
 
-Addresses are asked in order. The next one is asked when the one before has answered, or has not
-answered for a moment; so who is preferred and quick is asked alone, and a node that vanished, whose
-address swallows everything, costs that moment instead of the whole deadline.
+Addresses are asked in order. The next one is asked when all before it have answered, or after
+`HEAD_START_S` without an answer. A preferred executor that answers quickly is so the only one that
+is asked, and a node that vanished without closing its connections costs that time instead of the
+whole deadline.
 
 Source: the staggered attempts of RFC 8305 (Happy Eyeballs), at the level of a call instead of a
 connection: a stopped process accepts connections.
@@ -26,18 +27,18 @@ from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 
 HEAD_START_S = 0.5
-"""How long an address is asked before the next one is asked too."""
+"""Seconds without an answer after which the next address is asked too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """
-    What came of asking one address.
+    Result of a Describe call to one address.
 
     Attributes:
-        address: Which one.
-        stub: For further calls there, until the probe is left.
-        described: What it says of itself, or how the call failed.
+        address: The address.
+        stub: Stub for further calls to it, until the probe is left.
+        described: The executor's answer, or the error of the call.
     """
 
     address: str
@@ -46,18 +47,18 @@ class Answer:
 
     @property
     def boot_id(self) -> str:
-        """Which boot of which executor answered; empty where the call failed."""
+        """Boot id of the executor that answered; empty if the call failed."""
         return "" if isinstance(self.described, grpc.RpcError) else self.described.boot_id
 
 
 class ExecutorProbe:
-    """One round over addresses; leaving it ends all calls and connections. For one thread."""
+    """One round of calls to addresses; leaving it ends calls and connections. For one thread."""
 
     def __init__(self, addresses: Sequence[str], *, deadline_s: float) -> None:
         """
         Args:
-            addresses: Whom to ask, preferred ones first.
-            deadline_s: How long each may take to answer.
+            addresses: Addresses to ask, preferred ones first.
+            deadline_s: Seconds that each may take to answer.
         """
         self._left = list(addresses)
         self._deadline_s = deadline_s
@@ -77,7 +78,7 @@ class ExecutorProbe:
         self._open.close()
 
     def answers(self) -> Iterator[Answer]:
-        """One per address, in the order in which they come."""
+        """Yield one answer per address, in the order in which they come."""
         while self._num_due or self._left:
             if not self._num_due:
                 self._ask_next()
@@ -91,8 +92,10 @@ class ExecutorProbe:
 
     def first_answers(self) -> list[Answer]:
         """
-        Ask all at once and wait for the first who answers well, and a moment more for others; in
-        the order of the addresses.
+        Ask all addresses at the same time, and return the answers in the order of the addresses.
+
+        Waits for the first successful answer and `HEAD_START_S` more for others; if there is none,
+        until all calls have ended.
         """
         order = list(self._left)
         while self._left:
@@ -120,7 +123,7 @@ class ExecutorProbe:
 
         def note(done: Any) -> None:
             if done.cancelled():
-                return  # nobody waits any more, and to ask such a call how it ended raises
+                return  # the probe was left, and `exception` of a cancelled call raises
             error = done.exception()
             self._done.put(Answer(address, stub, done.result() if error is None else error))
 

@@ -1,4 +1,4 @@
-"""Executors that answer and are not used, and why: what only an operator can change."""
+"""Reasons why executors that answer cannot be used, which only an operator can change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem.errors import ModelChanged
 
 
 class Refusals:
-    """The latest refusal of each address since a stream was attached. Owned by the session."""
+    """Latest refusal of each address since a stream was attached. Owned by the session."""
 
     def __init__(self) -> None:
         self._by_address: dict[str, str] = {}
@@ -17,12 +17,12 @@ class Refusals:
 
     @property
     def other_model(self) -> ExecutorDescription | None:
-        """An executor that answered, when last asked, with another model than requests need."""
+        """An executor that, when last asked, served another model than requests need."""
         return next(iter(self._other_models.values()), None)
 
     @property
     def text(self) -> str:
-        """In words; empty when there is nothing that an operator could change."""
+        """Refusals in words; empty when there is none."""
         if not self._by_address and not self._fenced_by:
             return ""
         refused = "; ".join(
@@ -43,7 +43,7 @@ class Refusals:
         return bool(self._fenced_by)
 
     def note(self, failed: ConnectFailed) -> None:
-        """An address could not be used; a failure that may pass by itself is no refusal."""
+        """Note a failure at an address; one that may pass by itself clears the refusal there."""
         if failed.error.code == "FAILED_PRECONDITION":
             self._by_address[failed.address] = failed.error.message
         else:
@@ -53,11 +53,11 @@ class Refusals:
             self._other_models[failed.address] = failed.description
 
     def fenced_by(self, holder: str) -> None:
-        """Another scheduler took the session."""
+        """Note that another scheduler took the session."""
         self._fenced_by = holder
 
     def clear(self) -> None:
-        """A stream was attached: what others said no longer matters."""
+        """Forget all refusals when a stream is attached."""
         self._by_address.clear()
         self._fenced_by = ""
         self._other_models.clear()

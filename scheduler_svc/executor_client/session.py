@@ -1,14 +1,14 @@
 """
-The core's side of the executor: one session at a time, and what to do when it breaks.
+The core's session with an executor: one at a time, and its recovery when it breaks.
 
     connecting ── SessionOpened ──▶ attaching ── Attached ──▶ attached
         ▲                             ▲   │                      │
         │                             └───┴─ broken, or silent ──┤
         └── SESSION_LOST, StepFailed, too long silent or stuck ──┘
 
-A broken stream keeps the session: it is attached again, at another address of the same executor if
-need be, and both ends send again what the other missed. A lost session takes all slots and blocks
-with it; the loop is told, and a new one is opened, with this executor or another.
+A broken stream keeps the session: a new stream is attached, at another address of the same executor
+if need be, and both ends send again what the other missed. With a lost session all slots and blocks
+are lost; the loop is told, and a new session is opened, with this executor or another.
 """
 
 from __future__ import annotations
@@ -37,17 +37,23 @@ from tandem.link.wire import encode_attach
 from tandem.status import PeerUnavailable
 
 LONGEST_STREAM_SILENCE_S = 5.0
-"""A stream silent for longer is opened anew, over another connection: it may be dead unnoticed."""
+"""
+Longest silence of a stream, in seconds; then a new one is opened over another connection, as the
+old one may be dead unnoticed.
+"""
 STREAMS_PER_LOSS = 4.0
-"""Streams that are tried at least while an executor is silent, before it is given up."""
+"""Number of streams that are tried at least, while an executor is silent, before it is given up."""
 SEEK_AFTER_BROKEN = 3
-"""Streams in a row that could not be attached, after which other addresses are asked too."""
+"""Number of streams in a row that were not attached after which other addresses are asked too."""
 STREAMS_IN_VAIN = 10
-"""Streams in a row on which a step, or its result, did not get through: the session is given up."""
+"""
+Number of streams in a row that may fail to deliver a step or its result; after one more the session
+is given up.
+"""
 LOSSES_IN_VAIN = 4
 """
-Sessions in a row lost before any step succeeded, after which steps are blamed also where nothing
-shows that a process died of them: else one could end every session for ever.
+Number of sessions in a row lost without a successful step, after which the running step is blamed
+even if no sign shows that it killed a process: one step could else end every session for ever.
 """
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -55,21 +61,22 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 class ExecutorSession:
     """
-    Keeps one executor attached. Owned by the core loop.
+    Session with one executor, which it keeps attached. Owned by the core loop.
 
     Attributes:
-        counts: What happened since the start.
-        refusals: Executors that answer and are not used.
-        address: Where the newest session's executor was reached last; empty before the first.
-        detached_since_s: Since when no stream is attached; None while one is.
+        counts: Counts of sessions, losses and the like since the start.
+        refusals: Reasons why executors that answer are not used.
+        address: Address at which the newest session's executor was last reached; empty before the
+            first session.
+        detached_since_s: Time since which no stream is attached; None while one is.
     """
 
     def __init__(self, link: Link, owner: SessionOwner, *, lost_after_s: float, now: float) -> None:
         """
         Args:
-            link: The threads that talk to executors.
-            owner: Who owns what is lost with a session.
-            lost_after_s: How long the executor may be silent or stuck before it is given up.
+            link: The link that talks to executors.
+            owner: Owner of the slots and requests, which is told when a session opens or is lost.
+            lost_after_s: Seconds that the executor may be silent or stuck before it is given up.
             now: Seconds, on the clock of all calls.
         """
         self._link = link
@@ -79,18 +86,18 @@ class ExecutorSession:
         self._end = SchedulerEnd(1)
         self._watch = ExecutorWatch(now)
         self._stream = self._num_broken = 0
-        """The newest one's number, and how many in a row did not get attached."""
+        """Number of the newest stream, and count of streams in a row that were not attached."""
         self._num_lost = 0
-        """Sessions in a row in which no step succeeded."""
+        """Number of sessions in a row in which no step succeeded."""
         self._num_in_vain = 0
-        """Streams in a row on which the oldest step, or its result, did not get through."""
+        """Number of streams in a row that did not deliver the oldest step or its result."""
         self._sent_s: dict[int, float] = {}
         self._in_flight: dict[int, Command] = {}
         self._problems = LinkProblems()
         self._may_live: dict[str, str] = {}
-        """Boot ids of executors that fell silent, by the address where they were."""
+        """Boot ids of executors that fell silent, by the address at which they were."""
         self._was_attached = False
-        """Whether this session had a stream before."""
+        """True once a stream of this session was attached."""
         self._was_lost_stuck = False
         self._is_released = False
         self.counts = SessionCounts()
@@ -105,7 +112,7 @@ class ExecutorSession:
 
     @property
     def can_send(self) -> bool:
-        """True when the executor takes another step now."""
+        """True while a stream is attached and the executor can take one more step."""
         return self._end.can_send
 
     @property
@@ -114,7 +121,7 @@ class ExecutorSession:
         return self._watch.usual_step_s
 
     def send(self, command: Command, state_hash: int, now: float) -> int:
-        """Send the next step, whose id is returned; `can_send` must hold."""
+        """Send the next step and return its id; `can_send` must hold."""
         step_id, raw = self._end.send(command, state_hash)
         self._sent_s[step_id] = now
         self._in_flight[step_id] = command
@@ -122,15 +129,18 @@ class ExecutorSession:
         return step_id
 
     def is_alive(self, grace_s: float) -> bool:
-        """True when the executor was heard within the grace time."""
+        """Return True if the executor was heard within the last `grace_s` seconds."""
         return self._watch.was_heard and self._watch.silent_s <= grace_s
 
     def is_progressing(self) -> bool:
-        """False while a step takes much longer than predicted, or did when its session was lost."""
+        """
+        Return False while a step takes much longer than predicted, or after a session was lost
+        during such a step, until a stream is attached.
+        """
         return not (self._watch.stuck_s or self._was_lost_stuck)
 
     def release(self, now: float) -> None:
-        """Give the executor back for good: nothing follows, and another scheduler may have it."""
+        """Give the executor back for good: no session follows; another scheduler may have it."""
         self._is_released = True
         self.detached_since_s = now
         self._end.lose("the scheduler gives its executor back")
@@ -139,7 +149,7 @@ class ExecutorSession:
         self._link.release()
 
     def take_events(self, now: float) -> None:
-        """Handle everything the link reported, then judge what was not heard."""
+        """Handle all events of the link, then act on silence and on steps that are late."""
         if self._is_released:
             return
         for event in self._link.take_events():
@@ -164,10 +174,13 @@ class ExecutorSession:
             case StreamBroken(stream=stream, error=error) if stream == self._stream:
                 self._broken(error, now)
             case _:
-                pass  # The rest of a stream that was given up.
+                pass  # The event is of a stream that was given up.
 
     def _look(self, now: float) -> None:
-        """Give up what was silent or stuck for too long; a silent stream is opened anew before."""
+        """
+        Give the session up if the executor was silent or stuck for too long; before that, replace a
+        stream that is silent or stalled.
+        """
         watch, state = self._watch, self._end.state
         watch.look(self._in_flight, now)
         if state in (LinkState.CLOSED, LinkState.LOST):
@@ -204,14 +217,19 @@ class ExecutorSession:
         self._attach()
 
     def _learn_fate(self, boot_id: str, address: str, now: float) -> None:
-        """Who answers where an executor fell silent: is it that one, it lived; else it has died."""
+        """
+        Tell the owner about executors that fell silent, when a boot answers at an address.
+
+        If it is the silent boot itself, that executor lives. If it is another boot at the address
+        of a silent one, that executor has died.
+        """
         for where, silent in list(self._may_live.items()):
             if silent == boot_id or where == address:
                 del self._may_live[where]
                 self._owner.executor_seen(silent, died=silent != boot_id, now=now)
 
     def _path_found(self, event: PathFound) -> None:
-        """Streams go another way from now on, the one asked for last among them."""
+        """Note the session's new address; the stream that was asked for last uses it already."""
         if event.boot_id == self._end.boot_id:
             _log.warning("executor_path_changed", address=event.address, previous=self.address)
             self.address = event.address
@@ -265,7 +283,12 @@ class ExecutorSession:
         )
 
     def _check_getting_through(self, message: Attached) -> None:
-        """Count streams that find the oldest step still on its way; SessionLost after too many."""
+        """
+        Count streams in a row that find the oldest step or its result still undelivered.
+
+        Raises:
+            SessionLost: There were more than `STREAMS_IN_VAIN`.
+        """
         oldest = next(iter(self._in_flight), 0)
         is_computed = oldest <= message.last_completed_step_id
         is_on_its_way = oldest > 0 and (oldest > message.last_received_step_id or is_computed)
@@ -285,12 +308,12 @@ class ExecutorSession:
                 self._detach(error, now, num_broken=0 if self.is_attached else self._num_broken + 1)
 
     def _open_anew(self, why: str, now: float) -> None:
-        """Leave the stream, whose end nobody may ever tell, for a new one."""
-        # That nobody answers is no sign that nobody is there: a stopped process accepts streams.
+        """Replace a stream that may be dead without its end being reported."""
+        # This counts as no broken stream: a stopped process accepts streams and answers none.
         self._detach(PeerUnavailable(f"{why}; a new stream is opened"), now, num_broken=0)
 
     def _detach(self, error: TandemError, now: float, *, num_broken: int) -> None:
-        """Note that the stream is over and open the next; the session goes on."""
+        """Open the next stream after the last one ended; the session goes on."""
         if self.is_attached:
             self.detached_since_s = now
         self._end.detach()
@@ -312,7 +335,7 @@ class ExecutorSession:
         self._link.connect(delay_s, elsewhere=is_elsewhere)
 
     def _give_up(self, error: TandemError, cause: LossCause, now: float) -> None:
-        """End the session: what it held is gone, and the step that may be to blame is named."""
+        """End the session, and tell the owner which step may be to blame for the loss."""
         is_in_vain = self._num_lost >= LOSSES_IN_VAIN
         is_blaming = cause.blames_step or (cause.may_repeat and is_in_vain)
         died_in = self._running() if is_blaming else None
@@ -334,15 +357,15 @@ class ExecutorSession:
         )
         may_live = self._end.boot_id if cause.may_live and not is_in_vain else ""
         self._owner.session_lost(cause, died_in, may_live, now)
-        # Streams may have moved to where another boot had fallen silent.
+        # Streams may have moved to the address of another boot that fell silent.
         self._learn_fate(self._end.boot_id, self.address, now)
         if may_live:
             self._may_live[self.address] = may_live
 
     def _running(self) -> int | None:
         """
-        The step that ran when last heard, counted from the oldest without a result: at least that
-        one; None without any.
+        Return the index of the step that ran at the last heartbeat, counted from the oldest step in
+        flight, which is 0 and the least; None if no step is in flight.
         """
         if not self._in_flight:
             return None

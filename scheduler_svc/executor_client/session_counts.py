@@ -1,4 +1,4 @@
-"""What happened to sessions with executors since the start."""
+"""Counts of sessions with executors since the start."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from tandem.link.session import LossCause
 @dataclass(slots=True, eq=False, kw_only=True)
 class SessionCounts:
     """
-    Numbers that only grow; see tandem.admin.v1.GetStatsResponse.
+    Counters that only grow; see tandem.admin.v1.GetStatsResponse.
 
     Attributes:
-        sessions: Sessions opened.
-        reattachments: Broken streams that were attached again.
-        losses: Sessions lost, however.
-        steps_sent_again: Steps that the executor had not received when a stream broke.
-        state_hash_mismatches: Sessions lost because the two ends held different slots: bugs.
-        fencings: Sessions lost to another scheduler.
+        sessions: Number of sessions opened.
+        reattachments: Number of streams attached in place of a broken one.
+        losses: Number of sessions lost for any cause.
+        steps_sent_again: Number of steps that the executor had not received when a stream broke.
+        state_hash_mismatches: Number of sessions lost because the two ends held different slot
+            states; each is a bug.
+        fencings: Number of sessions lost to another scheduler.
     """
 
     sessions: int = 0
@@ -29,7 +30,7 @@ class SessionCounts:
     fencings: int = 0
 
     def note_loss(self, cause: LossCause) -> None:
-        """A session was lost."""
+        """Count a session that was lost."""
         self.losses += 1
         self.state_hash_mismatches += cause is LossCause.STATE_HASH
         self.fencings += cause is LossCause.FENCED

@@ -1,4 +1,4 @@
-"""Whom an executor session deals with: the link below it, and above it who owns what it loses."""
+"""Interfaces that an executor session uses: the link below it and the session's owner above it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tandem.link.session import LossCause
 
 
 class Link(Protocol):
-    """What a session needs of `executor_link.ExecutorLink`."""
+    """Part of `link.ExecutorLink` that a session uses."""
 
     def connect(self, delay_s: float = 0.0, *, elsewhere: bool = False) -> None:
-        """Open a session, however many attempts it takes; with `elsewhere` first at another's."""
+        """Open a session after any number of attempts; `elsewhere` tries the last address last."""
 
     def seek(self, *, may_move: bool) -> None:
         """
-        Look once for the newest session's executor at its other addresses, and if `may_move` open
-        a session with another one where it is not found.
+        Look once for the newest session's executor at the other addresses; if it is not found and
+        `may_move` is set, open a session with another executor.
         """
 
     def require(self, model: ModelInUse | None) -> None:
         """Open sessions only with executors of this model from now on."""
 
     def attach(self, raw_attach: bytes, delay_s: float = 0.0) -> int:
-        """Open a step stream; gives its number."""
+        """Open a step stream; return its number."""
 
     def send(self, raw_step: bytes) -> None:
         """Queue a message on the newest stream."""
@@ -38,23 +38,24 @@ class Link(Protocol):
         """End the newest stream."""
 
     def release(self) -> None:
-        """End all, and let another scheduler have the executor."""
+        """End everything, and let another scheduler have the executor."""
 
     def take_events(self) -> Iterator[LinkEvent]:
-        """What happened since the last call."""
+        """Yield the events since the last call, in order."""
 
 
 class SessionOwner(Protocol):
-    """Who is told what happens to slots and requests: the loop."""
+    """Owner of the slots and requests, which the session tells of changes: the core loop."""
 
     def session_opened(
         self, description: ExecutorDescription, tokenizer_dir: Path, now: float
     ) -> None:
-        """A new session begins with empty slots."""
+        """Begin a new session with empty slots."""
 
     def step_done(self, command: Command, result: StepResult, step_s: float, now: float) -> None:
         """
-        The next result in order, of this command; `step_s` is the time since its step was sent.
+        Apply the next result in order, of this command; `step_s` is the time since its step was
+        sent.
 
         Raises:
             SessionLost: The result is not that of the batch.
@@ -64,10 +65,17 @@ class SessionOwner(Protocol):
         self, cause: LossCause, died_in: int | None, may_live: str, now: float
     ) -> None:
         """
-        All slots, blocks and steps in flight are gone; `died_in` counts from the oldest of these to
-        the one that may be to blame, None where none is; `may_live` is the boot id of an executor
-        of which nobody knows whether it died.
+        Drop all slots, blocks and steps in flight, which are lost.
+
+        Args:
+            cause: Cause of the loss.
+            died_in: Index of the step that may be to blame, counted from the oldest in flight; None
+                if no step is.
+            may_live: Boot id of the executor if it is unknown whether it died, else empty.
+            now: The time.
         """
 
     def executor_seen(self, boot_id: str, *, died: bool, now: float) -> None:
-        """It is known now whether an executor that was lost so has died; no session is open."""
+        """
+        Learn whether an executor has died that was lost as one that may live; no session is open.
+        """

@@ -1,4 +1,4 @@
-"""One Execute call on the scheduler's side, without gRPC's threads between it and the core."""
+"""Scheduler's side of one Execute call, without gRPC's own threads between it and the core."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Statu
 
 
 class CallEnded(grpc.RpcError):
-    """How a call ended, in the form that gRPC's own errors have."""
+    """Status of a call that has ended, in the form of gRPC's own errors."""
 
     def __init__(
         self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str | bytes], ...]
@@ -28,32 +28,32 @@ class CallEnded(grpc.RpcError):
         self._metadata = metadata
 
     def code(self) -> grpc.StatusCode:
-        """Its status."""
+        """Return the status code."""
         return self._code
 
     def details(self) -> str:
-        """The status' text."""
+        """Return the text of the status."""
         return self._details
 
     def trailing_metadata(self) -> Any:
-        """What came with the status."""
+        """Return the metadata that came with the status."""
         return self._metadata
 
 
 class StepCall:
     """
-    A bidirectional call of bytes whose reader is the only thread it needs.
+    Bidirectional call of bytes that needs no thread but the reader's.
 
-    gRPC's own streams take three threads on this side: one polls and wakes the one that reads, and
-    a third one sends what it is given, to be woken once for the message and once when it left. At a
-    thousand steps per second these wake-ups cost more than planning. So the reader polls here
-    itself, in a completion queue of the call's own (as in gRPC's experimental single-threaded
-    streams of responses), and whoever sends begins to. The operations are not part of gRPC's public
-    interface; tests hold on to all that is used of them.
+    gRPC's own streams take three threads on this side. One polls and wakes a second one, which
+    reads. A third one sends messages and is woken twice for each: to send it and when it has left.
+    At a thousand steps per second these wake-ups cost more than planning the steps. Here the reader
+    itself polls a completion queue of the call's own (as in gRPC's experimental single-threaded
+    streams of responses), and the thread that has a message begins to send it. The operations are
+    not part of gRPC's public interface; tests check all that is used of them.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
-        """Begin the call; it waits for the connection."""
+        """Begin the call, which waits for the connection."""
         operations = (
             (cygrpc.SendInitialMetadataOperation((), _NO_FLAGS),),
             (cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),),
@@ -73,15 +73,18 @@ class StepCall:
         )
         self.outgoing = OutgoingMessages(self._begin_to_send)
         self._num_due = len(operations)
-        """Guarded by `_lock`, as is beginning an operation: without one due, none may begin."""
+        """
+        Number of operations that have not completed. Guarded by `_lock`, as is beginning one: once
+        it is 0, no operation may begin.
+        """
         self._lock = threading.Lock()
 
     def messages(self) -> Iterator[bytes]:
         """
-        What comes, until the call has ended; for one thread, which must exhaust it.
+        Yield messages until the call has ended; one thread must iterate to the end.
 
         Raises:
-            CallEnded: The call ended otherwise than well.
+            CallEnded: The call ended with a status other than OK.
         """
         end: CallEnded | None = None
         self._operate(cygrpc.ReceiveMessageOperation(_NO_FLAGS))
@@ -102,7 +105,7 @@ class StepCall:
             raise end
 
     def cancel(self) -> None:
-        """End the call; any thread."""
+        """End the call; may be called from any thread."""
         self._call.cancel(cygrpc.StatusCode.cancelled, "cancelled by the scheduler")
 
     def _begin_to_send(self, message: bytes) -> None:

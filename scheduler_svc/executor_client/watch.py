@@ -1,8 +1,8 @@
 """
-Whether an executor is alive and gets on, judged by what was heard of it.
+Judgement of an executor by its messages: whether it is alive and makes progress.
 
-Pure: time is an argument. Time in which nobody looked does not count: a scheduler that was stopped,
-or starved on a busy machine, must not take its own absence for the executor's.
+Pure: time is an argument. Time between two looks counts only up to `LONGEST_GAP_S`: a scheduler
+that was stopped, or starved on a busy machine, must not take its own silence for the executor's.
 """
 
 from __future__ import annotations
@@ -14,32 +14,34 @@ from tandem.link.step_cost import ALWAYS_ALLOWED_S, StepCost, StepWork
 LONGEST_GAP_S = 1.0
 """Most time between two looks that counts as silence."""
 LEARN_EVERY = 16
-"""One step in so many is learned from,"""
+"""Steps from one that updates the cost model to the next, as an update costs microseconds."""
 LEARN_OVER_S = 0.05
-"""and each that takes longer than this: learning costs microseconds, and quick steps are many."""
+"""Seconds above which a step's time always updates the cost model."""
 USUAL_WEIGHT = 0.1
-"""Of the latest step in how long one usually takes."""
+"""Weight of the latest step in the moving average of step times."""
 STALLED_AFTER_S = 0.5
 """
-Idle heartbeats for so long while steps wait for results: a message was lost on the stream. Or it is
-large and the network slow: so there is time for its bytes besides,
+Seconds of idle heartbeats, while steps wait for results, after which the stream counts as stalled:
+it has lost a message. Time for the bytes in flight is added, as the network may be slow.
 """
 SLOW_BYTES_PER_S = 1e6
-"""at this rate first, and on each next stream at half the rate, until a result comes."""
+"""Rate assumed for the bytes in flight; each stalled stream halves it, and a result restores it."""
 SLOWEST_BYTES_PER_S = 1e4
+"""Lower bound of the assumed rate."""
 
 
 class ExecutorWatch:
     """
-    What one session's executor was heard to do. Owned by the session.
+    Watch over one session's executor. Owned by the session.
 
     Attributes:
-        usual_step_s: Seconds that a step usually computes; 0 before the first.
-        silent_s: Since the last message of any stream, whatever session it was of.
-        session_silent_s: Likewise, or since this session was opened.
-        stream_silent_s: Since the last message of the newest stream, or since it was opened.
-        stuck_s: Since the running step became late; 0 while none is.
-        was_heard: Something was heard since the start.
+        usual_step_s: Seconds that a step usually takes to compute; 0 before the first.
+        silent_s: Seconds since the last message of any stream and any session.
+        session_silent_s: Seconds since the last message, or since this session was opened.
+        stream_silent_s: Seconds since the last message of the newest stream, or since it was
+            opened.
+        stuck_s: Seconds by which the running step is late; 0 while it is not.
+        was_heard: True once any message was heard.
     """
 
     __slots__ = (
@@ -73,31 +75,31 @@ class ExecutorWatch:
 
     @property
     def running_step_id(self) -> int:
-        """The step that computed at the last heartbeat; 0 for none."""
+        """Id of the step that was computed at the last heartbeat; 0 for none."""
         return 0 if self._beat is None else self._beat.running_step_id
 
     def begin_session(self) -> None:
-        """A new session: what the one before was doing does not count; what steps cost does."""
+        """Forget the last session's heartbeat and silence; keep the learned cost of steps."""
         self._beat = self._idle_since_s = None
         self.stuck_s = 0.0
         self.session_silent_s = 0.0
 
     def begin_stream(self) -> None:
-        """A stream is being opened."""
+        """Start to count the silence of a stream that is being opened."""
         self.stream_silent_s = 0.0
         self._idle_since_s = None
 
     def heard(self) -> None:
-        """Any message of the newest stream came."""
+        """End all silences at a message of the newest stream."""
         self.was_heard = True
         self.silent_s = self.session_silent_s = self.stream_silent_s = 0.0
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
-        """A heartbeat came."""
+        """Note a heartbeat."""
         self._beat, self._beat_s = heartbeat, now
 
     def step_done(self, step_id: int, command: Command, seconds: float) -> None:
-        """A step took so long, without its time on the way."""
+        """Note that a step took `seconds`, without its time on the network."""
         self._idle_since_s = None
         self._bytes_per_s = SLOW_BYTES_PER_S
         if not isinstance(command, Batch):
@@ -110,7 +112,7 @@ class ExecutorWatch:
 
     def look(self, in_flight: dict[int, Command], now: float) -> None:
         """
-        Judge; to be called at every turn, after all messages that came were taken.
+        Update the silences and `stuck_s`; to be called at every turn, after all events were taken.
 
         Args:
             in_flight: Steps without a result, by their ids.
@@ -127,9 +129,11 @@ class ExecutorWatch:
         self, in_flight: dict[int, Command], in_flight_bytes: int, last_applied: int, now: float
     ) -> bool:
         """
-        Whether heartbeats say that nothing runs, or that results are done that never came, while
-        steps wait for their results: the stream lost a message, and attaching again brings it. To
-        be asked once per look; after a yes `begin_stream` follows.
+        Return True if the stream has lost a message, which attaching a new stream brings.
+
+        The sign is that steps wait for their results while heartbeats say that no step runs, or
+        that steps are done of which no result came. To be called once per look; if it returns True,
+        `begin_stream` must follow.
         """
         beat = self._beat
         is_idle = beat is not None and (
@@ -140,7 +144,7 @@ class ExecutorWatch:
             return False
         if self._idle_since_s is None:
             self._idle_since_s = now
-        # What was said before does not count: it may be older than the steps it knows nothing of.
+        # A heartbeat of before `_idle_since_s` does not count: it may be older than these steps.
         patience_s = STALLED_AFTER_S + in_flight_bytes / self._bytes_per_s
         if self._beat_s - self._idle_since_s <= patience_s:
             return False
