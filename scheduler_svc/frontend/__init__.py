@@ -1,1 +1,1 @@
-"""Client-facing processes: validate, tokenize, detokenize, stream."""
+"""Client-facing processes, which validate, tokenize, detokenize and stream."""

@@ -7,8 +7,8 @@ import sys
 
 
 def main() -> int:
-    """Run one frontend; gives its exit code."""
-    # Terminals signal the whole group, but only the parent knows when frontends may stop.
+    """Run one frontend and return its exit code."""
+    # Terminals signal the whole process group, but the parent decides when frontends stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     from scheduler_svc.frontend.run import run  # noqa: PLC0415 -- takes a while; see above

@@ -1,4 +1,4 @@
-"""The operators' service."""
+"""Admin service for operators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STATE_PREFIX = "REQUEST_STATE_"
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
-    """Asks the core; TandemErrors become statuses in the interceptor."""
+    """Admin service, which queries the core; the interceptor turns TandemErrors into statuses."""
 
     def __init__(self, core: CoreClient, *, drain_grace_s: float) -> None:
         self._core = core
@@ -50,13 +50,13 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     async def GetStats(  # noqa: N802  # named by the proto
         self, request: pb.GetStatsRequest, context: Context
     ) -> stats_pb2.GetStatsResponse:
-        """One snapshot of the core."""
+        """Return one snapshot of the service's stats."""
         del request, context
         stats = decode_stats(await self._core.query("stats"))
         return stats_pb2.GetStatsResponse(**msgspec.structs.asdict(stats))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802  # named by the proto
-        """Stop admission and wait for what is running."""
+        """Stop admission, and wait until live requests have ended or the grace time is over."""
         del context
         grace_s = request.grace_s if request.HasField("grace_s") else self._drain_grace_s
         if not (math.isfinite(grace_s) and grace_s >= 0):
@@ -73,7 +73,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     async def GetConfig(  # noqa: N802  # named by the proto
         self, request: pb.GetConfigRequest, context: Context
     ) -> pb.GetConfigResponse:
-        """The configuration in force."""
+        """Return the configuration in force."""
         del request, context
         config = decode_config(await self._core.query("config"))
         return pb.GetConfigResponse(
@@ -84,7 +84,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         )
 
     async def Suspend(self, request: pb.SuspendRequest, context: Context) -> pb.SuspendResponse:  # noqa: N802  # named by the proto
-        """Stop computing and give memory back."""
+        """Stop computing and give device memory back as `kv_mode` says."""
         del context
         if request.kv_mode not in pb.KvMode.values():
             raise InvalidParameter(f"there is no kv_mode {request.kv_mode}.", field="kv_mode")
@@ -95,7 +95,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         return pb.SuspendResponse(device_memory_bytes=memory)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:  # noqa: N802  # named by the proto
-        """Go on computing."""
+        """End a suspension."""
         del request, context
         await self._core.query("resume", grace_s=SUSPEND_WAIT_S)
         return pb.ResumeResponse()
@@ -103,7 +103,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     async def ListRequests(  # noqa: N802  # named by the proto
         self, request: requests_pb2.ListRequestsRequest, context: Context
     ) -> requests_pb2.ListRequestsResponse:
-        """Who is in the system."""
+        """List the live choices that match."""
         del context
         answer = await self._core.query("requests", encode_json(_list_argument(request)))
         found = decode_request_list(answer)
@@ -120,7 +120,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     async def GetRequestEvents(  # noqa: N802  # named by the proto
         self, request: requests_pb2.GetRequestEventsRequest, context: Context
     ) -> requests_pb2.GetRequestEventsResponse:
-        """What happened to one request."""
+        """Return the recorded events of one request."""
         del context
         check_request_id(request.request_id)
         argument = encode_json(EventsArgument(request.request_id))
@@ -130,7 +130,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     async def FlushPrefixCache(  # noqa: N802  # named by the proto
         self, request: pb.FlushPrefixCacheRequest, context: Context
     ) -> pb.FlushPrefixCacheResponse:
-        """Forget everything cached."""
+        """Empty the prefix cache: no KV computed so far can be found again."""
         del request, context
         result = decode_flush_result(await self._core.query("flush"))
         return pb.FlushPrefixCacheResponse(freed_blocks=result.freed_blocks)

@@ -1,4 +1,4 @@
-"""The frontend's end of the pipe to the core: requests out, news to their streams, queries."""
+"""Frontend's end of the pipe to the core: sends requests and queries, sorts output to streams."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from tandem.link.logprobs import LogprobColumns
 log = structlog.get_logger()
 
 FRAMES_PER_TURN = 64
-"""Messages of the core taken before streams get their turn."""
+"""Most further messages of the core that are taken together before streams can go on."""
 SEND_S = 50e-6
-"""About what sending one message takes."""
+"""Approximate seconds that sending one message to a client takes."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.001, 0.008
-"""Between looks at the core's messages; for fewer streams than fill the first there is none."""
+"""Bounds, in seconds, of the pause between reads of the core's messages; a shorter one is 0."""
 SWEEP_INTERVAL_S = 0.5
 PING_INTERVAL_S = 5.0
 MAX_STREAM_ID = 2**32 - 1
 
 
 class AsyncSocket(Protocol):
-    """What is needed of a `zmq.asyncio.Socket`."""
+    """Part of `zmq.asyncio.Socket` that the client uses."""
 
     def send(self, data: bytes) -> asyncio.Future[object]:
-        """Queue one message in order; done when it is in the pipe."""
+        """Queue one message in order; the future is done when the message is in the pipe."""
 
     async def recv(self, flags: int = 0) -> bytes:
-        """Wait for one message; with NOBLOCK raise zmq.Again where there is none."""
+        """Wait for one message; with NOBLOCK raise zmq.Again if there is none."""
 
     def close(self) -> None:
         """Close without waiting."""
@@ -66,9 +66,13 @@ class AsyncSocket(Protocol):
 
 class CoreClient:
     """
-    Owned by the event loop. The reader only sorts messages into inboxes and never waits for anyone.
+    Client of the core. Owned by the event loop.
 
-    `run` must be running for anything to arrive; when it ends the core is gone.
+    The reader only sorts messages into inboxes and never waits for a stream. Messages arrive only
+    while `run` is running; when it ends the core is gone.
+
+    Attributes:
+        num_turns: Counter that grows as long as the event loop runs; read by the watch thread.
     """
 
     def __init__(
@@ -78,9 +82,9 @@ class CoreClient:
         self._socket = socket
         self._clock = clock
         self._inboxes: dict[int, StreamInbox] = {}
-        """By the number of choice 0."""
+        """Inboxes by the stream number of their choice 0."""
         self._choices: dict[int, ChoiceInbox] = {}
-        """By stream number."""
+        """Inboxes of choices by stream number."""
         self._turns = Turns()
         self._next_stream_id = 1
         self._query_ids = itertools.count(1)
@@ -88,23 +92,22 @@ class CoreClient:
         self._sends: set[asyncio.Future[object]] = set()
         self._listeners: list[Callable[[], None]] = []
         self._run: TokenRun | None = None
-        """Tokens of the last updates."""
+        """Tokens of the last updates that were not delivered yet."""
         self._num_fed = 0
-        """Streams that got tokens since the last pause."""
+        """Number of deliveries of tokens to streams since the last pause."""
         self._last_message_s = clock()
         self._gone: TandemError | None = None
         self.num_turns = 0
-        """Grows as long as the event loop turns; read by whoever watches it."""
         self.served = ServedModel()
         self.availability = Availability(executor_attached=False, ready=False, draining=False)
 
     @property
     def num_streams(self) -> int:
-        """Requests that have a client now."""
+        """Number of requests that have a client now."""
         return len(self._inboxes)
 
     def is_alive(self) -> bool:
-        """Whether the core said anything lately; it is asked often enough for that."""
+        """Return True if the core sent a message within `core_timeout_s`; it answers every ping."""
         return self._clock() - self._last_message_s < self._settings.core_timeout_s
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -113,10 +116,10 @@ class CoreClient:
 
     async def run(self, hello: Hello) -> None:
         """
-        Introduce this frontend, then serve the pipe until cancelled.
+        Send the Hello of this frontend, then serve the pipe until cancelled.
 
         Raises:
-            msgspec.ValidationError: The core speaks another version.
+            msgspec.ValidationError: The core's messages are of another version.
         """
         async with asyncio.TaskGroup() as tasks:
             self._send(hello)
@@ -132,17 +135,18 @@ class CoreClient:
         with_logprobs: bool = False,
     ) -> Iterator[StreamInbox]:
         """
-        Hand a request to the core; leaving the block before its end cancels it there.
+        Submit a request to the core; leaving the block before the request ends cancels it there.
 
         Args:
-            make_submit: The request, given the number that its choice 0 will have; the others have
-                the numbers that follow.
-            before: What the client has already, one per choice.
-            with_logprobs: It asks for log probabilities: no token is news without its own.
+            make_submit: Makes the request, given the stream number of its choice 0; the other
+                choices have the numbers that follow.
+            before: Output that the client has already, one per choice.
+            with_logprobs: The request asks for log probabilities: a token is delivered only
+                together with its own.
 
         Raises:
             HandedOver: The core is gone.
-            Draining: The service takes no new request.
+            Draining: The service admits no new request.
         """
         if self._gone is not None:
             raise self._gone
@@ -175,23 +179,24 @@ class CoreClient:
                     )
 
     def end(self, stream_id: int, *, reason: int, num_output_tokens: int | None) -> None:
-        """Ask the core to end a choice of an own request; `reason` is a FinishReason number."""
+        """Ask the core to end a choice; `reason` is a FinishReason number."""
         self._send(
             EndStream(stream_id=stream_id, reason=reason, num_output_tokens=num_output_tokens)
         )
 
     async def query(self, kind: str, argument: bytes = b"{}", *, grace_s: float = 0.0) -> bytes:
         """
-        Ask the core; see scheduler_svc.ipc.snapshot for kinds, arguments and answers.
+        Query the core and return the answer; see scheduler_svc.ipc.snapshot for kinds, arguments
+        and answers.
 
         Args:
-            kind: Of the question.
-            argument: As JSON.
-            grace_s: How long the core was asked to wait before it answers.
+            kind: Kind of the query.
+            argument: The argument as JSON.
+            grace_s: Seconds that the core was asked to wait before it answers.
 
         Raises:
             HandedOver: The core is gone or does not answer in time.
-            TandemError: The core's own answer.
+            TandemError: The core answered with this error.
         """
         if self._gone is not None:
             raise self._gone
@@ -215,8 +220,8 @@ class CoreClient:
 
     def lose(self, error: TandemError) -> None:
         """
-        The core is gone: end every query, and every stream that it had more to say of, with
-        `error`, and take no more.
+        End every query, and every stream that is not complete, with `error`, as the core is gone;
+        refuse new ones with it.
         """
         self._gone = error
         for inbox in self._inboxes.values():
@@ -227,7 +232,7 @@ class CoreClient:
                 reply.set_exception(error)
 
     def _send(self, message: FrontendMessage) -> None:
-        # The socket keeps order and its own backlog; nobody needs to wait for the pipe.
+        # The socket keeps the order and its own backlog: no task needs to wait for the pipe.
         sending = self._socket.send(encode(message))
         if not sending.done():
             self._sends.add(sending)
@@ -238,8 +243,8 @@ class CoreClient:
             frame = await self._socket.recv()
             self._last_message_s = self._clock()
             self._dispatch(decode_from_core(frame))
-            # What is there already is taken together, so that a frontend that lags catches up; but
-            # not without an end, or streams would never come to write what they were given.
+            # Messages that are here already are taken together, so that a frontend that lags can
+            # catch up; but only so many, or streams would never get to write their output.
             for _ in range(FRAMES_PER_TURN):
                 try:
                     frame = await self._socket.recv(zmq.NOBLOCK)
@@ -247,8 +252,8 @@ class CoreClient:
                     break
                 self._dispatch(decode_from_core(frame))
             self._deliver_run()
-            # Until these streams have sent what they got they need no more, and several steps
-            # together cost little more than one.
+            # Until these streams have sent their output they need no more, and the output of
+            # several steps together costs little more than that of one.
             pause_s = min(MAX_PAUSE_S, self._num_fed * SEND_S)
             self._num_fed = 0
             await asyncio.sleep(pause_s if pause_s > MIN_PAUSE_S else 0)
@@ -298,7 +303,7 @@ class CoreClient:
                 choice.put_logprob(offset, entry)
 
     def _deliver_run(self) -> None:
-        """Give streams the tokens that came and were not delivered yet."""
+        """Give streams the tokens that arrived and were not delivered yet."""
         run, self._run = self._run, None
         if run is None:
             return
@@ -353,7 +358,7 @@ class CoreClient:
                 self._notify()
 
     def _forgive(self, seconds: float, now_s: float) -> None:
-        """Blame nobody for time in which this process stood still."""
+        """Leave time in which this process stood still out of every timeout."""
         self._last_message_s = min(now_s, self._last_message_s + seconds)
         for inbox in self._inboxes.values():
             inbox.forgive(seconds)

@@ -1,4 +1,4 @@
-"""grpc.health.v1 with a Watch that tells the newest state and waits for no slow watcher."""
+"""grpc.health.v1 with a Watch that sends the newest state and waits for no slow watcher."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Response = health_pb2.HealthCheckResponse
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # untyped
     """
-    Serves the state of any number of names; owned by the event loop.
+    Health service for any number of names. Owned by the event loop.
 
-    Names: "" liveness, "tandem.ready", "tandem.progress", and services, which are as ready as the
-    whole.
+    The names are "" for liveness, "tandem.ready", "tandem.progress", and the gRPC services, which
+    have the state of "tandem.ready".
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # u
 def publish_health(
     core: CoreClient, health: HealthServicer, service_names: tuple[str, ...]
 ) -> None:
-    """Set every name from what the core says now, and again at every change."""
+    """Set every name from the core's state now, and again at every change."""
 
     def publish() -> None:
         alive, availability = core.is_alive(), core.availability

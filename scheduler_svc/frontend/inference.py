@@ -1,4 +1,4 @@
-"""The public service."""
+"""Public inference service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
-    """One per process; TandemErrors become statuses in the interceptor."""
+    """Inference service of one process; the interceptor turns TandemErrors into statuses."""
 
     def __init__(
         self, core: CoreClient, threads: TokenizerThreads, clock: Callable[[], float]
@@ -51,7 +51,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             raise _with_tokens_emitted(error, num_sent) from None
 
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> pb.CompleteResponse:  # noqa: N802  # named by the proto
-        """Collect the completions of one prompt."""
+        """Return the whole completions of one prompt."""
         del context
         if request.request.HasField("resume"):
             raise InvalidParameter(
@@ -66,7 +66,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             raise
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802  # named by the proto
-        """End a live request, whoever started it."""
+        """End a live request of any client."""
         del context
         if not request.request_id:
             raise InvalidParameter("request_id must not be empty.", field="request_id")
@@ -75,7 +75,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         return pb.AbortResponse()
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802  # named by the proto
-        """Describe what is served."""
+        """Describe the served model."""
         del request, context
         loaded = await self._core.served.get()
         model = loaded.model
@@ -96,7 +96,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     async def _serve(
         self, request: pb.GenerateRequest
     ) -> AsyncIterator[tuple[StreamInbox, AsyncGenerator[Message, None]]]:
-        """The messages of a request; leaving the block early cancels it in the core."""
+        """Yield a request's inbox and messages; leaving the block early cancels it in the core."""
         arrival_s = self._clock()
         if request.request_id.isprintable():
             structlog.contextvars.bind_contextvars(request_id=request.request_id)
@@ -137,13 +137,13 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             task.uncancel()
             raise inbox.slow from None
         except grpc.aio.InternalError:
-            # The client left, and gRPC noticed at this message before it cancelled the call.
+            # The client left, and gRPC noticed it at this write before it cancelled the call.
             raise asyncio.CancelledError from None
         inbox.end_write(self._clock())
 
 
 def _with_tokens_emitted(error: TandemError, num_tokens: int) -> TandemError:
-    """The same error; one object may end many streams, so it is not changed."""
+    """Return a copy of the error with `tokens_emitted`; one error object may end many streams."""
     return type(error)(
         error.message,
         field=error.field,

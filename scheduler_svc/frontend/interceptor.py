@@ -1,4 +1,4 @@
-"""The outermost layer of every call: errors become typed statuses, garbage becomes an error."""
+"""Outermost layer of every call: errors become typed statuses, undecodable requests an error."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tandem.status import to_grpc_status
 log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 600
-"""Error texts may quote what a client sent, and trailers must stay under 8 KiB."""
+"""Limit of an error's text, which may quote a client; trailers must stay under 8 KiB."""
 
-Handler = Any  # grpc.RpcMethodHandler is a bag of optional callables without types
+Handler = Any  # grpc.RpcMethodHandler is a set of optional callables without types
 
 
 @dataclass(frozen=True, slots=True)
 class _Garbage:
-    """Stands for a request that could not be decoded."""
+    """Placeholder for a request that could not be decoded."""
 
     method: str
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not at run time
-    """Maps TandemError to its status; anything else is a bug: logged, INTERNAL to the client."""
+    """Maps a TandemError to its status; other exceptions are bugs: logged, and INTERNAL."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Wrap handlers of one request; reflection's streams of requests stay plain."""
+        """Wrap handlers that take one request; those that take a stream (reflection) stay plain."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
@@ -64,7 +64,7 @@ def _guarded(behavior: Callable[..., Awaitable[object]], method: str) -> Callabl
             await _abort(context, error)
         except grpc.aio.AbortError:
             raise
-        except Exception:  # whatever it is, the client gets a typed error and the log the traceback
+        except Exception:  # a bug: the client gets a typed error, and the log the traceback
             log.exception("call_broken", method=method)
             await _abort(
                 context,
@@ -79,7 +79,7 @@ def _guarded(behavior: Callable[..., Awaitable[object]], method: str) -> Callabl
 
 
 def _tolerant(decode: Callable[[bytes], object], method: str) -> Callable[[bytes], object]:
-    """Decode, or return _Garbage: gRPC itself would answer INTERNAL and say nothing."""
+    """Return a decoder that returns _Garbage at a failure: gRPC would answer a bare INTERNAL."""
 
     def decode_or_mark(raw: bytes) -> object:
         try:
@@ -91,7 +91,7 @@ def _tolerant(decode: Callable[[bytes], object], method: str) -> Callable[[bytes
 
 
 def _unless_serialized(encode: Callable[[object], bytes]) -> Callable[[object], bytes]:
-    """Encode, but for responses that the service made as bytes."""
+    """Return an encoder that passes responses through that are bytes already."""
 
     def encode_or_pass(response: object) -> bytes:
         return response if isinstance(response, bytes) else encode(response)

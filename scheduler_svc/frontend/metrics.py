@@ -1,4 +1,4 @@
-"""The core's snapshot as Prometheus text. Every metric and its unit is listed here."""
+"""Prometheus metrics of the core's snapshot. Every metric and its unit is listed here."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ HISTOGRAMS = {
     "executor_forward_time": "Forward pass of a step, as the executor measured it.",
     "executor_sample_time": "Sampling of a step, as the executor measured it.",
 }
-"""Metric `tandem_<key>_seconds` and its help, by the snapshot's key."""
+"""Help text of the metric `tandem_<key>_seconds` by the snapshot's key."""
 
 
 class SnapshotMetrics:
-    """Looks like a registry with one snapshot in it."""
+    """Stand-in for a Prometheus registry that holds one snapshot."""
 
     def __init__(self, snapshot: MetricsSnapshot) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of the snapshot."""
+        """Yield all metrics of the snapshot."""
         yield from _gauges(self._snapshot)
         yield from _counters(self._snapshot)
         for key, text in HISTOGRAMS.items():
@@ -175,7 +175,7 @@ def _plain_counters(snapshot: MetricsSnapshot) -> tuple[tuple[str, str, float], 
 
 
 def _executor_counters(stats: Stats) -> tuple[tuple[str, str, float], ...]:
-    """Name, help and value of what became of executors."""
+    """Return name, help and value of the counters about executors."""
     return (
         ("executor_sessions", "Executor sessions opened.", stats.executor_sessions),
         (

@@ -1,4 +1,4 @@
-"""One page over plain HTTP for Prometheus: GET /metrics."""
+"""HTTP server of one page for Prometheus: GET /metrics."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ READ_TIMEOUT_S = 10.0
 PLAIN = "text/plain; charset=utf-8"
 
 Page = tuple[HTTPStatus, str, bytes]
-"""Status, content type, body."""
+"""Status, content type and body of a response."""
 
 
 async def serve_metrics(core: CoreClient, host: str, port: int) -> asyncio.Server:
     """
-    Listen; the caller closes the server.
+    Listen and return the server, which the caller closes.
 
     Raises:
         OSError: The address cannot be used.

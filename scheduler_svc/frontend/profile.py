@@ -1,4 +1,4 @@
-"""Profiles of the executor's steps: asked for here, recorded and sent there."""
+"""Profiles of the executor's steps, which the executor records and sends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.profile import FEATURE, read_options
 from tandem.status import CallCancelled, PeerUnavailable, from_rpc_error
 
 AFTER_RECORDING_S = 300.0
-"""For the step under way to end and the trace to be written and sent."""
+"""Seconds for the step in flight to end and for the trace to be written and sent."""
 
 _AWAY = (PeerUnavailable, Draining, ExecutorLoading, CallCancelled)
 
@@ -26,14 +26,13 @@ async def profile(
     executor: ExecutorInUse, options: ProfileOptions
 ) -> AsyncIterator[pb.ProfileResponse]:
     """
-    Have an executor record its steps, over a connection of its own: the step link knows nothing of
-    it.
+    Have an executor record its steps, over a separate connection: the step link is not involved.
 
     Raises:
         InvalidParameter: An option is out of range.
-        ProfileUnsupported: This executor cannot.
-        ExecutorLost: It ended, or cannot be reached.
-        TandemError: Its own answer.
+        ProfileUnsupported: This executor cannot record profiles.
+        ExecutorLost: The executor ended, or cannot be reached.
+        TandemError: The executor answered with this error.
     """
     duration_s = read_options(options).duration_s
     if FEATURE not in executor.features:
@@ -52,7 +51,7 @@ async def profile(
 
 
 def _lost(error: TandemError, address: str) -> TandemError:
-    """What the operator is told: that the executor stops is no stop of the service."""
+    """Return the operator's error: an executor that stops does not mean that the service stops."""
     if not isinstance(error, _AWAY):
         return error
     return ExecutorLost(

@@ -1,4 +1,4 @@
-"""What a frontend process does: serve until its parent closes the other end of its stdin."""
+"""Life of a frontend process, which serves until its parent closes the other end of its stdin."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tandem.telemetry import configure_logging
 log = structlog.get_logger()
 
 STOP_GRACE_S = 0.5
-"""For the last statuses to reach clients."""
+"""Seconds for the last statuses to reach clients."""
 NICENESS = 5
-"""Where cores are few the core goes first: a late delta delays one reader, a late step all."""
+"""Niceness of a frontend; with few cores the core runs first, as a late step delays all clients."""
 FORCED_EXIT_S = 3.0
-"""After the parent is gone, whatever still hangs."""
+"""Seconds after the parent's end after which the process exits, even if it hangs."""
 
 
 def run(argv: Sequence[str]) -> int:
     """
-    Parse, serve, stop when the parent does; gives the exit code.
+    Parse the arguments, serve until the parent stops, and return the exit code.
 
     Raises:
-        TandemError: An address cannot be listened on.
+        TandemError: The settings are invalid, or an address cannot be listened on.
     """
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.frontend")
     parser.add_argument("--settings-json", required=True, help="FrontendSettings as JSON")
@@ -89,7 +89,7 @@ async def _serve(settings: FrontendSettings) -> int:
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
-    """Set `gone` when stdin ends; in a thread, so that a stuck loop cannot outlive the parent."""
+    """Start a thread that sets `gone` when stdin ends, and ends even a stuck process after it."""
 
     def wait_for_end() -> None:
         while os.read(sys.stdin.fileno(), 4096):
@@ -102,7 +102,10 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
 
 
 def _watch_loop(core: CoreClient) -> None:
-    """End the process when its event loop hangs: health is answered by that loop, too."""
+    """
+    Start a thread that ends the process when its event loop hangs; the loop answers health checks
+    too, so no answer could tell of it.
+    """
     loop_thread = threading.get_ident()
 
     def look() -> None:

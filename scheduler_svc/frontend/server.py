@@ -1,4 +1,4 @@
-"""Everything one frontend listens on."""
+"""Servers of one frontend: public, admin and metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 @dataclass(slots=True, kw_only=True)
 class FrontendServers:
-    """Listening servers and the addresses they got."""
+    """Listening servers and their addresses, with port 0 resolved."""
 
     address: str
     admin_address: str | None
@@ -40,7 +40,7 @@ class FrontendServers:
     threads: TokenizerThreads
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls at once, end those that last longer than `grace_s`, close everything."""
+        """Refuse new calls, end calls that last over `grace_s` seconds, and close all servers."""
         if self.metrics is not None:
             self.metrics.close()
         servers = [server for server in (self.public, self.admin) if server is not None]
@@ -107,12 +107,12 @@ def _server(settings: FrontendSettings, health: HealthServicer, service: str) ->
             ("grpc.max_receive_message_length", settings.max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", int(settings.share_port)),
-            # Clients behind balancers ping often; a silent client is asked for life, so that one
-            # that vanished is noticed and its requests end.
+            # Clients behind balancers ping often. A silent client is pinged, so that one that
+            # vanished is noticed and its requests end.
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
-            # What bounds the wait for a ping's answer is this one, a minute unless set.
+            # The wait for a ping's answer is bounded by this option, which is a minute unless set.
             ("grpc.http2.ping_timeout_ms", 20_000),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),

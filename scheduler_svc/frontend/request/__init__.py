@@ -1,1 +1,1 @@
-"""Checks of a call's arguments, and the request that the core takes."""
+"""Checks of a call's arguments, and the making of the request that the core takes."""

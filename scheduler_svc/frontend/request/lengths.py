@@ -1,5 +1,5 @@
 """
-How long prompt and output may be together, and what happens where they would be longer.
+Lengths of prompt and output against `max_model_len`, and truncation of those that are too long.
 
 Field paths start at GenerateRequest.
 """
@@ -14,20 +14,23 @@ from tandem.errors import EmptyPrompt, PromptTooLong, TotalTooLong
 from tandem.wording import counted
 
 DEFAULT_MAX_TOKENS = 100
-"""Of a text; the answer to a chat may go on to the context's end."""
+"""Default of max_tokens for a text; the default for a chat is all that the context has left."""
 LONGEST_TRUNCATED = 16
-"""Most of max_model_len that a prompt to be cut may be: tokenizing a longer one costs too much."""
+"""
+Longest text prompt that is truncated, as a multiple of max_model_len: tokenizing a longer one costs
+too much.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """
-    How a request fits into max_model_len.
+    Lengths with which a request fits into max_model_len.
 
     Attributes:
         max_tokens: Most output tokens, with the default applied.
-        num_dropped: Oldest prompt tokens to drop.
-        fills_context: It is the context's end that bounds the output, not a number asked for.
+        num_dropped: Number of oldest prompt tokens to drop.
+        fills_context: True if the end of the context bounds the output, not the wanted length.
     """
 
     max_tokens: int
@@ -44,23 +47,22 @@ def fit_lengths(
     is_chat: bool = False,
 ) -> Fit:
     """
-    Check prompt and output against `max_model_len`, or cut them to it where the model's server
-    truncates.
+    Check prompt and output against `max_model_len`, or truncate them if the service does so.
 
     Output is cut first, down to one token; then the prompt, see `num_to_drop`. The core cuts by the
-    same rule where memory holds less than `max_model_len`.
+    same rule if the KV memory holds less than `max_model_len`.
 
     Args:
-        prompt_len: Tokens of the prompt.
+        prompt_len: Number of tokens of the prompt.
         max_tokens: Output tokens asked for; None for the default.
-        model: What is served.
+        model: The served model.
         prompt_field: Path of the prompt's field.
-        is_chat: The default is all that the context and the KV memory have left.
+        is_chat: The default of `max_tokens` is all that the context and the KV memory have left.
 
     Raises:
-        EmptyPrompt: No token.
+        EmptyPrompt: The prompt has no token.
         PromptTooLong: The prompt alone is longer than `max_model_len`.
-        TotalTooLong: Prompt plus output is.
+        TotalTooLong: Prompt plus output is longer.
     """
     longest = model.max_model_len
     if prompt_len == 0:
@@ -75,7 +77,7 @@ def fit_lengths(
     if max_tokens is None:
         wanted = longest if is_chat else wanted
         in_memory = longest_total(model) - prompt_len
-        room = in_memory if in_memory > 0 else room  # else the core says that it can never fit
+        room = in_memory if in_memory > 0 else room  # the core refuses one that can never fit
     may_cut = max_tokens is None or model.truncates
     fitting = max(1, min(wanted, room)) if may_cut else wanted
     if fitting > room:
@@ -93,12 +95,12 @@ def fit_lengths(
 
 
 def longest_total(model: Model) -> int:
-    """Most tokens of prompt and output that one request can have."""
+    """Return the most tokens of prompt and output that one request can have."""
     return min(model.max_model_len, model.kv_tokens or model.max_model_len)
 
 
 def longest_prompt(model: Model) -> int:
-    """Most tokens of a prompt that is worth tokenizing."""
+    """Return the most tokens of a text or chat prompt that is tokenized."""
     return model.max_model_len * (LONGEST_TRUNCATED if model.truncates else 1)
 
 
@@ -106,10 +108,10 @@ def check_prompt_len(
     prompt_len: int, max_model_len: int, *, prompt_field: str, is_bound: bool = False
 ) -> None:
     """
-    Check the prompt alone; `is_bound` says that `prompt_len` is only what it has at least.
+    Check the prompt alone; with `is_bound`, `prompt_len` is only a lower bound of its length.
 
     Raises:
-        PromptTooLong: Longer than `max_model_len`.
+        PromptTooLong: The prompt is longer than `max_model_len`.
     """
     if prompt_len > max_model_len:
         count = f"{'at least ' if is_bound else ''}{counted(prompt_len, 'token')}"

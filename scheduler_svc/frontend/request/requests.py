@@ -1,4 +1,4 @@
-"""From what a client sent to what the core needs and what its stream starts with."""
+"""Preparation of a client's request: the Submit for the core and the start of its stream."""
 
 from __future__ import annotations
 
@@ -39,40 +39,40 @@ from tandem.inference.v1.request_pb2 import ResolvedParams
 from tandem.link.batch import Int32Column
 
 INLINE_TEXT_CHARS = 2000
-"""Shorter texts are tokenized at once: that takes less time than handing them to a thread."""
+"""Longest text that is tokenized on the event loop, cheaper than handing it to a thread."""
 INLINE_DIGEST_TOKENS = 4096
-"""Shorter prompts are hashed at once, for the same reason."""
+"""Longest prompt that is hashed on the event loop, for the same reason."""
 INLINE_PRIOR_TOKENS = 1000
-"""Shorter outputs to go on after are turned into text at once, for the same reason."""
+"""Most tokens of resumed outputs that are detokenized on the event loop, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A checked request."""
+    """Checked request, ready to be submitted."""
 
     request_id: str
     make_submit: Callable[[int], Submit]
     started: stream_pb2.Started
     starts: list[ChoiceStart]
-    """One per choice."""
+    """Start of each choice's stream."""
     with_logprobs: bool = False
-    """Every token comes with its log probabilities."""
+    """True if every token comes with its log probabilities."""
 
 
 async def prepare_request(
     request: GenerateRequest, loaded: LoadedModel, threads: TokenizerThreads, *, now_s: float
 ) -> PreparedRequest:
     """
-    Check, resolve and tokenize.
+    Check a request, resolve its parameters and tokenize its prompt.
 
     Args:
-        request: What the client sent.
-        loaded: What is served.
-        threads: For long prompts, their digests, and chat templates.
-        now_s: When it arrived.
+        request: The client's request.
+        loaded: The served model.
+        threads: Threads for long prompts, their digests, and chat templates.
+        now_s: Time of arrival.
 
     Raises:
-        TandemError: Field paths start at GenerateRequest.
+        TandemError: The request is refused; field paths start at GenerateRequest.
     """
     model = loaded.model
     params = check_params(request, model, choose_seed=lambda: secrets.randbits(64))
@@ -128,7 +128,7 @@ async def _starts(
     make_detokenizer: Callable[[], Detokenizer],
     threads: TokenizerThreads,
 ) -> list[ChoiceStart]:
-    """Where each choice begins, after what its client has already."""
+    """Return the start of each choice, after the output that its client has already."""
     end_token_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
 
     def start() -> list[ChoiceStart]:
@@ -159,9 +159,11 @@ def _fingerprint(
     request: GenerateRequest, prompt: Int32Column, resolved: ResolvedParams, longest: int
 ) -> bytes:
     """
-    What two requests of one idempotency key must agree in to be the same: all that makes tokens,
-    but the seed, and but a max_tokens up to the `longest` total, of which the next executor may
-    have more or less. Empty without a key.
+    Return the hash in which two requests with one idempotency key must agree to be the same.
+
+    It covers the prompt and all parameters that decide the output, without the seed. It leaves out
+    a max_tokens that reaches the `longest` total, as that may differ with the next executor. It is
+    empty without a key.
     """
     if not request.idempotency_key:
         return b""
@@ -181,7 +183,7 @@ def _fingerprint(
 def _submitted(
     request: GenerateRequest, params: CheckedParams, fit: Fit, model: Model, now_s: float
 ) -> dict[str, Any]:
-    """What the core is told of request, parameters and model as they are."""
+    """Return the fields of Submit that are taken over from request, parameters and model."""
     limit_ms = params.time_limit_ms
     return {
         "idempotency_key": request.idempotency_key,
@@ -213,7 +215,7 @@ def _submitted(
 
 
 def default_params(model: Model) -> ResolvedParams:
-    """What a request that sets nothing runs with; its seed has no meaning."""
+    """Return the parameters of a text request that sets none; the seed in them has no meaning."""
     return ResolvedParams(
         temperature=model.default_temperature,
         top_k=max(model.default_top_k, 0),
@@ -258,7 +260,7 @@ def _check_at_least(num_tokens: int, model: Model, prompt_field: str) -> None:
 async def _digests(
     prompt: Int32Column, cache_salt: bytes, model: Model, threads: TokenizerThreads
 ) -> bytes:
-    """Digests of the prompt's full blocks; none where the core needs none."""
+    """Return the digests of the prompt's full blocks; empty if the core needs none."""
     if model.block_size == 0 or len(prompt) < model.block_size:
         return b""
     if len(prompt) <= INLINE_DIGEST_TOKENS:

@@ -1,6 +1,6 @@
 """
-Streams that go on after a break: what the client holds is checked and becomes the state to go on
-from. Nothing is remembered of the stream that broke.
+Streams that are resumed after a break: the output that the client holds is checked, and the new
+stream goes on after it. The service keeps no state of the stream that broke.
 
 Field paths start at GenerateRequest.
 """
@@ -24,12 +24,12 @@ from tandem.link.batch import Int32Column
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
     """
-    What a client holds of one choice.
+    Output of one choice that the client holds.
 
     Attributes:
         token_ids: Output ids that were sent, shape ``[N]``.
-        is_finished: The client has the choice's Finished too.
-        path: Of its entry in the request; empty where there is none.
+        is_finished: True if the client has the choice's Finished too.
+        path: Field path of its entry in the request; empty if there is none.
     """
 
     token_ids: Int32Column
@@ -42,7 +42,7 @@ NOTHING = Prior(token_ids=np.empty(0, np.int32))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorEnd:
-    """How a choice ended with the last id that the client holds."""
+    """End of a choice at the last id that the client holds."""
 
     reason: FinishReason
     matched_token: int | None = None
@@ -51,12 +51,12 @@ class PriorEnd:
 @dataclass(slots=True, eq=False, kw_only=True)
 class ChoiceStart:
     """
-    Where the stream of one choice begins.
+    Start of the stream of one choice.
 
     Attributes:
-        output: Has taken what was sent before.
-        prior: What that is.
-        end: The choice ended with the last of it, and the client is to be told.
+        output: Output processing of the choice, which has taken the ids sent before.
+        prior: Output that was sent before.
+        end: End of the choice at the last of these ids, which the client is still to be told.
     """
 
     output: OutputText
@@ -65,7 +65,7 @@ class ChoiceStart:
 
     @property
     def is_over(self) -> bool:
-        """True where nothing is left to compute."""
+        """True if no token is left to compute."""
         return self.prior.is_finished or self.end is not None
 
 
@@ -73,10 +73,10 @@ def check_resume(
     request: GenerateRequest, params: CheckedParams, *, vocab_size: int, max_tokens: int
 ) -> list[Prior]:
     """
-    Check `resume`; returns what is known of each choice, in order.
+    Check `resume`, and return the output of each choice that the client holds, in order.
 
     Raises:
-        InvalidParameter: With the path of what cannot be resumed.
+        InvalidParameter: The stream cannot be resumed; the error has the path of the field.
     """
     priors = [NOTHING] * params.num_choices
     if not request.HasField("resume"):
@@ -108,10 +108,11 @@ def start_choices(
     fills_context: bool,
 ) -> list[ChoiceStart]:
     """
-    Bring one output per choice to where its client is. Costs a microsecond per id.
+    Make the output processing of each choice and feed it the ids that the client holds. This costs
+    about a microsecond per id.
 
     Raises:
-        InvalidParameter: A stop string is in the text of ids that go on after it.
+        InvalidParameter: More ids follow a stop string in the text.
     """
     starts = []
     for prior in priors:
@@ -153,12 +154,12 @@ def _check_one(
 def _end_of(
     start: ChoiceStart, params: CheckedParams, max_tokens: int, *, fills_context: bool
 ) -> PriorEnd | None:
-    """How a choice ended with the last id that its client holds; None where it goes on."""
+    """Return the end of a choice at the last id that its client holds; None if it goes on."""
     output, ids = start.output, start.prior.token_ids
     last = int(ids[-1])
     is_full = len(ids) == max_tokens
     if output.stopped is None and is_full:
-        output.finish()  # Its text was sent with the ids, but may complete a stop string still.
+        output.finish()  # The held text was sent with the ids, but may complete a stop string.
     if output.stopped is not None:
         if output.num_tokens < len(ids):
             raise InvalidParameter(

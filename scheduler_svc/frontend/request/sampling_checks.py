@@ -1,4 +1,4 @@
-"""Checks of what a request says about how its tokens are drawn."""
+"""Checks of a request's sampling params."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_LOGPROBS = 20
 
 def check_sampling(sampling: request_pb2.SamplingParams, path: str) -> None:
     """
-    Check everything but `logit_bias`, which needs the vocabulary.
+    Check all sampling params but `logit_bias`, which needs the vocabulary.
 
     Args:
-        sampling: What the client sent.
-        path: Of its field, with a dot at the end.
+        sampling: The client's sampling params.
+        path: Path of their field, with a dot at the end.
 
     Raises:
-        InvalidParameter: With the field's path.
+        InvalidParameter: A value is out of range; the error has the field's path.
     """
     for descriptor, value in sampling.ListFields():  # those that are set
         name = descriptor.name
@@ -35,10 +35,10 @@ def check_sampling(sampling: request_pb2.SamplingParams, path: str) -> None:
 
 def check_logit_bias(bias: Mapping[int, float], vocab_size: int, *, field: str) -> None:
     """
-    Check ids and values.
+    Check the ids and values of a logit bias.
 
     Raises:
-        InvalidParameter: Naming the first, by id, that is wrong.
+        InvalidParameter: There are too many ids, or one is wrong; the error names the lowest.
     """
     if len(bias) > MAX_BIASED_IDS:
         raise InvalidParameter(
@@ -58,5 +58,5 @@ def check_logit_bias(bias: Mapping[int, float], vocab_size: int, *, field: str) 
 
 
 def _shortest(value: float) -> str:
-    """A float32's shortest decimal form, as the client wrote it."""
+    """Return a float32's shortest decimal form, as the client wrote it."""
     return str(np.float32(value))

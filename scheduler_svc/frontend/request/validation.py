@@ -1,5 +1,5 @@
 """
-Checks of everything a client can send, and the defaults for what it did not send.
+Checks of all fields of a request, and the defaults of those that are not set.
 
 Field paths start at GenerateRequest.
 """
@@ -39,9 +39,9 @@ MAX_CACHE_SALT_BYTES = 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedParams:
     """
-    Parameters of one request after defaults, all within their ranges.
+    Parameters of one request with defaults applied, all within their ranges.
 
-    `max_tokens` is None where the default applies, which depends on the prompt's length.
+    `max_tokens` is None if the default applies, which depends on the prompt's length.
     """
 
     temperature: float
@@ -74,15 +74,15 @@ def check_params(
     choose_seed: Callable[[], int],
 ) -> CheckedParams:
     """
-    Check everything but the prompt.
+    Check all fields but the prompt, and apply the defaults.
 
     Args:
-        request: What the client sent.
-        model: For defaults and the vocabulary.
-        choose_seed: Called where no seed was sent.
+        request: The client's request.
+        model: The served model, which has the defaults and the vocabulary.
+        choose_seed: Called if no seed was sent.
 
     Raises:
-        InvalidParameter: With the field's path.
+        InvalidParameter: A field is wrong; the error has its path.
     """
     _check_plain(request)
     sampling, stopping = request.sampling, request.stopping
@@ -125,7 +125,7 @@ def check_params(
 
 
 def _check_plain(request: inference_service_pb2.GenerateRequest) -> None:
-    """What needs neither model nor defaults."""
+    """Check the fields that need neither model nor defaults."""
     if request.HasField("request_id"):
         check_request_id(request.request_id)
     if request.HasField("idempotency_key"):
@@ -149,11 +149,11 @@ def _check_plain(request: inference_service_pb2.GenerateRequest) -> None:
 
 def check_prompt_shape(request: inference_service_pb2.GenerateRequest) -> str:
     """
-    Check that there is a prompt; returns its field's path.
+    Check that there is a prompt, and return the path of its field.
 
     Raises:
-        EmptyPrompt: No prompt, or one that has nothing in it.
-        InvalidParameter: Absurdly many messages, or one without a role.
+        EmptyPrompt: There is no prompt, or it is empty.
+        InvalidParameter: There are over `MAX_CHAT_MESSAGES` messages, or one has no role.
     """
     kind = request.WhichOneof("prompt")
     if kind is None:
@@ -172,10 +172,10 @@ def check_prompt_shape(request: inference_service_pb2.GenerateRequest) -> str:
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     """
-    Check that an output may be as long as it has to be.
+    Check that `min_tokens` is not above `max_tokens`.
 
     Raises:
-        InvalidParameter: It may not.
+        InvalidParameter: It is.
     """
     if min_tokens > max_tokens:
         raise InvalidParameter(
@@ -189,7 +189,7 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, *, field: str) -> None:
     Check that ids are in the vocabulary.
 
     Raises:
-        InvalidParameter: Naming the first that is not.
+        InvalidParameter: An id is not; the error names the first such id.
     """
     at = _first_outside(ids, vocab_size)
     if at is not None:
@@ -201,10 +201,11 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, *, field: str) -> None:
 
 def check_tokenizer_fits(prompt: Sequence[int] | Int32Column, vocab_size: int) -> None:
     """
-    Refuse ids that only the tokenizer knows: some models' tokenizers have more than their weights.
+    Refuse a prompt with ids beyond the model's vocabulary: some tokenizers have more ids than the
+    model's weights.
 
     Raises:
-        InvalidModel: There is one; the request is not to blame for it.
+        InvalidModel: There is such an id, which is a fault of the model's files.
     """
     at = _first_outside(prompt, vocab_size)
     if at is not None:
@@ -218,7 +219,7 @@ def _first_outside(ids: Sequence[int] | Int32Column, vocab_size: int) -> int | N
     """Return the index of the first id that is not in [0, vocab_size)."""
     try:
         column = np.asarray(ids, np.int64)
-    except OverflowError:  # past int64, as only a caller in this process can write it
+    except OverflowError:  # past int64, which only a caller in this process can pass
         return next(at for at, token_id in enumerate(ids) if not 0 <= token_id < vocab_size)
     outside = np.flatnonzero((column < 0) | (column >= vocab_size))
     return int(outside[0]) if len(outside) else None

@@ -1,1 +1,1 @@
-"""One call's stream: results that come in for it, and messages that leave."""
+"""Stream of one call: output that arrives from the core, and messages that go to the client."""

@@ -1,5 +1,5 @@
 """
-New output on its way out. Most messages of a busy frontend are these, so their bytes are written
+Deltas of new output. Most messages of a busy frontend are deltas, so their bytes are written
 directly: building the message first costs twice as much.
 """
 
@@ -15,7 +15,7 @@ from tandem.inference.v1.stream_pb2 import Delta, TokenLogprobs
 
 _VARINT_BITS = 7
 _BYTES = 2
-"""Wire type of whatever has a length."""
+"""Wire type of fields with a length."""
 
 
 def _varint(number: int) -> bytes:
@@ -45,14 +45,14 @@ def _no_text(_token_id: int) -> str:
 
 
 class OutputDelta(NamedTuple):
-    """New output of one choice; `text_of` gives the text of a token by itself, for logprobs."""
+    """New output of one choice; `text_of` returns the text of a token by itself, for logprobs."""
 
     choice: int
     chunk: OutputChunk
     text_of: Callable[[int], str] = _no_text
 
     def encode(self) -> bytes:
-        """A serialized GenerateResponse."""
+        """Return a serialized GenerateResponse."""
         choice, chunk, _ = self
         ids, text = array("i", chunk.token_ids).tobytes(), chunk.text.encode()
         delta = b"".join(
@@ -71,7 +71,7 @@ class OutputDelta(NamedTuple):
 
 
 def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
-    """Return one per token, where the request asked."""
+    """Return the logprobs of each token; empty if the request did not ask for them."""
     _, chunk, text_of = delta
     return [
         TokenLogprobs(
@@ -81,7 +81,7 @@ def logprobs_of(delta: OutputDelta) -> list[TokenLogprobs]:
             text=text_of(token_id),
             top_texts=[text_of(one) for one in top_token_ids],
         )
-        # As many or none.
+        # There are as many logprobs as tokens, or none.
         for token_id, (logprob, top_token_ids, top_logprobs) in zip(
             chunk.token_ids, chunk.logprobs, strict=False
         )
@@ -93,5 +93,5 @@ def _number(value: int) -> bytes:
 
 
 def encode_response(message: GenerateResponse | OutputDelta) -> bytes:
-    """What goes to the client."""
+    """Return the bytes of a message to the client."""
     return message.encode() if isinstance(message, OutputDelta) else message.SerializeToString()

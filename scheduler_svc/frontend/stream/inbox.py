@@ -1,4 +1,4 @@
-"""Where one request's news from the core waits for its client."""
+"""Inbox of one request, in which news from the core waits for the client."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tandem.link.logprobs import TokenLogprob
 
 BYTES_PER_TOKEN = 4
 BYTES_PER_LOGPROB = 64
-"""About what a number in a list takes, and an entry around such numbers."""
+"""Approximate size of a number in a list; an entry around such numbers takes as much."""
 
 
 class Received(NamedTuple):
     """
-    What the client of one choice had before the request was handed to the core.
+    Output of one choice that the client had before the request was submitted to the core.
 
     Attributes:
-        num_tokens: Output tokens; those that come go on after them.
-        is_over: None will come, and no end.
+        num_tokens: Number of output tokens; new ones follow them.
+        is_over: True if no more output and no end will come.
     """
 
     num_tokens: int = 0
@@ -34,8 +34,8 @@ class Received(NamedTuple):
 
 class ChoiceNews(NamedTuple):
     """
-    New output of one choice, and its end once that came; `logprobs` of these tokens, where the
-    request asked.
+    New output of one choice, and its end once that came; `logprobs` has one entry per token, or is
+    None if the request did not ask for them.
     """
 
     choice: int
@@ -46,26 +46,26 @@ class ChoiceNews(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class News:
-    """What arrived since the last look; everything that arrived meanwhile is merged into one."""
+    """News of a request since the last `take`, merged into one."""
 
     choices: list[ChoiceNews] = field(default_factory=list)
-    """Choices with something new."""
+    """News of the choices that have any."""
     progress: StreamProgress | None = None
     is_silent: bool = False
-    """The client should get a sign of life."""
+    """True if the client should get a sign of life."""
     failure: TandemError | None = None
 
 
 class ChoiceInbox:
     """
-    What the core says of one choice; it has a stream number of its own there.
+    Inbox of one choice, which has its own stream number in the core.
 
     Attributes:
-        stream_id: That number.
-        choice: From 0.
-        is_over: True once the core has nothing more to say of it.
-        num_received: Output tokens that came so far, those the client had before included.
-        progress: The newest.
+        stream_id: The stream number.
+        choice: Number of the choice, from 0.
+        is_over: True once no more news of the choice comes from the core.
+        num_received: Number of output tokens so far, with those that the client had before.
+        progress: Newest progress.
     """
 
     __slots__ = (
@@ -79,9 +79,9 @@ class ChoiceInbox:
         self._has_news = False
         self._tokens = array("i")
         self._logprobs: list[TokenLogprob] | None = None
-        """Of the first of these tokens and of those that follow; None where nobody asked."""
+        """Logprobs from the first of `_tokens` on; None if the request did not ask for them."""
         self._num_logprobs = before.num_tokens
-        """Output tokens up to the last one whose log probabilities came."""
+        """Number of output tokens up to the last one that got its logprobs."""
         self._end: StreamEnd | None = None
         self.stream_id = stream_id
         self.choice = choice
@@ -91,11 +91,11 @@ class ChoiceInbox:
 
     def put_tokens(self, offset: int, token_ids: bytes) -> None:
         """
-        Add output tokens; those seen before are ignored.
+        Add output tokens; those that were received before are ignored.
 
         Args:
-            offset: Output offset of the first.
-            token_ids: int32.
+            offset: Output offset of the first token.
+            token_ids: int32 ids.
         """
         inbox = self._inbox
         if offset != self.num_received or inbox.is_closed:
@@ -110,11 +110,11 @@ class ChoiceInbox:
         self._note_news()
 
     def ask_logprobs(self) -> None:
-        """From now on no token is news before its log probabilities came."""
+        """Deliver tokens from now on only together with their logprobs."""
         self._logprobs = []
 
     def put_logprob(self, offset: int, logprob: TokenLogprob) -> None:
-        """Add what belongs to the token at an output offset; one seen before is ignored."""
+        """Add the logprobs of the token at an output offset; repeated ones are ignored."""
         inbox = self._inbox
         if self._logprobs is None or offset < self._num_logprobs or inbox.is_closed:
             return
@@ -135,7 +135,7 @@ class ChoiceInbox:
         self._inbox.note_progress(self)
 
     def put_end(self, end: StreamEnd) -> None:
-        """The choice ended well."""
+        """Note that the choice ended with a finish reason."""
         self.is_over = True
         if self._logprobs is not None and self._num_logprobs < self.num_received:
             self._fail(f"the log probabilities of output token {self._num_logprobs} were lost")
@@ -144,12 +144,12 @@ class ChoiceInbox:
         self._note_news()
 
     def put_failure(self, error: TandemError) -> None:
-        """The choice failed, and with it the request."""
+        """Note that the choice failed, and with it the request."""
         self.is_over = True
         self._inbox.put_failure(error)
 
     def take(self) -> ChoiceNews:
-        """All its news since the last call."""
+        """Return and clear the news of this choice; tokens without their logprobs stay."""
         tokens, logprobs, end = self._tokens, self._logprobs, self._end
         self._has_news, self._tokens, self._end = False, array("i"), None
         if logprobs is None:
@@ -168,7 +168,7 @@ class ChoiceInbox:
         self._inbox.put_failure(InternalError(f"{what} between core and frontend"))
 
     def _unseen(self, offset: int, token_ids: bytes) -> bytes:
-        """Those of the tokens that are of use."""
+        """Return the tokens that are new; note a failure if there is a gap before them."""
         num_seen = self.num_received - offset
         if num_seen < 0 and not self._inbox.is_closed:
             self._fail(f"output token {self.num_received} was lost")
@@ -177,21 +177,22 @@ class ChoiceInbox:
 
 class StreamInbox:
     """
-    Owned by the event loop: the reader of the core's socket puts, the request's task takes.
+    Inbox of one request. Owned by the event loop: the reader of the core's socket puts, the
+    request's task takes.
 
-    Putting never waits. What the task has not taken yet is merged, so a slow client costs the ids
-    it has not read, 4 bytes each, and no more than `max_pending_bytes` over all choices; past that,
-    or when one message waits too long for the client, the request alone ends with `SlowConsumer`.
+    Putting never waits. News that the task has not taken yet is merged, so a slow client costs 4
+    bytes for each id that it has not read, and at most `max_pending_bytes` over all choices. Past
+    that, or when one message waits too long for the client, this request ends with `SlowConsumer`.
 
     Attributes:
-        choices: One per choice, with consecutive stream numbers.
-        accepted: What the core took the request as; None until then.
-        last_sent_s: When the client last got a message; see `sweep`.
-        num_pending_bytes: Of output of all choices that was not taken yet.
-        max_pending_bytes: More of them than this may not wait for the client.
-        is_closed: Further output is of no use.
-        wake: Say that something arrived.
-        with_news: Choices of which something was not taken yet.
+        choices: Inbox of each choice, with consecutive stream numbers.
+        accepted: The core's answer that it accepted the request; None until then.
+        last_sent_s: Time at which the client last took a message; see `sweep`.
+        num_pending_bytes: Size of the output of all choices that was not taken yet.
+        max_pending_bytes: Limit of that size.
+        is_closed: True once further output is ignored.
+        wake: Wakes the request's task when something arrived.
+        with_news: Choices with news that was not taken yet.
     """
 
     def __init__(
@@ -232,33 +233,33 @@ class StreamInbox:
 
     @property
     def is_complete(self) -> bool:
-        """True once the core has nothing more to say of the request."""
+        """True once the request was accepted and all its choices are over."""
         return self.accepted is not None and all(choice.is_over for choice in self.choices)
 
     def accept(self, accepted: Accepted) -> None:
-        """The core took the request."""
+        """Note that the core accepted the request."""
         self.accepted = accepted
         self._something.ring()
 
     def refuse(self, error: TandemError) -> None:
-        """The core took none of its choices, or cannot be asked any more."""
+        """End all choices with an error: the core refused the request, or is gone."""
         for choice in self.choices:
             choice.is_over = True
         self.put_failure(error)
 
     def put_failure(self, error: TandemError) -> None:
-        """The request failed; the first failure stays."""
+        """Fail the request; the first failure stays."""
         self.is_closed = True
         if self._news.failure is None:
             self._news.failure = error
         self._something.ring()
 
     async def wait(self) -> None:
-        """Return when there is news, and it is this stream's turn."""
+        """Wait until there is news and it is this stream's turn."""
         await self._something.wait()
 
     def take(self) -> News:
-        """All news since the last call."""
+        """Return all news since the last call."""
         news, self._news = self._news, News()
         news.choices = [choice.take() for choice in self.with_news]
         self.with_news.clear()
@@ -266,22 +267,22 @@ class StreamInbox:
         return news
 
     def begin_write(self, now_s: float) -> None:
-        """The calling task starts waiting for the client to take a message."""
+        """Note that the calling task starts to wait for the client to take a message."""
         self._write_began_s = now_s
         self._writer = asyncio.current_task()
 
     def end_write(self, now_s: float) -> None:
-        """The client took it."""
+        """Note that the client took the message."""
         self._write_began_s = None
         self.last_sent_s = now_s
 
     @property
     def slow(self) -> SlowConsumer | None:
-        """Set when the writing task was cancelled because the client reads too slowly."""
+        """Error that is set when the writing task was cancelled because the client is too slow."""
         return self._slow
 
     def sweep(self, now_s: float, *, stall_deadline_s: float, progress_interval_s: float) -> None:
-        """Called every now and then: wakes a silent stream, gives up on a stalled one."""
+        """Wake a silent stream and end a stalled one; called at regular intervals."""
         if self._write_began_s is None:
             if now_s - self.last_sent_s >= progress_interval_s:
                 self._news.is_silent = True
@@ -290,7 +291,7 @@ class StreamInbox:
             self._give_up(f"a message waited {stall_deadline_s:g} s for the client")
 
     def forgive(self, seconds: float) -> None:
-        """Blame nobody for this much of the time: this process itself did nothing then."""
+        """Leave `seconds` out of all timeouts, as this process itself stood still then."""
         self.last_sent_s += seconds
         if self._write_began_s is not None:
             self._write_began_s += seconds
@@ -298,15 +299,15 @@ class StreamInbox:
     # For its choices
 
     def give_up_if_slow(self) -> None:
-        """More waits for the client than may: end it, if it is the client who is awaited."""
+        """End the request with `SlowConsumer` if its task is waiting for the client."""
         if self._write_began_s is not None:
             self._give_up(f"{self.num_pending_bytes:,} bytes of output wait for the client")
 
     def note_progress(self, choice: ChoiceInbox) -> None:
-        """A choice changed place; the client hears of it if this is the one it hears of."""
+        """Note a choice's progress; only that of the first choice that is not over is sent."""
         if choice is self._leader():
             unsent = self._news.progress
-            # What was found cached is told once; how far the prompt is comes again.
+            # The number of cached tokens is reported only once, prefill progress again and again.
             if unsent is None or unsent.kind != ProgressKind.SCHEDULED:
                 self._news.progress = choice.progress
             self._something.ring()

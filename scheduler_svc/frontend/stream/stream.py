@@ -1,4 +1,4 @@
-"""One request's messages, in their order: Started, Progress, Delta, Finished, Done."""
+"""Messages of one request, in their order: Started, Progress, Delta, Finished, Done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateResponse
 
 Message = GenerateResponse | OutputDelta
-"""Of a stream."""
+"""Message of a stream."""
 EndAtStopString = Callable[[int, int], None]
 """Called at most once per choice, with the choice and its number of output tokens up to the one
 that completed a stop string."""
@@ -32,20 +32,20 @@ async def stream_messages(
     text_of: Callable[[int], str],
 ) -> AsyncGenerator[Message, None]:
     """
-    Yield the stream of a request that was handed to the core.
+    Yield the messages of a request that was submitted to the core.
 
     Everything that arrives while the consumer is busy is merged into the next messages.
 
     Args:
-        inbox: The core's news about it.
-        starts: Where each choice begins.
+        inbox: Inbox of the request.
+        starts: Start of each choice.
         started: The first message.
         end_at_stop_string: See `EndAtStopString`.
-        blocked_by: Says why nothing is computed; empty while it is.
-        text_of: Gives the text of a token by itself.
+        blocked_by: Returns the reason why no request is computed; empty while requests are.
+        text_of: Returns the text of a token by itself.
 
     Raises:
-        TandemError: The request was refused or failed; what was produced before was yielded.
+        TandemError: The request was refused or failed; output before that was yielded.
     """
     while inbox.accepted is None:
         await inbox.wait()
@@ -65,7 +65,7 @@ async def stream_messages(
             for one in news.choices
             for message in choices[one.choice].messages(one, end_at_stop_string)
         ]
-        # What brought the first token with it came before it.
+        # Progress that arrived together with a token happened before the token.
         if news.progress is not None or _needs_sign_of_life(news, deltas):
             yield _progress(news.progress or inbox.progress, blocked_by())
         for message in deltas:
@@ -79,7 +79,7 @@ async def stream_messages(
 
 
 class _Choice:
-    """One choice on its way to the client."""
+    """Output processing of one choice."""
 
     __slots__ = (
         "_is_end_asked",
@@ -102,11 +102,11 @@ class _Choice:
 
     @property
     def is_over(self) -> bool:
-        """True once nothing more comes of it."""
+        """True once no more messages of the choice come."""
         return self._is_over_before or self.end is not None
 
     def messages(self, news: ChoiceNews, end_at_stop_string: EndAtStopString) -> list[Message]:
-        """What the news come to: at most a Delta and a Finished."""
+        """Return the messages that the news make: at most a Delta and a Finished."""
         output, end = self.output, news.end
         if news.logprobs is None:
             output.push_all(news.token_ids)
@@ -132,7 +132,7 @@ class _Choice:
 
 
 def _as_accepted(started: stream_pb2.Started, accepted: Accepted) -> stream_pb2.Started:
-    """The core has the last word on lengths: it knows how much memory there is."""
+    """Return Started with the lengths that the core decided, as it knows the size of KV memory."""
     started.truncated_prompt_tokens += accepted.num_truncated_tokens
     started.prompt_tokens -= accepted.num_truncated_tokens
     if accepted.max_tokens is not None:
@@ -172,7 +172,7 @@ def _finished(choice: int, output: OutputText, end: StreamEnd) -> GenerateRespon
 
 
 def _finished_before(choice: int, output: OutputText, end: PriorEnd) -> GenerateResponse:
-    """Of a choice that ended with the last token its client has."""
+    """Return the Finished of a choice that ended with the last token its client has."""
     stop = None if output.stopped is None else output.stopped.stop
     finished = stream_pb2.Finished(
         choice=choice,
@@ -184,7 +184,7 @@ def _finished_before(choice: int, output: OutputText, end: PriorEnd) -> Generate
 
 
 def _done(choices: Sequence[_Choice], started: stream_pb2.Started) -> GenerateResponse:
-    """Of all choices, in their order; the prompt counts once, and as the first to run found it."""
+    """Return the Done of all choices; the prompt counts once, as the first computed one had it."""
     ends = [choice.end for choice in choices if choice.end is not None]
     first_token_s = [end.first_token_s for end in ends if end.first_token_s is not None]
     return GenerateResponse(

@@ -1,4 +1,4 @@
-"""Who goes on next, when more streams have something to send than can be sent at once."""
+"""Order in which streams go on, when more have something to send than can be sent at once."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections import deque
 
 STREAMS_AT_ONCE = 32
 PATIENCE_S = 0.005
-"""How long, at least, a stream that does not come back counts as one that is busy sending."""
+"""Shortest time, in seconds, for which a stream that does not come back counts as sending."""
 
 
 class Turns:
     """
-    Lets streams that have news go on in the order in which they asked, a few at once.
+    Turns of streams that have news: they go on in the order in which they asked, a few at once.
 
-    gRPC tells one by one, in one queue, that messages were taken and that calls arrive, and takes
-    up one new call per pass of that queue. With a message of every stream in it, a new call waited
-    for half a minute beside six hundred busy streams. Who waits for its turn loses nothing: what
-    comes meanwhile is merged. A stream that waits for its client does not count for long.
+    gRPC has one queue for two kinds of events, that a message was taken and that a call arrived,
+    and it accepts one new call per pass of that queue. With a message of every stream in the queue,
+    a new call waited for half a minute beside six hundred busy streams. A stream that waits for its
+    turn loses no output: the news that arrives meanwhile is merged. A stream that waits for its
+    client counts as sending only in the period in which it went on and in the next one.
     """
 
     def __init__(self, at_once: int = STREAMS_AT_ONCE, patience_s: float = PATIENCE_S) -> None:
@@ -26,18 +27,18 @@ class Turns:
         self._waiting: deque[Bell] = deque()
         self._period = 0
         self._num_sent = 0
-        """On their way since this period."""
+        """Number of streams that went on in this period and have not come back."""
         self._num_sent_before = 0
-        """Since the one before; who is out for longer is not counted."""
+        """Likewise in the period before; streams that are out for longer are not counted."""
         self._timer: asyncio.TimerHandle | None = None
 
     def ask(self, bell: Bell) -> None:
-        """Have its listener go on when its turn comes."""
+        """Let the bell's listener go on when its turn comes."""
         self._waiting.append(bell)
         self._go_on()
 
     def came_back(self, period: int) -> None:
-        """A listener that went on in this period is done with what it had."""
+        """Note that a listener, which went on in this period, has sent its news."""
         if period == self._period:
             self._num_sent -= 1
         elif period == self._period - 1:
@@ -60,7 +61,7 @@ class Turns:
 
 
 class Bell:
-    """Something happened: rung any number of times, it wakes its one listener once, in turn."""
+    """Event with one listener: rung any number of times, it wakes the listener once, in turn."""
 
     __slots__ = ("_is_rung", "_period", "_turns", "_waiter")
 
@@ -72,18 +73,18 @@ class Bell:
 
     @property
     def is_rung(self) -> bool:
-        """Whether the listener has not gone on yet since it was rung last."""
+        """True if the listener has not gone on since the bell was last rung."""
         return self._is_rung
 
     def ring(self) -> None:
-        """Have the listener go on, now or when it next listens."""
+        """Let the listener go on in turn, now or when it next waits."""
         if not self._is_rung:
             self._is_rung = True
             if self._waiter is not None:
                 self._turns.ask(self)
 
     async def wait(self) -> None:
-        """Return when it was rung since the last time, and the turn has come."""
+        """Wait until the bell was rung since the last time and the turn has come."""
         self._waiter = asyncio.get_running_loop().create_future()
         if self._period is not None:
             period, self._period = self._period, None
@@ -97,7 +98,7 @@ class Bell:
         self._is_rung = False
 
     def go_on(self, period: int) -> bool:
-        """The turn has come; False if nobody waits any more."""
+        """Wake the listener, as its turn has come; return False if it no longer waits."""
         if self._waiter is None or self._waiter.done():
             return False
         self._period = period

@@ -1,4 +1,4 @@
-"""A model's own chat template, rendered in a sandbox as templates expect it."""
+"""Chat template of a model, rendered in a sandbox with the environment that templates expect."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _MAX_PRODUCT_LEN = 1 << 20
 
 
 class ChatTemplate:
-    """One compiled template; thread-safe."""
+    """Compiled chat template; thread-safe."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """
-        Compile.
+        Compile a template.
 
         Args:
             source: Jinja text.
-            special_tokens: Texts by name, such as "bos_token".
+            special_tokens: Texts of special tokens by name, such as "bos_token".
 
         Raises:
-            InvalidModel: Not a valid template.
+            InvalidModel: The template is not valid.
         """
         environment = _Sandbox(
             trim_blocks=True,
@@ -53,7 +53,7 @@ class ChatTemplate:
                 f"the chat template is invalid in line {error.lineno}: {error.message}"
             ) from error
         except (SyntaxError, RecursionError, ValueError, MemoryError) as error:
-            # What Python cannot compile either: loops within loops, an endless expression.
+            # Python cannot compile it: too many nested loops, or an expression that is too long.
             raise InvalidModel(
                 f"the chat template is nested too deeply to be compiled: {error}"
             ) from error
@@ -68,15 +68,15 @@ class ChatTemplate:
         clock: Callable[[], float] = time.monotonic,
     ) -> str:
         """
-        Write a conversation as a prompt, with the opening of an assistant turn at its end.
+        Render a conversation as a prompt, with the opening of an assistant turn at its end.
 
         Args:
-            messages: Each with "role" and "content", oldest first.
-            max_chars: Longest prompt of any use.
-            clock: Seconds, for the limit on rendering time.
+            messages: Messages with "role" and "content", oldest first.
+            max_chars: Longest prompt that can be used, in characters.
+            clock: Returns seconds, for the limit on rendering time.
 
         Raises:
-            ChatTemplateError: The template refused the messages, failed, or went past a limit.
+            ChatTemplateError: The template refused the messages, failed, or exceeded a limit.
         """
         parts: list[str] = []
         num_chars, give_up_s = 0, clock() + MAX_RENDER_S
@@ -132,7 +132,7 @@ _TEMPLATE_FAULTS = (
     RecursionError,
     MemoryError,
 )
-"""What running a template's own expressions can raise."""
+"""Exceptions that a template's own expressions can raise."""
 
 
 class _Raised(TemplateError):
@@ -140,16 +140,16 @@ class _Raised(TemplateError):
 
 
 class _TooLong(Exception):  # not one of the faults that templates have by themselves
-    """The template went on past its time."""
+    """The template exceeded its time limit."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Neither lets a template reach the server nor one operation of it take all memory or time."""
+    """Sandbox: a template cannot reach the server, nor one operation take all memory or time."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a product or power that is no larger than any prompt needs."""
+        """Compute a product or power, but refuse one that is larger than any prompt needs."""
         if operator == "**":
             if not all(isinstance(each, int | float) and abs(each) <= 64 for each in (left, right)):
                 raise SecurityError(f"{operator} of numbers over 64, or of something else")
@@ -163,8 +163,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 def _with_ticks(template: nodes.Template) -> nodes.Template:
     """
-    Call the clock in every round of every loop and whenever a macro is called, so that neither can
-    go on for ever.
+    Make a template check the clock in every iteration of a loop and at every call of a macro, so
+    that neither can go on for ever.
     """
     loops: Iterable[nodes.For] = template.find_all(nodes.For)
     macros: Iterable[nodes.Macro] = template.find_all(nodes.Macro)
@@ -202,7 +202,7 @@ def _to_json(
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks assistant text for training; here it only writes its content."""
+    """Tag `{% generation %}`, which marks assistant text for training; only its content is used."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as a plain class attribute
 

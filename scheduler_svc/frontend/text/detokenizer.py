@@ -1,8 +1,8 @@
 """
-Token ids to text, one token at a time, with the same text as decoding all of them at once.
+Incremental detokenization, with the same text as decoding all tokens at once.
 
-Text that is not yet certain (half a code point, a run of byte tokens) is kept until it is; nothing
-is decoded twice, so a token costs O(its own text).
+Text that is not yet certain (half a code point, a run of byte tokens) is held until it is. No text
+is decoded twice, so a token costs time proportional to its own text.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ REPLACEMENT = "\ufffd"
 
 class Decoded(NamedTuple):
     """
-    What one more token made certain.
+    Text that one more token made certain.
 
     Attributes:
-        head: Rest of the text of the tokens before it, where it was still open and has become
-            certain without using this token's bytes; else None.
-        text: Text that follows.
+        head: Rest of the text of the tokens before it, if it was open and has become certain
+            without this token's bytes; else None.
+        text: Text that follows `head`.
         clean: True when all text of all tokens so far is certain.
     """
 
@@ -32,8 +32,8 @@ class Decoded(NamedTuple):
 
 class BytePiece(NamedTuple):
     """
-    A token's bytes, and what they decode to where they are whole code points: most are, and then
-    need no decoding again.
+    Bytes of a token, with their text if they are whole code points, as most are; it is then decoded
+    only once.
     """
 
     raw: bytes
@@ -41,7 +41,7 @@ class BytePiece(NamedTuple):
 
     @classmethod
     def of(cls, raw: bytes) -> BytePiece:
-        """Decode once."""
+        """Make the piece of these bytes."""
         try:
             return cls(raw, Decoded(None, raw.decode(), True))
         except UnicodeDecodeError:
@@ -49,24 +49,25 @@ class BytePiece(NamedTuple):
 
 
 class Detokenizer(Protocol):
-    """Turns one output into text; stateful."""
+    """Detokenizer of one output; stateful."""
 
     def push(self, token_id: int) -> Decoded:
         """Take the next token."""
 
     def plain_text(self, token_ids: Sequence[int]) -> str | None:
         """
-        Text of the next tokens if all text is certain before and after them, else None. They are
-        not taken, and need not be: plain text leaves nothing to remember. This is the usual case,
-        and much cheaper than one token at a time.
+        Return the text of the next tokens if all text is certain before and after them, else None.
+
+        The tokens need not be pushed then: such text leaves no state. This is the usual case, and
+        much cheaper than one token at a time.
         """
 
     def flush(self) -> str:
-        """End: the text of everything still open, with U+FFFD for what never became valid."""
+        """End the output and return the text that is still open, with U+FFFD for invalid bytes."""
 
 
 class NoText:
-    """For models without a tokenizer: no token has text."""
+    """Detokenizer of models without a tokenizer, in which no token has text."""
 
     def push(self, token_id: int) -> Decoded:
         """Take the next token."""
@@ -74,19 +75,19 @@ class NoText:
         return Decoded(None, "", True)
 
     def plain_text(self, token_ids: Sequence[int]) -> str | None:
-        """No token has text."""
+        """Return an empty text."""
         del token_ids
         return ""
 
     def flush(self) -> str:
-        """Nothing is ever open."""
+        """Return an empty text, as no text is ever open."""
         return ""
 
 
 class ByteDetokenizer:
     """
-    For byte-level vocabularies: tokens are bytes, text is their UTF-8 decoding, where every maximal
-    invalid part becomes one U+FFFD.
+    Detokenizer of byte-level vocabularies: tokens are bytes, and the text is their UTF-8 decoding,
+    in which every maximal invalid part becomes one U+FFFD.
     """
 
     def __init__(self, pieces: Mapping[int, BytePiece]) -> None:
@@ -108,7 +109,7 @@ class ByteDetokenizer:
         return Decoded(None, text, not self._open)
 
     def plain_text(self, token_ids: Sequence[int]) -> str | None:
-        """Text of the next tokens if they begin and end between code points and are valid."""
+        """Return the text of the next tokens if they are whole valid code points, else None."""
         if self._open:
             return None
         pieces = self._pieces
@@ -118,7 +119,7 @@ class ByteDetokenizer:
             return None
 
     def _push_open(self, piece: bytes) -> Decoded:
-        # Byte by byte until the open code point is complete or known to be invalid: at most three.
+        # At most three bytes, one by one, make the open code point complete or invalid.
         for at in range(len(piece)):
             text = self._decode(piece[at : at + 1])
             if not text:
@@ -132,22 +133,22 @@ class ByteDetokenizer:
         return Decoded(None, "", False)
 
     def _completed(self, text: str) -> bool:
-        """Whether U+FFFD is a real one that was just completed, not the mark of invalid bytes."""
+        """Return True if U+FFFD is a real code point just completed, not the mark of bad bytes."""
         return len(text) == 1 and not self._is_open()
 
     def _is_open(self) -> bool:
         return bool(self._state()[0])
 
     def flush(self) -> str:
-        """End: one U+FFFD for an incomplete code point."""
+        """End the output and return one U+FFFD if a code point is incomplete."""
         self._open = False
         return self._decode(b"", True)
 
 
 class PieceDetokenizer:
     """
-    For sentencepiece-like vocabularies: tokens are text, except byte tokens, which mean something
-    only as a whole run: valid UTF-8, or one U+FFFD for each byte.
+    Detokenizer of sentencepiece-like vocabularies: tokens are text, except byte tokens, of which
+    only a whole run has text: valid UTF-8, or one U+FFFD for each byte.
     """
 
     def __init__(self, pieces: Mapping[int, str | int], *, strip_spaces: int) -> None:
@@ -155,8 +156,8 @@ class PieceDetokenizer:
         Start one output.
 
         Args:
-            pieces: A token's text, or the value of its byte.
-            strip_spaces: Leading spaces to drop, where the output begins the sequence.
+            pieces: Text of each token, or the value of its byte.
+            strip_spaces: Number of leading spaces to drop, if the output begins the sequence.
         """
         self._pieces = pieces
         self._strip_spaces = strip_spaces
@@ -174,7 +175,7 @@ class PieceDetokenizer:
         return Decoded(head, self._strip(piece), True)
 
     def plain_text(self, token_ids: Sequence[int]) -> str | None:
-        """Text of the next tokens if no run of byte tokens is open and none of them is one."""
+        """Return the text of the next tokens if there are no byte tokens or spaces to strip."""
         if self._run or self._strip_spaces:
             return None
         pieces = self._pieces
@@ -184,7 +185,7 @@ class PieceDetokenizer:
         return "".join(cast("list[str]", texts))
 
     def flush(self) -> str:
-        """End: the text of an open run of byte tokens."""
+        """End the output and return the text of an open run of byte tokens."""
         run, self._run = self._run, bytearray()
         try:
             return self._strip(run.decode())
@@ -203,7 +204,7 @@ class PieceDetokenizer:
 
 
 class MetaspaceDetokenizer:
-    """For Metaspace decoders: tokens are text; the sequence's first one loses its spaces."""
+    """Detokenizer for Metaspace decoders: tokens are text; a sequence's first loses its spaces."""
 
     def __init__(self, pieces: Mapping[int, str], *, drop_first_space: bool) -> None:
         self._pieces = pieces
@@ -218,19 +219,19 @@ class MetaspaceDetokenizer:
         return Decoded(None, piece, True)
 
     def plain_text(self, token_ids: Sequence[int]) -> str | None:
-        """Text of the next tokens, unless the first one with text is still to come."""
+        """Return the text of the next tokens, or None before the first token with text."""
         if self._drop_space:
             return None
         pieces = self._pieces
         return "".join([pieces[token_id] for token_id in token_ids])
 
     def flush(self) -> str:
-        """Nothing is ever open."""
+        """Return an empty text, as no text is ever open."""
         return ""
 
 
 class WordDetokenizer:
-    """For decoders that write the sequence's first token otherwise than all that follow it."""
+    """Detokenizer for decoders that write a sequence's first token differently from the others."""
 
     def __init__(
         self, first: Mapping[int, str], following: Mapping[int, str], *, is_first: bool
@@ -239,9 +240,9 @@ class WordDetokenizer:
         Start one output.
 
         Args:
-            first: Text of a token that begins the sequence; empty where it does not count.
-            following: Text of any other.
-            is_first: The output begins the sequence.
+            first: Text of each token as the first of the sequence; empty if it does not count.
+            following: Text of each token after another one.
+            is_first: True if the output begins the sequence.
         """
         self._first = first
         self._following = following
@@ -256,19 +257,19 @@ class WordDetokenizer:
         return Decoded(None, piece, True)
 
     def plain_text(self, token_ids: Sequence[int]) -> str | None:
-        """Text of the next tokens, unless the first one with text is still to come."""
+        """Return the text of the next tokens, or None before the first token with text."""
         if self._is_first:
             return None
         pieces = self._following
         return "".join([pieces[token_id] for token_id in token_ids])
 
     def flush(self) -> str:
-        """Nothing is ever open."""
+        """Return an empty text, as no text is ever open."""
         return ""
 
 
 def decode_all(detokenizer: Detokenizer, token_ids: Sequence[int]) -> str:
-    """Text of a whole output."""
+    """Return the text of a whole output."""
     parts = []
     for token_id in token_ids:
         decoded = detokenizer.push(token_id)

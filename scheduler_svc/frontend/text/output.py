@@ -1,4 +1,4 @@
-"""One output on its way to a client: which tokens may be sent, with exactly which text."""
+"""Output processing of one choice: the tokens that may be sent, with exactly their text."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from tandem.link.logprobs import TokenLogprob
 
 
 class OutputChunk(NamedTuple):
-    """Tokens that are released together and all of their text."""
+    """Tokens that are released together, with all of their text."""
 
     first_token_offset: int
     token_ids: list[int]
     text: str
     logprobs: Sequence[TokenLogprob] = ()
-    """One per token, where they were pushed with theirs."""
+    """Logprobs of each token, if the tokens were pushed with them."""
 
 
 class OutputText:
     """
-    Joins detokenizer and stop strings.
+    Text of one output, with detokenizer and stop strings.
 
-    A token is released once all of its text is certain and none of it may be the beginning of a
+    A token is released once all of its text is certain and no part of it can be the beginning of a
     stop string. Once a stop string is complete, `stopped` is set and further tokens are ignored.
     Chunks have no gaps and no overlaps: their ids are the output's ids, their texts its text.
+
+    Attributes:
+        num_tokens: Number of output tokens so far, up to and including the one that ended it.
+        stopped: Stop string that ended the output, if one did.
     """
 
     def __init__(
@@ -42,32 +46,31 @@ class OutputText:
         Start one output.
 
         Args:
-            detokenizer: Fresh, or fed with nothing that belongs to this output.
+            detokenizer: Detokenizer that has taken no token of this output.
             stops: Stop strings, none empty.
             end_token_ids: Tokens that end the output and have no text in it.
-            min_tokens: A stop string that is complete with one of so many tokens ends nothing.
+            min_tokens: Number of first tokens with which a stop string may be complete without
+                ending the output.
         """
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops) if stops else None
         self._end_token_ids = end_token_ids
         self._min_tokens = min_tokens
         self._ids: list[int] = []  # not yet released
-        self._logprobs: list[TokenLogprob] = []  # of these, or none
-        self._text = ""  # known, not yet released
+        self._logprobs: list[TokenLogprob] = []  # of `_ids`, or none
+        self._text = ""  # certain, not yet released
         self._num_released_tokens = 0
         self._num_released_chars = 0
         self._boundaries: deque[tuple[int, int]] = deque()  # (tokens, chars) where both end
         self.num_tokens = 0
-        """Output tokens so far, up to and including the one that ended it."""
         self.stopped: StopMatch | None = None
 
     def go_on_after(self, token_ids: Sequence[int]) -> None:
         """
-        Take tokens that the client has, with all of their text, as chunks carry them.
+        Take tokens that the client has already, with all of their text.
 
-        Half a code point at their end is text only if the next token completes it: else its U+FFFD
-        was sent with them. A stop string in them sets `stopped`; the caller looks whether and
-        where.
+        Half a code point at their end becomes text only if the next token completes it; else its
+        U+FFFD was sent with them. A stop string in them sets `stopped`, which the caller checks.
         """
         for token_id in token_ids:
             self.push(token_id)
@@ -84,8 +87,8 @@ class OutputText:
 
     def push(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
         """
-        Take the next token, with its log probabilities for all tokens that are released or none;
-        ignored after a stop string.
+        Take the next token; it is ignored after a stop string. Either every token has its logprobs,
+        or none has.
         """
         if self.stopped is not None:
             return
@@ -110,7 +113,7 @@ class OutputText:
             self._mark(self.num_tokens)
 
     def take(self) -> OutputChunk | None:
-        """Release what can be; None when nothing can."""
+        """Release all tokens that can be released; return None if there are none."""
         releasable = self._num_released_chars + len(self._text)
         if self._matcher is not None and self.stopped is None:
             releasable -= self._matcher.num_held_chars
@@ -118,11 +121,11 @@ class OutputText:
         while self._boundaries and self._boundaries[0][1] <= releasable:
             boundary = self._boundaries.popleft()
         chunk = None if boundary is None else self._release(*boundary)
-        # A stop string that began in what the client has leaves nothing to release.
+        # A stop string that began in text the client has may leave an empty chunk.
         return chunk if chunk is not None and (chunk.token_ids or chunk.text) else None
 
     def finish(self) -> OutputChunk | None:
-        """End the output: everything left, which may complete a stop string still."""
+        """End the output and release the rest, which may complete a stop string; None if empty."""
         if self.stopped is None:
             self._grow(self._detokenizer.flush(), self.num_tokens)
             if self.num_tokens == self._num_released_tokens:
@@ -134,8 +137,8 @@ class OutputText:
 
     def _try_push_plain(self, token_ids: Sequence[int]) -> bool:
         """
-        Take tokens together if nothing is held back before them or after them: no half code point,
-        no beginning of a stop string, no end. Else take none and give False.
+        Take tokens together if no text is held back before or after them: no half code point, no
+        beginning of a stop string, no end token. Otherwise take none and return False.
         """
         if self._ids or self._text or self.stopped is not None or not token_ids:
             return False
@@ -176,7 +179,7 @@ class OutputText:
             self._boundaries.append(boundary)
 
     def _count_text_as_sent(self) -> None:
-        """What is known and not released was sent by an earlier stream."""
+        """Count the text that is not released as sent by an earlier stream."""
         self._num_released_chars += len(self._text)
         self._text = ""
 

@@ -1,4 +1,4 @@
-"""The model that is served now, with its tokenizer, loaded in the background."""
+"""Model that is served now, with its tokenizer, which is loaded in the background."""
 
 from __future__ import annotations
 
@@ -14,36 +14,40 @@ from scheduler_svc.ipc.messages import Model
 from tandem.errors import InvalidModel, NoExecutor, TandemError
 
 MAX_REFUSAL_CHARS = 600
-"""Of a refusal in an error's metadata: trailers must stay under 8 KiB."""
+"""Limit of a refusal in an error's metadata: trailers must stay under 8 KiB."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """One model; a request keeps the one it started with."""
+    """Model with its tokenizer; a request keeps the one it started with."""
 
     model: Model
     text: TextModel
 
 
 class ServedModel:
-    """Owned by the event loop."""
+    """
+    Model that is served now. Owned by the event loop.
+
+    Attributes:
+        refusal: See Availability.refusal.
+    """
 
     def __init__(self) -> None:
         self._loading: asyncio.Task[LoadedModel] | None = None
         self.refusal = ""
-        """See Availability.refusal."""
 
     def load(self, model: Model, when_done: Callable[[], None]) -> None:
-        """Replace what is served; requests wait for it. `when_done` is called however it ends."""
+        """Start to load a model in place of the last one; `when_done` is called at any end."""
         task = asyncio.create_task(_load(model))
         task.add_done_callback(lambda _: when_done())
         self._loading = task
 
     @property
     def is_loaded(self) -> bool:
-        """Whether requests can be served without waiting or failing."""
+        """True if the model is loaded, so that no request waits for it or fails."""
         task = self._loading
         return (
             task is not None and task.done() and not task.cancelled() and task.exception() is None
@@ -51,11 +55,11 @@ class ServedModel:
 
     async def get(self) -> LoadedModel:
         """
-        Wait until it is loaded.
+        Wait until the model is loaded, and return it.
 
         Raises:
             NoExecutor: No model is known yet.
-            InvalidModel: Its tokenizer or template cannot be used.
+            InvalidModel: The model's tokenizer or template cannot be used.
         """
         if self._loading is None:
             why = self.refusal or "it is missing or still loading, see the scheduler's log"

@@ -1,4 +1,4 @@
-"""Finding stop strings in text that arrives in pieces, without reading any of it twice."""
+"""Search for stop strings in text that arrives in pieces, without reading any of it twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopMatch:
-    """The first stop string that is complete; offsets count characters from the output's start."""
+    """First stop string that is complete; offsets count characters from the output's start."""
 
     stop: str
     start: int
@@ -23,7 +23,7 @@ class _Pattern:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.matched = 0
-        """Length of the longest beginning of `stop` that ends the text so far."""
+        """Length of the longest prefix of `stop` that is a suffix of the text so far."""
         fallback = [0] * len(stop)
         length = 0
         for at in range(1, len(stop)):
@@ -36,8 +36,8 @@ class _Pattern:
 
     def feed(self, text: str, *, may_match: bool) -> int | None:
         """
-        Read on; the offset in `text` just after the first complete match, or None. Where nothing
-        may match, what is complete is passed over.
+        Read the next text; return the offset in `text` just after the first complete match, or
+        None. With `may_match` False, complete matches are skipped.
         """
         stop, length = self.stop, self.matched
         if not length and stop[0] not in text:
@@ -57,10 +57,10 @@ class _Pattern:
 
 class StopMatcher:
     """
-    Watches one output for several stop strings.
+    Matcher of several stop strings in one output.
 
-    The one that completes first wins; of several that complete at the same character, the one that
-    begins first. After a match nothing more may be fed.
+    The stop string that is complete first wins; of several that are complete at the same character,
+    the one that begins first. After a match no more text may be fed.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -69,13 +69,13 @@ class StopMatcher:
 
     @property
     def num_held_chars(self) -> int:
-        """Length of the longest end of the text that may be the beginning of a stop string."""
+        """Length of the longest suffix of the text that may be the beginning of a stop string."""
         return max((pattern.matched for pattern in self._patterns), default=0)
 
     def try_skip(self, text: str) -> bool:
         """
-        Read on if that is sure to change nothing: no stop string is begun before or after the text,
-        and none is in it. Else read nothing and give False.
+        Read the next text if no stop string has begun before it and none can begin in it; otherwise
+        read no text and return False.
         """
         for pattern in self._patterns:
             if pattern.matched or pattern.stop[0] in text:
@@ -85,12 +85,12 @@ class StopMatcher:
 
     def feed(self, text: str, *, may_match: bool = True) -> StopMatch | None:
         """
-        Read on; returns the match as soon as there is one.
+        Read the next text; return the match as soon as there is one.
 
         Args:
-            text: What follows.
-            may_match: False passes over stop strings that are complete in `text`; one that only
-                begins there may be completed by what follows.
+            text: The next text.
+            may_match: False skips stop strings that are complete in `text`; one that only begins
+                there may be completed by later text.
         """
         begin = self._num_chars
         self._num_chars += len(text)

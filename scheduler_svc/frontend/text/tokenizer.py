@@ -1,4 +1,4 @@
-"""Prompts to token ids, by the tokenizer and chat template of the served model."""
+"""Tokenization of prompts, by the tokenizer and chat template of the served model."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from scheduler_svc.frontend.text.vocabulary import (
 from tandem.errors import ChatTemplateError, InvalidModel, InvalidParameter
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
-"""A plane of Unicode that means nothing to anybody else."""
+"""Code points of a private-use plane of Unicode, which have no meaning elsewhere."""
 MAX_QUOTED_CHARS = 300
-"""Of what the library says of a file, which may quote any length of it."""
+"""Limit of the library's error text about a file, which may quote any length of the file."""
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TextModel:
     """
-    Everything between text and ids of one model; immutable and thread-safe once loaded.
+    Tokenizer, detokenizer and chat template of one model; immutable and thread-safe once loaded.
 
     A model without tokenizer.json can be used with token ids only, and its output has no text.
     """
@@ -45,15 +45,15 @@ class TextModel:
         special_tokens: Mapping[str, str],
     ) -> None:
         """
-        Use `TextModel.load`.
+        Use `TextModel.load` instead.
 
         Args:
-            plain: Sees special tokens in text as ordinary text.
-            marked: Recognises them; for what the chat template wrote.
-            chat_template: None where the model has none.
-            make_detokenizer: For the output of a prompt.
-            max_token_bytes: No token stands for more UTF-8 bytes of prompt; inf where unknown.
-            special_tokens: Texts of those that the model's files name, by their names there.
+            plain: Tokenizer that takes special tokens in text as ordinary text.
+            marked: Tokenizer that recognises them, for text written by the chat template.
+            chat_template: The chat template; None if the model has none.
+            make_detokenizer: Makes the detokenizer for the output of a prompt.
+            max_token_bytes: Most UTF-8 bytes of prompt that one token stands for; inf if unknown.
+            special_tokens: Texts of the special tokens that the model's files name, by name.
         """
         self._plain = plain
         self._marked = marked
@@ -71,11 +71,11 @@ class TextModel:
     @classmethod
     def load(cls, directory: Path) -> TextModel:
         """
-        Read tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja,
-        those that exist.
+        Load a model's tokenizer.json, tokenizer_config.json, special_tokens_map.json and
+        chat_template.jinja, as far as they exist.
 
         Raises:
-            InvalidModel: One of them is unreadable, invalid or not supported; the text says which.
+            InvalidModel: A file is unreadable, invalid or not supported; the text says which one.
         """
         source = _read(directory / "tokenizer.json")
         if source is None:
@@ -107,22 +107,22 @@ class TextModel:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations can be encoded."""
+        """True if conversations can be encoded."""
         return self._chat_template is not None
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether prompts can be text and outputs have some."""
+        """True if prompts can be text and outputs have text."""
         return self._plain is not None
 
     @property
     def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size); 0 without a tokenizer."""
+        """Number of token ids, which are in [0, vocab_size); 0 without a tokenizer."""
         plain = self._plain
         return 0 if plain is None else int(plain.get_vocab_size(with_added_tokens=True))
 
     def special_token_id(self, name: str) -> int | None:
-        """Id of a token of `SPECIAL_TOKEN_NAMES`; None where the model's files name none."""
+        """Return the id of a token of `SPECIAL_TOKEN_NAMES`; None if the files do not name it."""
         text = self._special_tokens.get(name)
         return None if text is None or self._plain is None else self._plain.token_to_id(text)
 
@@ -143,13 +143,13 @@ class TextModel:
         return both.removeprefix(start)
 
     def min_tokens(self, text: str) -> int:
-        """Number of tokens that `text` has at least; costs nothing, however long it is."""
+        """Return a lower bound of the number of tokens of `text`, in constant time."""
         return math.ceil(len(text) / self._max_token_bytes)
 
     def encode_text(self, text: str) -> list[int]:
         """
-        Ids of a plain prompt: what the tokenizer's own rule puts in front, then the text, with
-        nothing in it taken for a special token.
+        Return the ids of a plain prompt: the tokens that the tokenizer's own rule puts in front,
+        then the text, in which special tokens are not recognised.
 
         Raises:
             InvalidParameter: The model has no tokenizer.
@@ -171,16 +171,16 @@ class TextModel:
         self, messages: Sequence[Mapping[str, str]], *, max_prompt_len: int
     ) -> list[int]:
         """
-        Ids of a conversation as the chat template writes it.
+        Return the ids of a conversation as the chat template writes it.
 
-        Special tokens are recognised in what the template wrote, never in what a message says.
+        Special tokens are recognised in the template's text, never in the text of a message.
 
         Args:
-            messages: Each with "role" and "content".
-            max_prompt_len: Longest prompt of any use, in tokens.
+            messages: Messages with "role" and "content".
+            max_prompt_len: Longest prompt that can be used, in tokens.
 
         Raises:
-            ChatTemplateError: There is no template, or it refused or failed.
+            ChatTemplateError: There is no template, or it refused the messages or failed.
         """
         if self._chat_template is None or self._marked is None or self._plain is None:
             raise ChatTemplateError(
@@ -197,7 +197,7 @@ class TextModel:
         return self._encode_guarded(guard, rendered)
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
-        """Detokenizer for the output that follows `prompt`."""
+        """Return a detokenizer for the output that follows `prompt`."""
         return self._make_detokenizer(prompt)
 
     def _encode_guarded(self, guard: _Guard, rendered: str) -> list[int]:
@@ -216,9 +216,14 @@ class TextModel:
 
 class _Guard:
     """
-    Hides special tokens' texts in messages from being recognised, each behind a private character.
+    Guard against special tokens in the text of messages: it replaces each by a private-use
+    character while the template is rendered, so that the tokenizer does not recognise it.
 
-    Only messages that contain one are touched, so all others see the template unchanged.
+    Only messages that contain one are changed.
+
+    Attributes:
+        is_needed: True if a message contains the text of a special token.
+        messages: The messages with these texts replaced.
     """
 
     def __init__(self, pattern: re.Pattern[str], messages: Sequence[Mapping[str, str]]) -> None:
@@ -247,7 +252,7 @@ class _Guard:
         return self._hidden[found[0]]
 
     def restore(self, text: str) -> str:
-        """What the messages said."""
+        """Return `text` with the original texts of the messages."""
         return text.translate(self._shown)
 
 
@@ -272,7 +277,7 @@ def _tokenizer(source: str, directory: Path) -> Tokenizer:
 
 
 def _max_token_bytes(tokenizer: Tokenizer, model: Mapping[str, Any]) -> float:
-    """Most bytes of text one token stands for; inf where an unknown token hides any number."""
+    """Return the most bytes of text of one token; inf if an unknown token hides any number."""
     is_byte_level = model.get("type") == "BPE" and model.get("unk_token") is None
     if not is_byte_level and not model.get("byte_fallback"):
         return math.inf
@@ -295,7 +300,7 @@ def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _content(token: Any) -> str:
-    """Text of a special token, which configuration files write as text or as an object."""
+    """Return the text of a special token, which files have as text or as an object."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else ""

@@ -1,4 +1,4 @@
-"""Threads for work on text that takes too long for the event loop, with a bounded queue."""
+"""Threads for tokenization that takes too long for the event loop, with a bounded queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 class TokenizerThreads:
-    """Owned by the event loop."""
+    """Pool of threads for work on text. Owned by the event loop."""
 
     def __init__(self, num_threads: int, *, max_waiting: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
@@ -23,10 +23,10 @@ class TokenizerThreads:
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
         """
-        Wait for the result of `work`.
+        Run `work` on a thread, and return its result.
 
         Raises:
-            QueueFull: Too many wait already.
+            QueueFull: Too many calls wait already.
         """
         if self._num_inside >= self._max_inside:
             raise QueueFull(
@@ -45,7 +45,7 @@ class TokenizerThreads:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process is stopping
                 loop.call_soon_threadsafe(self._leave)
 
-        # Counted until the thread is done with it, also where the caller has gone away before.
+        # The call counts until the thread is done with it, even if the caller was cancelled before.
         future.add_done_callback(leave)
         return await asyncio.wrap_future(future)
 
@@ -53,5 +53,5 @@ class TokenizerThreads:
         self._num_inside -= 1
 
     def close(self) -> None:
-        """Drop what has not begun."""
+        """Drop work that has not begun, and take no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What text each token of a Hugging Face tokenizer stands for, and which detokenizer fits it."""
+"""Texts of the tokens of a Hugging Face tokenizer, and the choice of its detokenizer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from scheduler_svc.frontend.text.detokenizer import (
 from tandem.errors import InvalidModel
 
 DetokenizerFactory = Callable[[Sequence[int]], Detokenizer]
-"""Makes a fresh detokenizer for the output that follows these prompt ids."""
+"""Function that makes a new detokenizer for the output that follows these prompt ids."""
 
 MAX_SHOWN_CHARS = 200
-"""Of the kinds of a decoder that is not supported: they stand in a sentence."""
+"""Limit of the text that names the parts of an unsupported decoder in an error."""
 
 _Piece = TypeVar("_Piece", BytePiece, str, str | int)
 
 
 class _Pieces(dict[int, _Piece]):
-    """Pieces by token id, found out at first use; an unknown or special token has an empty one."""
+    """Pieces by token id, made at first use; an unknown or special token has an empty one."""
 
     def __init__(
         self, tokenizer: Tokenizer, special_ids: frozenset[int], convert: Callable[[str], _Piece]
@@ -45,7 +45,7 @@ class _Pieces(dict[int, _Piece]):
 
 
 def special_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that have no text."""
+    """Return the ids of special tokens, which have no text."""
     added = tokenizer.get_added_tokens_decoder()
     return frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -55,7 +55,7 @@ def detokenizer_factory(tokenizer: Tokenizer, decoder: dict[str, Any] | None) ->
     Choose the detokenizer for the `decoder` section of a tokenizer.json.
 
     Raises:
-        InvalidModel: A decoder whose output cannot be streamed exactly, or that is not known here.
+        InvalidModel: The decoder is unknown, or its output cannot be streamed exactly.
     """
     special_ids = special_token_ids(tokenizer)
     steps = list(_flatten(decoder))
@@ -74,8 +74,8 @@ def detokenizer_factory(tokenizer: Tokenizer, decoder: dict[str, Any] | None) ->
 
 def _word_factory(tokenizer: Tokenizer, special_ids: frozenset[int]) -> DetokenizerFactory:
     """
-    Both decoders look at one token at a time, and at whether it is the first, so each token's text
-    is what the library itself makes of it after another token.
+    Make the factory for a WordPiece decoder or none. Both decode one token at a time and treat only
+    the first differently, so each token's text is what the library makes of it after another token.
     """
     decode = " ".join if tokenizer.decoder is None else tokenizer.decoder.decode
 
@@ -149,7 +149,7 @@ def _unsupported(kinds: list[str]) -> InvalidModel:
 
 
 def _byte_token_value(token: str) -> int | None:
-    """Value of a token like <0x0A>."""
+    """Return the byte of a token like <0x0A>; None for any other token."""
     if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
         return None
     try:
@@ -159,7 +159,7 @@ def _byte_token_value(token: str) -> int | None:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """Bytes by the printable characters that byte-level vocabularies write them as."""
+    """Return the bytes by the characters with which byte-level vocabularies write them."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     table = {chr(byte): byte for byte in printable}
@@ -170,7 +170,7 @@ _BYTE_OF_CHAR = _byte_of_char()
 
 
 def _byte_piece(token: str) -> BytePiece:
-    """A token's piece; one with a character outside the table, added later, is plain text."""
+    """Return a token's piece; an added token with characters outside the table is plain text."""
     try:
         return BytePiece.of(bytes(_BYTE_OF_CHAR[char] for char in token))
     except KeyError:
