@@ -1,4 +1,4 @@
 """
-What clients and services share: generated stubs, the error table, the engine limits, the step
+Code that clients and services share: generated stubs, the error table, the engine limits, the step
 link's protocol.
 """

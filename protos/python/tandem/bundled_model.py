@@ -1,4 +1,4 @@
-"""Where the small model lies that comes with a checkout of the project."""
+"""Path of the small model that comes with a checkout of the project."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def bundled_model() -> Path | None:
-    """The model that comes with a checkout of the project; None in other installations."""
+    """Return the folder of the model in a checkout of the project; None in other installations."""
     folder = Path(__file__).resolve().parents[3] / "deploy" / "models" / "tandem-py"
     return folder if folder.is_dir() else None

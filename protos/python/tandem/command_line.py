@@ -1,4 +1,4 @@
-"""What the command lines of benchmarks have in common: a parser, kinds of flags, and tables."""
+"""Common parts of the benchmarks' command lines: a parser, types of flags, and tables."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ _EXIT_USAGE = 2
 
 class BenchParser(argparse.ArgumentParser):
     """
-    Complains in one line, without usage: who typed the flags did so for `tandem bench`, as a rule.
+    Parser that reports errors in one line, without usage: as a rule the flags were typed for
+    `tandem bench`.
     """
 
     def error(self, message: str) -> NoReturn:
-        """End the process with 2."""
+        """Print the error and end the process with exit code 2."""
         self.exit(_EXIT_USAGE, f"bench: {message}; see --help\n")
 
 
 def count(text: str) -> int:
     """
-    Of a flag that counts.
+    Convert the value of a flag that is a count, 0 or more.
 
     Raises:
-        argparse.ArgumentTypeError: It is not a whole number, below 0, or absurd.
+        argparse.ArgumentTypeError: It is not a whole number, below 0, or over `LARGEST_COUNT`.
     """
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {text!r}")
@@ -39,10 +40,10 @@ def count(text: str) -> int:
 
 def at_least_one(text: str) -> int:
     """
-    Of a flag that counts what there must be.
+    Convert the value of a flag that is a count, 1 or more.
 
     Raises:
-        argparse.ArgumentTypeError: It is not a whole number, or below 1.
+        argparse.ArgumentTypeError: It is not a whole number, below 1, or over `LARGEST_COUNT`.
     """
     value = count(text)
     if not value:
@@ -51,7 +52,7 @@ def at_least_one(text: str) -> int:
 
 
 def at_most(largest: int) -> Callable[[str], int]:
-    """A kind of flag that counts what there must be, up to so many."""
+    """Return the type of a flag that is a count from 1 to `largest`."""
 
     def kind(text: str) -> int:
         value = at_least_one(text)
@@ -64,10 +65,10 @@ def at_most(largest: int) -> Callable[[str], int]:
 
 def time_above_zero(text: str) -> float:
     """
-    Of a flag that is a time.
+    Convert the value of a flag that is a time in seconds.
 
     Raises:
-        argparse.ArgumentTypeError: It is not a number over 0, or absurd.
+        argparse.ArgumentTypeError: It is not a number between 0 and `LONGEST_S`, both excluded.
     """
     value = _number(text)
     if not 0 < value < LONGEST_S:
@@ -77,10 +78,10 @@ def time_above_zero(text: str) -> float:
 
 def above_zero(text: str) -> float:
     """
-    Of a flag that is a rate.
+    Convert the value of a flag that is a rate.
 
     Raises:
-        argparse.ArgumentTypeError: It is not a number over 0.
+        argparse.ArgumentTypeError: It is not a finite number over 0.
     """
     value = _number(text)
     if not (value > 0 and math.isfinite(value)):
@@ -96,13 +97,13 @@ def _number(text: str) -> float:
 
 
 def print_row(cells: Sequence[str], headings: Iterable[str]) -> None:
-    """Print a line of a table; each column is as wide as its heading."""
+    """Print one row of a table; each column is as wide as its heading."""
     print_line(
         "  ".join(cell.rjust(len(heading)) for cell, heading in zip(cells, headings, strict=True))
     )
 
 
 def print_line(line: str) -> None:
-    """Print a line at once, also into a pipe."""
+    """Print a line and flush it, also into a pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -14,16 +14,15 @@ from typing import Any
 from tandem.errors import InvalidConfig
 
 MAX_GIB = 1 << 20
-"""Most GiB that a setting may ask for: more, a PiB, is a slip of the keyboard."""
+"""Most GiB that a setting may ask for; more than this PiB is a typing error."""
 MAX_THREADS = 1024
-"""Most CPU threads of one operation, likewise: OpenMP ends the process that cannot start them."""
+"""Most CPU threads of one operation; OpenMP ends a process that cannot start its threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """
-    Limits of one engine; `validate` is called by whoever builds an engine from it, before anything
-    is allocated.
+    Limits of one engine. Code that builds an engine from them calls `validate` before it allocates.
 
     Attributes:
         block_size: Tokens per KV block, at least 1; powers of two from 1 to 128 are advised.
@@ -71,7 +70,7 @@ class EngineConfig:
                 raise InvalidConfig(text)
 
     def warnings(self) -> list[str]:
-        """Settings that work but are rarely meant."""
+        """Return a warning for each setting that works but is rarely intended."""
         found = []
         if self.block_size > 128 or self.block_size & (self.block_size - 1):
             found.append(
@@ -89,11 +88,11 @@ class EngineConfig:
     @classmethod
     def from_file(cls, path: Path | str, *, base: EngineConfig | None = None) -> EngineConfig:
         """
-        Read a JSON object of these names; missing ones are as in `base`, else the defaults.
+        Read a JSON object of these names; missing ones have the value of `base`, else the default.
 
         Raises:
-            InvalidConfig: Unreadable file, not a JSON object, an unknown name or a value of the
-            wrong type.
+            InvalidConfig: The file is unreadable or no JSON object, or has an unknown name or a
+                value of the wrong type.
         """
         path = Path(path)
         try:
@@ -109,17 +108,17 @@ class EngineConfig:
     @classmethod
     def preset(cls, name: str) -> EngineConfig:
         """
-        One of `PRESETS` by its name.
+        Return one of `PRESETS` by its name.
 
         Raises:
-            InvalidConfig: There is none of this name.
+            InvalidConfig: No preset has this name.
         """
         if name not in PRESETS:
             raise InvalidConfig(f"unknown preset {name!r}; presets: {', '.join(PRESETS)}")
         return PRESETS[name]
 
     def as_dict(self) -> dict[str, int | float]:
-        """Names and values, in the order of the documentation."""
+        """Return names and values, in the order of the documentation."""
         return asdict(self)
 
 

@@ -1,5 +1,5 @@
 """
-Every error that crosses a process boundary: one class per reason, each with its gRPC code and retry
+Errors that cross a process boundary: one class per reason, each with its gRPC code and retry
 advice.
 
     TandemError
@@ -39,9 +39,9 @@ class TandemError(Exception):
 
     Attributes:
         message: A sentence that says what was wrong and what to do.
-        field: Path of the offending request field, where there is one.
-        retry_after_s: Seconds after which a retry may help, where one can.
-        metadata: More facts for machines, for example which limit was hit.
+        field: Path of the wrong request field, or None.
+        retry_after_s: Seconds after which a retry may help; None if the error gives no such time.
+        metadata: More facts for programs, for example the limit that was hit.
     """
 
     reason: ClassVar[str] = "INTERNAL"
@@ -297,4 +297,4 @@ def _leaves(root: type[TandemError]) -> list[type[TandemError]]:
 ERROR_BY_REASON: dict[str, type[TandemError]] = {
     error.reason: error for error in _leaves(TandemError)
 }
-"""Every class by its reason, for rebuilding an error on the client's side."""
+"""Error classes by reason, for rebuilding an error on the client's side."""

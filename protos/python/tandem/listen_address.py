@@ -1,5 +1,5 @@
 """
-Addresses that a service is about to listen on: checked, and held, before anything is started.
+Addresses that a service will listen on, checked and held before any process is started.
 
 Both services and `tandem up` use it, so that the same mistake is the same error everywhere.
 """
@@ -25,39 +25,40 @@ UNPROTECTED = (
     "whoever connects may use the service and read what it sends"
 )
 MAX_UNIX_PATH_BYTES = 107
-"""`sun_path` holds 108 bytes with its terminator."""
+"""Longest path of a unix socket: `sun_path` holds 108 bytes with its terminator."""
 
 _UNIX = "unix:"
 
 
 class ListenAddress:
     """
-    An address that was free when this was made, and that is ours until `release`.
+    Address that was free when this object was made; a shared or unix one is held until `release`.
 
-    Several frontends share a TCP address with SO_REUSEPORT, which would also let a second scheduler
-    of the same user in unnoticed. So the address is first bound exclusively, which says whether it
-    is free, and a shared one is then held by a socket that shares it and never listens: its port is
-    known before the first frontend starts, and no other process takes it meanwhile.
+    Several frontends share a TCP address with SO_REUSEPORT, which would also let in a second
+    scheduler of the same user unnoticed. So the address is first bound exclusively, which fails if
+    it is in use. A shared one is then held by a socket that shares it and never listens: its port
+    is known before the first frontend starts, and no other process takes it meanwhile.
 
-    A unix socket has no such thing: a process that binds it replaces the file of another. So a
-    locked file beside it tells that it is taken; the system drops the lock with the process,
-    however that ends, and the socket of a dead process is replaced.
+    Unix sockets have no such protection: a process that binds one replaces the file of another. So
+    a locked file beside the socket shows that it is taken. The system drops the lock when the
+    process ends in any way, and the socket of a dead process is replaced.
 
     Attributes:
-        address: Where to listen. Port 0 of a shared address is resolved.
+        address: The address to listen on; port 0 of a shared address is resolved.
     """
 
     def __init__(self, setting: str, address: str, *, is_shared: bool = False) -> None:
         """
         Args:
-            setting: Name of the setting the address comes from, for errors.
+            setting: Name of the setting that the address comes from, for errors.
             address: HOST:PORT, of which port 0 takes a free one, or unix:PATH.
-            is_shared: Several processes will listen there.
+            is_shared: True if several processes will listen on it.
 
         Raises:
-            AddressInUse: Another process listens there.
-            InvalidConfig: Nothing can listen there: the host cannot be resolved or is not one of
-                this machine's, or the path is too long, not in a directory, or another file's.
+            AddressInUse: Another process listens on it.
+            InvalidConfig: No process can listen on it: the host cannot be resolved or is not one of
+                this machine's, or the path is too long, not in a directory, or that of another
+                file.
         """
         self._holder: socket.socket | None = None
         self._lock: _LockFile | None = None
@@ -120,7 +121,7 @@ class ListenAddress:
         self.release()
 
     def release(self) -> None:
-        """Let others have the address."""
+        """Give up the address, so that other processes can have it."""
         if self._holder is not None:
             with contextlib.suppress(OSError):
                 self._holder.close()
@@ -130,12 +131,13 @@ class ListenAddress:
 
 
 class _LockFile:
-    """A file that this process alone has locked; removed with the lock."""
+    """File with an exclusive lock of this process; it is removed with the lock."""
 
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            OSError: EADDRINUSE where another process has locked it, or why it cannot be made.
+            OSError: EADDRINUSE if another process has locked the file, or another errno if the file
+                cannot be made.
         """
         self._path = path
         while True:
@@ -148,21 +150,21 @@ class _LockFile:
             except BlockingIOError as error:
                 os.close(self._file)
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from error
-            os.close(self._file)  # its holder removed it in between: it locks nothing any more
+            os.close(self._file)  # its holder removed it meanwhile: this file is not the lock
 
     def release(self) -> None:
-        """Remove it, then let the lock go."""
+        """Remove the file, then drop the lock."""
         self._path.unlink(missing_ok=True)
         os.close(self._file)
 
 
 def check_all_free(addresses: Mapping[str, str]) -> None:
     """
-    Make sure that a service can listen on all of these, by setting.
+    Check that a service can listen on all of these addresses, given by setting.
 
     Raises:
         AddressInUse: Other processes listen on some; all of them are named.
-        InvalidConfig: Nothing can listen on one of them, or two are the same.
+        InvalidConfig: No process can listen on one of them, or two are the same.
     """
     settings: dict[str, str] = {}
     for setting, address in addresses.items():
@@ -182,10 +184,10 @@ def check_all_free(addresses: Mapping[str, str]) -> None:
 
 def busy_among(addresses: Mapping[str, str]) -> list[tuple[str, AddressInUse]]:
     """
-    The settings whose addresses other processes listen on.
+    Return the settings with an address on which another process listens, each with its error.
 
     Raises:
-        InvalidConfig: Nothing can listen on one of them.
+        InvalidConfig: No process can listen on one of the addresses.
     """
     busy = []
     for setting, address in addresses.items():
@@ -197,7 +199,7 @@ def busy_among(addresses: Mapping[str, str]) -> list[tuple[str, AddressInUse]]:
 
 
 def reaches_beyond_this_machine(address: str) -> bool:
-    """Whether other machines may connect to a service that listens on HOST:PORT or unix:PATH."""
+    """Return True if other machines may connect to a service that listens on this address."""
     if address.startswith(_UNIX):
         return False
     host, _, port = address.rpartition(":")
@@ -211,7 +213,7 @@ def reaches_beyond_this_machine(address: str) -> bool:
 
 
 def unix_path(address: str) -> Path:
-    """The path of unix:PATH or unix:///PATH."""
+    """Return the path of unix:PATH or unix:///PATH."""
     path = address.removeprefix(_UNIX)
     return Path(path.removeprefix("//") if path.startswith("///") else path)
 
@@ -229,17 +231,17 @@ def _resolve(setting: str, host: str, port: int) -> list[tuple[socket.AddressFam
 
 
 def _try_tcp(family: socket.AddressFamily, where: Any) -> int:
-    """Bind and listen for a moment; gives the port."""
+    """Bind and listen for a moment; return the port."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(where)
-        # Listening is what fails where another socket shares the address already.
+        # Where another socket shares the address already, listening fails and not binding.
         probe.listen(1)
         return int(probe.getsockname()[1])
 
 
 def _check_unix(path: Path) -> None:
-    """Raise an OSError if a process without a lock file listens there, or no socket lies there."""
+    """Raise an OSError if a process without a lock file listens there, or the file is no socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Messages on their way out of one call of the step link, one at a time and in order."""
+"""Queue of outgoing messages of one call of the step link, sent one at a time and in order."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from collections.abc import Callable
 
 class OutgoingMessages:
     """
-    Begins to send a message when the one before has left; any thread may put one, and none waits.
+    Outgoing messages, each begun when the one before has left; any thread may put one, and no
+    thread waits.
 
-    gRPC takes one message of a call at a time and tells when it took it. Its own streams give that
-    news to a thread which waits to send the next one: two threads more to wake for each message.
+    gRPC takes one message of a call at a time and reports when it took it. Its own streams report
+    that to a thread which waits to send the next one, so that two more threads are woken for each
+    message.
     """
 
     def __init__(self, begin: Callable[[bytes], None]) -> None:
         """
         Args:
-            begin: Begins to send a message; `left` is called when it has left, or never will.
+            begin: Begins to send a message; `left` must be called when the message has left or can
+                no longer leave.
         """
         self._begin = begin
         self._lock = threading.Lock()
@@ -29,11 +32,11 @@ class OutgoingMessages:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is being sent or waits for it."""
+        """True if no message is being sent or waits to be sent."""
         return not self._is_sending
 
     def put(self, message: bytes) -> None:
-        """Send a message after those before it; dropped once closed."""
+        """Send a message after those before it; once closed, drop it."""
         with self._lock:
             if self._is_closed:
                 return
@@ -44,7 +47,7 @@ class OutgoingMessages:
         self._begin(message)
 
     def left(self) -> None:
-        """Note that the message begun last has left; begins the next one."""
+        """Note that the last message begun has left, and begin the next one."""
         with self._lock:
             if self._waiting:
                 message = self._waiting.popleft()
@@ -59,7 +62,7 @@ class OutgoingMessages:
             on_empty()
 
     def close(self, on_empty: Callable[[], None]) -> None:
-        """Take no more messages; `on_empty` is called once all have left, maybe at once."""
+        """Take no more messages; `on_empty` is called once all have left, or at once."""
         with self._lock:
             self._is_closed = True
             self._on_empty = on_empty
@@ -68,7 +71,7 @@ class OutgoingMessages:
             on_empty()
 
     def drop(self) -> None:
-        """Take no more messages and forget those that wait: the call is over."""
+        """Take no more messages and drop those that wait, as the call is over."""
         with self._lock:
             self._is_closed = True
             self._waiting.clear()

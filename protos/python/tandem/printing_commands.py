@@ -1,4 +1,4 @@
-"""What the commands that print their results have in common: how they end when they cannot."""
+"""Common parts of commands that print their results: their end by signals and failed output."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Started = TypeVar("Started", subprocess.Popen[str], subprocess.Popen[bytes])
 
 
 class EndedBySignal(SystemExit):
-    """Ctrl-C or SIGTERM ends the process; on the way a command may still print what it has."""
+    """Ctrl-C or SIGTERM ends the process; a command may catch it to print the results so far."""
 
 
 def run_printing(name: str, command: Callable[[], int]) -> int:
     """
-    Run a command that prints to stdout, and give its exit code.
+    Run a command that prints to stdout, and return its exit code.
 
-    Ctrl-C ends it with 130, SIGTERM with 143 and a reader that left with 1, all without a word and
-    after it has ended its processes and removed its files; output that cannot be written, on a full
-    disk say, ends it with one line and 1.
+    Ctrl-C ends it with 130, SIGTERM with 143 and a closed pipe with 1, all without output and after
+    the command has ended its processes and removed its files. Output that cannot be written, on a
+    full disk for example, ends it with one line on stderr and 1.
 
     Args:
-        name: What the line starts with.
-        command: Does the work and gives the exit code.
+        name: Start of that line.
+        command: Does the work and returns the exit code.
     """
     end_by_signals()
     try:
         code = command()
         sys.stdout.flush()
-        _pass_signals_over()  # its work is done; Python would tell of one that interrupts the exit
+        _pass_signals_over()  # the work is done; Python would report a signal during its exit
     except BrokenPipeError:
         _forget_output()
         return EXIT_FAILED
@@ -51,10 +51,10 @@ def run_printing(name: str, command: Callable[[], int]) -> int:
 
 def end_by_signals() -> None:
     """
-    Have SIGINT and SIGTERM end this process by EndedBySignal, so that what is open is closed.
+    Have SIGINT and SIGTERM end this process by EndedBySignal, so that open resources are closed.
 
-    Only the first one: a terminal tells the whole group and a parent may pass it on, and the second
-    must not break off what the first began. Takes over both signals for good.
+    Only the first signal counts: a terminal signals the whole group and a parent may pass the
+    signal on, and the second must not interrupt what the first began. Both handlers stay for good.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -67,10 +67,10 @@ def end_by_signals() -> None:
 
 def started_process(start: Callable[[], Started]) -> Started:
     """
-    Start a process, and leave none behind if SIGTERM comes in the middle: then nobody has it yet.
+    Start a process; if SIGTERM arrives meanwhile, kill it, as the caller does not have it yet.
 
-    SIGINT is ignored meanwhile, and by the process until it sets a handler: a terminal sends it to
-    both, and whoever started the process ends it, without a traceback of its imports.
+    SIGINT is ignored meanwhile, and by the new process until it sets a handler. A terminal sends
+    SIGINT to both; the caller then ends the process, without a traceback from its imports.
 
     Args:
         start: Makes a `subprocess.Popen`.
@@ -101,12 +101,12 @@ def _pass_signals_over() -> None:
 
 def _pass_over(_number: int, _frame: FrameType | None) -> None:
     """
-    Ignore a signal, unlike SIG_IGN also one that has come but not been handled yet.
+    Ignore a signal, also one that arrived before but was not handled yet.
 
-    Of such a one Python would write "Signal 15 ignored due to race condition" with a traceback.
+    With SIG_IGN, Python would print "Signal 15 ignored due to race condition" with a traceback.
     """
 
 
 def _forget_output() -> None:
-    """Else Python would fail once more when it writes at exit what is still in the buffer."""
+    """Point stdout at /dev/null, as Python writes its buffer at exit and would fail once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

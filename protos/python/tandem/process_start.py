@@ -1,7 +1,8 @@
 """
-How a service process begins, and how it ends when it cannot: in one line, with an exit code.
+Start of a service process, and its end if it cannot start: one line and an exit code.
 
-Imports nothing heavy: what takes seconds is imported after `end_quietly_on_signals`.
+This module has no heavy imports: modules that take seconds are imported after
+`end_quietly_on_signals`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from tandem.errors import InternalError, InvalidConfig, InvalidModel, OutOfMemor
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
-"""The configuration, the model or the machine cannot work; starting again will not help."""
+"""Exit code for a configuration, model or machine that cannot work; a restart will not help."""
 
 MIN_OPEN_FILES = 64
 WANTED_OPEN_FILES = 4096
-"""Each client's connection takes one."""
+"""Wanted limit of open files, as each client's connection takes one."""
 
 _GIB = 2**30
 _OF_THE_MACHINE = frozenset(
@@ -43,16 +44,17 @@ _OF_THE_MACHINE = frozenset(
         errno.EROFS,
     }
 )
-"""What a machine or its user can mend; any other OSError is a mistake of ours."""
+"""Error numbers that a user or operator can fix; any other OSError is a bug in Tandem."""
 _OURS = frozenset({"executor_svc", "kernels", "scheduler_svc", "tandem"})
 
 
 def end_quietly_on_signals() -> None:
     """
-    Let SIGINT and SIGTERM end the process at once, without a word, until other handlers are set.
+    Have SIGINT and SIGTERM end the process at once, without output, until other handlers are set.
 
-    For the seconds of imports, in which there is nothing to clean up. The default actions would do
-    for SIGTERM, but not in the first process of a container, where the kernel ignores them.
+    This is for the seconds of imports, in which there is nothing to clean up. The default actions
+    would do for SIGTERM, but not in the first process of a container, where the kernel ignores
+    them.
     """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -61,9 +63,9 @@ def end_quietly_on_signals() -> None:
 
 def run_or_refuse(run: Callable[[], int]) -> int:
     """
-    Run a service; gives its exit code, after one line on stderr if it could not go on.
+    Run a service and return its exit code, after one line on stderr if it could not go on.
 
-    What a machine lacks is such a line. A mistake of ours keeps its traceback, which says where.
+    A lack of resources is reported by such a line. A bug in Tandem keeps its traceback.
     """
     try:
         return run()
@@ -76,7 +78,7 @@ def run_or_refuse(run: Callable[[], int]) -> int:
 
 
 def refuse(error: TandemError) -> int:
-    """Say in one line why the process cannot go on; gives its exit code."""
+    """Print in one line why the process cannot go on, and return its exit code."""
     sys.stderr.write(f"{error.reason}: {error.message}\n")
     is_refused = isinstance(error, InvalidConfig | InvalidModel | OutOfMemory)
     return EXIT_REFUSED if is_refused else EXIT_FAILED
@@ -84,10 +86,10 @@ def refuse(error: TandemError) -> int:
 
 def check_limits(min_address_space_bytes: int) -> None:
     """
-    Make sure that this process may have what it needs; takes more open files where it may.
+    Check this process's limits, and raise its limit of open files as far as needed and allowed.
 
     Args:
-        min_address_space_bytes: Below this it ends somewhere in a library, without a sentence.
+        min_address_space_bytes: Least address space; with less a library fails without a message.
 
     Raises:
         InvalidConfig: A limit is too low.
@@ -111,10 +113,10 @@ def check_limits(min_address_space_bytes: int) -> None:
 
 def check_address_space_left(needed_bytes: int) -> None:
     """
-    Make sure, once libraries are loaded, that threads and memory can still be had.
+    Check, once libraries are loaded, that the limit leaves address space for threads and memory.
 
     Raises:
-        InvalidConfig: The limit leaves less than this.
+        InvalidConfig: The limit leaves less than `needed_bytes`.
     """
     most_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most_bytes == resource.RLIM_INFINITY:
@@ -133,7 +135,7 @@ def check_address_space_left(needed_bytes: int) -> None:
 
 
 def as_refusal(error: OSError | MemoryError | ImportError | RuntimeError) -> TandemError:
-    """What a process lacked that could not start, as an error with what to do about it."""
+    """Return the error for a start that failed for lack of resources, with advice."""
     if isinstance(error, MemoryError):
         return OutOfMemory(f"memory ran out at the start{_address_space()}: give this process more")
     if isinstance(error, ImportError):
@@ -172,7 +174,7 @@ def _is_below(limit: int, number: int) -> bool:
 
 
 def _address_space() -> str:
-    """A clause about a limit that may be the cause."""
+    """Return a clause about an address space limit that may be the cause; empty without one."""
     most_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most_bytes == resource.RLIM_INFINITY:
         return ""

@@ -1,4 +1,4 @@
-"""What of an executor's steps a profile records: limits and reading, the same in every service."""
+"""Options of a profile of an executor's steps: limits and checks, the same in every service."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from tandem.errors import InvalidParameter
 
 MAX_STEPS = 100
 MAX_STEPS_WITH_STACK = 20
-"""Closing a recording holds steps up for microseconds per entry; functions are many entries."""
+"""
+Limit with stacks, which make an entry per function: closing a recording delays steps by
+microseconds per entry.
+"""
 MAX_DURATION_S = 60.0
 MAX_CHUNK_BYTES = 1 << 20
-"""Of a trace, in one message."""
+"""Most bytes of a trace in one message."""
 FEATURE = "profile"
-"""In `DescribeResponse.features` of an executor that can do it."""
+"""Entry in `DescribeResponse.features` of an executor that can record profiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
-    """See tandem.common.v1.ProfileOptions."""
+    """Options of one profile; see tandem.common.v1.ProfileOptions."""
 
     num_steps: int = 20
     duration_s: float = 10.0
@@ -33,7 +36,7 @@ def read_options(message: profile_pb2.ProfileOptions) -> ProfileOptions:
     Read and check the options of a request.
 
     Raises:
-        InvalidParameter: One is out of range.
+        InvalidParameter: An option is out of range.
     """
     options = ProfileOptions(with_stack=message.with_stack, record_shapes=message.record_shapes)
     num_steps = message.num_steps if message.HasField("num_steps") else options.num_steps

@@ -1,4 +1,4 @@
-"""Why a server that answers computes nothing: one wording for its clients, logs and operators."""
+"""Reason why a server that answers computes no request: one wording for clients and operators."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def why_unready(
     executor: str = "",
 ) -> str:
     """
-    Say what keeps a server that is not ready from serving, and what to do: the first cause counts.
+    Say what keeps a server that is not ready from serving, and what to do; the first cause counts.
 
     Args:
-        is_draining: It was drained, or is stopping.
-        is_suspended: An operator suspended it.
-        refusal: Why executors that answer are not used; empty where there is no such reason.
-        is_attached: An executor session is attached.
-        num_sessions: Sessions that were opened with executors so far.
-        executor: Address of the last executor, for readers who may know it.
+        is_draining: True if it was drained, or is stopping.
+        is_suspended: True if an operator suspended it.
+        refusal: Reason why executors that answer are not used; empty without one.
+        is_attached: True if an executor session is attached.
+        num_sessions: Number of sessions that were opened with executors so far.
+        executor: Address of the last executor, for readers that may know it; else empty.
     """
     named = f"its executor {executor}" if executor else "its executor"
     causes = (

@@ -1,6 +1,6 @@
 """
-Ranges of the numbers that decide how a token is drawn, the same in a request, in a model's
-generation_config.json and in an executor's description of those.
+Ranges of sampling params, the same in a request, in a model's generation_config.json and in an
+executor's description of the model's defaults.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 MIN_TEMPERATURE = 0.01
-"""Temperatures above 0 and under it count as it."""
+"""Least temperature above 0; temperatures between 0 and it count as it."""
 MAX_TEMPERATURE = 2.0
 MAX_PENALTY = 2.0
 MAX_TOP_K = 2**31 - 1
@@ -40,12 +40,12 @@ _RULES: Mapping[str, tuple[_Rule, ...]] = {
 
 def broken_range(name: str, value: float) -> str | None:
     """
-    Tell what a value must be and is not, such as "must be in (0, 1]"; None where it may stand.
+    Return the rule that a value breaks, such as "must be in (0, 1]"; None if it breaks none.
 
-    A real number is judged as the float32 that it becomes on its way to the sampler: 1e-60 is 0.
+    A real number is checked as the float32 that it becomes on its way to the sampler: 1e-60 is 0.
 
     Args:
-        name: As in SamplingParams; a name without a range allows everything.
+        name: Name as in SamplingParams; a name without a range allows every value.
         value: A number; NaN breaks every range.
     """
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses and back: one mapping for every server and client."""
+"""Conversion of errors to gRPC statuses and back, the same for every server and client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOMAIN = "tandem"
 
 def to_status_proto(error: TandemError) -> status_pb2.Status:
     """
-    Encode an error as `google.rpc.Status` with ErrorInfo and, where they apply, BadRequest and
+    Encode an error as `google.rpc.Status` with ErrorInfo and, if they apply, BadRequest and
     RetryInfo.
     """
     details = [
@@ -45,8 +45,9 @@ def to_grpc_status(error: TandemError) -> grpc.Status:
 
 def from_rpc_error(error: grpc.RpcError) -> TandemError:
     """
-    Rebuild the error a peer sent; a failure without our details (a broken connection, say) becomes
-    the class that its gRPC code suggests, with the code's name in `metadata["grpc_code"]`.
+    Rebuild the error that a peer sent. A failure without Tandem's details, such as a broken
+    connection, becomes the class that its gRPC code suggests, with the code's name in
+    `metadata["grpc_code"]`.
     """
     code = error.code()
     text = error.details() or code.name
@@ -69,7 +70,7 @@ def from_rpc_error(error: grpc.RpcError) -> TandemError:
 
 
 def from_status_proto(status: status_pb2.Status) -> TandemError | None:
-    """Rebuild an error from its encoded form; None if it carries no reason of ours."""
+    """Rebuild an error from its encoded form; return None if it has no reason of Tandem's."""
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
@@ -95,7 +96,7 @@ def from_status_proto(status: status_pb2.Status) -> TandemError | None:
 
 @functools.lru_cache(maxsize=64)
 def _newer(reason: str, number: int) -> type[TandemError]:
-    """Return a class for a reason that only a newer peer knows: what its gRPC code means holds."""
+    """Return an error class, with the peer's gRPC code, for a reason that only newer peers know."""
     names = {code.value[0]: code.name for code in grpc.StatusCode}
     if not reason or names.get(number, "UNKNOWN") in {"OK", "UNKNOWN", "INTERNAL"}:
         return InternalError
@@ -123,7 +124,7 @@ class CallCancelled(TandemError):
 
 
 _BROKEN_STREAM = ("RST_STREAM", "Stream removed")
-"""How gRPC words a stream that a peer or a proxy between dropped; its code then depends on whom."""
+"""Texts of gRPC for a stream that the peer or a proxy dropped; the code differs between them."""
 
 _CANCELLED_HERE = (
     "Locally cancelled",
@@ -132,7 +133,7 @@ _CANCELLED_HERE = (
     "Channel deallocated",
     "Cancelled upon garbage collection",
 )
-"""How gRPC and we word a call that this side cancelled; else the peer did, as one that stops."""
+"""Texts for a call that this side cancelled; with any other text, a peer that stops did."""
 
 _UNTYPED: dict[grpc.StatusCode, type[TandemError]] = {
     grpc.StatusCode.UNAVAILABLE: PeerUnavailable,

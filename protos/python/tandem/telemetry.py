@@ -1,4 +1,4 @@
-"""Logging of a service process: one event name and its keys per line, to stderr."""
+"""Logging of a service process to stderr: one line per event, with its name and keys."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
 
 class LineLogger:
     """
-    Writes each line at once, and drops it where it cannot be written: a full disk or a reader that
-    left must not end the service. The first line that can be written again is followed by one that
-    counts the dropped ones.
+    Logger that writes each line at once, and drops a line that cannot be written: a full disk or a
+    closed pipe must not end the service. The first line that can be written again is followed by
+    one that counts the dropped lines.
 
     One object serves all loggers of a process, from any thread.
     """
@@ -50,7 +50,7 @@ def configure_logging(level: str, log_format: str) -> None:
 
     Args:
         level: "debug", "info", "warning" or "error".
-        log_format: "json" for one object per line, "console" for people.
+        log_format: "json" for one object per line, "console" for human readers.
     """
     renderer: structlog.typing.Processor
     if log_format == "json":
@@ -82,8 +82,8 @@ def log_worded(
     is_warning: bool = False,
 ) -> None:
     """
-    Log what has a wording that people and their tools know: as text that sentence, as JSON the
-    event and its keys.
+    Log an event that has a well-known wording: in text logs as that sentence, in JSON as the event
+    and its keys.
     """
     level = logging.WARNING if is_warning else logging.INFO
     log.log(level, event, values=values, sentence=sentence)

@@ -1,4 +1,4 @@
-"""Where sockets and files go that live as long as a process."""
+"""Folder for sockets and files that live as long as a process."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from tandem.errors import InvalidConfig
 from tandem.listen_address import MAX_UNIX_PATH_BYTES
 
 MIN_FREE_BYTES = 16 << 20
-"""Tokenizers of models take up to this; logs little."""
+"""Least free space of a place: tokenizers of models take up to this, and logs little."""
 _ALWAYS_SHORT = ("/tmp", "/var/tmp")  # noqa: S108 -- folders are made below them, by mkdtemp
 
 
 def temporary_folder(prefix: str, deepest: str) -> Path:
     """
-    Make a folder of this user alone: in TMPDIR, or where that is full or long in /tmp or /var/tmp.
+    Make a folder that only this user can read: in TMPDIR, or in /tmp or /var/tmp if TMPDIR is full
+    or its path too long.
 
     Args:
-        prefix: Of its name.
-        deepest: The longest path of a socket below it.
+        prefix: Prefix of the folder's name.
+        deepest: Longest path of a socket below the folder.
 
     Raises:
-        InvalidConfig: No place will do; the sentence says what is wrong with each.
+        InvalidConfig: No place can be used; the text says why for each.
     """
     wrong = []
     for place in _places():
@@ -52,6 +53,6 @@ def temporary_folder(prefix: str, deepest: str) -> Path:
 def _places() -> Iterator[Path]:
     try:
         first = [tempfile.gettempdir()]
-    except FileNotFoundError:  # nothing can be written to any of the usual ones
+    except FileNotFoundError:  # no usual place can be written to
         first = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if name in os.environ]
     yield from (Path(name) for name in dict.fromkeys([*first, *_ALWAYS_SHORT]))

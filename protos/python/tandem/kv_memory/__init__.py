@@ -1,1 +1,1 @@
-"""How much KV memory a device has room for: for the executor, and for those who ask beforehand."""
+"""Size of the KV memory that fits a device, for the executor and for `tandem config suggest`."""

@@ -1,10 +1,11 @@
 """
-How many KV blocks a device holds: pure arithmetic over what a probe measured.
+Number of KV blocks that a device holds: pure arithmetic over the numbers of a memory probe.
 
-Four settings can say it, and each has its system's formula: a number of blocks; GiB of KV memory
-(Megatron's `buffer_size_gb`); a share of the device for weights and KV (SGLang's
-`mem_fraction_static`); a share for weights, activations and KV (vLLM's `gpu_memory_utilization`).
-Unlike there, block 0 is the dummy: inside a budget of bytes, outside a count of blocks.
+Four settings can size the KV memory, each with the formula of the system that it comes from: a
+number of blocks; GiB of KV memory (Megatron's `buffer_size_gb`); a share of the device for weights
+and KV (SGLang's `mem_fraction_static`); a share for weights, activations and KV (vLLM's
+`gpu_memory_utilization`). Unlike in those systems, block 0 is a dummy block: it counts in a budget
+of bytes, but not in a number of blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tandem.errors import OutOfMemory
 GIB = 2**30
 
 MIN_BLOCKS = 2
-"""One block to use and the dummy."""
+"""Least number of blocks: one to use and the dummy."""
 
 
 def block_bytes(
@@ -30,9 +31,9 @@ def block_bytes(
     tp_size: int = 1,
 ) -> int:
     """
-    Bytes of one block on one rank: keys and values of all attention layers there.
+    Return the bytes of one block on one rank: keys and values of all attention layers there.
 
-    Of fewer key heads than ranks every rank holds one.
+    With fewer KV heads than ranks, every rank holds one head.
     """
     heads = max(1, num_kv_heads // tp_size)
     return 2 * num_layers * block_size * heads * head_dim * bytes_per_number
@@ -41,17 +42,17 @@ def block_bytes(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProbe:
     """
-    One device's memory around the loading of weights, in bytes.
+    Memory of one device around the loading of weights, in bytes.
 
     Attributes:
-        device: For messages.
-        total_bytes: All there is, used or not.
-        free_before_bytes: Before the weights.
-        free_after_bytes: With the weights; nothing of the KV is allocated.
-        weight_bytes: Of the weights.
-        activation_bytes: Most that steps need beyond weights and KV.
-        other_bytes: What else grew meanwhile: libraries, contexts, workspaces.
-        is_measured: The activations were measured; else they are an estimate.
+        device: Name of the device, for messages.
+        total_bytes: All memory of the device, used or not.
+        free_before_bytes: Free memory before the weights are loaded.
+        free_after_bytes: Free memory with the weights, before any KV is allocated.
+        weight_bytes: Size of the weights.
+        activation_bytes: Most memory that steps need beyond weights and KV.
+        other_bytes: Other memory taken meanwhile: libraries, contexts, workspaces.
+        is_measured: True if the activations were measured, False if they are an estimate.
     """
 
     device: str
@@ -65,13 +66,13 @@ class MemoryProbe:
 
     @property
     def non_kv_bytes(self) -> int:
-        """What must fit beside the KV."""
+        """Memory that must fit beside the KV, in bytes."""
         return self.weight_bytes + self.activation_bytes + self.other_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """One rank of an executor: its device and what a block takes there."""
+    """Memory of one rank of an executor, and the bytes that a block takes there."""
 
     block_bytes: int
     probe: MemoryProbe
@@ -79,7 +80,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSize:
-    """The setting that sizes the KV memory: one of `KV_SIZE_KNOBS`, with its value and origin."""
+    """Setting that sizes the KV memory: one of `KV_SIZE_KNOBS`, with its value and source."""
 
     knob: str
     value: float
@@ -89,15 +90,15 @@ class KvSize:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """
-    What the memory is used for.
+    Plan of the KV memory.
 
     Attributes:
-        size: What was asked for.
-        num_blocks: Blocks that sequences can use, on every rank.
+        size: The setting that sizes it.
+        num_blocks: Number of blocks that sequences can use, on every rank.
         block_size: Tokens per block.
         max_model_len: Most tokens of one sequence.
-        rank: The rank that has room for the fewest.
-        wanted_len: What `max_model_len` would be with more KV memory; None where it is as wanted.
+        rank: The rank that has room for the fewest blocks.
+        wanted_len: `max_model_len` as it would be with more KV memory; None if it is as wanted.
     """
 
     size: KvSize
@@ -109,11 +110,11 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of all blocks on that rank, the dummy included."""
+        """Bytes of all blocks on `rank`, with the dummy."""
         return (self.num_blocks + 1) * self.rank.block_bytes
 
     def equivalents(self) -> dict[str, float]:
-        """The value of each knob that gives these blocks on this device, by name."""
+        """Return, by knob, the value that gives this number of blocks on this device."""
         probe = self.rank.probe
         return {
             "max_num_blocks": self.num_blocks,
@@ -123,7 +124,7 @@ class MemoryPlan:
         }
 
     def warnings(self) -> list[str]:
-        """What works but is rarely meant."""
+        """Return warnings about a plan that works but is rarely intended."""
         capacity = self.num_blocks * self.block_size
         if self.wanted_len is not None:
             warning = (
@@ -150,18 +151,19 @@ def plan_kv(
     may_shorten: bool = False,
 ) -> MemoryPlan:
     """
-    Size the KV memory.
+    Plan the KV memory.
 
     Args:
-        size: What was asked for.
-        ranks: At least one; with pipeline stages of different sizes the smallest count holds.
+        size: The setting that sizes it.
+        ranks: Memory of the ranks, at least one; the rank with the fewest blocks counts, as
+            pipeline stages can differ in size.
         block_size: Tokens per block.
         max_model_len: Most tokens of one sequence.
-        may_shorten: `max_model_len` is lowered to what the KV memory holds, where that is less.
+        may_shorten: Lower `max_model_len` to the tokens that the KV memory holds, if that is less.
 
     Raises:
         OutOfMemory: No block fits, too few do, or they do not fit beside the weights; the message
-            names the setting to turn and how far.
+            names the setting to change and a value.
     """
     needed_len = 0 if may_shorten else max_model_len
     counts = [_usable_blocks(size, rank, block_size, needed_len) for rank in ranks]

@@ -1,4 +1,4 @@
-"""How large the KV memory is where no setting says it, also for `tandem config suggest`."""
+"""Default size of the KV memory, also for `tandem config suggest`."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from tandem.errors import OutOfMemory
 from tandem.kv_memory.budget import GIB, MIN_BLOCKS, KvSize, RankMemory
 
 GPU_UTILIZATION = 0.9
-"""Of a GPU's memory, as in vLLM; of what is free of it, where other processes have more."""
+"""Share of a GPU's memory, as in vLLM; if other processes leave less, share of its free memory."""
 
 CPU_SHARE = 0.25
-"""Of the memory that is free beside weights and activations: other programs live there too."""
+"""Share of the memory left by weights and activations, as other programs need memory too."""
 
 
 def default_kv_size(
     limits: EngineConfig, rank: RankMemory, *, on_gpu: bool, may_shorten: bool
 ) -> KvSize:
     """
-    Choose a size by the device.
+    Choose the size of the KV memory by the device.
 
     Args:
-        limits: `max_batch_size` and `max_model_len` bound what can be used on a CPU.
-        rank: The device, with what is free there.
-        on_gpu: It is one.
-        may_shorten: `max_model_len` gives way; otherwise room for one such request is taken, share
-            or not.
+        limits: Engine limits; `max_batch_size` and `max_model_len` bound the size on a CPU.
+        rank: Memory of the device.
+        on_gpu: True if the device is a GPU.
+        may_shorten: On a CPU, `max_model_len` may be lowered; otherwise the KV memory holds one
+            request of it at least, even if that exceeds the share.
 
     Raises:
-        OutOfMemory: That one request is more than the memory holds.
+        OutOfMemory: One request of `max_model_len` needs more memory than is left on a CPU.
     """
     if on_gpu:
         return share_of_device(rank, GPU_UTILIZATION)
@@ -35,7 +35,7 @@ def default_kv_size(
 
 
 def share_of_device(rank: RankMemory, utilization: float) -> KvSize:
-    """Take this share of the device, or of what is free of it, where other processes have more."""
+    """Return this share of the device, or of its free memory if other processes leave less."""
     probe = rank.probe
     knob = "gpu_memory_utilization"
     if probe.free_before_bytes >= utilization * probe.total_bytes:
