@@ -1,6 +1,6 @@
 """
-The step link as pure state machines: no sockets, no threads, no clock. Both ends and the tests
-share it.
+Step link as pure state machines: no sockets, no threads, no clock. Both ends and the tests share
+it.
 """
 
 PROTOCOL_VERSION = 3

@@ -1,6 +1,6 @@
 """
-The values that travel over the step link, free of any encoding: what the core plans and the
-executor runs.
+Values that travel over the step link, free of any encoding: batches and commands from the core,
+results from the executor.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _no_uint8() -> UInt8Column:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSampling:
     """
-    How one row draws its tokens, resolved: nothing is optional.
+    Sampling params of one row, with all defaults resolved.
 
     `temperature` 0 is greedy, `top_k` 0 is off, `top_p` 1 is off; `seed` is a uint64, `choice`
-    counts from 0. Penalties see the tokens before the one that is drawn: `repetition_penalty` (1 is
-    off) those of prompt and output, the other two (0 is off) those of the output. None of `end_ids`
-    is drawn before `min_tokens` outputs. `logit_bias` is added to the logits of distinct ids.
-    `logprobs` is the number of likeliest ids told with each token's log probability; None for
-    nothing told.
+    counts from 0. Penalties apply to the tokens before the one that is sampled:
+    `repetition_penalty` (1 is off) to those of prompt and output, the other two (0 is off) to those
+    of the output. None of `end_ids` is sampled before `min_tokens` outputs. `logit_bias` is added
+    to the logits of distinct ids. `logprobs` is the number of likeliest ids that are reported with
+    each token's log probability; None reports no log probabilities.
     """
 
     temperature: float
@@ -65,7 +65,7 @@ class RowSampling:
 
     @property
     def has_penalties(self) -> bool:
-        """True when the tokens so far change what is drawn next."""
+        """True if a penalty is on, so that the tokens so far change the next logits."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0
@@ -76,9 +76,9 @@ class RowSampling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """
-    A slot's whole state, sent once.
+    Whole state of a slot, sent once when a request is admitted.
 
-    `token_ids` is prompt plus, after a preemption or recovery, outputs; the first
+    `token_ids` is the prompt plus, after a preemption or recovery, the outputs; the first
     `num_cached_tokens` of them already have KV in `block_ids`. `generation` strictly grows per slot
     within a session.
     """
@@ -95,12 +95,13 @@ class Admission:
 @dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
 class Batch:
     """
-    One step's delta against the slot state both ends hold; columns of a group have equal lengths.
+    Delta of one step against the slot state that both ends hold; columns of a group have equal
+    lengths.
 
-    Order of effects: release, swap out, copy, swap in, admit, append, forward. `row_start` equals
-    the slot's planned length before the batch. Rows are in batch order, decodes (one token) first;
-    no slot has two rows. `swap_out_*` copies device blocks to host blocks, `swap_in_*` host blocks
-    to device blocks; host blocks are numbered on their own, from 1.
+    The effects happen in this order: release, swap out, copy, swap in, admit, append, forward.
+    `row_start` equals the slot's planned length before the batch. Rows are in batch order, decodes
+    (one token) first; no slot has two rows. `swap_out_*` copies device blocks to host blocks,
+    `swap_in_*` host blocks to device blocks; host blocks have their own numbers, from 1.
     """
 
     admits: tuple[Admission, ...] = ()
@@ -120,12 +121,12 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed by this batch."""
+        """Number of tokens computed by this batch."""
         return int(self.row_num_tokens.sum())
 
 
 class KvMode(enum.Enum):
-    """What happens to KV memory while suspended."""
+    """Treatment of the KV memory during a suspension."""
 
     PERSIST = 1
     OFFLOAD = 2
@@ -149,7 +150,7 @@ Command: TypeAlias = Batch | Suspend | Resume
 
 @dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
 class Step:
-    """One command with its place in the session; `step_id` counts 1, 2, 3, ... without a gap."""
+    """Command with its place in the session; `step_id` counts 1, 2, 3, ... without a gap."""
 
     session_epoch: int
     step_id: int
@@ -159,7 +160,7 @@ class Step:
 
 
 class RowErrorKind(enum.Enum):
-    """What was wrong with one row."""
+    """Kind of error of one row."""
 
     INVALID_LOGITS = 1
     TOKEN_OUT_OF_RANGE = 2
@@ -167,7 +168,7 @@ class RowErrorKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowError:
-    """One row failed; the others did not."""
+    """Failure of one row; the other rows of the step are not affected."""
 
     slot: int
     generation: int
@@ -177,7 +178,7 @@ class RowError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimings:
-    """Nanoseconds on the executor's monotonic clock."""
+    """Durations of the parts of a step, in nanoseconds on the executor's monotonic clock."""
 
     queued_ns: int = 0
     forward_ns: int = 0
@@ -188,13 +189,13 @@ class StepTimings:
 @dataclass(slots=True, kw_only=True)  # values too, but freezing would triple their making
 class StepResult:
     """
-    What one step produced: per row that sampled, in batch order, `(slot, generation, position,
-    token)`.
+    Result of one step: `(slot, generation, position, token)` for each row that sampled, in batch
+    order.
 
     `position` is the token's index in its sequence, so a late result can always be attributed.
-    `margin` (float32) is present only where the runner was asked to collect it, `logprobs` only
-    where a row asked for its log probabilities. `graph` is the tokens, padding included, of the
-    captured graph that ran; 0 where none did.
+    `margin` (float32) is present only if the runner was told to collect it, `logprobs` only if a
+    row asked for its log probabilities. `graph` is the number of tokens, with padding, of the CUDA
+    graph that ran; 0 if none did.
     """
 
     boot_id: str
@@ -213,7 +214,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFailed:
-    """The step as a whole failed and the session is over; `reason` is a name of the error table."""
+    """Failure of a whole step, which ends the session; `reason` is a name of the error table."""
 
     boot_id: str
     step_id: int

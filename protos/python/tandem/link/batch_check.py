@@ -1,9 +1,9 @@
 """
-Proof that a batch fits the slot state, before anything of it takes effect.
+Checks that a batch fits the slot state, before any part of it takes effect.
 
 The checks follow the order of effects (release, swap, copy, admit, append, rows) on copies of the
-small per-slot columns, and cost time proportional to the batch. A batch that fails them is a bug of
-the scheduler, or the two ends have diverged: either way the session is over.
+small per-slot columns, and cost time proportional to the batch. If a batch fails them, the
+scheduler has a bug or the two ends have diverged: either way the session is over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandem.link.slot_columns import SlotColumns
 
 @dataclass(slots=True)
 class _After:
-    """The per-slot columns as they become while the batch is walked through."""
+    """Copies of per-slot columns, with the effects of the batch's parts checked so far."""
 
     live: NDArray[np.bool_]
     planned: Int32Column
@@ -31,10 +31,11 @@ class _After:
 
 def check_batch(slots: SlotColumns, batch: Batch) -> None:
     """
-    Check every rule of a batch against the slot state it is a delta to.
+    Check a batch against the slot state to which it is a delta.
 
     Raises:
-        SessionLost: The first rule that does not hold, with slot or block and the numbers.
+        SessionLost: A rule does not hold; the text has the first one, with slot or block and the
+            numbers.
     """
     after = _After(
         live=slots.live.copy(),
@@ -96,7 +97,7 @@ def _check_swaps_in(slots: SlotColumns, batch: Batch) -> None:
     _check_range(host, 1, slots.num_host_blocks, "swap_in_host")
     _check_range(block, 1, slots.num_blocks, "swap_in_block")
     _check_all(slots.is_host_written[host], host, "swap_in_host {} was never written")
-    # Swapping out comes first: what is read would not be what the earlier batch wrote.
+    # The swap out happens first, so the swap in would not read what an earlier batch wrote.
     overwritten = np.intersect1d(host, batch.swap_out_host)
     if len(overwritten):
         raise _inconsistent(f"host block {overwritten[0]} is swapped in and out by one batch")
@@ -174,7 +175,7 @@ def _check_rows(slots: SlotColumns, batch: Batch, after: _After) -> None:
     end = start + length
     samples = batch.row_flags == ROW_SAMPLES
     capacity = after.num_blocks_held[slot] * slots.block_size
-    # A start that is as planned is small, so a length that makes the end wrap shows as too short.
+    # A start that equals the plan is small, so a length that makes the end overflow fails a rule.
     fits = (start == planned) & (length >= 1) & (end > start) & (end <= capacity) & (end <= known)
     if (fits & (~samples | (end == known))).all():
         return
@@ -200,7 +201,7 @@ def _check_written_blocks(slots: SlotColumns, batch: Batch) -> None:
 def _written_blocks(
     slots: SlotColumns, batch: Batch, gained: dict[int, tuple[int, list[int]]]
 ) -> tuple[Int32Column, Int32Column]:
-    """Every block the rows write into, and the slot that does, shape ``[W]`` each."""
+    """Return the blocks that the rows write into and the slots that do so, shape ``[W]`` each."""
     slot = batch.row_slot
     first = batch.row_start // slots.block_size
     last = (batch.row_start + batch.row_num_tokens - 1) // slots.block_size
@@ -219,7 +220,7 @@ def _written_blocks(
 
 
 def _gained_blocks(slots: SlotColumns, batch: Batch) -> dict[int, tuple[int, list[int]]]:
-    """Blocks each slot gains, in order, with the table index of the first of them."""
+    """Return the blocks that each slot gains, in order, with the table index of the first."""
     gained: dict[int, tuple[int, list[int]]] = {
         admission.slot: (0, admission.block_ids.tolist()) for admission in batch.admits
     }
@@ -235,7 +236,7 @@ def _released_blocks(slots: SlotColumns, batch: Batch) -> Int32Column:
 
 
 def _count(wanted: Int32Column, among: Int32Column) -> NDArray[np.int64]:
-    """How often each wanted value stands among the others, shape of `wanted`."""
+    """Return the number of times that each wanted value is in `among`, shape of `wanted`."""
     ordered = np.sort(among)
     low = np.searchsorted(ordered, wanted, "left")
     return np.asarray(np.searchsorted(ordered, wanted, "right") - low, np.int64)

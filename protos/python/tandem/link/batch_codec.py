@@ -1,4 +1,4 @@
-"""Batches as `ExecutionBatch` messages and back."""
+"""Encoding of batches as `ExecutionBatch` messages, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem.link.fields import INT32, UINT8, check_length, malformed, raw_column
 from tandem.link.sampling_codec import read_sampling, sampling_message
 
 MAX_ADMITTED_ROWS = 65_536
-"""Most admissions in one batch: far above any `num_slots`, so that garbage cannot fill memory."""
+"""Most admissions in one batch, far above any `num_slots`, so that garbage cannot fill memory."""
 
 _MAX_INT32 = 2**31 - 1
 
@@ -18,14 +18,14 @@ _COPIES = (
     ("swap_out_block", "swap_out_host"),
     ("swap_in_host", "swap_in_block"),
 )
-"""Columns that travel in pairs, and are rare."""
+"""Pairs of columns that most batches leave empty."""
 
 
 def write_batch(batch: Batch, message: batch_pb2.ExecutionBatch) -> None:
     """
-    Fill in the message of a batch, which is part of a larger one: a copy would cost as much.
+    Fill in the message of a batch, in place in the larger message, as a copy would cost as much.
 
-    An absent field reads as an empty column, and most batches are decode rows and nothing else.
+    An absent field reads as an empty column, and most batches have only decode rows.
     """
     message.SetInParent()
     message.row_slot = raw_column(batch.row_slot, INT32)
@@ -72,7 +72,7 @@ def read_batch(message: batch_pb2.ExecutionBatch) -> Batch:
     if message.release_slot:
         batch.release_slot = read_column(message.release_slot, INT32, "step.batch.release_slot")
     for first, second in _COPIES:
-        # Most steps copy nothing: what is empty on both sides is not looked at any further.
+        # Most steps copy no block: a pair of columns that are both empty is skipped.
         if getattr(message, first) or getattr(message, second):
             _read_copies(message, batch, first, second)
     return batch

@@ -1,10 +1,10 @@
 """
-The last field of every message of `Execute`: a CRC-32 of all bytes before it.
+Checksum in the last field of every message of `Execute`: a CRC-32 of all bytes before it.
 
-Slot state is guarded by a hash that both ends keep, token values by nothing: TCP's own 16-bit sum
-misses one damaged segment in 65,536, and proxies and faulty memory come after it. A message whose
-sum does not match never happened: its stream is broken, the next one sends it again, and nothing
-is computed twice.
+Slot state is guarded by a hash that both ends keep, but token values have no other guard: TCP's own
+16-bit sum misses one damaged segment in 65,536, and does not cover proxies and faulty memory. A
+message with a wrong checksum counts as not received: its stream is broken, the message is sent
+again on the next one, and no step is computed twice.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import zlib
 from tandem.errors import CorruptMessage
 
 FIELD_NUMBER = 15
-"""Of `crc32` in ExecuteRequest and ExecuteResponse; a fixed32, so a tag of one byte comes first."""
+"""Field number of `crc32` in ExecuteRequest and ExecuteResponse: a fixed32 after a one-byte tag."""
 
 _TAG = bytes([FIELD_NUMBER << 3 | 5])
 _TRAILER_BYTES = len(_TAG) + 4
 
 
 def seal(message: bytes) -> bytes:
-    """Append the checksum to a serialized message that does not have it."""
+    """Return a serialized message with its checksum appended."""
     return b"".join((message, _TAG, zlib.crc32(message).to_bytes(4, "little")))
 
 
 def check_seal(raw: bytes) -> None:
     """
-    Check the checksum of a message that came.
+    Check the checksum of a received message.
 
     Raises:
-        CorruptMessage: It does not match, or there is none.
+        CorruptMessage: The checksum does not match, or there is none.
     """
     end = len(raw) - _TRAILER_BYTES
     if end < 0 or raw[end : end + 1] != _TAG:

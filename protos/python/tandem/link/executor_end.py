@@ -1,4 +1,4 @@
-"""The executor's end of the step link: who holds the session, what came, what is still owed."""
+"""Executor's end of the step link: the session's holder, received steps, unacknowledged results."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ from tandem.link.batch import Step
 from tandem.link.session import Attach, Attached, Heartbeat, LossCause, SchedulerId
 
 MAX_FENCED = 256
-"""Fenced schedulers remembered; one forgotten could only be heir to its own name again."""
+"""
+Number of fenced schedulers that are remembered; one that is forgotten could at most succeed a
+holder of its own name again.
+"""
 
 
 class ExecutorEnd:
     """
-    Grants sessions, lets every step through exactly once and in order, and keeps results until
-    they are acknowledged. At most `max_inflight_steps` steps and as many results are kept.
+    Executor's end of the link. It grants sessions, accepts every step exactly once and in order,
+    and keeps results until they are acknowledged: at most `max_inflight_steps` steps and as many
+    results.
 
-    Not thread-safe: its owner serialises the calls. A violation of the protocol by the session's
-    own scheduler ends the session; messages of fenced schedulers and replaced streams are refused
-    without touching it.
+    It is not thread-safe: its owner serialises the calls. A violation of the protocol by the
+    session's own scheduler ends the session; messages of fenced schedulers and replaced streams are
+    refused and do not change the session.
 
     Attributes:
-        boot_id: This process.
-        session_epoch: The newest session; 0 before the first.
-        holder: The session's scheduler, None before the first.
-        attach_id: The session's newest stream if it is attached, else 0.
+        boot_id: Boot id of this process.
+        session_epoch: Number of the newest session; 0 before the first.
+        holder: Scheduler that holds the session; None before the first.
+        attach_id: Id of the session's newest stream if it is attached, else 0.
         last_received_step_id: Highest step received in this session.
         last_completed_step_id: Highest step completed in this session.
-        acked_step_id: Results up to this one were applied by the scheduler and are forgotten.
-        running_step_id: The step now computing; 0 when idle.
+        acked_step_id: Step up to which the scheduler has applied results, which are dropped here.
+        running_step_id: Step that is now computed; 0 when idle.
     """
 
     __slots__ = (
@@ -81,36 +85,36 @@ class ExecutorEnd:
 
     @property
     def can_execute(self) -> bool:
-        """False once the session is lost or a step of it failed: queued steps must not run."""
+        """False once the session is lost or a step of it failed; queued steps must not run then."""
         return self.session_epoch > 0 and not self._lost_because and not self._failed_step_id
 
     def open_session(
         self, scheduler: SchedulerId, take_over: bool, lease_s: float, now: float
     ) -> int:
         """
-        Make a scheduler the one holder; everything of the session before is forgotten.
+        Make a scheduler the only holder, and drop all state of the session before.
 
-        Before the epoch is answered, the caller ends the stream of the session before with the
-        error `fenced` makes (its scheduler may wait for a result that will never come), drops steps
-        still queued (their epoch is not `session_epoch`), waits for the running one and resets its
-        slots.
+        Before it answers with the epoch, the caller does four things. It ends the stream of the
+        session before with the error that `fenced` makes, as that scheduler may wait for a result
+        that will never come. It drops steps that are still queued (their epoch is not
+        `session_epoch`), waits for the running one, and resets its slots.
 
         Args:
-            scheduler: Who asks. The holder itself is never refused, and another incarnation of its
-                name only while the holder's stream is attached: without one it has died, and its
-                lease protects nobody. Whoever was replaced once, and anyone else, waits until the
-                holder's lease has ended.
+            scheduler: Scheduler that asks for the session. The holder itself is never refused.
+                Another incarnation of its name is refused only while the holder's stream is
+                attached; without a stream the holder counts as dead. Any other scheduler, and one
+                that was replaced before, must wait until the holder's lease has ended.
             take_over: Fence a live holder.
-            lease_s: Seconds without a sign of life after which another may open a session. An
-                attached stream is a sign of life at every `heartbeat`.
+            lease_s: Seconds without a sign of life after which another scheduler may open a
+                session. An attached stream is a sign of life at every `heartbeat`.
             now: Seconds, on the clock of all calls.
 
         Returns:
             The new epoch: the one before plus 1.
 
         Raises:
-            SessionHeld: The holder's lease is live and the asker may not have it; metadata has
-                `holder`, `incarnation`, `age_ms` and `lease_left_ms`.
+            SessionHeld: The holder's lease has not ended and the scheduler may not replace it;
+                metadata has `holder`, `incarnation`, `age_ms` and `lease_left_ms`.
         """
         holder = self.holder
         if holder is not None and holder != scheduler:
@@ -128,14 +132,14 @@ class ExecutorEnd:
         return self.session_epoch
 
     def fenced(self) -> SessionLost:
-        """The error that ends the stream of the session before the newest."""
+        """Return the error that ends the stream of the session before the newest."""
         return SessionLost(
             f"scheduler {self.holder} opened session {self.session_epoch}",
             metadata=LossCause.FENCED.as_metadata() | self._holder_metadata(),
         )
 
     def _is_heir(self, scheduler: SchedulerId) -> bool:
-        """Whether the holder died and this is its next incarnation."""
+        """Return True if the holder counts as dead and this is its next incarnation."""
         is_namesake = self.holder is not None and scheduler.name == self.holder.name
         return is_namesake and not self.attach_id and scheduler not in self._fenced
 
@@ -145,7 +149,7 @@ class ExecutorEnd:
             return
         age_ms = max(0, int(age_s * 1000))
         left_ms = max(1, int(self._lease_s * 1000) - age_ms)
-        # Who asks every second or two would tell its operator the same each time: no figures here.
+        # No figures in the text: a scheduler asks every second or two, and logs each new text.
         raise SessionHeld(
             f"scheduler {holder} holds this executor's session and its lease has not ended; stop "
             "it, wait for that, or take over",
@@ -165,7 +169,8 @@ class ExecutorEnd:
             The first answer, and the encoded results to send again after it, in this order.
 
         Raises:
-            SessionLost: Another boot or session, or a result above `acked_step_id` is gone.
+            SessionLost: The boot or session is another, a step is acknowledged that was not
+                completed, or a result above `acked_step_id` is dropped already.
             StreamReplaced: A stream with this or a higher attach_id was begun before.
         """
         self._check_session(attach.boot_id, attach.session_epoch)
@@ -199,18 +204,19 @@ class ExecutorEnd:
         Take a step from a stream.
 
         Args:
-            step: What `raw` says.
-            raw: The message as it came; kept until the step is acknowledged.
-            attach_id: The stream it came on.
+            step: The decoded `raw`.
+            raw: The message as received; kept until the step is acknowledged.
+            attach_id: Id of the stream.
             now: Seconds.
 
         Returns:
-            True: new and the next in order, to be queued for execution. False: a duplicate, or a
-            step of this session has failed and nothing more of it will run.
+            True if the step is new and the next in order, to be queued for execution. False if it
+            is a duplicate, or if a step of this session has failed and no more steps of it run.
 
         Raises:
-            SessionLost: Another session, a gap, the id of a received step with other bytes, or a
-                step over the credit.
+            SessionLost: The session is another, a step is missing before this one, a received step
+                came again with other bytes, the step is over the credit, or it acknowledges a step
+                that was not completed.
             StreamReplaced: A newer stream of the session was attached.
         """
         self._check_session(self.boot_id, step.session_epoch)
@@ -249,10 +255,10 @@ class ExecutorEnd:
 
     def start(self, step_id: int, now: float) -> None:
         """
-        Note that a step begins to compute; ask `can_execute` and compare its epoch first.
+        Note that a step begins to compute; check `can_execute` and the step's epoch before.
 
         Raises:
-            InternalError: It is not the next one in order.
+            InternalError: The step is not the next one in order, or another one is running.
         """
         if self.running_step_id or step_id != self.last_completed_step_id + 1:
             raise InternalError(
@@ -266,19 +272,19 @@ class ExecutorEnd:
         self, session_epoch: int, step_id: int, encoded_result: bytes, *, failed: bool = False
     ) -> bool:
         """
-        Keep a step's outcome until it is acknowledged; that of an older session is dropped.
+        Keep the result of a step until it is acknowledged; that of an older session is dropped.
 
         Args:
-            session_epoch: The session the step belonged to.
-            step_id: Which step.
+            session_epoch: Session of the step.
+            step_id: Id of the step.
             encoded_result: The message to send, now or after the next attach.
-            failed: It is a `StepFailed`: no later step of the session will run.
+            failed: True for a `StepFailed`: no later step of the session will run.
 
         Returns:
-            True: a stream of that session is attached and should get it now.
+            True if a stream of that session is attached and must get the message now.
 
         Raises:
-            InternalError: It is not the next one in order.
+            InternalError: The step is not the next one in order.
         """
         if session_epoch != self.session_epoch:
             return False
@@ -294,7 +300,7 @@ class ExecutorEnd:
         return self.attach_id > 0
 
     def heartbeat(self, now: float) -> Heartbeat:
-        """Describe what is going on; while a stream is attached this also renews the lease."""
+        """Return the heartbeat to send; while a stream is attached, also renew the lease."""
         if self.attach_id:
             self._sign_of_life_s = now
         elapsed_s = now - self._started_s if self.running_step_id else 0.0
@@ -305,19 +311,19 @@ class ExecutorEnd:
         )
 
     def was_stopped(self, seconds: float) -> None:
-        """Note that the whole process did nothing for so long: the running step is no older."""
+        """Leave time in which the whole process was stopped out of the running step's age."""
         self._started_s += seconds
 
     def detach(self, session_epoch: int, attach_id: int) -> None:
         """
-        Note that a stream ended; one already replaced, or of an older session, is ignored. Only
-        for streams that `attach` accepted: a refused one may bear a living one's numbers.
+        Note that a stream ended; one that was replaced, or is of an older session, is ignored. Call
+        this only for streams that `attach` accepted: a refused one may have the ids of a live one.
         """
         if session_epoch == self.session_epoch and attach_id == self.attach_id:
             self.attach_id = 0
 
     def lose(self, why: str, cause: LossCause = LossCause.PROTOCOL) -> None:
-        """End the session, for example because a state hash does not match: attach is refused."""
+        """End the session, for example after a wrong state hash; its messages are refused then."""
         if not self._lost_because:
             self._lost_because, self._lost_cause = why, cause
 

@@ -1,4 +1,4 @@
-"""Fields of the step link's messages: columns as bytes and back, and the error naming a bad one."""
+"""Fields of the step link's messages: columns as bytes and back, and the error for a bad field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tandem.errors import SessionLost
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Largest message either end takes; also the limit for gRPC channels and servers of `Execute`."""
+"""Largest message that either end accepts, also the limit of gRPC channels and servers."""
 
 INT32 = np.dtype("<i4")
 UINT32 = np.dtype("<u4")
@@ -22,14 +22,14 @@ FLOAT32 = np.dtype("<f4")
 _EMPTY: dict[np.dtype[Any], NDArray[Any]] = {
     dtype: np.frombuffer(b"", dtype) for dtype in (INT32, UINT32, UINT8, FLOAT32)
 }
-"""Most columns of most messages."""
+"""Empty columns by type; most columns of most messages are empty."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Kind = TypeVar("_Kind", bound=enum.Enum)
 
 
 def parsed(message: Any, raw: bytes) -> Any:
-    """Fill a message from its bytes, or raise `SessionLost`."""
+    """Parse a message from its bytes and return it, or raise `SessionLost`."""
     if len(raw) > MAX_MESSAGE_BYTES:
         problem = f"has {len(raw)} bytes, at most {MAX_MESSAGE_BYTES} are taken"
         raise malformed(message.DESCRIPTOR.name, problem)
@@ -41,14 +41,14 @@ def parsed(message: Any, raw: bytes) -> Any:
 
 
 def raw_column(column: NDArray[_Scalar], dtype: np.dtype[Any]) -> bytes:
-    """Serialize a column; a type that would have to be narrowed is a TypeError."""
-    if column.dtype is dtype:  # The usual case: numpy has one object per native type.
+    """Serialize a column; raise TypeError if its type would have to be narrowed."""
+    if column.dtype is dtype:  # the usual case, as numpy has one object per native type
         return column.tobytes()
     return column.astype(dtype, casting="safe", copy=False).tobytes()
 
 
 def read_column(raw: bytes, dtype: np.dtype[_Scalar], field: str) -> NDArray[_Scalar]:
-    """View bytes as a read-only column, shape ``[N]``."""
+    """Return a read-only view of bytes as a column, shape ``[N]``, or raise `SessionLost`."""
     if not raw:
         empty: NDArray[_Scalar] = _EMPTY[dtype]
         return empty
@@ -64,7 +64,7 @@ def check_length(column: NDArray[Any], expected: int, field: str) -> None:
 
 
 def known_kind(kinds: type[_Kind], value: int, field: str) -> _Kind:
-    """Turn an enum number into its member, refusing numbers without one."""
+    """Return the enum member of a number, or raise `SessionLost` if there is none."""
     try:
         return kinds(value)
     except ValueError as error:

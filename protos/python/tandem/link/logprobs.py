@@ -1,4 +1,4 @@
-"""Log probabilities of the tokens of a step, as columns over the rows that asked."""
+"""Log probabilities of the tokens of a step, as columns over the rows that asked for them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 class TokenLogprob(NamedTuple):
     """
-    Of one token, natural logarithms.
+    Log probabilities of one token, as natural logarithms.
 
     Attributes:
-        logprob: Of the token itself.
+        logprob: Log probability of the token itself.
         top_token_ids: Likeliest ids, best first, the lower id first on ties.
-        top_logprobs: Theirs.
+        top_logprobs: Log probabilities of these ids.
     """
 
     logprob: float
@@ -28,15 +28,16 @@ class TokenLogprob(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class LogprobColumns:
     """
-    One entry per row of a result that asked, natural logarithms of the model's own probabilities.
+    Logprobs of a result, one entry per row that asked for them: natural logarithms of the model's
+    own probabilities.
 
     Attributes:
-        row: int32 ``[Q]``, which entry of the result's columns, ascending.
-        chosen: float32 ``[Q]``, of its token.
+        row: int32 ``[Q]``, index of the entry in the result's columns, ascending.
+        chosen: float32 ``[Q]``, log probability of the row's token.
         top_start: int32 ``[Q + 1]``; row q has the entries ``top_start[q]`` to
-            ``top_start[q + 1] - 1`` of the next two.
+            ``top_start[q + 1] - 1`` of the next two columns.
         top_token: int32 ``[E]``, likeliest ids, best first, the lower id first on ties.
-        top: float32 ``[E]``, theirs.
+        top: float32 ``[E]``, log probabilities of these ids.
     """
 
     row: NDArray[np.int32]
@@ -49,18 +50,18 @@ class LogprobColumns:
         return len(self.row)
 
     def entries(self) -> Iterator[TokenLogprob]:
-        """One by one."""
+        """Yield the entries one by one."""
         bounds = self.top_start.tolist()
         tokens, values = self.top_token.tolist(), self.top.tolist()
         for chosen, first, end in zip(self.chosen.tolist(), bounds[:-1], bounds[1:], strict=True):
             yield TokenLogprob(chosen, tokens[first:end], values[first:end])
 
     def select(self, entries: NDArray[np.intp] | NDArray[np.bool_]) -> LogprobColumns:
-        """Some of the entries, by number or by mask ``[Q]``; `row` stays as it is."""
+        """Return some of the entries, by index or by mask ``[Q]``, with their `row` unchanged."""
         start, stop = self.top_start[:-1][entries], self.top_start[1:][entries]
         count = stop - start
         ends = np.cumsum(count, dtype=np.int32)
-        # Where an entry's run begins here, and so how far each of its places lies from there.
+        # Offset of each place of the new columns within the run of its entry.
         within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - count, count)
         place = np.repeat(start, count) + within
         return LogprobColumns(
@@ -73,7 +74,7 @@ class LogprobColumns:
 
     def of_rows(self, kept: NDArray[np.bool_]) -> LogprobColumns:
         """
-        The entries of the result's rows that are kept, numbered among those.
+        Return the entries of the result's rows that are kept, with `row` counted among those.
 
         Args:
             kept: bool ``[T]``, one per row of the result.

@@ -1,4 +1,4 @@
-"""Step results as `ExecutionResult` messages and back."""
+"""Encoding of step results as `ExecutionResult` messages, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tandem.link.logprobs import LogprobColumns
 
 
 def write_result(result: StepResult, message: result_pb2.ExecutionResult) -> None:
-    """Fill in the message of a result, which is part of a larger one."""
+    """Fill in the message of a result, in place in the larger message."""
     message.SetInParent()
     message.boot_id = result.boot_id
     message.step_id = result.step_id

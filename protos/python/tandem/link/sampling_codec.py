@@ -1,4 +1,4 @@
-"""Sampling parameters of an admitted row as `RowSampling` messages and back."""
+"""Encoding of a row's sampling params as `RowSampling` messages, and back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tandem.link.batch import RowSampling
 from tandem.link.fields import FLOAT32, INT32, check_length, malformed, raw_column, read_column
 
 MAX_LOGPROBS = 20
-"""Most likeliest ids told with a token."""
+"""Largest number of likeliest ids that are reported with a token."""
 
 _MAX_INT32 = 2**31 - 1
 
 
 def sampling_message(sampling: RowSampling) -> batch_pb2.RowSampling:
-    """Build the message; what is off stays unset where that reads as off."""
+    """Build the message; params that are off stay unset if an unset field reads as off."""
     message = batch_pb2.RowSampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -65,7 +65,7 @@ def read_sampling(message: batch_pb2.RowSampling, field: str) -> RowSampling:
 
 
 def _check(sampling: RowSampling, field: str) -> None:
-    """Refuse what no scheduler sends: it would reach arithmetic that has no answer for it."""
+    """Refuse values that no scheduler sends and for which the sampler's arithmetic is undefined."""
     ids = [token for token, _ in sampling.logit_bias]
     bias = [value for _, value in sampling.logit_bias]
     repetition = sampling.repetition_penalty

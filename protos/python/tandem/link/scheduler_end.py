@@ -1,4 +1,4 @@
-"""The scheduler's end of the step link: which steps are under way, and what to send again."""
+"""Scheduler's end of the step link: the steps in flight, and those to send again."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from tandem.link.step_encoder import StepEncoder
 
 class LinkState(enum.Enum):
     """
-    Where the link is.
+    State of the link.
 
-    Moves: CLOSED or LOST to DETACHED (`open`), DETACHED to ATTACHING (`attach`), ATTACHING to
-    ATTACHED (`on_attached`), both back to DETACHED (`detach`), any of these three to LOST.
+    Transitions are CLOSED or LOST to DETACHED (`open`), DETACHED to ATTACHING (`attach`), ATTACHING
+    to ATTACHED (`on_attached`), both back to DETACHED (`detach`), and any of these three to LOST.
     """
 
     CLOSED = "closed"
     """No session was opened yet."""
     DETACHED = "detached"
-    """A session is open, no stream is."""
+    """A session is open, but no stream is."""
     ATTACHING = "attaching"
-    """`Attach` went out, `Attached` has not come."""
+    """`Attach` was sent, `Attached` was not received yet."""
     ATTACHED = "attached"
-    """Steps and results flow."""
+    """A stream is attached: steps and results flow."""
     LOST = "lost"
-    """The session is over: what was in flight will never be applied."""
+    """The session is over: results of the steps in flight will never be applied."""
 
 
 class SchedulerEnd:
     """
-    Numbers steps, keeps their bytes until their result is applied, and lets every result through
-    exactly once and in order.
+    Scheduler's end of the link. It numbers steps, keeps their bytes until their result is applied,
+    and accepts every result exactly once and in order.
 
-    The caller hands in only messages of the stream opened by its newest `attach()`; results that
-    come while no stream is attached are left alone and come again after the next one.
+    The caller passes only messages of the stream that its newest `attach()` opened. Results that
+    arrive while no stream is attached are ignored; they come again after the next attach.
 
     Attributes:
-        state: Where the link is.
-        boot_id: The executor's boot this session belongs to.
-        session_epoch: The session, as issued by the executor; 0 before the first.
-        last_applied_step_id: Highest step whose result was let through; acknowledged with the next
-            message down.
+        state: State of the link.
+        boot_id: Boot id of the session's executor.
+        session_epoch: Number of the session, issued by the executor; 0 before the first.
+        last_applied_step_id: Highest step with an accepted result; acknowledged with the next
+            message to the executor.
         last_sent_step_id: Highest step sent in this session.
-        lost_because: Why the last session ended; empty while none was lost.
+        lost_because: Reason why the last session ended; empty while none was lost.
     """
 
     __slots__ = (
@@ -65,8 +65,8 @@ class SchedulerEnd:
     def __init__(self, max_inflight_steps: int) -> None:
         """
         Args:
-            max_inflight_steps: Credit, at least 1: no step is sent while this many wait for their
-                result. At most the executor's `max_inflight_steps`.
+            max_inflight_steps: Credit, from 1 to the executor's `max_inflight_steps`: no step is
+                sent while this many are in flight.
         """
         self._max_inflight_steps = max_inflight_steps
         self._encoder = StepEncoder()
@@ -84,17 +84,17 @@ class SchedulerEnd:
 
     @property
     def num_inflight(self) -> int:
-        """Steps sent whose result may still be let through; 0 when the session is lost."""
+        """Number of steps sent and without an accepted result; 0 when the session is lost."""
         return len(self._sent)
 
     @property
     def num_inflight_bytes(self) -> int:
-        """Bytes of these steps as they are sent."""
+        """Serialized size of the steps in flight, in bytes."""
         return sum(map(len, self._sent.values()))
 
     @property
     def can_send(self) -> bool:
-        """True when attached and credit is left."""
+        """True while a stream is attached and credit is left."""
         return self.state is LinkState.ATTACHED and len(self._sent) < self._max_inflight_steps
 
     def open(self, boot_id: str, session_epoch: int) -> None:
@@ -102,7 +102,7 @@ class SchedulerEnd:
         Start a session that OpenSession has just granted; steps count from 1 again.
 
         Raises:
-            SessionLost: The epoch does not grow within one boot.
+            SessionLost: The epoch is not above the last one of the same boot.
         """
         if boot_id == self.boot_id and session_epoch <= self.session_epoch:
             self._raise_lost(
@@ -116,7 +116,7 @@ class SchedulerEnd:
 
     def attach(self) -> Attach:
         """
-        Begin a new stream, replacing any earlier one; the answer goes to `on_attached`.
+        Begin a new stream, which replaces any earlier one; the answer goes to `on_attached`.
 
         Raises:
             SessionLost: No session is open.
@@ -137,11 +137,11 @@ class SchedulerEnd:
         Take the first answer of the stream.
 
         Returns:
-            Encoded steps the executor has not received, to be sent in this order before any other;
-            none for a duplicate.
+            Encoded steps that the executor has not received, to be sent in this order before any
+            other; empty for a duplicate answer.
 
         Raises:
-            SessionLost: Another boot answers, or the two ends do not know the same steps.
+            SessionLost: Another boot answers, or the two ends do not agree on the steps.
         """
         if self.state is not LinkState.ATTACHING:
             return []
@@ -162,11 +162,11 @@ class SchedulerEnd:
 
     def send(self, command: Command, state_hash: int) -> tuple[int, bytes]:
         """
-        Make the next step of a command; its id is used up whatever happens to the bytes.
+        Make the next step from a command; its id is used even if the bytes are never sent.
 
         Args:
-            command: What to do.
-            state_hash: Hash of slot state after it.
+            command: Batch or other command of the step.
+            state_hash: Hash of the slot state after the step.
 
         Returns:
             The step's id and its bytes, to be written to the stream once.
@@ -193,15 +193,15 @@ class SchedulerEnd:
 
     def on_result(self, result: StepResult | StepFailed) -> bool:
         """
-        Take the outcome of a step; a `StepFailed` let through ends the session.
+        Take the result of a step; a `StepFailed` that is accepted ends the session.
 
         Returns:
-            True: the next in order, to be applied now. False: a duplicate, or no stream is
-            attached.
+            True if it is the next in order, to be applied now. False if it is a duplicate, or no
+            stream is attached.
 
         Raises:
-            SessionLost: Another boot's outcome, one before it is missing, or its step was never
-                sent.
+            SessionLost: The result is of another boot, one before it is missing, or its step was
+                never sent.
         """
         if self.state is not LinkState.ATTACHED:
             return False
@@ -226,10 +226,10 @@ class SchedulerEnd:
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """
-        Compare what the executor says with what was sent.
+        Check a heartbeat against the steps sent.
 
         Raises:
-            SessionLost: It speaks of steps that were never sent.
+            SessionLost: The heartbeat names a step that was never sent.
         """
         if self.state is not LinkState.ATTACHED:
             return
@@ -240,12 +240,12 @@ class SchedulerEnd:
             )
 
     def detach(self) -> None:
-        """Note that the stream broke; the session, and the steps in flight, live on."""
+        """Note that the stream broke; the session and the steps in flight stay."""
         if self.state in (LinkState.ATTACHING, LinkState.ATTACHED):
             self.state = LinkState.DETACHED
 
     def lose(self, why: str) -> None:
-        """End the session: every slot, block and step in flight is gone."""
+        """End the session: every slot, block and step in flight is lost."""
         if self.state in (LinkState.CLOSED, LinkState.LOST):
             return
         self.state = LinkState.LOST

@@ -1,6 +1,6 @@
 """
-The messages of the step link that carry no step: who attaches, what the other end holds, signs of
-life; who a scheduler is, and why a session ended.
+Messages of the step link that carry no step (Attach, Attached, Heartbeat), the identity of a
+scheduler, and the causes that end a session.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerId:
     """
-    Who asks for a session.
+    Identity of a scheduler.
 
-    `name` stays over restarts of one scheduler and differs between schedulers; `incarnation` is
-    random per start. A restarted scheduler is its predecessor's heir by its name, and the
-    predecessor, should it live on, is told apart by the incarnation.
+    `name` stays the same over restarts of one scheduler and differs between schedulers;
+    `incarnation` is random per start. By its name a restarted scheduler may take over the session
+    of its predecessor; a predecessor that still lives differs by its incarnation.
     """
 
     name: str
@@ -29,56 +29,56 @@ class SchedulerId:
 
 class LossCause(enum.Enum):
     """
-    Why a session ended. The first four travel as `SessionLost.metadata["cause"]`, `PROTOCOL` where
-    that is absent; the others only the scheduler knows.
+    Cause that ended a session. The first four travel as `SessionLost.metadata["cause"]`, and an
+    absent one means `PROTOCOL`; the others are set only by the scheduler.
     """
 
     PROTOCOL = "protocol"
-    """The two ends do not know the same steps; a bug, or a message that makes no sense."""
+    """The two ends do not agree on the steps, which is a bug, or a message is malformed."""
     NEW_BOOT = "new_boot"
-    """The executor's process is another one: all KV is gone."""
+    """The executor's process is another one: all KV is lost."""
     FENCED = "fenced"
     """Another scheduler, or another incarnation of this one, holds the executor."""
     STATE_HASH = "state_hash"
-    """After a step the two ends held different slots; a bug."""
+    """After a step the two ends held different slot states; a bug."""
     STEP_FAILED = "step_failed"
-    """A whole step failed; the process may live on."""
+    """A whole step failed; the process may still live."""
     OUT_OF_MEMORY = "out_of_memory"
-    """A step failed because it was more than there is memory for."""
+    """A step failed because it needed more memory than there is."""
     STUCK = "stuck"
-    """A step took too long for too long."""
+    """A step was late for too long."""
     SILENT = "silent"
-    """Nothing was heard for too long."""
+    """No message came for too long."""
     MOVED = "moved"
-    """The executor could not be reached, and another took the work."""
+    """The executor could not be reached, and another one took the work."""
     DRAINING = "draining"
-    """The executor is stopping in good order."""
+    """The executor is stopping in an orderly way."""
 
     @property
     def blames_step(self) -> bool:
-        """Whether the step that was running may be what ended it; where `may_live`, if it died."""
+        """True if the running step may have ended the session; with `may_live`, only if it died."""
         return self in _BLAMES_STEP
 
     @property
     def may_live(self) -> bool:
-        """Whether the executor may be alive and at work: it was only not heard."""
+        """True if the executor may be alive and at work, as it was only not heard."""
         return self in {LossCause.SILENT, LossCause.MOVED}
 
     @property
     def may_repeat(self) -> bool:
-        """Whether the same step may end every session alike, though no process dies of it."""
+        """True if the same step may end every session, although no process dies of it."""
         return self in {LossCause.PROTOCOL, LossCause.STATE_HASH}
 
     @classmethod
     def of(cls, metadata: Mapping[str, str]) -> LossCause:
-        """As a peer told it."""
+        """Return the cause in a peer's error metadata; PROTOCOL if it is absent or unknown."""
         try:
             return cls(metadata.get("cause", cls.PROTOCOL.value))
         except ValueError:
             return cls.PROTOCOL
 
     def as_metadata(self) -> dict[str, str]:
-        """For the error that ends a session."""
+        """Return the metadata of the error that ends a session."""
         return {"cause": self.value}
 
 
@@ -97,10 +97,10 @@ _BLAMES_STEP = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
     """
-    First message down a stream: which session the scheduler believes in and what it has applied.
+    First message from the scheduler on a stream: the session to attach to and the results applied.
 
     `attach_id` grows with every stream of a session, from 1. Results up to `acked_step_id` were
-    applied and may be forgotten; 0 for none yet.
+    applied and may be dropped; 0 for none yet.
     """
 
     boot_id: str
@@ -111,7 +111,10 @@ class Attach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """First message up a stream: highest step received and completed in this session, 0: none."""
+    """
+    First message from the executor on a stream: highest step received and completed in this
+    session; 0 for none.
+    """
 
     boot_id: str
     last_received_step_id: int
@@ -121,8 +124,9 @@ class Attached:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """
-    Sign of life: the step now computing (0: idle), milliseconds since it started in which the
-    process was not stopped, and the highest step completed in this session.
+    Sign of life from the executor: the step that is now computed (0 if idle), milliseconds since it
+    started without those in which the process was stopped, and the highest step completed in this
+    session.
     """
 
     running_step_id: int

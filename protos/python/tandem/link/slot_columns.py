@@ -1,4 +1,4 @@
-"""The columns of slot state: what both ends know of every slot, one array per fact."""
+"""Columns of the slot state that both ends of the step link hold, one array per attribute."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from tandem.link.batch import Int32Column, UInt32Column
 
 class SlotColumns:
     """
-    Geometry and columns; `SlotState` alone writes them, anybody may read.
+    Geometry and columns; only `SlotState` writes them, any code may read them.
 
     Attributes:
         num_slots: S; slots are 0 to S - 1.
         max_blocks_per_slot: M, the width of the block table.
         block_size: Tokens per block.
         num_blocks: Usable blocks, ids 1 to num_blocks.
-        live: bool ``[S]``, slot is in use.
+        live: bool ``[S]``, True if the slot is in use.
         generation: uint32 ``[S]``, generation of the slot's last user, kept after a release.
-        planned: int32 ``[S]``, positions computed or sent to be computed; 0 where not live.
+        planned: int32 ``[S]``, positions computed or sent to be computed; 0 if not live.
         num_tokens_known: int32 ``[S]``, tokens admitted plus tokens sampled in the slot.
         num_blocks_held: int32 ``[S]``, valid entries of the slot's row in the block table.
-        block_table: int32 ``[S, M]``, entries at and past `num_blocks_held` mean nothing.
-        num_holders: int32 ``[num_blocks + 1]``, in how many table entries a block stands.
-        num_host_blocks: Host blocks, ids 1 to num_host_blocks; 0 where nothing can be swapped.
-        is_host_written: bool ``[num_host_blocks + 1]``, the host block was a destination of a swap.
+        block_table: int32 ``[S, M]``, entries at and past `num_blocks_held` have no meaning.
+        num_holders: int32 ``[num_blocks + 1]``, number of table entries that have the block.
+        num_host_blocks: Host blocks, ids 1 to num_host_blocks; 0 if no block can be swapped.
+        is_host_written: bool ``[num_host_blocks + 1]``, True if a swap out wrote the host block.
     """
 
     __slots__ = (
@@ -67,6 +67,6 @@ class SlotColumns:
         self.is_host_written: NDArray[np.bool_] = np.zeros(num_host_blocks + 1, np.bool_)
 
     def blocks_of(self, slot: int) -> Int32Column:
-        """Blocks a slot holds, in order, as a view of its row, shape ``[num_blocks_held]``."""
+        """Return a view of the blocks a slot holds, in order, shape ``[num_blocks_held]``."""
         row: Int32Column = self.block_table[slot, : self.num_blocks_held[slot]]
         return row

@@ -1,5 +1,5 @@
 """
-The slot state that both ends of the step link hold, changed only by batches, and its hash.
+Slot state that both ends of the step link hold, changed only by batches, and its hash.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tandem.link.steady_rows import SteadyRows
 
 class SlotState(SlotColumns):
     """
-    Mirror of slots and block tables; owned by whoever applies the batches, in step order.
+    Mirror of slots and block tables; owned by the code that applies the batches, in step order.
 
-    Every operation costs time proportional to the batch, not to what the slots hold, except that a
-    released slot's blocks are walked once.
+    Every operation costs time proportional to the batch, not to what the slots hold, except that
+    the blocks of a released slot are read once.
     """
 
     __slots__ = ("_block_keys", "_hash", "_length_key", "_row_slot", "_steady")
@@ -43,20 +43,20 @@ class SlotState(SlotColumns):
         self._block_keys = BlockKeys(num_slots, max_blocks_per_slot, num_blocks)
         self._length_key: UInt64Column = np.zeros(num_slots, np.uint64)
         self._row_slot = b""
-        """The rows of the last batch that was checked in full."""
+        """Slots of the rows of the last batch that was checked in full, as bytes."""
         self._steady: SteadyRows | None = None
 
     @property
     def state_hash(self) -> int:
-        """Hash after the last batch, uint64; 0 when no slot is live."""
+        """Hash of the state after the last batch, uint64; 0 when no slot is live."""
         return self._hash.value
 
     def apply(self, batch: Batch) -> None:
         """
-        Check the whole batch, then let it take effect: release, swap, copy, admit, append, rows.
+        Check the whole batch, then apply it: release, swap, copy, admit, append, rows.
 
         Raises:
-            SessionLost: What is inconsistent; the state is unchanged.
+            SessionLost: The batch does not fit the state, which is unchanged then.
         """
         if self._steady is not None and self._steady.is_repeated(self, batch):
             self._repeat(self._steady, batch)
@@ -76,7 +76,7 @@ class SlotState(SlotColumns):
         self._expect_repetition(batch)
 
     def reset(self) -> None:
-        """Forget everything, generations included: the state at the start of a session."""
+        """Reset all slots, with their generations, to the state at the start of a session."""
         for column in (
             self.live,
             self.generation,
@@ -91,7 +91,7 @@ class SlotState(SlotColumns):
         self._steady, self._row_slot = None, b""
 
     def hash_from_scratch(self) -> int:
-        """Compute the hash from the columns alone; equals `state_hash` unless there is a bug."""
+        """Return the hash computed from the columns; it equals `state_hash`, if there is no bug."""
         fresh = StateHash()
         for slot in np.flatnonzero(self.live).tolist():
             blocks = self.blocks_of(slot)
@@ -135,7 +135,7 @@ class SlotState(SlotColumns):
         self._hash.add(self._block_keys.sum_of_entries(slots, index, block))
 
     def _append_fresh(self, slot: Int32Column, block: Int32Column) -> None:
-        """`_append` of one block that nobody holds to each of some slots."""
+        """Append one block that no slot holds to each of some distinct slots."""
         slots, blocks = slot.astype(np.intp), block.astype(np.intp)
         index = self.num_blocks_held[slots].astype(np.intp)
         self.num_blocks_held[slots] = index + 1
@@ -152,7 +152,7 @@ class SlotState(SlotColumns):
         self.num_tokens_known[steady.slot] = steady.end + batch.row_num_tokens
 
     def _expect_repetition(self, batch: Batch) -> None:
-        """After a second batch of the same decode rows, prepare for more."""
+        """Prepare for further repetitions after a second batch of the same decode rows."""
         before, self._row_slot = self._row_slot, batch.row_slot.tobytes()
         if self._row_slot == before and SteadyRows.is_decode(batch):
             keys = self._length_key[batch.row_slot.astype(np.intp)]
@@ -168,7 +168,7 @@ class SlotState(SlotColumns):
 
 
 def _occurrence(values: Int32Column) -> Int32Column:
-    """How often each entry's value stands before it, shape of `values`: 5 7 5 5 -> 0 0 1 2."""
+    """Return the number of equal values before each entry: 5 7 5 5 -> 0 0 1 2."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     is_first = np.r_[True, ordered[1:] != ordered[:-1]]

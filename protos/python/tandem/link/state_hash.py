@@ -1,18 +1,18 @@
 """
-The step link's state hash: a sum mod 2^64 that both ends keep up to date in time proportional to
-the change.
+State hash of the step link: a sum mod 2^64 that both ends update in time proportional to the
+change.
 
     hash = sum over live slots s of generation_term(s, generation)
                                   + length_key(s, generation) * planned length
                                   + sum over its blocks of slot_key(s) * index_key(i) * block_key(b)
 
-Every key is a mixed word, made odd where it is a factor. Because the hash is a sum, a change adds
-the new term and subtracts the old one; the order of changes is irrelevant. Because lengths are
-factors, a step that computes one token in each of a set of rows adds the sum of their length keys,
-which stays the same as long as the set does. Products of independent keys tell apart states in
-which two blocks, places or slots changed roles (multilinear hashing: Carter and Wegman 1979; used
-here against bugs, not against forgers). Token values do not enter: they are known to the two ends
-at different times.
+Every key is a mixed word, made odd if it is a factor. Because the hash is a sum, a change adds the
+new term and subtracts the old one; the order of changes is irrelevant. Because lengths are factors,
+a step that computes one token in each of a set of rows adds the sum of their length keys, which
+stays the same as long as the set does. Products of independent keys differ between states in which
+two blocks, places or slots changed roles (multilinear hashing: Carter and Wegman 1979; used here
+against bugs, not against forgery). Token values are not part of the hash, as the two ends learn
+them at different times.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _mix(x: int) -> int:
 
 
 def _mixed(x: UInt64Column) -> UInt64Column:
-    """`_mix` of each word."""
+    """Return `_mix` of each word."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_FACTOR_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_FACTOR_2)
     return x ^ (x >> np.uint64(31))
@@ -58,24 +58,24 @@ def _odd_keys(values: ArrayLike, tag: int) -> UInt64Column:
 
 
 def generation_term(slot: int, generation: int) -> int:
-    """Term of a live slot's generation."""
+    """Return the term of a live slot's generation."""
     return _mix((_mix((slot + _GENERATION_TAG) & _WORD) + generation) & _WORD)
 
 
 def length_key(slot: int, generation: int) -> int:
-    """Factor of a live slot's planned length, odd."""
+    """Return the factor of a live slot's planned length, which is odd."""
     return _mix((_mix((slot + _LENGTH_TAG) & _WORD) + generation) & _WORD) | 1
 
 
 def slot_term(slot: int, generation: int, planned: int) -> int:
-    """Sum of a live slot's terms but those of its blocks; not reduced."""
+    """Return the sum of a live slot's terms without those of its blocks; not reduced."""
     return generation_term(slot, generation) + length_key(slot, generation) * planned
 
 
 def block_terms(slot: ArrayLike, index: ArrayLike, block: ArrayLike) -> UInt64Column:
     """
-    Terms of `(slot, index in table, block)` triples, shape ``[N]``, from nothing; `BlockKeys` gives
-    the same sums faster.
+    Return the terms of `(slot, index in table, block)` triples, shape ``[N]``, computed anew;
+    `BlockKeys` returns the same sums faster.
     """
     keys = _odd_keys(slot, _SLOT_TAG) * _odd_keys(index, _INDEX_TAG)
     terms: UInt64Column = keys * _odd_keys(block, _BLOCK_TAG)
@@ -84,9 +84,9 @@ def block_terms(slot: ArrayLike, index: ArrayLike, block: ArrayLike) -> UInt64Co
 
 class BlockKeys:
     """
-    The keys of every slot, table index and block of one geometry, computed once.
+    Keys of every slot, table index and block of one geometry, computed once.
 
-    Looking up by numpy's own index type is five times faster than by any other.
+    A lookup by numpy's own index type is five times faster than by any other type.
     """
 
     __slots__ = ("_block", "_index", "_slot")
@@ -99,28 +99,28 @@ class BlockKeys:
     def sum_of_entries(
         self, slot: NDArray[np.intp], index: NDArray[np.intp], block: NDArray[np.intp] | Int32Column
     ) -> int:
-        """Sum of the terms of table entries, three columns of one length; not reduced."""
+        """Return the sum of the terms of table entries, given in three columns; not reduced."""
         return self.sum_with_keys(self._slot[slot], index, block)
 
     def of_slots(self, slot: NDArray[np.intp]) -> UInt64Column:
-        """The keys of some slots, for `sum_with_keys`."""
+        """Return the keys of some slots, for `sum_with_keys`."""
         return self._slot[slot]
 
     def sum_with_keys(
         self, keys: UInt64Column, index: NDArray[np.intp], block: NDArray[np.intp] | Int32Column
     ) -> int:
-        """`sum_of_entries` of slots with these keys."""
+        """Return `sum_of_entries` of slots with these keys."""
         block = block.astype(np.intp, copy=False)
         return int((keys * self._index[index]).dot(self._block[block]))
 
     def sum_of_table(self, slot: int, blocks: Int32Column) -> int:
-        """Sum of the terms of a slot's whole table, shape ``[num_blocks_held]``; not reduced."""
+        """Return the sum of the terms of a slot's table ``[num_blocks_held]``; not reduced."""
         keys = self._index[: len(blocks)].dot(self._block[blocks.astype(np.intp)])
         return int(self._slot[slot]) * int(keys)
 
 
 class StateHash:
-    """The running sum; its owner adds and removes terms as slot state changes."""
+    """Running sum of the hash; its owner adds and removes terms as slot state changes."""
 
     __slots__ = ("value",)
 
@@ -128,9 +128,9 @@ class StateHash:
         self.value = 0
 
     def add(self, terms: int) -> None:
-        """Account for state that appeared: a term or a sum of terms."""
+        """Add a term, or a sum of terms, of new state."""
         self.value = (self.value + terms) & _WORD
 
     def remove(self, terms: int) -> None:
-        """Account for state that went."""
+        """Subtract a term, or a sum of terms, of old state."""
         self.value = (self.value - terms) & _WORD

@@ -1,10 +1,10 @@
 """
 Batches that repeat the one before: the same rows, each one token further.
 
-Most batches do nothing else, and that they fit the slot state follows from the last one having
-done so: the slots are live and distinct, each row's token is known by then, and it writes into the
-block it wrote into before. What is left to check is that each row whose block is full gets one
-that nobody holds, and nobody else does. Any other batch is checked in full (`batch_check`).
+Most batches are of this kind, and they fit the slot state because the last one did: the slots are
+live and distinct, each row's token is known by then, and it writes into the same block as before.
+Two checks are left: each row with a full block gets a new block that no slot holds, and no other
+row gets one. Any other batch is checked in full (`batch_check`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tandem.link.slot_columns import SlotColumns
 
 class SteadyRows:
     """
-    The decode rows of the batch that was applied last; only the next one may repeat it.
+    Decode rows of the batch that was applied last; only the next batch may repeat them.
 
     Attributes:
-        slot: Their slots, shape ``[R]``.
-        end: Positions planned for each, which is where the next step starts.
-        key_sum: What a step of all of them adds to the state hash.
-        is_regular: No slot has a whole block to spare; else these rows must not be relied on.
+        slot: Slots of the rows, shape ``[R]``.
+        end: Positions planned for each row, at which the next step starts.
+        key_sum: Sum that a step of all rows adds to the state hash.
+        is_regular: True if no slot has a whole block to spare; else the rows must not be used.
     """
 
     __slots__ = (
@@ -45,7 +45,7 @@ class SteadyRows:
         """
         Args:
             slots: State after the batch.
-            batch: Of decode rows that sample.
+            batch: Batch of decode rows that sample.
             key_sum: See the attributes.
         """
         self.slot = batch.row_slot.astype(np.intp)
@@ -62,7 +62,7 @@ class SteadyRows:
 
     @staticmethod
     def is_decode(batch: Batch) -> bool:
-        """True for a batch of decode rows that all sample and nothing else but appends."""
+        """Return True for a batch that has only decode rows, which all sample, and appends."""
         others = (
             batch.release_slot,
             batch.copy_source,
@@ -80,7 +80,7 @@ class SteadyRows:
         )
 
     def is_repeated(self, slots: SlotColumns, batch: Batch) -> bool:
-        """True when a batch is the next step of these rows and fits the slot state."""
+        """Return True if a batch is the next step of these rows and fits the slot state."""
         if (
             batch.admits
             or len(batch.release_slot)
@@ -104,7 +104,7 @@ class SteadyRows:
         )
 
     def growing(self) -> Int32Column:
-        """Slots that need a block for the next step, shape ``[G]``, in the order of rows."""
+        """Return the slots that need a block for the next step, shape ``[G]``, in row order."""
         return self._full[self._num_steps % self._block_size]
 
     def advance(self, batch: Batch) -> None:
@@ -114,7 +114,7 @@ class SteadyRows:
 
     @staticmethod
     def _may_be_given(slots: SlotColumns, growing: Int32Column, blocks: Int32Column) -> bool:
-        # These columns are short: lists of them are looked at faster than numpy gets going.
+        # These columns are short, so lists are faster than numpy.
         distinct = set(blocks.tolist())
         if len(distinct) < len(blocks) or min(distinct) < 1 or max(distinct) > slots.num_blocks:
             return False
@@ -123,7 +123,7 @@ class SteadyRows:
         return not any(num_holders) and max(num_held) < slots.max_blocks_per_slot
 
     def _by_step(self, spare: Int32Column) -> list[Int32Column]:
-        """Who fills a block before step i of every `block_size`, for i from 0."""
+        """Return the slots that need a new block for step i of every `block_size`, for i from 0."""
         order = spare.argsort(kind="stable")
         bounds = spare[order].searchsorted(np.arange(self._block_size + 1)).tolist()
         ordered = self.slot[order].astype(np.int32)

@@ -1,4 +1,4 @@
-"""How long a step may take, judged by what steps before it took."""
+"""Time that a step may take, predicted from the times of earlier steps."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from tandem.link.batch import Batch, Command
 
 ALWAYS_ALLOWED_S = 10.0
-"""A step younger than this is never late."""
+"""Seconds before which no step is late."""
 COMMAND_ALLOWED_S = 300.0
-"""Likewise one that moves KV memory instead of computing; its time says nothing about steps."""
+"""Seconds before which a suspend or resume step, which moves KV memory, is not late."""
 SLACK = 20.0
-"""A step is late when it takes this many times what its work predicts."""
+"""Multiple of the predicted time after which a step is late."""
 FORGET = 0.98
-"""Weight of the past at every step learned: about fifty steps count."""
+"""Weight of the past at every step learned, so that about fifty steps count."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """
-    What a step computes: `num_tokens` through all layers, and `num_pairs` of a token with one it
+    Work of a step: `num_tokens` through all layers, and `num_pairs` of a token with a token that it
     attends to, summed over rows.
     """
 
@@ -30,7 +30,7 @@ class StepWork:
 
     @classmethod
     def of(cls, batch: Batch) -> StepWork:
-        """Of a batch; costs a few microseconds."""
+        """Return the work of a batch; this costs a few microseconds."""
         num_tokens = batch.row_num_tokens.astype(np.float64)
         pairs = num_tokens @ (batch.row_start + 0.5 * (num_tokens + 1.0))
         return cls(float(num_tokens.sum()), float(pairs))
@@ -38,12 +38,12 @@ class StepWork:
 
 class StepCost:
     """
-    Learns seconds per token and per attended pair from steps that went well.
+    Cost model of steps: seconds per token and per attended pair, learned from successful steps.
 
-    A prediction is the sum of two estimates, each of which puts down all of the time seen to one
-    kind of work. So it is at most twice too high for steps like those seen, and for others it grows
-    with whichever kind of work they have more of: a long prompt after many decodes is given the
-    time that its tokens, and its context, would take at the decodes' pace, which is slower.
+    A prediction is the sum of two estimates, each of which attributes all of the time seen to one
+    kind of work. So it is at most twice too high for steps like those seen. For other steps it
+    grows with the kind of work that they have more of: a long prompt after many decodes is allowed
+    the time that its tokens and its context would take at the pace of decodes, which is slower.
     """
 
     __slots__ = ("_pairs", "_seconds", "_tokens")
@@ -54,7 +54,7 @@ class StepCost:
         self._pairs = 0.0
 
     def learn(self, work: StepWork, seconds: float) -> None:
-        """Take in how long a step computed; nothing was learned from one without work."""
+        """Learn the time of a step; a step without work is ignored."""
         if work.num_tokens <= 0:
             return
         self._seconds = FORGET * self._seconds + seconds
@@ -62,14 +62,14 @@ class StepCost:
         self._pairs = FORGET * self._pairs + work.num_pairs
 
     def predict_s(self, work: StepWork) -> float:
-        """Seconds that a step may be expected to compute; 0 while nothing is known."""
+        """Return the seconds that a step is expected to compute; 0 before any step was learned."""
         if not self._tokens:
             return 0.0
         per_token, per_pair = self._seconds / self._tokens, self._seconds / self._pairs
         return per_token * work.num_tokens + per_pair * work.num_pairs
 
     def allowed_s(self, command: Command) -> float:
-        """Seconds after which a running step is late."""
+        """Return the seconds after which a running step is late."""
         if not isinstance(command, Batch):
             return COMMAND_ALLOWED_S
         return max(ALWAYS_ALLOWED_S, SLACK * self.predict_s(StepWork.of(command)))

@@ -1,11 +1,10 @@
 """
-Serialized steps, written by hand where they repeat.
+Encoder of steps, which writes repeated decode steps directly.
 
-Most steps hold nothing but decode rows, and most of these have the slots, token counts and flags
-of the step before: the very same read-only columns. Their fields are then kept serialized, and the
-message around them, which has few fields of fixed kinds, costs less to write here than to build.
-A message is what protobuf makes of it: the order of fields is free, and everything else is left to
-`wire.encode_step`.
+Most steps have only decode rows, and most of these have the slots, token counts and flags of the
+step before, as the same read-only array objects. These fields are then kept serialized. The message
+around them has few fields of fixed types, so writing it directly costs less than building it with
+protobuf. Protobuf reads fields in any order. All other steps go through `wire.encode_step`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _SMALL = [bytes([number]) for number in range(128)]
 
 
 def _varint(number: int) -> bytes:
-    """A number below 2^64 as protobuf writes it: seven bits per byte, lowest first."""
+    """Return a number below 2^64 as protobuf writes it: seven bits per byte, lowest first."""
     if number < 128:
         return _SMALL[number]
     if number < 1 << 14:
@@ -59,7 +58,7 @@ def _varint(number: int) -> bytes:
 
 
 class StepEncoder:
-    """Encodes the steps of one link's end."""
+    """Encoder of the steps of one end of the link."""
 
     __slots__ = ("_columns", "_flags", "_num_tokens", "_row_slot")
 
@@ -68,7 +67,7 @@ class StepEncoder:
         self._num_tokens: Int32Column | None = None
         self._flags: UInt8Column | None = None
         self._columns = b""
-        """These three, serialized."""
+        """The three columns above, serialized."""
 
     def encode(
         self,
@@ -122,7 +121,10 @@ class StepEncoder:
         return seal(b"".join((_STEP_TAG, _varint(len(head) + len(batch)), head, batch)))
 
     def _repeats(self, batch: Batch) -> bool:
-        """True for decode rows and appends alone, the rows being those kept serialized."""
+        """
+        Return True for a batch of rows and appends only, if its rows are kept serialized; keep them
+        if their columns are read-only.
+        """
         if (
             batch.admits
             or len(batch.release_slot)

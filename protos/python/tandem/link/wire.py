@@ -1,12 +1,12 @@
 """
-The step link's encoding: values of `tandem.link` as serialized `ExecuteRequest` and
+Encoding of the step link: values of `tandem.link` as serialized `ExecuteRequest` and
 `ExecuteResponse`, and back.
 
 Both services run `Execute` with identity serializers, so a message is encoded once and replayed as
 the same bytes. Columns travel as little-endian arrays and come back as read-only views of the
-received bytes. Whatever arrives either decodes or raises: `CorruptMessage` where it was changed on
-the way, else `SessionLost` naming the field. What it means (is the slot live? is the step next?) is
-checked by `SlotState` and the two ends.
+received bytes. Received bytes either decode or raise: `CorruptMessage` if they were changed on the
+way, else `SessionLost` with the field. The meaning (is the slot live? is the step next?) is checked
+by `SlotState` and the two ends.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def encode_step(step: Step) -> bytes:
 
 def decode_request(raw: bytes) -> Attach | Step:
     """
-    Decode a message down the link.
+    Decode a message from the scheduler.
 
     Raises:
-        CorruptMessage: Its checksum does not match.
-        SessionLost: Not an ExecuteRequest, or a field is malformed; the message names it.
+        CorruptMessage: The checksum does not match.
+        SessionLost: It is no ExecuteRequest, or a field is malformed; the text names it.
     """
     check_seal(raw)
     request = parsed(batch_pb2.ExecuteRequest(), raw)
@@ -96,7 +96,7 @@ def decode_request(raw: bytes) -> Attach | Step:
 
 def encode_response(value: Attached | StepResult | StepFailed | Heartbeat) -> bytes:
     """
-    Serialize a message up the link, as an ExecuteResponse.
+    Serialize a message from the executor, as an ExecuteResponse.
 
     Raises:
         TypeError: A column's type is not the documented one and cannot be widened to it.
@@ -127,11 +127,11 @@ def encode_response(value: Attached | StepResult | StepFailed | Heartbeat) -> by
 
 def decode_response(raw: bytes) -> Attached | StepResult | StepFailed | Heartbeat:
     """
-    Decode a message up the link.
+    Decode a message from the executor.
 
     Raises:
-        CorruptMessage: Its checksum does not match.
-        SessionLost: Not an ExecuteResponse, or a field is malformed; the message names it.
+        CorruptMessage: The checksum does not match.
+        SessionLost: It is no ExecuteResponse, or a field is malformed; the text names it.
     """
     check_seal(raw)
     response = parsed(result_pb2.ExecuteResponse(), raw)
