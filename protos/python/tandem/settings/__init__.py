@@ -1,4 +1,4 @@
 """
-Settings of a service process: one schema, four sources. For the services alone: clients and pure
-cores do without it.
+Settings of a service process: one schema, read from several sources. Only the services use this
+package; clients and pure cores do without it.
 """

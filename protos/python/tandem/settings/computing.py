@@ -1,6 +1,6 @@
 """
-Names of the settings that say how the executor computes, for files that serve both services: the
-scheduler passes them over. What they mean is in `executor_svc.config.settings`.
+Names of the settings of the executor's computation, for files that serve both services: the
+scheduler ignores them. Their meaning is in `executor_svc.config.settings`.
 """
 
 from __future__ import annotations
@@ -13,4 +13,4 @@ COMPUTING = (
     "cuda_graph_mixed_prefill_count",
     "use_cuda_graphs_for_non_decode_steps",
 )
-"""In the order of `tandem up --help`."""
+"""Names of these settings, in the order of `tandem up --help`."""

@@ -1,4 +1,4 @@
-"""A service's command line, made from the fields of its settings."""
+"""Command line of a service, made from the fields of its settings."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from tandem.errors import InvalidConfig
 from tandem.settings.schema import Metavar, Program, S
 
 _ALIKE = 0.85
-"""From which likeness on a flag is taken for a slip: many that mean other things are alike too."""
+"""Least similarity of a flag that is suggested for an unknown one; many other flags are alike."""
 
 
 def flag_of(name: str) -> str:
-    """The flag that sets a field."""
+    """Return the flag that sets a field."""
     return "--" + name.replace("_", "-")
 
 
 def metavar_of(field: FieldInfo) -> str:
-    """What --help shows for a field's value."""
+    """Return the placeholder that --help shows for a field's value."""
     return _metavar(field.annotation, field.metadata)
 
 
 def parse_flags(program: Program[S], argv: Sequence[str]) -> dict[str, str]:
     """
-    Texts of the flags given, by field or alias; --config is among them.
+    Return the texts of the flags that were given, by field or alias, with --config.
 
     Raises:
-        InvalidConfig: An unknown flag, or one without its value.
+        InvalidConfig: A flag is unknown, or has no value.
         SystemExit: After --help.
     """
     return vars(_parser(program).parse_args(argv))
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports mistakes like every other source does."""
+    """Parser that reports mistakes as InvalidConfig, like every other source."""
 
     def error(self, message: str) -> NoReturn:
         message = message.replace("ignored explicit argument", "takes no value, got")

@@ -24,6 +24,6 @@ PRESET_SETTINGS: Mapping[str, Mapping[str, int | float]] = {
     "deploy-tight-memory": {"gpu_memory_utilization": 0.8},
 }
 """
-What each preset sets; anything set elsewhere wins. The first four are whole sets of engine limits,
-the others change one setting for a kind of deployment.
+Settings of each preset; a value set by any other source wins. The first four presets are whole sets
+of engine limits, the others change one setting for a kind of deployment.
 """

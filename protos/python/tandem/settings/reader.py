@@ -1,8 +1,8 @@
 """
-Where settings come from, in rising order: defaults, preset, file, environment, flags.
+Reader of settings from their sources, in rising order: defaults, preset, file, environment, flags.
 
-Every key must be known. Variables that Kubernetes injects for a Service whose name begins like ours
-are left alone.
+Every key must be known. Variables that Kubernetes injects for a Service are ignored, even if its
+name begins with the prefix of a service's variables.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tandem.settings.schema import KV_SIZE_KNOBS, PRESET, Loaded, Program, S
 _SET_BY_KUBERNETES = re.compile(
     r"(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
 )
-"""Of what follows the prefix."""
+"""Pattern of these variables' names after the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """One setting as one source has it: the key, the value, and where a person would look."""
+    """Setting as one source has it: the key, the value, and its place for error texts."""
 
     key: str
     raw: Any
@@ -49,7 +49,7 @@ def read_settings(
     Read and validate all settings.
 
     Raises:
-        InvalidConfig: The first thing wrong, naming the setting and where it was set.
+        InvalidConfig: A setting is wrong; the text names the first such setting and its place.
         SystemExit: After --help.
     """
     flags = parse_flags(program, argv)
@@ -79,7 +79,7 @@ def read_settings(
 def _fill_from_preset(
     program: Program[S], values: dict[str, Any], sources: dict[str, str], places: dict[str, str]
 ) -> None:
-    """Set what nobody set; a KV size set by any knob replaces the preset's, whatever its knob."""
+    """Set the settings that no source set; a KV size set by any knob replaces the preset's."""
     place = f"preset {values['preset']} ({places['preset']})"
     has_kv_size = any(values.get(knob) is not None for knob in KV_SIZE_KNOBS)
     for name, value in PRESET_SETTINGS[values["preset"]].items():
@@ -146,7 +146,7 @@ def _by_name(program: Program[S], source: _Source, layer: Iterable[_Given]) -> d
 
 
 def _convert(field: FieldInfo, given: _Given, source: _Source) -> Any:
-    """Files hold typed values and are read strictly; environment and flags hold text."""
+    """Convert a value; files have typed values, which are read strictly, other sources text."""
     kind: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     try:
@@ -162,7 +162,7 @@ def _convert(field: FieldInfo, given: _Given, source: _Source) -> Any:
 
 
 def _why(error: ValidationError) -> str:
-    """In one clause; where several kinds of value are accepted, it names them all."""
+    """Return the cause in one clause, which names all types of value that are accepted."""
     first, *others = (each["msg"].removeprefix("Value error, ") for each in error.errors())
     if others:
         kinds = [msg.removeprefix("Input should be ").partition(", ")[0] for msg in others]

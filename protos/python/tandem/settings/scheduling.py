@@ -1,6 +1,6 @@
 """
-Names of the settings that say how the scheduler schedules, for files that serve both services: the
-executor passes them over. What they mean is in `scheduler_svc.config.scheduling`.
+Names of the settings of the scheduler's policies, for files that serve both services: the executor
+ignores them. Their meaning is in `scheduler_svc.config.scheduling`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEDULING = (
     "track_generated_token_events",
     "track_paused_request_events",
 )
-"""In the order of the documentation."""
+"""Names of these settings, in the order of the documentation."""
 
 SCHEDULING_ALIASES = {
     "prefix_caching": "enable_prefix_caching",

@@ -1,4 +1,4 @@
-"""What the settings of both services are made of."""
+"""Schema that the settings of both services share."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LIMIT_ALIASES = {
 
 
 PRESET = "preset"
-"""The source of what a preset sets."""
+"""Name of the source of settings that a preset set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metavar:
-    """Annotation of a field's type: what --help shows for its value."""
+    """Annotation of a field's type: the placeholder that --help shows for its value."""
 
     text: str
 
@@ -79,22 +79,22 @@ def _targets(text: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_listen_address), Metavar("HOST:PORT")]
-"""Where a service listens: HOST:PORT or unix:PATH."""
+"""Address on which a service listens: HOST:PORT or unix:PATH."""
 TcpAddress = Annotated[str, AfterValidator(_tcp_address), Metavar("HOST:PORT")]
-"""Where a service listens that knows no unix sockets."""
+"""Address on which a service listens that does not support unix sockets."""
 Addresses = Annotated[str, AfterValidator(_targets), Metavar("HOST:PORT[,HOST:PORT...]")]
-"""Where to connect to: one or several, without spaces; none twice."""
+"""Addresses to connect to, one or several, none twice; spaces around them are removed."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 
 
 class ServiceSettings(BaseModel):
     """
-    Settings of one service, the seven engine limits and all of `KV_SIZE_KNOBS` among them; every
-    field is a flag, a variable and a key of a file.
+    Settings of one service, with the seven engine limits and all of `KV_SIZE_KNOBS`; every field is
+    a flag, an environment variable and a key of a file.
 
-    A field with `exclude=True` is a key of a file only and not shown: the other service obeys it,
-    and one file serves both.
+    A field with `exclude=True` is only a key of a file and is not shown: it is a setting of the
+    other service, and one file serves both.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -102,7 +102,7 @@ class ServiceSettings(BaseModel):
     preset: PresetName | None = Field(
         None, description="named starting point; whatever is set elsewhere wins over it"
     )
-    # The executor's alone; it says what they mean. A file that serves both services may have them.
+    # Only the executor uses these and describes them; a file that serves both may have them.
     buffer_size_gb: Annotated[float | None, Gt(0), Le(MAX_GIB)] = Field(None, exclude=True)
     mem_fraction_static: Annotated[float | None, Gt(0), Lt(1)] = Field(None, exclude=True)
     gpu_memory_utilization: Annotated[float | None, Gt(0), Le(1)] = Field(None, exclude=True)
@@ -110,8 +110,9 @@ class ServiceSettings(BaseModel):
 
     def engine_config(self) -> EngineConfig:
         """
-        The engine limits as set here. What is left to the model (max_model_len) or to the memory
-        (max_num_blocks) has the documented value meanwhile, raised to what the rules allow.
+        Return the engine limits as set here. A limit that is left to the model (max_model_len) or
+        to the memory (max_num_blocks) has its documented default here; max_model_len is at least
+        block_size, as the rules demand.
         """
         given = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
         limits = EngineConfig(**given)
@@ -126,18 +127,18 @@ S = TypeVar("S", bound=ServiceSettings)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program(Generic[S]):
     """
-    A service as its settings see it.
+    Description of a service for the reading of its settings.
 
     Attributes:
-        schema: Its settings.
-        command: How it is started, for --help.
-        description: What it is, for --help.
-        exit_codes: Their meanings, for --help.
-        env_prefix: Of its environment variables; the rest is a field's name in capitals.
-        foreign_prefixes: Of variables that begin like its own but belong to others.
+        schema: Class of its settings.
+        command: Command that starts it, for --help.
+        description: Description of the service, for --help.
+        exit_codes: Meanings of its exit codes, for --help.
+        env_prefix: Prefix of its environment variables; the rest is a field's name in capitals.
+        foreign_prefixes: Prefixes of variables that begin like its own but belong to others.
         aliases: Other spellings of fields.
         groups: Fields that --help lists together, by title; the others are under "service".
-        foreign_keys: Keys of a file that only the other service obeys, whatever they say.
+        foreign_keys: Keys of a file that only the other service uses; their values are ignored.
     """
 
     schema: type[S]
@@ -154,12 +155,12 @@ class Program(Generic[S]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded(Generic[S]):
     """
-    Settings with where each came from; what nobody set is in neither dictionary.
+    Settings with the source of each; a setting that no source set is in neither dictionary.
 
     Attributes:
         settings: All settings.
-        sources: "preset", "file", "environment" or "flag" by name.
-        places: The preset, flag, variable or file and key by name, as a person would look for it.
+        sources: Source by name: "preset", "file", "environment" or "flag".
+        places: Place by name, for texts: the preset, the flag, the variable, or file and key.
     """
 
     settings: S
@@ -167,19 +168,19 @@ class Loaded(Generic[S]):
     places: dict[str, str] = field(default_factory=dict)
 
     def is_set(self, name: str) -> bool:
-        """Somebody chose this very value; what a preset brings gives way like a default."""
+        """Return True if a file, variable or flag set it; a preset's value counts as a default."""
         return self.sources.get(name, PRESET) != PRESET
 
     @property
     def kv_size_knob(self) -> str | None:
-        """Which of `KV_SIZE_KNOBS` sizes the KV memory; None where the device's memory does."""
+        """The one of `KV_SIZE_KNOBS` that sizes the KV memory; None if the device's memory does."""
         for knob in KV_SIZE_KNOBS:
             if knob in self.sources and getattr(self.settings, knob) is not None:
                 return knob
         return None
 
     def shown(self) -> list[dict[str, Any]]:
-        """Name, JSON value and source of every setting; the source of a default is "default"."""
+        """Return name, JSON value and source of every setting; a default's source is "default"."""
         return [
             {"name": name, "value": value, "source": self.sources.get(name, "default")}
             for name, value in self.settings.model_dump(mode="json").items()

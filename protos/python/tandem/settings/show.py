@@ -1,4 +1,4 @@
-"""What a service's `show_config` does: print its settings without starting it."""
+"""Printing of a service's settings without starting it, for its `show_config`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tandem.settings.presets import PRESET_SETTINGS
 from tandem.settings.schema import Loaded, S
 
 EXIT_REFUSED = 2
-"""The services' own exit code for a configuration that cannot work."""
+"""Exit code of the services for a configuration that cannot work."""
 
 
 def show_settings(load: Callable[[Sequence[str], Mapping[str, str]], Loaded[S]]) -> int:
-    """Print this process's settings as JSON, or what is wrong with them; gives the exit code."""
+    """Print this process's settings as JSON, or the error in them; return the exit code."""
     try:
         loaded = load(sys.argv[1:], os.environ)
     except InvalidConfig as error:
