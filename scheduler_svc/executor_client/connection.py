@@ -242,7 +242,7 @@ class ExecutorConnector:
         Return the seconds to wait after a failure.
 
         The wait grows with the rounds. An executor held by another scheduler is tried again when
-        that lease may end, and one that is incompatible after the longest wait.
+        that lease may end, an incompatible one after `LONGEST_BACKOFF_S`; no wait is longer.
         """
         if isinstance(error, SessionHeld) and error.metadata.get("holder") != self._scheduler.name:
             left_ms = float(error.metadata.get("lease_left_ms", "0"))

@@ -147,7 +147,7 @@ class ExecutorLink:
             self._end()
 
     def stop(self, *, release: bool) -> None:
-        """End everything; with `release` as `release` does. Wait for the thread to end."""
+        """End everything, with `release` as by `release()`; wait some seconds for the thread."""
         if release:
             self.release()
         elif not self._stopping.is_set():

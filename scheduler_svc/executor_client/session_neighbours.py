@@ -76,6 +76,4 @@ class SessionOwner(Protocol):
         """
 
     def executor_seen(self, boot_id: str, *, died: bool, now: float) -> None:
-        """
-        Learn whether an executor has died that was lost as one that may live; no session is open.
-        """
+        """Learn whether an executor that was lost with `may_live` has died; no session is open."""

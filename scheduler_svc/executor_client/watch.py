@@ -14,7 +14,7 @@ from tandem.link.step_cost import ALWAYS_ALLOWED_S, StepCost, StepWork
 LONGEST_GAP_S = 1.0
 """Most time between two looks that counts as silence."""
 LEARN_EVERY = 16
-"""Steps from one that updates the cost model to the next, as an update costs microseconds."""
+"""Number of steps between two updates of the cost model, as an update costs microseconds."""
 LEARN_OVER_S = 0.05
 """Seconds above which a step's time always updates the cost model."""
 USUAL_WEIGHT = 0.1

@@ -368,7 +368,7 @@ class CoreClient:
             listener()
 
     def close(self) -> None:
-        """Close the socket; nothing may be called afterwards."""
+        """Close the socket; no method may be called afterwards."""
         self._socket.close()
 
 

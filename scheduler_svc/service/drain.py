@@ -1,6 +1,6 @@
 """
-Draining of a scheduler: it admits no new request, gives live requests a grace time to finish, hands
-the rest over to its successor, and gives its executor back.
+Draining of a scheduler: it admits no new request, gives live requests a grace time to finish, ends
+the rest with HandedOver, so that clients resume them on its successor, and gives its executor back.
 """
 
 from __future__ import annotations

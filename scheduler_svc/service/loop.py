@@ -136,8 +136,8 @@ class CoreLoop:
 
     def stop(self, grace_s: float) -> None:
         """
-        Have the loop drain: admit no new request, give the others `grace_s` seconds to finish, hand
-        the rest over, and return from `run`.
+        Have the loop drain: admit no new request, give the others `grace_s` seconds to finish, end
+        the rest with HandedOver, and return from `run`.
         """
         self._command(lambda now: self._begin_stop(grace_s, now))
 

@@ -87,7 +87,7 @@ class _Outbox:
         self.answers: deque[CoreMessage] = deque()
         """Messages other than Updates, oldest first."""
         self.runs: deque[TokenRun] = deque()
-        """Runs of output tokens, oldest first; everything below is sent after them."""
+        """Runs of output tokens, oldest first; ends, failures and progress are sent after them."""
         self.logprobs: deque[StreamLogprobs] = deque()
         """Logprobs of the requests that asked for them, oldest first; sent before any end."""
         self.ended: list[StreamEnd] = []

@@ -224,7 +224,7 @@ class PoisonRequest(TandemError):
 
 
 class InternalError(TandemError):
-    """A bug of ours."""
+    """Tandem has a bug."""
 
 
 class SessionHeld(TandemError):

@@ -29,7 +29,7 @@ class Turns:
         self._num_sent = 0
         """Number of streams that went on in this period and have not come back."""
         self._num_sent_before = 0
-        """Likewise in the period before; streams that are out for longer are not counted."""
+        """Number of those of the period before; streams out for longer are not counted."""
         self._timer: asyncio.TimerHandle | None = None
 
     def ask(self, bell: Bell) -> None:
