@@ -1,4 +1,4 @@
-"""From settings to a warm runner, with the limits that settings and model together allow."""
+"""Makes a warm runner from settings, with the limits that settings and model together allow."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def load_engine(
     meters: Callable[[torch.device], MemoryMeter] = meter_of,
 ) -> Engine:
     """
-    Load the model, size and allocate KV memory and warm up; logs what was chosen. The engine's
-    description has what was warned of on the way.
+    Load the model, size and allocate KV memory, warm up, and log what was chosen. The engine's
+    description holds the warnings given on the way.
 
     Args:
         loaded: The settings.
@@ -106,9 +106,12 @@ def _load(
 
 
 def _tokenizer_files(model_dir: Path) -> tuple[TokenizerFile, ...]:
-    """Read before the weights, which take far longer: what is damaged is told first."""
+    """
+    Read the tokenizer's files before the weights, which take far longer: a damaged file is then
+    reported early.
+    """
     if not model_dir.is_dir():
-        return ()  # told with what a directory should hold, when its config.json is looked for
+        return ()  # `load_model` refuses it and says what a model directory should hold
     files = read_tokenizer_files(model_dir)
     if not any(file.name == "tokenizer.json" for file in files):
         warn(
@@ -126,7 +129,7 @@ def _plan(
     before: Reading,
     meter: MemoryMeter,
 ) -> MemoryPlan:
-    """Size the KV memory; steps are run for it only where their need decides."""
+    """Size the KV memory; steps are run to measure it only if their need decides the size."""
     measured = None
     default_knob = "gpu_memory_utilization" if model.device.type == "cuda" else None
     if (loaded.kv_size_knob or default_knob) == "gpu_memory_utilization":
@@ -183,7 +186,7 @@ def _allocate(
 def _measurable(
     loaded: LoadedSettings, model: LoadedModel, limits: EngineConfig, meter: MemoryMeter
 ) -> EngineConfig:
-    """The limits without the part of a default max_model_len for which all memory is too little."""
+    """Return the limits with a default max_model_len cut to what all free memory could hold."""
     if not may_shorten(loaded):
         return limits
     per_block = kv_bytes_per_block(model.config, limits.block_size, model.dtype)

@@ -1,4 +1,4 @@
-"""What an executor process does: read settings, serve, stop on SIGTERM."""
+"""The work of an executor process: read settings, serve, stop on SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from tandem.process_start import EXIT_STOPPED, check_address_space_left, check_l
 from tandem.telemetry import configure_logging
 
 MIN_ADDRESS_SPACE_BYTES = 1 << 30
-"""PyTorch maps more than this."""
+"""Least address space to start with; PyTorch maps more than this."""
 SPACE_BESIDE_LIBRARIES_BYTES = 1 << 30
-"""For threads, weights and KV; with less gRPC ends the process without a sentence."""
+"""
+Address space that must be left for threads, weights and KV once the libraries are loaded; with less
+gRPC ends the process without a message.
+"""
 
 
 def run(argv: Sequence[str]) -> int:
     """
-    Run one executor; gives its exit code.
+    Run one executor and return its exit code.
 
     Raises:
-        TandemError: Why the process cannot go on.
-        OSError, MemoryError, ImportError, RuntimeError: What it lacked.
+        TandemError: The process cannot go on; the message says why.
+        OSError, MemoryError, ImportError, RuntimeError: The process lacked something.
     """
     loaded = load_settings(argv, os.environ)
     configure_logging(loaded.settings.log_level, loaded.settings.log_format)
@@ -38,10 +41,10 @@ def run(argv: Sequence[str]) -> int:
 
 def _forecast(loaded: LoadedSettings) -> int:
     """
-    Print the memory plan; a line of JSON where logs are JSON.
+    Print the memory plan, as a line of JSON if logs are JSON.
 
     Raises:
-        TandemError: Why the executor could not start.
+        TandemError: The executor could not start; the message says why.
     """
     from executor_svc.memory.plan import as_json, as_text, forecast  # noqa: PLC0415
 
@@ -55,7 +58,7 @@ def _serve(loaded: LoadedSettings) -> int:
     Serve until a signal or a fatal error.
 
     Raises:
-        TandemError: Why the process cannot go on.
+        TandemError: The process cannot go on; the message says why.
     """
     let_idle_threads_sleep(os.environ)
     poll_where_waited(os.environ)

@@ -15,7 +15,7 @@ _log = structlog.get_logger(__name__)
 
 @contextmanager
 def kept_warnings() -> Iterator[list[str]]:
-    """Yield a list that gets the sentence of each warning in this thread, each once."""
+    """Yield a list that gets the sentence of each warning of this thread, without repeats."""
     sentences: list[str] = []
     token = _kept.set(sentences)
     try:
@@ -29,9 +29,9 @@ def warn(event: str, sentence: str, **keys: object) -> None:
     Log a warning and keep its sentence.
 
     Args:
-        event: Its name in the log.
-        sentence: For people: what is so, and what to do about it.
-        keys: More for the log.
+        event: Name of the log event.
+        sentence: Text for users: what was found, and what to do about it.
+        keys: More keys of the log event.
     """
     _log.warning(event, what=sentence, **keys)
     keep(sentence)

@@ -1,4 +1,4 @@
-"""How many rows captured steps have: the lists of sizes, largest first."""
+"""Numbers of rows for which decode steps are captured: lists of sizes, largest first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Final, Literal
 from tandem.errors import InvalidConfig
 
 GraphCount = int | Literal["default", "none"]
-"""What `num_cuda_graphs` may say; -1 is a number of graphs too, that of a dense list."""
+"""Values of `num_cuda_graphs`; the number -1 stands for a dense list of sizes."""
 
 DENSE: Final = -1
-"""`num_cuda_graphs` that asks for every eighth size and, from 256 on, every sixteenth."""
+"""Value of `num_cuda_graphs` for every eighth size and, from 256 on, every sixteenth."""
 
 _STEP = 8
 _DEFAULT_SIZES = (1, 2, 3, 4, 6, *range(8, 64, 8), *range(64, 257, 16), 320, 384, 448, 512)
@@ -21,7 +21,7 @@ def check_graph_count(num_cuda_graphs: GraphCount) -> None:
     Refuse a number that names no list.
 
     Raises:
-        InvalidConfig: Neither -1 nor at least 1; the text is Megatron Core's.
+        InvalidConfig: The number is neither -1 nor at least 1; the text is Megatron Core's.
     """
     if isinstance(num_cuda_graphs, int) and num_cuda_graphs != DENSE and num_cuda_graphs < 1:
         raise InvalidConfig(f"num_cuda_graphs must be >= 1, got {num_cuda_graphs}")
@@ -31,7 +31,7 @@ def graph_sizes(
     num_cuda_graphs: GraphCount, max_requests: int, tp_size: int = 1
 ) -> tuple[int, ...]:
     """
-    The sizes that a setting asks for.
+    Return the sizes that a setting asks for.
 
     Args:
         num_cuda_graphs: "none" for no graphs, "default" for `default_sizes`, else as in
@@ -41,7 +41,7 @@ def graph_sizes(
 
     Raises:
         InvalidConfig: The number is neither -1 nor at least 1.
-        ValueError: `max_requests` is below `tp_size`, or that below 1.
+        ValueError: `max_requests` is below `tp_size`, or `tp_size` is below 1.
     """
     if num_cuda_graphs == "none":
         return ()
@@ -52,15 +52,15 @@ def graph_sizes(
 
 def default_sizes(max_requests: int, tp_size: int = 1) -> tuple[int, ...]:
     """
-    Sizes for when nobody chose: 1, 2, 3, 4, 6, every eighth to 64, every sixteenth to 256, then
-    every sixty-fourth to 512, and `max_requests` itself where it is no more than that.
+    Return the default sizes: 1, 2, 3, 4, 6, every eighth to 64, every sixteenth to 256, then every
+    sixty-fourth to 512, and `max_requests` itself if it is at most 512.
 
     A step of up to 64 rows then has at most 7 rows of padding, one of up to 256 at most 15, a
     larger one at most 63. Beyond 512 rows the device is busy for so long that launches hide behind
     it, and steps run eagerly.
 
     Raises:
-        ValueError: `max_requests` is below `tp_size`, or that below 1.
+        ValueError: `max_requests` is below `tp_size`, or `tp_size` is below 1.
     """
     largest = min(max_requests, max(_DEFAULT_SIZES))
     return _descending({*_DEFAULT_SIZES, largest}, max_requests, tp_size)
@@ -68,19 +68,19 @@ def default_sizes(max_requests: int, tp_size: int = 1) -> tuple[int, ...]:
 
 def decode_sizes(num_cuda_graphs: int, max_requests: int, tp_size: int = 1) -> tuple[int, ...]:
     """
-    Sizes by their number, as Megatron Core chooses them.
+    Return so many sizes, chosen as in Megatron Core.
 
     Args:
         num_cuda_graphs: -1 for 1, 2, 4, every eighth below 256 and every sixteenth from there.
-            Otherwise the largest is divided by it and the step rounded up to a multiple of eight,
-            so that there may be fewer sizes, or more, than asked for; beyond `max_requests` it
-            counts as that.
+            Otherwise sizes are evenly spaced: `max_requests` divided by this number, rounded up to
+            a multiple of eight, so that there may be fewer sizes, or more, than asked for. A number
+            above `max_requests` counts as `max_requests`.
         max_requests: Most rows of a step; itself a size, rounded down to `tp_size`.
         tp_size: Ranks that share a row's work; sizes are multiples of it.
 
     Raises:
         InvalidConfig: The number is neither -1 nor at least 1.
-        ValueError: `max_requests` is below `tp_size`, or that below 1.
+        ValueError: `max_requests` is below `tp_size`, or `tp_size` is below 1.
 
     Source: Megatron Core, `CUDAGraphBatchDimensionBuilder`.
     """
@@ -96,7 +96,10 @@ def decode_sizes(num_cuda_graphs: int, max_requests: int, tp_size: int = 1) -> t
 
 
 def _descending(sizes: set[int], max_requests: int, tp_size: int) -> tuple[int, ...]:
-    """The sizes as multiples of `tp_size`, rounded up, but none above the largest, rounded down."""
+    """
+    Return the sizes in descending order, each rounded up to a multiple of `tp_size`; none is above
+    `max_requests` rounded down to such a multiple.
+    """
     if not 1 <= tp_size <= max_requests:
         raise ValueError(f"{tp_size} ranks cannot share steps of at most {max_requests} rows")
     largest = _rounded_down(max_requests, tp_size)

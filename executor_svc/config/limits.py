@@ -14,19 +14,25 @@ from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
 
 CPU_STEP_OPERATIONS = 1 << 39
-"""Two cores with AVX-512 take about five seconds for them, and as long again for long contexts."""
+"""
+Operations of one step on a CPU, at most. Two cores with AVX-512 take about five seconds for them,
+and as long again for long contexts.
+"""
 
 LEAST_CPU_STEP_TOKENS = 128
-"""Fewer would read the weights too often."""
+"""Least tokens of a CPU's step; with fewer the weights would be read too often."""
 
 
 def num_slots_for(limits: EngineConfig) -> int:
-    """Slots of an executor: rows that compute, and as many that are paused or draining."""
+    """Return an executor's number of slots: rows that compute, and as many paused or draining."""
     return 2 * limits.max_batch_size
 
 
 def _tokens_of_a_cpu_step(limits: EngineConfig, config: ModelConfig) -> int:
-    """Tokens whose products with all weights are at most `CPU_STEP_OPERATIONS`."""
+    """
+    Return `max_total_tokens` for a CPU: lowered so that products with all weights take at most
+    `CPU_STEP_OPERATIONS`, but not below `LEAST_CPU_STEP_TOKENS` nor `max_batch_size`.
+    """
     num_weights = weight_bytes(config, torch.float32) // torch.float32.itemsize
     fitting = max(CPU_STEP_OPERATIONS // (2 * num_weights), LEAST_CPU_STEP_TOKENS)
     return max(min(limits.max_total_tokens, fitting), limits.max_batch_size)
@@ -53,14 +59,14 @@ def may_shorten(loaded: LoadedSettings) -> bool:
 
 def fit_limits(loaded: LoadedSettings, config: ModelConfig, device: torch.device) -> EngineConfig:
     """
-    Join the limits with the model's longest sequence, which is the default; a preset's gives way
-    to it, a set value does not. A default max_total_tokens gives way to what a CPU computes in some
-    seconds: a step in which a prompt takes longer holds up all others, and looks like one that is
-    stuck.
+    Join the settings' limits with the model's longest sequence, the default of max_model_len. A
+    longer max_model_len of a preset is cut to it; a longer one that was set is an error. On a CPU a
+    default max_total_tokens is cut to what the CPU computes in some seconds: a longer step would
+    hold up all other requests and look stuck.
 
     Raises:
-        InvalidConfig: A length was set that the model does not support, or the model's own is less
-            than a block, or a rule fails.
+        InvalidConfig: A length was set that the model does not support, or the model's longest
+            sequence is shorter than a block, or a rule fails.
     """
     limits, longest = loaded.limits, config.context_len
     if loaded.settings.max_model_len is None:
@@ -83,5 +89,8 @@ def fit_limits(loaded: LoadedSettings, config: ModelConfig, device: torch.device
 
 
 def limit_warnings(limits: EngineConfig) -> list[str]:
-    """Warnings of an executor's limits; `max_num_seqs` is for the scheduler, which sees it set."""
+    """
+    Return warnings about an executor's limits, without those about `max_num_seqs`, which belongs to
+    the scheduler.
+    """
     return replace(limits, max_num_seqs=max(limits.max_num_seqs, limits.max_batch_size)).warnings()

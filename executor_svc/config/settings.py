@@ -1,4 +1,6 @@
-"""The executor's settings: one schema, whatever they come from (`tandem.settings` reads them)."""
+"""
+The executor's settings: one schema for flags, files and environment (`tandem.settings` reads them).
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,7 @@ _PROGRAM = Program(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSettings(Loaded[ExecutorSettings]):
-    """Settings with where each came from, and the engine limits they imply."""
+    """Settings, the source of each, and the engine limits they imply."""
 
     @property
     def limits(self) -> EngineConfig:
@@ -191,7 +193,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
     Read and validate all settings.
 
     Raises:
-        InvalidConfig: The first thing wrong, naming the setting and where it was set.
+        InvalidConfig: A setting is wrong; names the first such setting and where it was set.
         SystemExit: After --help.
     """
     read = read_settings(_PROGRAM, argv, environ)

@@ -1,4 +1,4 @@
-"""Where and in which number type an executor computes."""
+"""The choice of an executor's device, number type and CPU kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ DTYPES = {
 }
 
 _CUDA_FAILED = ("CUDA error", "Triton Error [CUDA]")
-"""As PyTorch and as Triton, whichever is the next to ask, tell what the device met before."""
+"""
+Parts of the messages in which PyTorch or Triton, whichever is called next, reports a device's
+earlier error.
+"""
 
 
 def is_sticky(error: Exception) -> bool:
@@ -39,11 +42,12 @@ def choose_kernels(device: torch.device, cpu_extension: str) -> None:
     Let the CPU compute in C++ or in PyTorch; may compile, which takes seconds.
 
     Args:
-        device: Of the model; another than the CPU has kernels of its own.
+        device: The model's device; devices other than the CPU have kernels of their own.
         cpu_extension: "auto", "on" or "off".
 
     Raises:
-        InvalidConfig: Another word, or "on" and the library can neither be found nor built.
+        InvalidConfig: `cpu_extension` is another word, or it is "on" and the library can neither be
+            found nor built.
     """
     if cpu_extension not in get_args(CpuExtension):
         raise InvalidConfig(
@@ -71,8 +75,8 @@ def resolve_device(name: str) -> torch.device:
     Turn "auto", "cpu", "cuda" or "cuda:N" into a device.
 
     Raises:
-        InvalidConfig: Another name, a CUDA device that is not there, or one without Triton, in
-            which its kernels are written.
+        InvalidConfig: The name is another one, the CUDA device does not exist, or Triton, in which
+            its kernels are written, is not installed.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -103,7 +107,7 @@ def resolve_dtype(name: str, checkpoint_dtype: str | None, device: torch.device)
     Turn "auto" or a type's name into a type; see `choose_dtype`.
 
     Raises:
-        InvalidConfig: Another name.
+        InvalidConfig: The name is another one.
     """
     return choose_dtype(name, checkpoint_dtype, device)[0]
 
@@ -112,22 +116,25 @@ def choose_dtype(
     name: str, checkpoint_dtype: str | None, device: torch.device
 ) -> tuple[torch.dtype, str]:
     """
-    Turn "auto" or a type's name into a type, and say in a clause why it is this one.
+    Turn "auto" or a type's name into a type, and give the reason as a clause.
 
-    "auto" is the checkpoint's own type on a GPU. On a CPU it is float32 for checkpoints in float32.
-    Those in bfloat16 are computed in it where the processor multiplies it (avx512_bf16, amx_bf16).
-    Elsewhere, and for those in float16, which bfloat16 would round, it is float32 where our C++
-    kernels multiply: weights that came in bfloat16 stay in 2 bytes all the same. Without those
-    kernels the framework multiplies, which is bfloat16 where the processor has that, else float32.
+    On a GPU "auto" is the checkpoint's own type, or bfloat16 if it names none. On a CPU it is:
+
+    - float32 for checkpoints in float32, or without a type;
+    - bfloat16 for 16-bit checkpoints if the processor has amx_bf16;
+    - bfloat16 for checkpoints in bfloat16 if the processor has avx512_bf16; for those in float16,
+      which bfloat16 would round, only if our C++ kernels are not used;
+    - float32 otherwise. Our C++ kernels keep weights that came in bfloat16 in 2 bytes all the same.
+
     `tests/bench/dtypes` measures it.
 
     Args:
-        name: "auto" or a type's.
-        checkpoint_dtype: As config.json names it.
-        device: Of the model; `choose_kernels` has been called for it.
+        name: "auto" or a type's name.
+        checkpoint_dtype: The checkpoint's type as config.json names it.
+        device: The model's device; `choose_kernels` has been called for it.
 
     Raises:
-        InvalidConfig: Another name.
+        InvalidConfig: The name is another one.
     """
     if name != "auto":
         if name not in DTYPES:
@@ -153,7 +160,7 @@ def _for_16_bits_on_a_cpu(checkpoint_dtype: str, *, in_cpp: bool) -> tuple[torch
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The type's name as configuration and wire spell it."""
+    """Return the type's name as configuration and wire protocol spell it."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,4 +1,7 @@
-"""Memory that is given back and comes back where it was: what holds its address need not change."""
+"""
+Memory that can be given back and taken back at the same address, so that captured graphs which hold
+its address stay valid.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +18,33 @@ from tandem.errors import InvalidConfig, OutOfMemory
 
 class FixedMemory(Protocol):
     """
-    Bytes at an address that they keep.
+    Memory at an address that does not change.
 
     Attributes:
-        tensor: uint8 ``[num_bytes]``; not to be touched while its memory is given back.
+        tensor: uint8 ``[num_bytes]``; must not be touched while the memory is given back.
     """
 
     tensor: Tensor
 
     def give_back(self) -> None:
-        """Give the memory to others, once nothing that runs uses it; the contents are lost."""
+        """Give the memory back, once no running work uses it; the contents are lost."""
 
     def take_back(self) -> None:
         """
         Have memory at that address again, with any contents.
 
         Raises:
-            OutOfMemory: Others have it.
+            OutOfMemory: Other programs have taken it.
         """
 
 
 def fixed_memory(num_bytes: int, device: torch.device) -> FixedMemory:
     """
-    Allocate; contents may be anything.
+    Allocate memory; its contents may be anything.
 
     Raises:
         InvalidConfig: This device or system cannot give memory back and keep its address.
-        OutOfMemory: There is not so much.
+        OutOfMemory: Less memory is free.
     """
     if device.type == "cpu":
         return HostPages(num_bytes)
@@ -58,15 +61,15 @@ def fixed_memory(num_bytes: int, device: torch.device) -> FixedMemory:
 
 
 class HostPages:
-    """Of the CPU: pages that Linux takes when told that nobody needs them."""
+    """Memory of the CPU, in pages that Linux takes back when told that they are not needed."""
 
     def __init__(self, num_bytes: int) -> None:
         """
         Allocate.
 
         Raises:
-            InvalidConfig: The system is not Linux: others keep the pages.
-            OutOfMemory: The system has not so much.
+            InvalidConfig: The system is not Linux; other systems keep the pages.
+            OutOfMemory: The system has less memory left.
         """
         if sys.platform != "linux":
             raise InvalidConfig(
@@ -86,18 +89,18 @@ class HostPages:
         self._pages.madvise(mmap.MADV_DONTNEED)
 
     def take_back(self) -> None:
-        """As in `FixedMemory`; pages come when they are touched."""
+        """As in `FixedMemory`; the system gives pages when they are touched."""
 
 
 class DevicePages:
-    """Of a CUDA device: pages of its driver's virtual memory."""
+    """Memory of a CUDA device, in pages of its driver's virtual memory."""
 
     def __init__(self, num_bytes: int, device: torch.device, library: DriverLibrary) -> None:
         """
         Allocate.
 
         Raises:
-            OutOfMemory: The device has not so much.
+            OutOfMemory: The device has less memory left.
         """
         self._device = device
         with torch.cuda.device(device):
@@ -105,7 +108,7 @@ class DevicePages:
             self.tensor = torch.as_tensor(_Bytes(self._memory, num_bytes), device=device)
 
     def give_back(self) -> None:
-        """As in `FixedMemory`; waits for what runs."""
+        """As in `FixedMemory`; waits for running work."""
         torch.cuda.synchronize(self._device)
         with torch.cuda.device(self._device):
             self._memory.unmap()
@@ -117,7 +120,7 @@ class DevicePages:
 
 
 class _Bytes:
-    """What PyTorch makes a tensor of, which keeps this and so the memory."""
+    """Source of the tensor: PyTorch's tensor keeps a reference to it, and so the memory alive."""
 
     def __init__(self, memory: CudaVirtualMemory, num_bytes: int) -> None:
         self._memory = memory

@@ -1,4 +1,4 @@
-"""Memory that can still be allocated on a device, and what the host has or its cgroup allows."""
+"""Memory that can still be allocated on a device, and the host's memory within its cgroup."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MEMINFO = Path("/proc/meminfo")
 
 def available_bytes(device: torch.device) -> int | None:
     """
-    Bytes that can still be allocated: the device's free memory, or the host's within its cgroup;
-    None if unknown.
+    Return the bytes that can still be allocated: the device's free memory, or the host's within its
+    cgroup; None if unknown.
     """
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
@@ -24,7 +24,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def host_limit_bytes() -> int:
-    """Bytes of memory the host has, or its cgroup allows if that is less."""
+    """Return the bytes of memory the host has, or its cgroup allows if that is less."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cgroup = _cgroup()
     return installed if cgroup is None else min(installed, cgroup[0])
@@ -46,10 +46,10 @@ def _cgroup_left() -> int | None:
 
 def _cgroup() -> tuple[int, int] | None:
     """
-    Limit and use of version 2, else of version 1; None without a limit.
+    Return limit and use of cgroup version 2, else of version 1; None without a limit.
 
-    Cached pages of files are given back before anything fails, so inactive ones are not in use:
-    otherwise the model files just read would count twice.
+    Inactive cached pages of files do not count as used, because the kernel drops them before an
+    allocation fails: otherwise the model files just read would count twice.
     """
     for limit, used, inactive in (
         ("memory.max", "memory.current", "inactive_file"),

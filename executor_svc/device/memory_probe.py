@@ -1,4 +1,6 @@
-"""How much memory a device has and how much work needs: CUDA's own figures, or the host's."""
+"""
+Measurements of a device's memory and of what work on it needs: CUDA's own figures, or the host's.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ class Reading:
     A device's memory at one moment, in bytes.
 
     Attributes:
-        total: All there is.
-        free: What could be allocated now.
-        used: What counts as growing when we load and compute: on CUDA everything in use there, on
-            the host this process's resident memory.
+        total: All memory of the device.
+        free: Memory that could be allocated now.
+        used: Memory whose growth is measured when we load and compute: on CUDA everything in use
+            there, on the host this process's resident memory.
     """
 
     total: int
@@ -36,17 +38,17 @@ class Reading:
 
 
 class MemoryMeter(Protocol):
-    """Where memory figures come from; tests bring their own."""
+    """Source of memory figures; tests bring their own."""
 
     def read(self) -> Reading:
         """Measure now."""
 
     def peak_of(self, work: Callable[[], None]) -> int:
-        """Do the work and tell how many bytes it needed at most, beyond those in use before."""
+        """Do the work and return the most bytes it needed beyond those in use before."""
 
 
 def meter_of(device: torch.device) -> MemoryMeter:
-    """The meter of a device."""
+    """Return the meter of a device."""
     return CudaMeter(device) if device.type == "cuda" else HostMeter(device)
 
 
@@ -64,7 +66,10 @@ class CudaMeter:
         return Reading(total=total, free=free, used=total - free)
 
     def peak_of(self, work: Callable[[], None]) -> int:
-        """The allocator's peak; what libraries allocate on their own shows in `read` instead."""
+        """
+        Return the growth of the allocator's peak; memory that libraries allocate on their own shows
+        in `read` instead.
+        """
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -87,10 +92,10 @@ class HostMeter:
 
     def peak_of(self, work: Callable[[], None]) -> int:
         """
-        Growth of the resident peak.
+        Return the growth of the resident peak.
 
-        Where the system cannot start the peak anew, the highest since the process began counts: too
-        little is reported if that was higher.
+        If the system cannot reset the peak, the highest since the process began is used instead:
+        the result is too small if an earlier peak was higher.
         """
         can_reset = _reset_peak()
         before = _rss() if can_reset else _peak()

@@ -1,4 +1,4 @@
-"""Running out of memory in a step: how it looks, and which setting to turn."""
+"""Running out of memory in a step: the errors that mean it, and the settings to lower."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from tandem.errors import OutOfMemory
 from tandem.link.batch import Batch
 
 _UNTYPED = ("DefaultCPUAllocator", "Triton Error [CUDA]: out of memory")
-"""PyTorch has no type of its own for the host running out, nor Triton for the device."""
+"""
+Message texts: PyTorch has no error type for a host out of memory, nor Triton for a device.
+"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """The device, or the host, had no memory left for a tensor."""
+    """Tell whether an error means that the device or the host had no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _UNTYPED)
 
 
 def in_one_line(error: BaseException) -> str:
-    """What PyTorch said, without its frames."""
+    """Return the first line of PyTorch's message, without its stack frames."""
     return str(error).partition("\n")[0]
 
 
 def step_out_of_memory(error: BaseException, batch: Batch, kv_knob: str) -> OutOfMemory:
     """
-    Say what the step was doing and which settings make such steps smaller.
+    Return the error to report: what the step was doing and which settings make such steps smaller.
 
     Args:
-        error: What PyTorch said.
-        batch: The step.
-        kv_knob: The setting that sizes the KV memory, whose place activations could have.
+        error: PyTorch's or Triton's error.
+        batch: The step's batch.
+        kv_knob: The setting that sizes the KV memory; less of it leaves activations more room.
     """
     num_rows, num_tokens = len(batch.row_slot), batch.num_tokens
     if (batch.row_num_tokens > 1).any():

@@ -1,4 +1,7 @@
-"""A device's order of work as the host sees it: when steps begin and end, and what they leave."""
+"""
+A device's queue of work as the host sees it: times at which steps begin and end, and fetching of
+their results.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,26 @@ import torch
 from torch import Tensor
 
 Wait = Callable[[], list[Tensor]]
-"""Waits for tensors on their way to the host; to be called once, on any thread."""
+"""Function that waits for tensors on their way to the host; called once, on any thread."""
 
 
 class Mark(Protocol):
     """A moment between two pieces of work."""
 
     def ns_since(self, earlier: Mark) -> int:
-        """Nanoseconds between two marks of one queue that the device has passed."""
+        """Return the nanoseconds between two marks of one queue that the device has passed."""
 
 
 class DeviceQueue(Protocol):
-    """What the runner needs of its device beside computing."""
+    """Operations that the runner needs of its device beside computing."""
 
     def mark(self) -> Mark:
-        """The moment at which the device has done all it was given."""
+        """Mark the moment at which the device has done all work queued so far."""
 
     def fetch(self, tensors: Sequence[Tensor]) -> Wait:
         """
-        Copy tensors as they are when the device has done all it was given, to the host, beside
-        what it is given next.
+        Copy tensors to the host as they are once all work queued so far is done; the copy runs
+        beside work that is queued later.
         """
 
 
@@ -47,7 +50,7 @@ class HostMark:
 
 
 class HostQueue:
-    """The CPU, which has done what it was given when the call is back."""
+    """Queue of the CPU, which has done its work when a call returns."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
@@ -77,14 +80,15 @@ class CudaMark:
 
 class CudaQueue:
     """
-    The current stream of a CUDA device, and one beside it for what goes to the host.
+    The current stream of a CUDA device, and a second stream for copies to the host.
 
-    Neither call waits for the device. Of fetched tensors the device overwrites none as long as it
-    is given at most `max_ahead` steps, of one fetch each, before it writes the same place again.
+    Neither call waits for the device. The device overwrites no tensor that is still being fetched,
+    as long as it writes a place again `max_ahead` steps later at the earliest, with one fetch per
+    step.
     """
 
     def __init__(self, device: torch.device, max_ahead: int) -> None:
-        """Makes the device current in this thread: that is where Triton launches what it gets."""
+        """Make the device current in this thread, because Triton launches kernels there."""
         torch.cuda.set_device(device)
         self._device = device
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
@@ -114,10 +118,10 @@ class CudaQueue:
             held.clear()
             return host
 
-        held = list(tensors)  # their memory is not given to others while it is being read
+        held = list(tensors)  # keeps the allocator from reusing their memory while it is read
         return wait
 
 
 def _locked_like(tensor: Tensor) -> Tensor:
-    """Page-locked memory, without which the copy would wait for the device."""
+    """Allocate page-locked memory, without which the copy would wait for the device."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""How many threads compute on a CPU."""
+"""The number of threads that compute on a CPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _log = structlog.get_logger(__name__)
 
 def use_threads(num_threads: int | None) -> None:
     """
-    Let each operation compute with so many threads, by default `default_num_threads`, and one
-    operation run at a time: we never ask for two, and their threads would be besides ours.
+    Let each operation compute with so many threads, by default `default_num_threads`, and run one
+    operation at a time: we never ask for two, and a second would bring threads of its own.
 
-    Says so where OpenMP was told to bind threads to cores: it binds the process's first thread when
-    PyTorch is imported, all others are born with that mask, and so those of the runner and of gRPC
+    Warn if OpenMP was told to bind threads to cores: it binds the process's first thread when
+    PyTorch is imported, all other threads inherit that mask, and so those of the runner and of gRPC
     share one core. `taskset` and cpusets keep a process on its cores without that.
     """
     if bound := binding(os.environ):
@@ -40,21 +40,21 @@ def use_threads(num_threads: int | None) -> None:
         return
     try:
         torch.set_num_interop_threads(1)
-    except RuntimeError as error:  # only where somebody computed in this process before
+    except RuntimeError as error:  # only if this process has computed before
         _log.info("interop_threads_unchanged", reason=str(error).partition("\n")[0])
 
 
 def default_num_threads(root: Path = _ROOT) -> int:
     """
-    One thread per physical core that this process may run on, within the CPU quota of its cgroup
-    and PyTorch's own choice, which follows OMP_NUM_THREADS; at least 1.
+    Return one thread per physical core that this process may run on, within the CPU quota of its
+    cgroup and PyTorch's own choice, which follows OMP_NUM_THREADS; at least 1.
 
-    Two threads of one core share what multiplies, so they gain nothing, and wait for each other.
-    Which cores it may run on is its affinity mask: that of `taskset`, or a container's cpuset.
-    Where OpenMP binds threads the mask is that of one of them, and PyTorch's choice decides.
+    Two threads of one core share its multipliers, so they gain nothing and wait for each other. The
+    affinity mask, set by `taskset` or a container's cpuset, says which cores may be used. If OpenMP
+    binds threads, the mask is that of one thread, and PyTorch's choice is used instead.
 
     Args:
-        root: Where /proc and /sys are.
+        root: Folder that holds proc and sys.
     """
     limits = [torch.get_num_threads(), *(int(quota) for quota in _cpu_quotas(root))]
     if not binding(os.environ):
@@ -63,12 +63,15 @@ def default_num_threads(root: Path = _ROOT) -> int:
 
 
 def binding(environ: Mapping[str, str]) -> list[str]:
-    """Those of BINDING that are set."""
+    """Return those variables of BINDING that are set, and not to "false"."""
     return [name for name in BINDING if environ.get(name, "false").lower() != "false"]
 
 
 def num_physical_cores(cpus: AbstractSet[int], root: Path = _ROOT) -> int:
-    """Cores that these logical CPUs are threads of; each is its own where nothing says so."""
+    """
+    Count the cores that these logical CPUs are threads of; a CPU without topology files counts as a
+    core of its own.
+    """
     return len({_core_of(cpu, root) for cpu in cpus})
 
 
@@ -79,7 +82,7 @@ def _usable_cpus() -> AbstractSet[int]:
 
 
 def _core_of(cpu: int, root: Path) -> str:
-    """The logical CPUs of the same core, as Linux lists them."""
+    """Name the core of a logical CPU by the list of its CPUs, as Linux writes it."""
     topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     try:
         return topology.read_text(encoding="ascii").strip()
@@ -88,7 +91,7 @@ def _core_of(cpu: int, root: Path) -> str:
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """CPUs' worth of time that each cgroup around this process allows, of either version."""
+    """Yield the CPU quota, in CPUs, of each cgroup (version 1 or 2) around this process."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         is_second = not controllers
@@ -96,7 +99,7 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
             continue
         mounted = root / ("sys/fs/cgroup" if is_second else "sys/fs/cgroup/cpu")
         own = PurePosixPath(path.lstrip("/"))
-        # Inside a container the path may be the host's: what is not there is passed over.
+        # Inside a container the path may be the host's: folders that do not exist are skipped.
         for folder in {mounted / own, *(mounted / parent for parent in own.parents), mounted}:
             quota = _second_quota(folder) if is_second else _first_quota(folder)
             if quota is not None:
@@ -104,7 +107,7 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _second_quota(folder: Path) -> float | None:
-    """Of cgroup version 2: microseconds per period, or "max"."""
+    """Return the quota of cgroup version 2 in CPUs, or None for "max" or without the file."""
     for line in _lines(folder / "cpu.max"):
         quota_us, period_us = line.split()
         return None if quota_us == "max" else int(quota_us) / int(period_us)
@@ -112,7 +115,7 @@ def _second_quota(folder: Path) -> float | None:
 
 
 def _first_quota(folder: Path) -> float | None:
-    """Of cgroup version 1: two files, -1 without a limit."""
+    """Return the quota of cgroup version 1 in CPUs; None if it is -1 or a file is missing."""
     for quota_us in _lines(folder / "cpu.cfs_quota_us"):
         for period_us in _lines(folder / "cpu.cfs_period_us"):
             return None if int(quota_us) < 0 else int(quota_us) / int(period_us)
@@ -120,7 +123,7 @@ def _first_quota(folder: Path) -> float | None:
 
 
 def _lines(file: Path) -> list[str]:
-    """Of a file of the kernel's; none where it is not there."""
+    """Return the lines of a kernel file; none if it does not exist."""
     try:
         return file.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Columns of the host on their way to a device."""
+"""Upload of integer columns from the host to a device."""
 
 from __future__ import annotations
 
@@ -13,5 +13,7 @@ from kernels.transfer import to_device
 
 
 def upload(column: NDArray[np.integer[Any]], device: torch.device) -> Tensor:
-    """Integers as int64 on a device, for torch's indexing; the host does not wait for the copy."""
+    """
+    Copy integers to a device as int64, for torch's indexing; the host does not wait for the copy.
+    """
     return to_device(torch.from_numpy(column.astype(np.int64, copy=False)), device)

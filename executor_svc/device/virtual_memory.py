@@ -1,4 +1,4 @@
-"""A CUDA device's virtual memory: addresses that stay while memory comes and goes."""
+"""Virtual memory of a CUDA device: addresses that stay while memory is mapped and unmapped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FUNCTIONS = (
 
 
 class DriverMissing(RuntimeError):
-    """There is no driver, or it is older than virtual memory (CUDA 10.2)."""
+    """The machine has no CUDA driver, or one without virtual memory (before CUDA 10.2)."""
 
 
 class _Location(ctypes.Structure):
@@ -72,10 +72,10 @@ class DriverLibrary:
     @classmethod
     def load(cls) -> DriverLibrary:
         """
-        The driver of this machine.
+        Load the driver of this machine.
 
         Raises:
-            DriverMissing: There is none, or an old one.
+            DriverMissing: There is no driver, or it is too old.
         """
         try:
             return cls(ctypes.CDLL(_LIBRARY))
@@ -87,8 +87,8 @@ class DriverLibrary:
         Call a function.
 
         Raises:
-            OutOfMemory: The device has no more.
-            InternalError: The driver refuses otherwise.
+            OutOfMemory: The device has no memory left.
+            InternalError: The driver refuses for another reason.
         """
         function: Callable[..., int] = getattr(self._library, name)
         code = function(*arguments)
@@ -100,7 +100,7 @@ class DriverLibrary:
 
 class CudaVirtualMemory:
     """
-    Memory of a device at an address of its own, mapped when made; goes with the object.
+    Memory of a device at a reserved address, mapped at first and freed with the object.
 
     Source: suspension with kept addresses as in vLLM's sleep mode and torch_memory_saver.
     """
@@ -108,19 +108,19 @@ class CudaVirtualMemory:
     def __init__(self, num_bytes: int, device_index: int, library: DriverLibrary) -> None:
         """
         Args:
-            num_bytes: Rounded up to the driver's granularity, 2 MiB as a rule.
-            device_index: Whose memory; its context is current.
+            num_bytes: Size, rounded up to the driver's granularity, 2 MiB as a rule.
+            device_index: Index of the device, whose context is current.
             library: The driver.
 
         Raises:
-            OutOfMemory: The device has not so much.
+            OutOfMemory: The device has less memory left.
         """
         self._library = library
         self._location = _Location(_ON_DEVICE, device_index)
         self._properties = _Properties(type=_PINNED, location=self._location)
         self._num_bytes = self._rounded(max(1, num_bytes))
         self._handle: list[int] = []
-        """One while mapped."""
+        """The memory's handle while it is mapped; empty otherwise."""
         address = ctypes.c_uint64()
         library.call(
             "cuMemAddressReserve",
@@ -138,11 +138,11 @@ class CudaVirtualMemory:
 
     def map(self) -> None:
         """
-        Have memory at the address; nothing where it is there.
+        Map memory at the address; do nothing if it is mapped.
 
         Raises:
-            OutOfMemory: The device has not so much; nothing has changed.
-            InternalError: The driver refuses otherwise; nothing has changed.
+            OutOfMemory: The device has less memory left; nothing has changed.
+            InternalError: The driver refuses for another reason; nothing has changed.
         """
         if self._handle:
             return
@@ -172,7 +172,7 @@ class CudaVirtualMemory:
             raise
 
     def unmap(self) -> None:
-        """Give the memory back; the address stays ours."""
+        """Give the memory back; the address stays reserved."""
         _unmap(self._library, self.address, self._num_bytes, self._handle)
 
     def _rounded(self, num_bytes: int) -> int:
