@@ -28,8 +28,8 @@ class Reading:
     Attributes:
         total: All memory of the device.
         free: Memory that could be allocated now.
-        used: Memory whose growth is measured when we load and compute: on CUDA everything in use
-            there, on the host this process's resident memory.
+        used: Memory that grows when we load and compute: on CUDA everything in use there, on the
+            host this process's resident memory.
     """
 
     total: int

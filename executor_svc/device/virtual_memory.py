@@ -109,7 +109,7 @@ class CudaVirtualMemory:
         """
         Args:
             num_bytes: Size, rounded up to the driver's granularity, 2 MiB as a rule.
-            device_index: Index of the device, whose context is current.
+            device_index: Index of the device; its context is current.
             library: The driver.
 
         Raises:

@@ -1,1 +1,1 @@
-"""The KV cache in device and host memory, and how much of it there is room for."""
+"""The KV cache in device and host memory, and the plan of its size."""

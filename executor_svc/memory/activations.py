@@ -1,4 +1,6 @@
-"""What the heaviest steps need beside weights and KV, estimated by the shapes of their tensors."""
+"""
+Memory that the heaviest steps need beside weights and KV, estimated from the shapes of tensors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from executor_svc.model.decoder import MLP_TOKENS
 from tandem.engine_config import EngineConfig
 
 _LOGITS_COPIES = 4
-"""Float32 columns over the vocabulary that sampling has at once."""
+"""Number of float32 copies of the logits that sampling holds at once."""
 
 
 def estimate_activations(
@@ -22,10 +24,10 @@ def estimate_activations(
     on_gpu: bool = False,
 ) -> int:
     """
-    What the same steps should need by the shapes of their tensors.
+    Estimate the bytes that the heaviest steps need, from the shapes of their tensors.
 
-    On a GPU, with the buffers of static decode steps and the scratch of decode attention; other
-    kernels' scratch, and what a captured graph takes for itself, are left out.
+    On a GPU the buffers of static decode steps and the scratch of decode attention are included;
+    the scratch of other kernels and the memory of captured graphs are not.
     """
     bytes_per_number = dtype.itemsize
     tokens, rows = limits.max_total_tokens, min(limits.max_batch_size, limits.max_total_tokens)
@@ -53,8 +55,9 @@ def estimate_activations(
 
 def prompt_lengths(limits: EngineConfig) -> list[int]:
     """
-    Prompts of the heaviest prefill: as many as may run in one step, the first ones as long as can
-    be, `max_total_tokens` in all unless `max_batch_size` full ones are fewer.
+    Return the prompt lengths of the heaviest prefill: as many prompts as one step may have, the
+    first ones as long as possible. They have `max_total_tokens` tokens in all, or fewer if
+    `max_batch_size` prompts of full length have fewer.
     """
     rows = min(limits.max_batch_size, limits.max_total_tokens)
     spare = limits.max_total_tokens - rows

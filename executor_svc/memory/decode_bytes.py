@@ -10,15 +10,18 @@ from tandem.engine_config import EngineConfig
 
 RING_LINES = 8
 """
-Steps whose tokens are kept on the device: more than may be launched before the first of them is
-fetched.
+Number of steps that keep their sampled tokens on the device: more than may be launched before the
+tokens of the first of them are fetched.
 """
 
 _SLOT_BYTES = 4 + 4 + 4 + 4 + 4 + 8 + 8 + 4
-"""Row, position, temperature, top_k, top_p, seed, choice, min_p."""
+"""Bytes of a slot: row, position, temperature, top_k, top_p, seed, choice, min_p."""
 
 _ROW_BYTES = 4 + 8 + 8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 4
-"""Token, its position and that of its KV, length, then parameters with the drawn position."""
+"""
+Bytes of a row: token, its position and that of its KV, length, then sampling parameters with the
+position of the drawn token.
+"""
 
 _LINE_BYTES = 4
 
@@ -32,14 +35,14 @@ def static_step_bytes(
     bytes_per_number: int,
 ) -> int:
     """
-    Buffers of a `DecodeStep`.
+    Return the bytes of a `DecodeStep`'s buffers.
 
     Args:
         config: The model.
-        limits: `max_model_len` and `block_size` count.
-        num_slots: S.
-        max_rows: R, most rows of a step.
-        bytes_per_number: Of a logit.
+        limits: Engine limits; `max_model_len` and `block_size` are used.
+        num_slots: Number of slots, S.
+        max_rows: Most rows of a step, R.
+        bytes_per_number: Bytes of a logit.
     """
     table = -(-limits.max_model_len // limits.block_size) * 4
     slots = num_slots * (_SLOT_BYTES + table)
@@ -49,8 +52,9 @@ def static_step_bytes(
 
 def decode_scratch_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
     """
-    What decode attention keeps between its two launches, at the number of rows, up to `max_rows`,
-    that needs most: above some number it needs one launch and nothing.
+    Return the most bytes that decode attention keeps between its two kernel launches, for any
+    number of rows up to `max_rows`; above some number of rows one launch is enough and nothing is
+    kept.
     """
     heads = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads}
     tuning = decode_tuning(head_dim=config.head_dim, num_kv_heads=config.num_kv_heads, dtype=dtype)
@@ -63,8 +67,9 @@ def decode_scratch_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype)
 
 def graph_pool_bytes(config: ModelConfig, max_rows: int, dtype: torch.dtype) -> int:
     """
-    The pool that captured decode steps share, at least: what the largest, of `max_rows`, has at
-    once. It stays taken between steps. What the driver keeps for each graph is left out.
+    Return the least bytes of the memory pool that captured decode steps share: those that the
+    largest, of `max_rows`, holds at once. The pool stays allocated between steps. The driver's own
+    memory for each graph is not included.
     """
     if max_rows == 0:
         return 0

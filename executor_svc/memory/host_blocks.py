@@ -1,4 +1,4 @@
-"""Host copies of KV blocks: where preempted sequences wait instead of being computed again."""
+"""Host copies of KV blocks, to which preempted sequences are swapped instead of recomputed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.errors import OutOfMemory
 from tandem.link.batch import Int32Column
 
 _STAGING_BYTES = 32 << 20
-"""Device memory that one transfer may borrow, one block at least."""
+"""Most bytes of device memory that one transfer may borrow; one block may always be borrowed."""
 
 _CPU = torch.device("cpu")
 _CUDA_SUCCESS = 0
@@ -40,7 +40,7 @@ class HostBlocks:
         Allocate.
 
         Args:
-            num_blocks: H.
+            num_blocks: Number of host blocks.
             layers: KV tensors of the device, ``[B, block_size, 2, num_kv_heads, head_dim]`` each.
 
         Raises:
@@ -66,7 +66,7 @@ class HostBlocks:
 
     @property
     def is_pinned(self) -> bool:
-        """The pages are locked, so transfers need no copy through another buffer."""
+        """True if the pages are locked, so that transfers need no copy through another buffer."""
         return self._host.is_pinned()
 
     def write(self, block: Int32Column, host: Int32Column) -> None:
@@ -95,7 +95,7 @@ class HostBlocks:
 
 
 def _runs(host: Int32Column) -> Iterator[tuple[slice, slice]]:
-    """Neighbouring host blocks at once: where they stand in the column, and in host memory."""
+    """Yield runs of neighbouring host blocks, as slices of the column and of host memory."""
     ends = np.flatnonzero(np.diff(host) != 1) + 1
     start = 0
     for end in [*ends.tolist(), len(host)]:

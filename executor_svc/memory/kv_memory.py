@@ -1,4 +1,4 @@
-"""The paged KV memory: its size, its tensors and what happens to them while suspended."""
+"""The paged KV memory: its size, its tensors, and their suspension."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tandem.kv_memory.budget import block_bytes
 from tandem.link.batch import Int32Column, KvMode
 
 UNTOUCHED_BYTES = 64 << 20
-"""From this size on the C library takes memory from the system anew, instead of what was freed."""
+"""Size from which the C library takes new memory from the system and reuses none that was freed."""
 
 _HERE = {None, KvMode.PERSIST}
-"""Suspensions in which the device has the memory."""
+"""Suspension modes, None for no suspension, in which the device holds the memory."""
 
 
 def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """
-    Bytes of one block: tokens x layers x key heads x head size x 2 (keys, values) x bytes per
-    number.
+    Return the bytes of one block: tokens x layers x key heads x head size x 2 (keys, values) x
+    bytes per number.
     """
     return block_bytes(
         num_layers=config.num_layers,
@@ -42,10 +42,10 @@ def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype)
 
 def host_blocks_within(swap_space_gb: float, bytes_per_block: int) -> int:
     """
-    Host blocks that fit into so many GiB, rounded down.
+    Return the number of host blocks that fit into so many GiB, rounded down.
 
     Raises:
-        InvalidConfig: Not a number from 0 to MAX_GIB.
+        InvalidConfig: `swap_space_gb` is not from 0 to MAX_GIB.
     """
     if not 0 <= swap_space_gb <= MAX_GIB:
         message = f"swap_space_gb must be at least 0 and at most {MAX_GIB}, got {swap_space_gb}"
@@ -58,9 +58,9 @@ class KvMemory:
     One tensor per layer, ``[num_blocks + 1, block_size, 2, num_kv_heads, head_dim]``, keys before
     values.
 
-    Blocks 1 to `num_blocks` belong to slots, as the scheduler says. Block 0 is a dummy that no
-    block table names. Contents are never cleared: no reader looks past a sequence's length.
-    Host blocks 1 to `num_host_blocks` are the scheduler's too; suspensions leave them alone.
+    The scheduler assigns blocks 1 to `num_blocks` to slots. Block 0 is a dummy that no block table
+    names. Contents are never cleared: no reader looks past a sequence's length. The scheduler
+    assigns host blocks 1 to `num_host_blocks` too; suspensions leave them alone.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class KvMemory:
             config: Geometry of layers and heads.
             num_blocks: Usable blocks.
             block_size: Tokens per block.
-            dtype: Of keys and values.
-            device: Where the tensors are.
+            dtype: Type of keys and values.
+            device: Device of the tensors.
             num_host_blocks: Blocks that can be swapped out.
-            shares_layers: All layers are one tensor: enough to measure what steps need, for as
-                little memory.
-            keeps_addresses: Layers are where they were after any suspension.
-            kv_knob: The setting that sizes it, for advice.
+            shares_layers: All layers are one tensor, which takes less memory and is enough to
+                measure what steps need.
+            keeps_addresses: Layers keep their addresses over any suspension.
+            kv_knob: The setting that sizes the KV memory, for advice in errors.
 
         Raises:
             OutOfMemory: The blocks do not fit; says how many would.
@@ -121,11 +121,11 @@ class KvMemory:
         self._host = HostBlocks(num_host_blocks, self.layers) if num_host_blocks else None
         self._suspended: KvMode | None = None
         self._host_copies: dict[int, Tensor] = {}
-        """Of the layers that are offloaded, by index."""
+        """Host copies of the offloaded layers, by index."""
 
     @property
     def device_bytes(self) -> int:
-        """Bytes the tensors take now, dummy block included; 0 while offloaded or dropped."""
+        """Bytes that the tensors take now, dummy block included; 0 while offloaded or dropped."""
         return sum(layer.nbytes for layer in self.layers) if self._suspended in _HERE else 0
 
     @property
@@ -135,7 +135,7 @@ class KvMemory:
 
     @property
     def is_suspended(self) -> bool:
-        """Between `suspend` and `resume`."""
+        """True between `suspend` and `resume`."""
         return self._suspended is not None
 
     def copy_blocks(self, source: Tensor, destination: Tensor) -> None:
@@ -144,12 +144,12 @@ class KvMemory:
             layer.index_copy_(0, destination, layer.index_select(0, source))
 
     def swap_out(self, block: Int32Column, host: Int32Column) -> None:
-        """Copy device blocks to host blocks, ``[N]`` each; only with host blocks."""
+        """Copy device blocks to host blocks, ``[N]`` each; there must be host blocks."""
         assert self._host is not None, "the slot state lets no swap through without host blocks"
         self._host.write(block, host)
 
     def swap_in(self, host: Int32Column, block: Int32Column) -> None:
-        """Copy host blocks to device blocks, ``[N]`` each; only with host blocks."""
+        """Copy host blocks to device blocks, ``[N]`` each; there must be host blocks."""
         assert self._host is not None, "the slot state lets no swap through without host blocks"
         self._host.read(host, block)
 
@@ -157,8 +157,7 @@ class KvMemory:
         """
         Give memory back as `mode` says; a second suspension does nothing.
 
-        OFFLOAD goes layer by layer, so the host holds one layer more than the device gave back, at
-        most.
+        OFFLOAD copies and frees layer by layer, so that at most one layer is held twice.
         """
         if self.is_suspended:
             return
@@ -174,11 +173,12 @@ class KvMemory:
 
     def resume(self) -> None:
         """
-        Undo `suspend`: bit for bit after PERSIST and OFFLOAD, with undefined contents after
-        RECOMPUTE.
+        Undo `suspend`. Contents are the same, bit for bit, after PERSIST and OFFLOAD, and undefined
+        after RECOMPUTE.
 
         Raises:
-            OutOfMemory: Others have the memory. The suspension goes on, and may be ended later.
+            OutOfMemory: Other programs have taken the memory. The KV memory stays suspended, and
+                may be resumed later.
         """
         offloaded = self._suspended is KvMode.OFFLOAD
         gone = self._host_copies if offloaded else range(len(self.layers))
@@ -191,10 +191,10 @@ class KvMemory:
 
 def _zeros(num_bytes: int, device: torch.device, *, keeps: bool) -> FixedMemory:
     """
-    Memory with an address that it `keeps`, or not.
+    Allocate zeros; with `keeps`, the address stays the same over suspensions.
 
-    Much of it is left untouched on a CPU: the system gives pages, all zero, to what is written, so
-    that KV blocks without content take none.
+    Large memory of a CPU is left untouched: the system gives pages of zeros when they are first
+    written, so that unused KV blocks take none.
     """
     memory = fixed_memory(num_bytes, device) if keeps else _MovingMemory(num_bytes, device)
     ask_for_huge_pages(memory.tensor)
@@ -204,7 +204,7 @@ def _zeros(num_bytes: int, device: torch.device, *, keeps: bool) -> FixedMemory:
 
 
 class _MovingMemory:
-    """As `FixedMemory`, but it comes back wherever there is room."""
+    """As `FixedMemory`, but with another address each time it is taken back."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._num_bytes = num_bytes

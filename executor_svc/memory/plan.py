@@ -1,4 +1,4 @@
-"""An executor's memory plan: from its settings and a meter, for the start and for a dry run."""
+"""An executor's memory plan, from its settings and a memory meter, for start and `--dry-run`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tandem.kv_memory.default_size import default_kv_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """A device's memory before and after the weights; `after` may be a forecast."""
+    """A device's memory before and after loading the weights; `after` may be a forecast."""
 
     before: Reading
     after: Reading
@@ -41,7 +41,7 @@ class Readings:
 
     @property
     def other_bytes(self) -> int:
-        """What grew beside the weights."""
+        """Bytes by which used memory grew beside the weights."""
         return max(0, self.after.used - self.before.used - self.weight_bytes)
 
 
@@ -59,18 +59,18 @@ def plan_memory(
     Size the KV memory as the settings say.
 
     Args:
-        loaded: The settings, with which of them sizes the KV memory.
+        loaded: The settings, and which of them sizes the KV memory.
         config: The model.
-        limits: Those in force for this model.
-        dtype: Of weights and KV.
-        readings: Memory around the loading of weights.
-        device: For messages.
-        measured: Bytes of activations where they were measured; else they are estimated. A
-            measurement under the estimate found memory that the process had from before. On a GPU
-            what captured graphs hold is added to either.
+        limits: Limits in force for this model.
+        dtype: Type of weights and KV.
+        readings: Memory before and after loading the weights.
+        device: Name of the device for messages; it starts with "cuda" if it is a GPU.
+        measured: Bytes of activations, if they were measured. The estimate is used if it is larger:
+            the measured steps then reused memory that the process already had. On a GPU the memory
+            of captured graphs is added to either.
 
     Raises:
-        OutOfMemory: Naming the setting to turn.
+        OutOfMemory: The KV memory does not fit; names the setting to change.
     """
     on_gpu = device.startswith("cuda")
     estimated = estimate_activations(
@@ -102,7 +102,7 @@ def forecast(
     loaded: LoadedSettings, meters: Callable[[torch.device], MemoryMeter] = meter_of
 ) -> dict[str, object]:
     """
-    What the executor would do with the memory, without loading weights or computing: `--dry-run`.
+    Plan the memory without loading weights or computing, for `--dry-run`.
 
     Raises:
         InvalidConfig, InvalidModel or OutOfMemory: As at the start.
@@ -133,7 +133,7 @@ def forecast(
 
 
 def described(plan: MemoryPlan) -> dict[str, object]:
-    """The plan by names and numbers, for the start-up line and for programs."""
+    """Return the plan as names and numbers, for the start-up log event and for programs."""
     probe = plan.rank.probe
     return {
         "device": probe.device,
@@ -158,7 +158,7 @@ def described(plan: MemoryPlan) -> dict[str, object]:
 
 
 def as_text(forecasted: dict[str, object]) -> str:
-    """A forecast for people."""
+    """Format a forecast for users."""
     facts = {
         name: f"{value / GIB:.3f} GiB"
         for name, value in forecasted.items()
@@ -186,7 +186,7 @@ def as_text(forecasted: dict[str, object]) -> str:
 
 
 def as_json(forecasted: dict[str, object]) -> str:
-    """A forecast for programs: one line."""
+    """Format a forecast for programs, as one line of JSON."""
     return json.dumps(forecasted) + "\n"
 
 
@@ -200,5 +200,5 @@ def _kv_size(
 
 
 def _rounded_up(value: float) -> float:
-    """Six digits after the point, so that the value printed asks for no less."""
+    """Round up to six decimals, so that the printed value asks for no less memory."""
     return value if isinstance(value, int) else -(-value * 10**6 // 1) / 10**6

@@ -1,5 +1,6 @@
 """
-What a model directory's config.json and generation_config.json say, checked and in our own terms.
+The model's description: a directory's config.json and generation_config.json, checked, in our own
+terms.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ MAX_LAYERS = 10_000
 MAX_WIDTH = 2**24
 MAX_HEADS = 2**16
 MAX_HEAD_DIM = 2**14
-"""Far above every model; what is larger would cost time and memory before its weights are seen."""
+"""
+Bounds far above every model's sizes; larger values would cost time and memory before the weights
+are read.
+"""
 MIN_CONTEXT_LEN = 2
-"""A token of prompt and one of output."""
+"""Least context length of a model: one token of prompt and one of output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
     """
-    Sampling values the model's author recommends; None where generation_config.json is silent.
+    Sampling parameters that the model's author recommends; None for those that
+    generation_config.json does not have.
     """
 
     temperature: float | None = None
@@ -38,19 +43,20 @@ class GenerationDefaults:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """
-    One decoder, completely described.
+    The complete description of a decoder.
 
     Attributes:
-        architecture: As named in config.json.
-        windows: Per layer, how many last positions a query sees, itself included; None is all.
+        architecture: Name in config.json.
+        windows: Sliding window per layer: number of last positions that a query sees, its own
+            included; None for all positions.
         qk_norm: Queries and keys are normalised per head before rotation.
-        checkpoint_dtype: "float32", "bfloat16" or "float16" as config.json names it; None where it
-            does not.
-        tied_embeddings: The output projection is the embedding. What config.json says at first; a
-            checkpoint that holds both tensors with unlike values overrules it when it is loaded.
+        checkpoint_dtype: "float32", "bfloat16" or "float16" as config.json names it; None if it
+            names none of them.
+        tied_embeddings: The output projection is the embedding. The value of config.json at first;
+            a checkpoint that holds both tensors with different values overrules it when loaded.
         eos_token_ids: Ids that end a sequence: those of generation_config.json, then those of
-            config.json. Where neither file has the key it is the family's default, as in
-            transformers: 2 in Llama, Mistral and Ministral, none in Qwen. null is none.
+            config.json. If neither file has the key, they are the family's default, as in
+            transformers: 2 in Llama, Mistral and Ministral, none in Qwen. null means none.
     """
 
     architecture: str
@@ -76,7 +82,7 @@ class ModelConfig:
 
     @property
     def context_len(self) -> int:
-        """Most tokens of one sequence, with what rotary scaling adds."""
+        """Most tokens of one sequence, rotary scaling included."""
         return context_len(self.rope, self.max_position_embeddings)
 
 
@@ -85,8 +91,8 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     Read and check a model directory's description.
 
     Raises:
-        InvalidModel: No such directory or file, bad JSON, an architecture, activation or rope type
-            we do not compute, or a value that is missing or out of range.
+        InvalidModel: The directory or a file does not exist, JSON is bad, the architecture,
+            activation or rope type is not supported, or a value is missing or out of range.
     """
     check_model_directory(model_dir)
     path = model_dir / "config.json"
@@ -169,7 +175,7 @@ def _check_context(fields: JsonFields, longest: int, max_positions: int) -> None
 
 
 def _checkpoint_dtype(fields: JsonFields) -> str | None:
-    """The type config.json advises; newer writers say `dtype`, older ones `torch_dtype`."""
+    """Return the type that config.json names, under the key `dtype` or the older `torch_dtype`."""
     for key in ("dtype", "torch_dtype"):
         name = fields.get(key)
         if name in ("float32", "bfloat16", "float16"):

@@ -1,4 +1,4 @@
-"""The forward pass of every family we compute, over the paged cache."""
+"""The forward pass of all supported model families, over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _PARTS = ("_attention", "_mlp", "project")
 
 MLP_TOKENS = 1024
 """
-Tokens an MLP works on at a time: bounds its activations, and is enough to keep matrix products
-busy.
+Number of tokens that an MLP computes at a time: it bounds activations, and is enough to keep matrix
+products busy.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderInputs:
     """
-    One step on the device: T tokens of all rows, one row after another.
+    Inputs of one step on the device: T tokens of all rows, one row after another.
 
     Attributes:
         token_id: int ``[T]``, each in the vocabulary.
-        position: int64 ``[T]``, in the token's own sequence.
-        kv_position: int64 ``[T]``, where its keys and values go: block * block_size + offset.
-        attention: Plan of the step by sliding window, one for each window the model has.
+        position: int64 ``[T]``, position in the token's own sequence.
+        kv_position: int64 ``[T]``, cache position of its keys and values: block * block_size +
+            offset.
+        attention: Attention plan of the step by sliding window, one for each window of the model.
     """
 
     token_id: Tensor
@@ -47,10 +48,11 @@ class DecoderInputs:
 
 class Decoder:
     """
-    A loaded model as a function of inputs and cache; holds no state but the table of rotations.
+    A loaded model as a function of inputs and KV cache, without state but the table of rotations.
 
-    Where `pads_rows`, hidden states carry rows of padding after the tokens' own, so that matrix
-    products see few sizes. Only what works row by row sees them: attention and the cache do not.
+    If `pads_rows`, hidden states have rows of padding after the tokens' rows, so that matrix
+    products see few sizes. Only row-wise operations see the padding: attention and the cache do
+    not.
     """
 
     def __init__(
@@ -59,9 +61,9 @@ class Decoder:
         """
         Args:
             model: Weights and description.
-            max_model_len: Positions are below it.
-            batch_invariant: Give each row the same bits alone and among any others, which is
-                slower; attention is to be planned alike.
+            max_model_len: Bound of positions, which are all below it.
+            batch_invariant: Give each row the same bits alone and beside any other rows, which is
+                slower; attention must be planned with the same setting.
         """
         config = model.config
         self._operations: RowOperations = (
@@ -81,7 +83,7 @@ class Decoder:
 
     @property
     def vocab_size(self) -> int:
-        """Logits of a row."""
+        """Number of logits of a row."""
         return self._config.vocab_size
 
     def forward(self, inputs: DecoderInputs, kv_layers: Sequence[Tensor]) -> Tensor:
@@ -90,7 +92,7 @@ class Decoder:
 
         Args:
             inputs: The step.
-            kv_layers: Per layer ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
+            kv_layers: KV cache per layer, ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
 
         Returns:
             Hidden states before the final norm, ``[T, hidden_size]``.
@@ -118,19 +120,19 @@ class Decoder:
 
     def project(self, hidden: Tensor) -> Tensor:
         """
-        Final norm and output projection of some rows: ``[R, hidden_size]`` to ``[R, vocab_size]``
-        in the model's type.
+        Apply the final norm and the output projection to some rows: ``[R, hidden_size]`` to
+        ``[R, vocab_size]`` in the model's type.
         """
         normed = rms_norm(self._padded(hidden), self._weights.norm, self._config.norm_eps)
         return self._operations.linear(normed, self._weights.lm_head)[: hidden.shape[0]]
 
     def mark_parts(self, mark: Mark) -> None:
-        """Put something around "attention" and "mlp" of each layer, and "project"."""
+        """Wrap "attention" and "mlp" of each layer, and "project", with `mark`."""
         self._stack = None  # its layers have no parts
         mark_parts(self, _PARTS, mark)
 
     def unmark_parts(self) -> None:
-        """Call them as they are."""
+        """Undo `mark_parts`."""
         unmark_parts(self, _PARTS)
         self._stack = _stack_of(self._model, self._scale)
 
@@ -167,13 +169,13 @@ class Decoder:
         return functional.embedding(token_id, table)
 
     def _padded(self, rows: Tensor) -> Tensor:
-        """`rows` followed by as many rows of zeros as matrix products should see."""
+        """Append rows of zeros up to the number of rows that matrix products should see."""
         num_added = padded_rows(rows.shape[0]) - rows.shape[0] if self._pads_rows else 0
         return functional.pad(rows, (0, 0, 0, num_added)) if num_added else rows
 
 
 def _stack_of(model: LoadedModel, scale: float) -> LayerStack | None:
-    """All layers as one call, where it has products for their matrices."""
+    """Return all layers as one call if their matrices are packed, else None."""
     if not isinstance(model.weights.lm_head, PackedWeight):
         return None
     return LayerStack(model.weights.layers, norm_eps=model.config.norm_eps, scale=scale)

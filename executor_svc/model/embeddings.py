@@ -1,4 +1,4 @@
-"""Whether a checkpoint's output projection is its embedding."""
+"""Check of a checkpoint's output projection: it may be the embedding (tied) or its own tensor."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def settle_tie(config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) 
     """
     Correct `tied_embeddings` by what the files hold, as transformers 5 does.
 
-    Where config.json ties the two and the files hold both, they are tied if they are equal in the
-    type that is computed in; unlike ones were meant to be two, and config.json is wrong.
+    If config.json ties the two and the files hold both, they are tied only if they are equal in the
+    type that is computed in; if they differ, config.json is wrong.
 
     Raises:
         InvalidModel: A file ends early.

@@ -1,5 +1,5 @@
 """
-The decoder families we compute: one table row per architecture says how it differs from the others.
+The supported decoder families: a table with one row per architecture and its differences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tandem.errors import InvalidModel
 
 class WindowRule(enum.Enum):
     """
-    Where sliding_window counts; layer_types then tells each layer's kind, if it is there.
+    Rule for the layers to which sliding_window applies; layer_types, if present, tells each layer's
+    kind.
     """
 
     NEVER = "no layer has a window"
@@ -25,17 +26,17 @@ class WindowRule(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """
-    What an architecture's name implies.
+    Properties that an architecture's name implies.
 
     Attributes:
         architecture: Name in config.json.
-        model_types: What config.json's model_type may be, where it is given.
+        model_types: Values that config.json's model_type may have, if it is given.
         qkv_bias: Query, key and value projections always have a bias.
         attention_bias_key: config.json's attention_bias gives all four projections one.
         mlp_bias_key: config.json's mlp_bias gives the three MLP projections one.
         qk_norm: Queries and keys are normalised per head.
-        window: Which layers have a sliding window.
-        defaults: What absent keys of config.json mean in this family.
+        window: Rule for the layers that have a sliding window.
+        defaults: Values of keys that are absent from config.json in this family.
     """
 
     architecture: str
@@ -62,7 +63,10 @@ _MISTRAL_DEFAULTS = {
     "eos_token_id": 2,
 }
 _MISTRAL_TYPES = ("mistral", "ministral")
-"""transformers reads a mistral that has layer_types as a ministral: they compute the same."""
+"""
+Model types of Mistral and Ministral: transformers reads a mistral with layer_types as a ministral,
+and they compute the same.
+"""
 
 FAMILIES = {
     family.architecture: family
@@ -109,11 +113,11 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 def family_of(fields: JsonFields) -> Family:
     """
-    Find the family config.json names.
+    Find the family that config.json names.
 
     Raises:
-        InvalidModel: No architecture, or one we do not compute; the message lists those we do. Or
-            a model_type of another family: then one of the two describes another computation.
+        InvalidModel: There is no architecture, or one that is not supported; the message lists the
+            supported ones. Or model_type is another family's: then one of the two is wrong.
     """
     names = fields.get("architectures")
     known = ", ".join(FAMILIES)
@@ -141,8 +145,8 @@ def layer_windows(fields: JsonFields, family: Family, num_layers: int) -> tuple[
     Decide each layer's sliding window in tokens; None is full attention.
 
     Raises:
-        InvalidModel: layer_types has another length than the model, a kind we do not compute, or a
-            sliding layer where there is no window; or a family without windows is given one.
+        InvalidModel: layer_types has another length than the model, a kind that is not supported,
+            or a sliding layer although there is no window; or a family without windows has one.
     """
     window = _window(fields, family)
     kinds = _layer_types(fields, num_layers)

@@ -1,4 +1,4 @@
-"""From a model directory to weights on a device."""
+"""Loads a model directory's weights onto a device."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """
-    A model ready to compute.
+    A loaded model, ready to compute.
 
     Attributes:
-        fingerprint: sha256 (hex) over description, weights, tokenizer and type: equal ones give
-            equal tokens.
-        weight_bytes: Device memory the weights take.
+        fingerprint: sha256 (hex) of description, weights, tokenizer and type: models with equal
+            fingerprints give equal tokens.
+        weight_bytes: Device memory that the weights take.
     """
 
     config: ModelConfig
@@ -64,16 +64,16 @@ def load_model(
     files once.
 
     Args:
-        model_dir: Holds config.json and model.safetensors or its shards.
+        model_dir: Directory with config.json and model.safetensors or its shards.
         dtype: "auto", "float32", "bfloat16" or "float16"; weights are converted piece by piece.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        packs: Bring matrices into the order of our own products where there are any for this type
-            and device; they are of no use to others then.
+        packs: Bring matrices into the order of our own products if there are any for this type
+            and device; other operations cannot use packed matrices.
 
     Raises:
-        InvalidModel: Missing, incomplete, corrupt or of a kind we do not compute; the message says
-            which file.
-        InvalidConfig: An unknown dtype or device, or a device that is not there.
+        InvalidModel: The model is missing, incomplete, corrupt or of a kind that is not supported;
+            the message names the file.
+        InvalidConfig: The dtype or device is unknown, or the device does not exist.
         OutOfMemory: The weights do not fit.
     """
     started = time.monotonic()
@@ -116,10 +116,10 @@ def open_checkpoint(
     Open the weights' files and compare what they describe with the model.
 
     Returns:
-        The model, as the files say whether its embeddings are tied, and the files.
+        The model, with `tied_embeddings` corrected by the files, and the checkpoint.
 
     Raises:
-        InvalidModel: Missing, incomplete or corrupt files, or another model's.
+        InvalidModel: Files are missing, incomplete, corrupt or another model's.
     """
     checkpoint = Checkpoint.open(model_dir)
     config = settle_tie(config, checkpoint, dtype)
@@ -131,10 +131,10 @@ def check_weights_fit(
     model_dir: Path, needed: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     """
-    Refuse weights of so many bytes where less is free.
+    Refuse weights that need more bytes than are free.
 
     Raises:
-        OutOfMemory: Saying what would help.
+        OutOfMemory: The weights do not fit; says what would help.
     """
     free = available_bytes(device)
     if free is None or needed <= free:

@@ -1,4 +1,4 @@
-"""Something put around chosen methods of one object for a while, such as spans of a trace."""
+"""Temporary wrapping of chosen methods of one object, such as with spans of a trace."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, TypeAlias
 Part: TypeAlias = Callable[..., Any]
 
 Mark: TypeAlias = Callable[[str, Part], Part]
-"""Gives what to call instead of a part; its name comes with it."""
+"""Function that takes a part's name and the part, and returns what to call instead."""
 
 
 def mark_parts(owner: object, names: Iterable[str], mark: Mark) -> None:
     """
-    Have an object's own calls of these methods go through `mark`, until `unmark_parts`.
+    Let calls of these methods on an object go through `mark`, until `unmark_parts`.
 
-    The methods are shadowed in the object, not looked up through a hook: where nothing is marked
-    calls cost what they always do. A leading underscore is no part of the name told to `mark`.
+    The methods are shadowed by attributes of the object, not looked up through a hook: calls that
+    are not marked cost nothing extra. `mark` gets the name without a leading underscore.
     """
     for name in names:
         setattr(owner, name, mark(name.lstrip("_"), getattr(owner, name)))
 
 
 def unmark_parts(owner: object, names: Iterable[str]) -> None:
-    """Call the methods as they are again."""
+    """Undo `mark_parts`."""
     for name in names:
         vars(owner).pop(name, None)

@@ -1,4 +1,4 @@
-"""The weights of a model in the order in which products on this machine read them."""
+"""Packing of a model's weights into the order in which this machine's products read them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def pack_weights(held: list[DecoderWeights]) -> DecoderWeights:
     Pack every matrix of a model, one after the other.
 
     Args:
-        held: The weights, and the only reference to them: it is taken out, so that each matrix goes
-            once it is packed, and one of them at a time is there twice.
+        held: A list with the only reference to the weights, which is taken out of it: each matrix
+            is freed once it is packed, so that only one at a time is in memory twice.
 
     Returns:
-        The same with a `PackedWeight` for each matrix of a product; the embedding stays as it is
-        unless it is the output projection too.
+        The same weights with a `PackedWeight` for each matrix of a product; the embedding stays as
+        it is unless it is the output projection too.
     """
     weights = held.pop()
     layers, others = list(weights.layers), replace(weights, layers=())
@@ -48,8 +48,8 @@ def pack_weights(held: list[DecoderWeights]) -> DecoderWeights:
 
 class _Memory:
     """
-    Room for all packed matrices, one after another: most are too small for huge pages of their own.
-    A page of it costs nothing before a matrix lies there.
+    One buffer for all packed matrices, because most are too small for huge pages of their own. A
+    page takes no memory until a matrix is written there.
     """
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
@@ -59,7 +59,7 @@ class _Memory:
         ask_for_huge_pages(self._left)
 
     def pack(self, matrix: Tensor) -> PackedWeight:
-        """Pack the next of them into what is left."""
+        """Pack the next matrix into the rest of the buffer."""
         dtype = self._dtypes.popleft()
         size = _packed_bytes(matrix, dtype)
         taken, self._left = self._left[:size], self._left[size:]

@@ -1,4 +1,4 @@
-"""Rotary positions: what config.json asks for and the table of rotations it means."""
+"""Rotary positions: their settings in config.json, and the table of rotations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KNOWN_KEYS = {
 
 
 class RopeKind(enum.Enum):
-    """How frequencies are stretched beyond the length of pre-training."""
+    """Kind of scaling that stretches frequencies beyond the length of pre-training."""
 
     DEFAULT = "default"
     LINEAR = "linear"
@@ -37,11 +37,11 @@ class RopeKind(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """
-    Rotary positions, resolved.
+    Resolved settings of rotary positions.
 
-    `factor` stretches LINEAR and LLAMA3; the last three fields bound LLAMA3's blend, wavelengths in
-    tokens being `original_max_positions / low_freq_factor` and `original_max_positions /
-    high_freq_factor`.
+    `factor` stretches LINEAR and LLAMA3. The last three fields bound LLAMA3's blend: its bounds are
+    wavelengths of `original_max_positions / low_freq_factor` and `original_max_positions /
+    high_freq_factor` tokens.
     """
 
     theta: float = DEFAULT_THETA
@@ -54,11 +54,11 @@ class Rope:
 
 def read_rope(fields: JsonFields, max_positions: int) -> Rope:
     """
-    Read `rope_scaling` (older writers) or `rope_parameters` (newer ones); theta may stand inside or
-    beside them.
+    Read `rope_scaling` (the older key) or `rope_parameters` (the newer one); theta may stand inside
+    or beside them.
 
     Raises:
-        InvalidModel: A rope type or key we do not compute, or a value out of range.
+        InvalidModel: A rope type or key is not supported, or a value is out of range.
     """
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     inner = fields.inner(name) or JsonFields(fields.path, {}, {})
@@ -104,27 +104,28 @@ def read_rope(fields: JsonFields, max_positions: int) -> Rope:
 
 
 def _original_max_positions(inner: JsonFields, fields: JsonFields, max_positions: int) -> int:
-    """Length of pre-training; beside the rope's own keys it counts before one among them."""
+    """Read the length of pre-training; the model's own key comes before the rope's."""
     key = "original_max_position_embeddings"
     return fields.positive_int(key, inner.positive_int(key, max_positions))
 
 
 def context_len(rope: Rope, max_positions: int) -> int:
     """
-    Longest sequence that a model supports.
+    Return the length of the longest sequence that a model supports.
 
-    `max_position_embeddings` leaves linear scaling out and has Llama 3's in it already, as vLLM
-    counts them too.
+    `max_position_embeddings` does not include linear scaling but includes Llama 3's, as in vLLM.
     """
     return int(max_positions * rope.factor) if rope.kind is RopeKind.LINEAR else max_positions
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """
-    Radians per position of each pair, float32 ``[head_dim / 2]``.
+    Return the radians per position of each pair, float32 ``[head_dim / 2]``.
 
-    Source: RoPE (arXiv:2104.09864); linear scaling divides all; Llama 3.1 divides wavelengths above
-    the low bound, keeps those below the high bound and blends linearly in between.
+    Linear scaling divides all frequencies; Llama 3.1 divides those of wavelengths above the low
+    bound, keeps those below the high bound and blends linearly in between.
+
+    Source: RoPE (arXiv:2104.09864).
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
     plain = 1.0 / (rope.theta**exponents)
@@ -140,7 +141,10 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def rotation_table(rope: Rope, head_dim: int, num_positions: int) -> Tensor:
-    """Cosine and sine of every position and pair, float32 ``[num_positions, head_dim / 2, 2]``."""
+    """
+    Compute cosine and sine of every position and pair, float32
+    ``[num_positions, head_dim / 2, 2]``.
+    """
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
     return torch.stack((angles.cos(), angles.sin()), dim=-1)

@@ -1,4 +1,4 @@
-"""The operations of a layer that may compute a row by other arithmetic among other rows."""
+"""Operations of a layer that may compute a row's last bits differently beside other rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from kernels.rope_kv_write import rope_kv_write
 from kernels.silu_mul import silu_mul
 
 _ELEMENTS_OF_ONE_THREAD = 32768
-"""PyTorch shares an elementwise operation between threads from this size on, inside rows too."""
+"""
+Number of elements from which PyTorch divides an elementwise operation among threads, even inside a
+row.
+"""
 
 
 class RowOperations(Protocol):
-    """Operations on T rows at a time; all arguments as in `kernels`."""
+    """Operations on T rows at a time; arguments are as in `kernels`."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply ``[T, K]`` by a weight ``[N, K]``."""
@@ -43,7 +46,7 @@ class RowOperations(Protocol):
 
 
 class FastOperations:
-    """Whatever is fastest for so many rows."""
+    """The fastest operations for the number of rows at hand."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As in `RowOperations`."""
@@ -84,18 +87,19 @@ class FastOperations:
 
 class InvariantOperations:
     """
-    A row's bits are the same alone and among any others.
+    Operations that give a row the same bits alone and beside any other rows.
 
-    On a CPU elementwise operations take so few rows at a time that threads do not share them: a
-    thread's last elements go through other code, and may be in the middle of a row.
+    On a CPU elementwise operations take so few rows at a time that PyTorch does not divide them
+    among threads: a thread's last elements go through other code, and may be in the middle of a
+    row.
     """
 
     def __init__(self) -> None:
-        # Products then always get this many threads; left to itself, the library looks at the load.
+        # Products then always get this many threads; otherwise the library chooses by the load.
         torch.set_num_threads(torch.get_num_threads())
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """As in `RowOperations`; products with packed weights are so by themselves."""
+        """As in `RowOperations`; products with packed weights are invariant by themselves."""
         if isinstance(weight, PackedWeight):
             return packed_linear(x, weight, bias)
         return linear(x, weight, bias)

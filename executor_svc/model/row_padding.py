@@ -1,4 +1,7 @@
-"""How many rows a matrix product gets where every new number of rows would cost memory and time."""
+"""
+Padding of a matrix product's rows to few sizes, where each new number of rows costs memory and
+time.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,21 @@ _STEPS_PER_DOUBLING = 8
 
 def pads_rows(dtype: torch.dtype, device: torch.device) -> bool:
     """
-    Whether matrix products keep something per number of rows.
+    Tell whether matrix products of this type keep something for each number of rows.
 
-    On the CPU those of 16-bit types generate code for each number of rows and keep it, about half a
-    megabyte and a millisecond each; a CPU without float16 arithmetic does so for bfloat16 alone.
-    Those of float32, and those on other devices, keep nothing.
+    On the CPU products of 16-bit types generate code for each number of rows and keep it, about
+    half a megabyte and a millisecond each; a CPU without float16 arithmetic does so for bfloat16
+    alone. Products of float32, and those on other devices, keep nothing.
     """
     return device.type == "cpu" and dtype.itemsize == 2
 
 
 def padded_rows(num_rows: int) -> int:
     """
-    The least size of the ladder that holds `num_rows`.
+    Return the smallest size that is at least `num_rows`.
 
-    Sizes are 0, 1, 2, 4, then multiples of 4 up to 64, then 8 between each power of two and the
-    next: few sizes, and the rows added are under an eighth beyond 32.
+    Sizes are 0, 1, 2, 4, then multiples of 4 up to 64, then 8 sizes between each power of two and
+    the next: there are few, and beyond 32 rows less than an eighth is added.
     """
     for size in _SMALLEST:
         if num_rows <= size:

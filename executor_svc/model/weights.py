@@ -1,6 +1,6 @@
 """
-A decoder's weights on the device: projections fused, rotary pairs made adjacent, filled piece by
-piece from files.
+A decoder's weights on the device, read piece by piece from files: projections are fused and rotary
+pairs made adjacent.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ class DecoderWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a stored tensor goes: rows of `rows`, in order or at `places`."""
+    """Destination of a stored tensor: rows of `rows`, in order or at `places`."""
 
     rows: Tensor
     places: Tensor | None = None
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of all weights on the device."""
+    """Return the bytes that all weights take on the device."""
     return stored_bytes(allocate_weights(config, dtype, torch.device("meta")))
 
 
 def stored_bytes(weights: DecoderWeights) -> int:
-    """Bytes of these, tied ones once."""
+    """Return the bytes of these weights; tied embeddings count once."""
     return sum(tensor.nbytes for tensor in distinct_tensors(weights))
 
 
 def check_tensors(config: ModelConfig, checkpoint: Checkpoint) -> None:
     """
-    Compare what the model needs with what the files describe; costs no memory, whatever they say.
+    Compare the tensors that the model needs with those that the files describe, without allocating
+    memory for them.
 
     Raises:
         InvalidModel: A tensor is missing, unknown or of another shape.
@@ -72,8 +73,8 @@ def load_weights(
     Args:
         config: The model.
         checkpoint: Files that passed `check_tensors`.
-        dtype: What to convert to.
-        device: Where the weights go.
+        dtype: Type to convert to.
+        device: Device of the weights.
 
     Raises:
         InvalidModel: A file ends early.
@@ -105,7 +106,7 @@ def _place(piece: Tensor, start: int, target: _Target) -> None:
 def allocate_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> DecoderWeights:
-    """Weights that hold anything."""
+    """Allocate weights with undefined contents."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query_size = config.num_heads * config.head_dim
     qkv_size = query_size + 2 * config.num_kv_heads * config.head_dim
@@ -144,7 +145,7 @@ def allocate_weights(
 
 
 def distinct_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
-    """Every tensor once, also where two names share it."""
+    """Yield every tensor once, even if two names share it."""
     yield weights.embedding
     yield weights.norm
     if weights.lm_head is not weights.embedding:
@@ -159,10 +160,10 @@ def distinct_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
 def _targets(
     config: ModelConfig, checkpoint: Checkpoint, weights: DecoderWeights
 ) -> dict[str, _Target]:
-    """Every stored name the model needs, and where its rows go."""
+    """Return the names of all tensors that the model needs, and the destination of each."""
     targets = {"model.norm.weight": _Target(weights.norm)}
     if config.tied_embeddings and EMBEDDING not in checkpoint.tensors:
-        targets[OUTPUT] = _Target(weights.embedding)  # some writers keep a tied pair as this one
+        targets[OUTPUT] = _Target(weights.embedding)  # some files name a tied tensor only so
     else:
         targets[EMBEDDING] = _Target(weights.embedding)
     if not config.tied_embeddings:
@@ -205,7 +206,8 @@ def _layer_targets(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[s
 
 def _pair_places(num_heads: int, head_dim: int, device: torch.device) -> Tensor:
     """
-    Row of each stored row after pairs `(i, i + head_dim / 2)` of every head became neighbours.
+    Return the new row of each stored row, so that pairs `(i, i + head_dim / 2)` of every head
+    become neighbours.
     """
     in_head = torch.arange(head_dim, device=device).view(2, -1)
     pair_first = torch.empty_like(in_head)

@@ -1,1 +1,1 @@
-"""A model directory as it lies on disk: weights, descriptions, tokenizer, fingerprint."""
+"""Files of a model directory: weights, descriptions, tokenizer, fingerprint."""

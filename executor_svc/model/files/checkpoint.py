@@ -33,7 +33,7 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where one tensor lies: `num_bytes` from `offset` in `file`, row-major."""
+    """Place of a tensor in a file: `num_bytes` from `offset` in `file`, row-major."""
 
     name: str
     file: Path
@@ -45,7 +45,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All tensors of a model directory by name, and the files they lie in."""
+    """All tensors of a model directory by name, and the files that hold them."""
 
     tensors: dict[str, StoredTensor]
     files: tuple[Path, ...]
@@ -56,8 +56,8 @@ class Checkpoint:
         Read and check all headers.
 
         Raises:
-            InvalidModel: No weights, a missing shard, a truncated or corrupt file, or an index that
-                disagrees with its shards.
+            InvalidModel: There are no weights, a shard is missing, a file is truncated or corrupt,
+                or the index disagrees with its shards.
         """
         index_path = model_dir / INDEX_NAME
         if index_path.is_file():
@@ -101,7 +101,7 @@ class Checkpoint:
 
 
 def _is_file_name(value: object) -> bool:
-    """Whether this may name a file of a folder: no path, and nothing that no system allows."""
+    """Tell whether this is a valid file name without a path."""
     return (
         isinstance(value, str)
         and 0 < len(value.encode("utf-8", "surrogatepass")) <= _MAX_NAME_CHARS
@@ -117,13 +117,13 @@ def read_pieces(
     Read a tensor in pieces of whole rows and bounded size.
 
     Args:
-        tensor: Which one.
+        tensor: The tensor to read.
         handle: Its file, open for reading without buffering.
-        rows: Of a piece; None: as many as a piece may have.
+        rows: Rows of a piece; None for as many as a piece may have.
 
     Yields:
         The first row's index and the rows, shape ``[rows, *shape[1:]]`` in the stored type; the
-        tensor is valid only until the next piece is asked for.
+        rows are valid only until the next piece is asked for.
 
     Raises:
         InvalidModel: The file ended early.

@@ -1,4 +1,4 @@
-"""Which directory `--model` means: a path, or a model in the Hugging Face cache."""
+"""The directory that `--model` names: a path, or a model in the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 def find_model(model: Path, environ: Mapping[str, str]) -> Path:
     """
-    The directory of a model; what is no directory is looked for by name in the Hugging Face cache.
+    Find the directory of a model; a name that is no path is looked up in the Hugging Face cache.
 
     Args:
         model: A directory, or a name such as Qwen/Qwen3-0.6B.
-        environ: Says where the cache is: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME or HOME.
+        environ: Environment; HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME or HOME tells the cache's path.
 
     Returns:
-        The snapshot that the name's branch "main" stands for, else the newest one with a
-        config.json; the path as it was given where there is none.
+        The snapshot of the model's branch "main", else the newest snapshot with a config.json; the
+        path as it was given if there is none.
     """
     cache = _hub_cache(environ)
     if model.exists() or cache is None or not _HUB_NAME.fullmatch(str(model)):
@@ -41,10 +41,10 @@ def find_model(model: Path, environ: Mapping[str, str]) -> Path:
 
 def check_model_directory(model: Path) -> None:
     """
-    Make sure that there is one.
+    Check that the model directory exists.
 
     Raises:
-        InvalidModel: There is not; the sentence says how to get one.
+        InvalidModel: It does not exist or is no directory; the message says how to get one.
     """
     if model.is_dir():
         return
@@ -60,7 +60,7 @@ def check_model_directory(model: Path) -> None:
 
 
 def _hub_cache(environ: Mapping[str, str]) -> Path | None:
-    """Where huggingface_hub keeps what it downloads; None where no variable says."""
+    """Return the folder of huggingface_hub's downloads; None if no variable tells it."""
     if cache := environ.get("HF_HUB_CACHE"):
         return Path(cache).expanduser()
     if home := environ.get("HF_HOME"):

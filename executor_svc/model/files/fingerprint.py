@@ -14,16 +14,16 @@ _NUM_THREADS = 2
 
 def model_fingerprint(model_dir: Path, weight_files: Sequence[Path], dtype: str) -> str:
     """
-    Hash what decides the tokens a model gives.
+    Hash all that decides the tokens of a model: its files and the number type.
 
     Each file is hashed by itself and the fingerprint is the hash of the sorted names and hashes, so
-    shards are read side by side; sha256 leaves the interpreter's lock, so a caller may load weights
-    meanwhile and pay for the disk once. Costs about a second per GB and thread.
+    shards are read in parallel. sha256 releases the interpreter's lock, so a caller may load the
+    weights meanwhile, and the disk is read once. It takes about a second per GB and thread.
 
     Args:
-        model_dir: Where config.json and the tokenizer files lie.
+        model_dir: Directory of config.json and the tokenizer files.
         weight_files: Files that hold the weights.
-        dtype: Type the weights are computed in.
+        dtype: Type that the model is computed in.
 
     Returns:
         sha256, hex.

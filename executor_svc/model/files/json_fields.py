@@ -1,4 +1,4 @@
-"""Typed reading of a model's JSON files: every complaint names the file, the key and the value."""
+"""Typed reading of a model's JSON files: every error names the file, the key and the value."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tandem.errors import InvalidModel
 from tandem.sampling_ranges import broken_range
 
 MAX_JSON_BYTES = 64 << 20
-"""No file that describes a model is larger: the index of a thousand shards has a few MB."""
+"""Most bytes of a file that describes a model; the index of a thousand shards has a few MB."""
 MAX_SIZE = 2**31 - 1
-"""Token ids, positions and sizes are int32."""
+"""Largest integer by default: token ids, positions and sizes are int32."""
 
 _MAX_SHOWN_CHARS = 200
 
@@ -25,8 +25,8 @@ class JsonFields:
     """
     One JSON object.
 
-    A key that is absent takes its value from `defaults`; one that is absent there too, or null,
-    from the caller.
+    The value of an absent key comes from `defaults`; if it is absent there too, or null, from the
+    caller.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class JsonFields:
         Read a file.
 
         Raises:
-            InvalidModel: Unreadable, too large, not JSON, or not an object.
+            InvalidModel: The file is unreadable, too large, not JSON, or not an object.
         """
         try:
             num_bytes = path.stat().st_size
@@ -58,15 +58,15 @@ class JsonFields:
         return cls(path, content, defaults or {})
 
     def get(self, key: str) -> Any:
-        """The value as it stands; None where there is none."""
+        """Return the value as it is; None if there is none."""
         return self.content.get(key, self.defaults.get(key))
 
     def inner(self, key: str) -> JsonFields | None:
         """
-        A nested object; None where there is none.
+        Return a nested object; None if there is none.
 
         Raises:
-            InvalidModel: Something else than an object stands there.
+            InvalidModel: The value is not an object.
         """
         value = self.get(key)
         if value is None:
@@ -76,7 +76,7 @@ class JsonFields:
         return JsonFields(self.path, value, {})
 
     def positive_int(self, key: str, default: int | None = None, *, at_most: int = MAX_SIZE) -> int:
-        """An integer of at least 1."""
+        """Return an integer from 1 to `at_most`."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(key, "a positive integer", value)
@@ -85,21 +85,21 @@ class JsonFields:
         return value
 
     def whole_number(self, key: str) -> int:
-        """An integer of at least 0."""
+        """Return an integer of at least 0."""
         value = self._value(key, None)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self._wrong(key, "0 or a positive integer", value)
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """Return a finite number above 0."""
         value = self._value(key, default)
         if not _is_number(value) or not value > 0:
             raise self._wrong(key, "a positive number", value)
         return float(value)
 
     def optional_int(self, key: str) -> int | None:
-        """An integer that a sampling parameter of this name may be, or None."""
+        """Return an integer in the range of the sampling parameter of this name, or None."""
         value = self.get(key)
         if value is None:
             return None
@@ -109,7 +109,7 @@ class JsonFields:
         return value
 
     def optional_float(self, key: str) -> float | None:
-        """A finite number that a sampling parameter of this name may be, or None."""
+        """Return a finite number in the range of the sampling parameter of this name, or None."""
         value = self.get(key)
         if value is None:
             return None
@@ -119,21 +119,21 @@ class JsonFields:
         return float(value)
 
     def boolean(self, key: str, *, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, "true or false", value)
         return value
 
     def text(self, key: str, default: str) -> str:
-        """A string."""
+        """Return a string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, "a string", value)
         return value
 
     def token_ids(self, key: str, vocab_size: int) -> list[int]:
-        """One id, a list of ids or none; each in the vocabulary."""
+        """Return the ids of a value that is one id, a list or null; all are in the vocabulary."""
         value = self.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token in ids:
@@ -161,7 +161,7 @@ class JsonFields:
 
 
 def shown(value: object) -> str:
-    """A value as Python writes it, cut where it is long: it stands in a sentence."""
+    """Format a value for an error message, cut if it is long."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 

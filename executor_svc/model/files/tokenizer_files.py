@@ -1,4 +1,4 @@
-"""The tokenizer and template files of a model, as they travel to a scheduler."""
+"""The tokenizer and template files of a model, and their messages to a scheduler."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "special_tokens_map.json",
 )
-"""Files of a model directory that decide what ids mean; those present count."""
+"""Files of a model directory that decide the meaning of ids; each may be missing."""
 
 MAX_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """One file as it was when the model was loaded."""
+    """One file, with its content when the model was loaded."""
 
     name: str
     content: bytes
@@ -32,11 +32,11 @@ class TokenizerFile:
 
 def read_tokenizer_files(model_dir: Path) -> tuple[TokenizerFile, ...]:
     """
-    Read the files that are there; kept in memory, so that later edits cannot mix in.
+    Read those files that exist into memory, so that later edits cannot mix in.
 
     Raises:
-        InvalidModel: tokenizer.json is damaged. Found here, at start, it is told to whoever starts
-            the model; later only a scheduler could tell.
+        InvalidModel: tokenizer.json is damaged. The check at the start reports it to the operator;
+            otherwise only a scheduler would find it, later.
     """
     files = tuple(
         TokenizerFile(name, (model_dir / name).read_bytes())
