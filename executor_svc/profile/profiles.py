@@ -1,4 +1,4 @@
-"""The call that asks for a profile, one at a time, from the first message to the last."""
+"""The Profile call: records steps for one caller at a time and streams progress and trace."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _log = structlog.get_logger(__name__)
 
 class Profiles:
     """
-    Has steps recorded and streams the traces.
+    Recordings of steps, one at a time, and their streams.
 
     Attributes:
-        active: What the runner thread records, which alone writes it; None nearly always.
+        active: The recording that the runner thread adds steps to, None if there is none; only the
+            runner thread writes it.
     """
 
     def __init__(
@@ -40,8 +41,8 @@ class Profiles:
     ) -> None:
         """
         Args:
-            between_steps: Has the runner thread call something between two steps.
-            stopped_by: Why no step begins any more; None while steps do.
+            between_steps: Makes the runner thread call a function between two steps.
+            stopped_by: Returns the error that stopped the executor; None while steps may begin.
         """
         self._between_steps = between_steps
         self._stopped_by = stopped_by
@@ -59,15 +60,15 @@ class Profiles:
         Record steps, then give their trace.
 
         Args:
-            recorder: For this recording alone.
-            options: When to end.
-            is_wanted: Asked often; once it says no, nothing more is given.
+            recorder: Recorder of this recording only.
+            options: Number of steps and seconds after which the recording ends.
+            is_wanted: Called often; once it returns False, no more messages are yielded.
 
         Raises:
-            ProfileRunning: Another one is under way.
+            ProfileRunning: Another profile is being recorded.
             InvalidParameter: The trace is too large.
             InternalError: The profiler failed, or the trace could not be written.
-            TandemError: Why the executor is stopping.
+            TandemError: The executor is stopping; this is the reason.
         """
         with self._lock:
             if self._is_taken:
@@ -84,11 +85,11 @@ class Profiles:
         finally:
             if profile.is_recorded.is_set():
                 self._release()
-            else:  # the caller left: until the runner is done with this one, there is no other
+            else:  # the caller left: no other profile may begin before the runner ends this one
                 self._between_steps(lambda: self._end(profile, is_last=True))
 
     def run_step(self, step: Callable[[], Outcome]) -> Outcome:
-        """Run a step while `active` is set, on the runner thread; what it raises is raised."""
+        """Run a step on the runner thread, recorded if `active` is set; its errors pass through."""
         profile = self.active
         if profile is None:
             return step()
@@ -99,7 +100,7 @@ class Profiles:
                 self.active = None
 
     def abandon(self) -> None:
-        """Stop recording because no step follows, on the runner thread."""
+        """Stop recording, on the runner thread, because no step follows."""
         if self.active is not None:
             self._end(self.active)
 
@@ -120,13 +121,13 @@ class Profiles:
     def _watch(
         self, profile: StepProfile, is_wanted: Callable[[], bool]
     ) -> Iterator[ProfileProgress]:
-        """Tell how far it is, until all is recorded or nobody wants it any more."""
+        """Yield progress until the recording is complete or no longer wanted."""
         next_report_s = 0.0
         is_ending = False
         while not profile.is_recorded.wait(_LOOK_INTERVAL_S) and is_wanted():
             self._check_running()
             if profile.is_due and not is_ending:
-                # A busy runner comes to it by itself; one without steps must be told.
+                # A busy runner ends the recording by itself; an idle one must be told.
                 is_ending = True
                 self._between_steps(lambda: self._end(profile))
             if profile.elapsed_s >= next_report_s:

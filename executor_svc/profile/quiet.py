@@ -1,4 +1,4 @@
-"""What the profiler's library prints by itself; free of PyTorch, which must be imported later."""
+"""Silence for the profiler's library; free of PyTorch, which must be imported later."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import MutableMapping
 
 def silence_profiler(environ: MutableMapping[str, str]) -> None:
     """
-    Unless told otherwise, keep the library under PyTorch's profiler from writing to our log.
+    Keep the library under PyTorch's profiler (Kineto) from writing to our log, unless the
+    environment says otherwise.
 
-    It prints lines of its own format at each start and stop; what went wrong, PyTorch raises.
-    The library reads this when PyTorch is imported.
+    It prints lines of its own format at each start and stop; PyTorch raises its errors. The library
+    reads the variable when PyTorch is imported.
     """
     environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -1,4 +1,4 @@
-"""What records steps: PyTorch's profiler in an executor with a model."""
+"""The interface of a recorder of steps: PyTorch's profiler in an executor with a model."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class Recorder(Protocol):
     """
     One recording: started, stopped and written, each once and in this order.
 
-    `start`, `mark` and `stop` belong to the thread that runs steps, of which alone is recorded what
-    it does; `write` may take seconds and belongs to another.
+    `start`, `mark` and `stop` are called by the thread that runs steps, the only one recorded;
+    `write` may take seconds and is called by another thread.
     """
 
     def start(self) -> None:
-        """Record from here on."""
+        """Begin to record."""
 
     def mark(self) -> AbstractContextManager[object]:
-        """A span of the trace for one step."""
+        """Return a context manager that marks one step as a span of the trace."""
 
     def stop(self) -> None:
-        """Record no more; waits for the device."""
+        """Stop recording, once the device has finished its work."""
 
     def write(self, path: Path) -> None:
-        """Write what was recorded as a Chrome trace (JSON)."""
+        """Write the recording as a Chrome trace (JSON)."""

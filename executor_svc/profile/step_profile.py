@@ -1,7 +1,7 @@
 """
-One recording, between the thread that runs steps and the thread that serves the call.
+One recording, shared by the thread that runs steps and the thread that serves the call.
 
-    waiting ── begin ──▶ recording ── enough steps, time is up, nobody wants it ──▶ over
+    waiting ── begin ──▶ recording ── enough steps, time is up or call cancelled ──▶ over
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _log = structlog.get_logger(__name__)
 
 class StepProfile:
     """
-    Counts steps into a recording. `begin`, `run_step` and `end` are for the runner thread alone.
+    A recording and its count of steps. Only the runner thread calls `begin`, `run_step` and `end`.
 
     Attributes:
-        num_steps: Recorded so far.
-        is_recorded: Set once nothing is recorded any more, however it came to that.
-        error: Why the recorder could not go on, if so.
+        num_steps: Number of steps recorded so far.
+        is_recorded: Set once the recording has ended, for any reason.
+        error: The error of a recorder that failed; None otherwise.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class StepProfile:
     ) -> None:
         """
         Args:
-            recorder: Yet to be started.
-            options: When to end.
-            clock_s: Monotonic time.
+            recorder: Recorder that has not been started.
+            options: Number of steps and seconds after which the recording ends.
+            clock_s: Clock of monotonic time in seconds.
         """
         self._recorder = recorder
         self._options = options
@@ -59,13 +59,13 @@ class StepProfile:
 
     @property
     def is_due(self) -> bool:
-        """True once there are enough steps, or its time is up."""
+        """True once enough steps are recorded or the time is up."""
         return (
             self.num_steps >= self._options.num_steps or self.elapsed_s >= self._options.duration_s
         )
 
     def begin(self) -> None:
-        """Record from the next step on, unless it was ended before."""
+        """Begin to record with the next step, unless the recording has been ended."""
         if self.is_recorded.is_set():
             return
         try:
@@ -76,7 +76,7 @@ class StepProfile:
             self._began_s = self._clock_s()
 
     def run_step(self, step: Callable[[], Outcome]) -> Outcome:
-        """Run one step, recorded while more are wanted; what it raises is raised."""
+        """Run one step, recorded unless the recording is over; its errors pass through."""
         if self.is_due:
             self.end()
         if self.is_recorded.is_set():
@@ -87,7 +87,7 @@ class StepProfile:
         return outcome
 
     def end(self) -> None:
-        """Record no more; a second time does nothing."""
+        """Stop recording; a second call does nothing."""
         if self.is_recorded.is_set():
             return
         try:

@@ -19,28 +19,28 @@ Arguments = ParamSpec("Arguments")
 Outcome = TypeVar("Outcome")
 
 PREFIX = "tandem."
-"""Of the names of our spans, which so are found among PyTorch's."""
+"""Prefix of the names of our spans, which tells them from PyTorch's."""
 
 
 class TorchRecorder:
     """
-    Records the thread that starts it, and all of a GPU.
+    A recorder of the thread that starts it, and of all work on a GPU.
 
-    PyTorch keeps one profiler per thread and process; whoever makes recorders sees to it that there
-    is one at a time. Spans are put around the parts of a step only while it records: a step that
-    is not recorded pays nothing for them.
+    PyTorch keeps one profiler per thread and process; the code that makes recorders ensures that
+    there is one at a time. Spans are put around the parts of a step only during a recording: steps
+    that are not recorded pay nothing for them.
     """
 
     def __init__(self, runner: ModelRunner, device: torch_device, options: ProfileOptions) -> None:
         """
         Args:
-            runner: Whose steps are recorded.
-            device: Where it computes.
-            options: What to record of each operation.
+            runner: Runner of the steps to record.
+            device: Device of the runner.
+            options: Details to record of each operation: stacks and shapes.
         """
         self._runner = runner
-        # What torch.profiler wraps; that would first import the compiler: seconds, and 100 MiB.
-        # Its methods have no types.
+        # torch.profiler wraps this class, but first imports the compiler: seconds, and 100 MiB.
+        # The methods have no types.
         self._profile: Any = profile(
             use_kineto=True,
             use_device="cuda" if device.type == "cuda" else None,
@@ -49,16 +49,16 @@ class TorchRecorder:
         )
 
     def start(self) -> None:
-        """Record this thread from here on."""
+        """Begin to record this thread."""
         self._profile.__enter__()  # of a block that ends in another call, `stop`
         self._runner.mark_parts(marked)
 
     def mark(self) -> AbstractContextManager[object]:
-        """A span of the trace for one step."""
+        """Return a context manager that marks one step as a span of the trace."""
         return record_function(f"{PREFIX}step")
 
     def stop(self) -> None:
-        """Record no more; waits for the device, then sorts what was recorded."""
+        """Stop recording: wait for the device, then sort the recorded events."""
         self._runner.unmark_parts()
         self._profile.__exit__(None, None, None)
 
@@ -71,8 +71,8 @@ def begin_in_this_thread() -> None:
     """
     Start PyTorch's profiler once, in the thread that imported PyTorch, and record nothing.
 
-    Its library prints an error of its own if another thread is the first to record. Where there is
-    a CUDA device it is left alone: first started without one, it would never see the device.
+    Its library prints an error of its own if another thread is the first to record. If there is a
+    CUDA device, do nothing: a profiler first started without CUDA would never see the device.
     """
     if not torch.cuda.is_available():
         with profile(use_kineto=True):
@@ -80,7 +80,7 @@ def begin_in_this_thread() -> None:
 
 
 def marked(name: str, part: Callable[Arguments, Outcome]) -> Callable[Arguments, Outcome]:
-    """A function that runs `part` inside a span of this name."""
+    """Return a function that runs `part` inside a span of this name."""
 
     @wraps(part)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Outcome:

@@ -1,4 +1,4 @@
-"""A trace on its way out: compressed and cut into messages, never whole in memory."""
+"""Sending of a trace: compressed and cut into messages, never whole in memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tandem.errors import InternalError, InvalidParameter
 from tandem.profile import MAX_CHUNK_BYTES
 
 MAX_TRACE_BYTES = 1 << 30
-"""Of JSON: some hundred steps of a large model."""
+"""Most bytes of a trace as JSON: some hundred steps of a large model."""
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 def chunks(trace: Path) -> Iterator[TraceChunk]:
     """
-    Send a Chrome trace compressed with gzip.
+    Yield a Chrome trace compressed with gzip, then its sha256.
 
     Raises:
         InternalError: The file is not complete: its disk is full.
-        InvalidParameter: It is larger than `MAX_TRACE_BYTES`.
+        InvalidParameter: The file is larger than `MAX_TRACE_BYTES`.
     """
     _check(trace)
     digest = hashlib.sha256()
@@ -43,7 +43,7 @@ def _check(trace: Path) -> None:
         )
     with trace.open("rb") if num_bytes else Path(os.devnull).open("rb") as file:
         file.seek(max(0, num_bytes - 16))
-        # The profiler itself says nothing where a write fails.
+        # The profiler does not report a failed write.
         is_complete = file.read().rstrip().endswith(b"}")
     if not is_complete:
         raise InternalError(
@@ -61,7 +61,7 @@ def _compressed(trace: Path) -> Iterator[bytes]:
 
 
 def _cut(pieces: Iterator[bytes]) -> Iterator[TraceChunk]:
-    """The same bytes in chunks of equal size."""
+    """Cut the same bytes into chunks of equal size, but for the last."""
     waiting = bytearray()
     for piece in pieces:
         waiting += piece

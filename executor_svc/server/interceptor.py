@@ -1,4 +1,4 @@
-"""The one place where an error becomes a gRPC status, for every method of the server."""
+"""Conversion of errors to gRPC statuses, in one place for every method of the server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _log = structlog.get_logger(__name__)
 
 class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
     """
-    Turns TandemErrors into typed statuses; anything else is logged and becomes INTERNAL.
+    An interceptor that turns TandemErrors into typed statuses, and others into INTERNAL.
 
-    What is refused is logged, but a scheduler that waits for another's session asks every second or
-    two for as long as it waits: the same refusal again is a matter for level debug.
+    Errors are logged. A scheduler that waits for the end of another's session asks every second or
+    two: the same refusal again is logged at level debug.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # no 
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Wrap the method that was found."""
+        """Wrap the method that the continuation finds."""
         handler = continuation(handler_call_details)
         if handler is None:
             return None

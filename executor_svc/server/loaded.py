@@ -1,4 +1,4 @@
-"""What the server, its service and its runner thread share about an executor that can run steps."""
+"""Types that the server, its service and its runner thread share: the runner and the engine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tandem.link.slot_state import SlotState
 from tandem.profile import ProfileOptions
 
 MAX_INFLIGHT_STEPS = 16
-"""Credit: steps a scheduler may send ahead of the results it has applied."""
+"""Number of steps that a scheduler may send ahead of the results it has applied (its credit)."""
 
 HEARTBEAT_INTERVAL_S = 0.2
 
 
 class StepRunner(Protocol):
-    """What runs steps: `ModelRunner`, or one without a model. One thread owns it."""
+    """A runner of steps: `ModelRunner`, or one without a model. One thread owns it."""
 
     @property
     def state_hash(self) -> int:
@@ -28,13 +28,13 @@ class StepRunner(Protocol):
 
     @property
     def slots(self) -> SlotState:
-        """Slot state after the last batch, to be read only."""
+        """Slot state after the last batch, for reading only."""
 
     def reset(self) -> None:
         """Forget all slots, as at the start of a session."""
 
     def suspend(self, mode: KvMode) -> None:
-        """Give KV memory back until `resume`; raises SessionLost where slots forbid it."""
+        """Give KV memory back until `resume`; raise SessionLost if the slots forbid it."""
 
     def resume(self) -> None:
         """End a suspension; without one, do nothing."""
@@ -51,17 +51,17 @@ class StepRunner(Protocol):
 @runtime_checkable
 class LaunchingRunner(StepRunner, Protocol):
     """
-    A runner whose device works by itself once it was given a step, and does steps in order: the
-    next one can be given to it before the result of this one is known.
+    A runner for a device that works by itself and in order: the next step can be launched before
+    the result of this one is known.
     """
 
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """
-        Apply one batch and give its rows to the device.
+        Apply one batch and launch its rows on the device.
 
         Returns:
-            Waits for the result; to be called once, in the order of launches, on another thread
-            than this one.
+            A function that waits for the result; it is called once, in the order of launches, on
+            another thread.
 
         Raises:
             SessionLost: The batch contradicts the slot state; nothing has changed.
@@ -71,15 +71,15 @@ class LaunchingRunner(StepRunner, Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """
-    What a loaded executor is; the runner belongs to the thread that loaded it.
+    A loaded executor; the runner belongs to the thread that loaded it.
 
     Attributes:
-        runner: Runs its steps.
-        description: What `Describe` answers.
-        tokenizer_files: What `GetTokenizer` sends.
+        runner: Runner of its steps.
+        description: Answer to `Describe`.
+        tokenizer_files: Files that `GetTokenizer` sends.
         num_threads: CPU threads of one operation, for the log.
         is_sticky: Tells whether an error means that the device is lost for this process.
-        recorder: Makes what records steps of the runner; None where nothing can.
+        recorder: Makes a recorder of the runner's steps; None if they cannot be recorded.
     """
 
     runner: StepRunner

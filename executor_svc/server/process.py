@@ -1,4 +1,4 @@
-"""One executor process, whatever computes its steps: from listening to the exit code."""
+"""One executor process, with any runner of steps: from listening to the exit code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from executor_svc.server.waiting import wait_for_news
 from tandem.errors import TandemError
 from tandem.process_start import EXIT_FAILED, EXIT_STOPPED, refuse
 
-if TYPE_CHECKING:  # It imports gRPC, which reads its environment then: that is set up before.
+if TYPE_CHECKING:  # It imports gRPC, which reads its environment then; that is set up first.
     from executor_svc.server.server import ExecutorServer
 
 FAILED_GRACE_S = 1.0
-"""How long a process that has failed waits for its own runner: what is stuck stays stuck."""
+"""Seconds that a failed process waits for its runner, which may be stuck for good."""
 
 _log = structlog.get_logger(__name__)
 
@@ -38,17 +38,17 @@ def serve(
     Serve until SIGTERM, SIGINT or a fatal error; a second signal ends the process at once.
 
     Args:
-        make_server: Builds the server around what is to be called with an error that ends it.
-        listen: Where it listens.
-        ready_file: Where that is written to, once clients can connect.
-        stop_grace_s: How long a stop waits for the running step; None: as long as it takes.
+        make_server: Builds the server; its argument is called with a fatal error.
+        listen: Address to listen on.
+        ready_file: File that gets the address once clients can connect.
+        stop_grace_s: Seconds that a stop waits for the running step; None for no limit.
         report: Called at every SIGUSR1 and after the stop.
 
     Returns:
-        The exit code; does not return where a thread cannot be ended in order.
+        The exit code; if a thread cannot be ended in order, the process exits here instead.
 
     Raises:
-        TandemError: Why the process cannot go on.
+        TandemError: The process cannot go on; the message says why.
     """
     news: queue.SimpleQueue[TandemError | signal.Signals] = queue.SimpleQueue()
     server = make_server(news.put)

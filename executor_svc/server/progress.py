@@ -1,4 +1,4 @@
-"""Whether steps complete in the time that steps like them took before."""
+"""Check that steps complete in the time that similar steps took before."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tandem.link.batch import Batch, Command
 from tandem.link.step_cost import StepCost, StepWork
 
 LEARN_EVERY = 16
-"""One step in so many is learned from,"""
+"""One of so many quick steps is learned from: learning costs microseconds, and they are many."""
 LEARN_OVER_S = 0.05
-"""and each that takes longer than this: learning costs microseconds, and quick steps are many."""
+"""Seconds above which every step is learned from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class _Running:
 
 class Progress:
     """
-    Learns what steps cost and says whether the running one is older than it should ever get.
+    Learned costs of steps, by which a running step that takes far too long counts as stuck.
 
-    `start`, `was_stopped` and `end` are called under the step link's lock, `learn` by one thread
-    that sees results, `is_stuck` by the heartbeat thread: the running step is replaced whole, and
-    an estimate read while it is changed is one step off. Times are monotonic seconds.
+    `start`, `was_stopped` and `end` are called under the step link's lock, `learn` by the thread
+    that collects results, `is_stuck` by the heartbeat thread. The running step is replaced as one
+    object, and an estimate read while it changes is one step behind. Times are monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -38,16 +38,16 @@ class Progress:
         self._running = _Running(now_s, command)
 
     def was_stopped(self, seconds: float) -> None:
-        """Note that nothing of this process ran for so long, the running step neither."""
+        """Note that the whole process, the running step included, was stopped for so long."""
         if (running := self._running) is not None:
             self._running = _Running(running.started_s + seconds, running.command)
 
     def end(self) -> None:
-        """Note that the step is over, however it ended."""
+        """Note that the step is over, whether it succeeded or failed."""
         self._running = None
 
     def learn(self, command: Command, seconds: float) -> None:
-        """Take in how long a step took that went well."""
+        """Learn the time that a successful step took."""
         self._num_steps += 1
         if self._num_steps % LEARN_EVERY and seconds <= LEARN_OVER_S:
             return
@@ -55,7 +55,7 @@ class Progress:
             self._cost.learn(StepWork.of(command), seconds)
 
     def is_stuck(self, now_s: float) -> bool:
-        """Tell whether a step is running for longer than it may."""
+        """Tell whether the running step takes longer than it may."""
         running = self._running
         if running is None:
             return False

@@ -1,4 +1,4 @@
-"""Results on their way out: taken from the device, encoded and handed on beside the next step."""
+"""The thread that collects results from the device, encodes and sends them beside the next step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from tandem.link.batch import Step, StepResult, StepTimings
 from tandem.link.wire import encode_response
 
 DEPTH = 2
-"""Steps given to the device whose results are not yet sent: one that runs, one that follows."""
+"""Most steps launched and not yet completed: one that runs, one that follows."""
 
 _Collect = Callable[[], StepResult]
 
 
 class ResultThread(threading.Thread):
     """
-    Collects results in the order of launches. The other methods are for the runner thread alone,
-    which so never encodes, and never waits for the device but for room.
+    The thread that collects results in the order of launches. Its methods other than `run` are
+    called by the runner thread only, which so never encodes, and waits for the device only to make
+    room.
     """
 
     def __init__(
@@ -34,9 +35,9 @@ class ResultThread(threading.Thread):
     ) -> None:
         """
         Args:
-            link: Where results go.
+            link: Receives the results.
             progress: Learns how long steps take.
-            fail: Called on this thread for a step whose result could not be collected.
+            fail: Called on this thread for a step if its result could not be collected.
             on_broken: Called on this thread when any other error ends it.
         """
         super().__init__(name="results", daemon=True)
@@ -53,10 +54,11 @@ class ResultThread(threading.Thread):
 
     def make_room(self, session_epoch: int) -> bool:
         """
-        Wait until another step of the session may be launched; `put`, `drain` or `end` follows.
+        Wait until another step of the session may be launched. The caller then calls `put`, `drain`
+        or `end`.
 
         Returns:
-            False, and nothing follows, where an earlier step of the session has failed meanwhile.
+            False if an earlier step of the session has failed; then none of these calls follows.
         """
         self._room.get()
         if session_epoch == self._failed_epoch:
@@ -69,14 +71,14 @@ class ResultThread(threading.Thread):
         self._launched.put((job, collect))
 
     def drain(self, *, held: int = 0) -> None:
-        """Wait until all launched steps are completed; `held`: entries of room the caller has."""
+        """Wait until all launched steps are completed; the caller holds `held` entries of room."""
         for _ in range(DEPTH - held):
             self._room.get()
         for _ in range(DEPTH):
             self._room.put(None)
 
     def end(self) -> None:
-        """Complete what was launched, then end the thread."""
+        """Complete the launched steps, then end the thread."""
         self._launched.put(None)
         self.join()
 
@@ -91,7 +93,7 @@ class ResultThread(threading.Thread):
         except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
             self._on_broken(error)
         finally:
-            for _ in range(2 * DEPTH):  # nobody waits for a thread that has ended
+            for _ in range(2 * DEPTH):  # the runner must not wait for a thread that has ended
                 self._room.put(None)
 
     def _complete(self, job: QueuedStep, collect: _Collect) -> None:

@@ -18,13 +18,13 @@ from tandem.link.session import LossCause
 from tandem.link.wire import encode_response
 
 _Launch = Callable[[Batch, int], Callable[[], StepResult]]
-"""Begins a batch under a step id; gives what waits for its result."""
+"""Function that begins a batch under a step id and returns a function that waits for its result."""
 
 _log = structlog.get_logger(__name__)
 
 
 class RunnerThread(threading.Thread):
-    """Never waits for gRPC, only for the next step."""
+    """The runner thread, which never waits for gRPC, only for the next step."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class RunnerThread(threading.Thread):
     ) -> None:
         """
         Args:
-            link: Where steps come from and outcomes go.
+            link: Source of steps and receiver of their outcomes.
             progress: Learns how long steps take.
             profiles: Records steps when asked to.
-            boot_id: Put into failures.
+            boot_id: Id of this process, put into failures.
             load: Builds the engine; called on this thread.
             on_ready: Called on this thread once steps can run.
             on_fatal: Called on this thread when it ends because of an error.
@@ -113,7 +113,7 @@ class RunnerThread(threading.Thread):
 
     def _launch(self, runner: StepRunner, launch: _Launch, step: Step) -> Callable[[], StepResult]:
         """
-        Begin one command, or run it where the runner does no more than one thing at a time.
+        Begin one command; a runner that cannot launch steps ahead runs it here.
 
         Raises:
             SessionLost: The step contradicts the slot state, or the hash after it differs.
@@ -155,7 +155,7 @@ class RunnerThread(threading.Thread):
         Report a failed step.
 
         Raises:
-            TandemError: The device is unusable; the process must end.
+            TandemError: The device is lost (a sticky error); the process must end.
         """
         sticky = self._is_sticky(error)
         typed = _typed(error)
@@ -179,7 +179,10 @@ class RunnerThread(threading.Thread):
 
 
 def _launcher(runner: StepRunner) -> _Launch:
-    """How this runner begins a step; found out once, as asking costs tens of microseconds."""
+    """
+    Return the function that begins a step of this runner; chosen once, because the check costs tens
+    of microseconds.
+    """
     if isinstance(runner, LaunchingRunner):
         return runner.launch
 

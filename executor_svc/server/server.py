@@ -1,4 +1,4 @@
-"""One executor process: the gRPC server, its threads, and how they start and stop."""
+"""One executor process: the gRPC server and its threads, their start and stop."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A scheduler whose node vanished closes nothing, and holds its session until a ping of its
-    # stream's connection goes unanswered: then its heir has it, and others when the lease ended.
+    # A scheduler on a node that vanished closes no connection, and holds its session until a ping
+    # goes unanswered: then its successor may open one, and other schedulers once the lease ended.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # What bounds the wait for a ping's answer is this one, a minute unless set.
+    # This one bounds the wait for a ping's answer; its default is a minute.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -55,13 +55,13 @@ _log = structlog.get_logger(__name__)
 
 class ExecutorServer:
     """
-    Listens first, then loads; `stop` finishes the running step.
+    The server of one process: it listens first, then loads; `stop` finishes the running step.
 
     Attributes:
-        boot_id: Random per instance.
+        boot_id: Random id of this instance.
         profiles: Records steps when asked to.
-        has_abandoned_step: `stop` did not wait for the end of the running step.
-        address: Where it listens; known after `listen`.
+        has_abandoned_step: True if `stop` did not wait for the end of the running step.
+        address: Address it listens on; known after `listen`.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ExecutorServer:
         """
         Args:
             load: Builds the engine for a boot_id; called on the runner thread.
-            on_fatal: Called when an error ended the runner thread or that of the heartbeats, on
-                that, or when a new session waits for a step that is stuck: this process will never
-                serve it.
-            max_inflight_steps: Credit; must be what the engine's description says.
+            on_fatal: Called when an error ends the runner, result or heartbeat thread, on that
+                thread; also when a new session waits for a step that is stuck, because this process
+                will never serve it.
+            max_inflight_steps: Credit of schedulers; equal to that of the engine's description.
         """
         self.boot_id = uuid.uuid4().hex
         self.address = ""
@@ -107,8 +107,9 @@ class ExecutorServer:
         Bind and serve; calls that need the model answer EXECUTOR_LOADING until it is loaded.
 
         Raises:
-            AddressInUse: Something else listens there.
-            InvalidConfig: Nothing can listen there: it is not an address of this machine, for one.
+            AddressInUse: Another process listens there.
+            InvalidConfig: The address cannot be listened on, for example because it is not one of
+                this machine's.
         """
         self._place = ListenAddress("listen", address)
         try:
@@ -134,14 +135,14 @@ class ExecutorServer:
         Turn unready, finish the running step, end the streams and the server.
 
         Args:
-            grace_s: How long the running step may still take; None waits for its end.
+            grace_s: Seconds that the running step may still take; None for no limit.
 
         Returns:
-            False if the runner thread was still loading, or in a step, and has been left behind:
-            the process cannot end in good order.
+            False if the runner thread is still loading or in a step: the process cannot end in good
+            order.
         """
         self._health.set(READY, _NOT_SERVING)
-        # A loader that has failed is about to end: who heard of it may be here before that.
+        # A loader that has failed is about to end, but may still be alive here.
         has_failed = self._link.stopped_by is not None
         is_loading = self._service.engine is None and self._runner.is_alive() and not has_failed
         self._link.stop(Draining("the executor is stopping"))
@@ -158,7 +159,7 @@ class ExecutorServer:
         return not is_loading and not self.has_abandoned_step
 
     def write_ready_file(self, path: Path) -> None:
-        """Say where we listen, in one piece: a reader never sees half a file."""
+        """Write our address and pid atomically: a reader never sees half a file."""
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         partial.write_text(json.dumps({"address": self.address, "pid": os.getpid()}))
         partial.replace(path)
@@ -192,12 +193,12 @@ class ExecutorServer:
         )
 
     def _fail(self, error: TandemError) -> None:
-        """End by an error, which schedulers are told: only a stop in good order blames no step."""
+        """Stop with an error and tell it to schedulers, which may blame the running step for it."""
         self._link.stop(error)
         self._on_fatal(error)
 
     def _run_heart(self) -> None:
-        """Beat; without heartbeats every scheduler takes this process for dead, so it ends too."""
+        """Beat; end the process if that breaks: schedulers take one without heartbeats for dead."""
         try:
             self._beat()
         except Exception as error:  # noqa: BLE001  # outermost frame of the thread: the process ends
@@ -205,7 +206,7 @@ class ExecutorServer:
             self._fail(InternalError("the heartbeat thread broke: see the log"))
 
     def _beat(self) -> None:
-        """Heartbeats and the progress check, from a thread that no step can hold up."""
+        """Send heartbeats and check progress, on a thread that no step can hold up."""
         was_stuck = has_given_up = False
         while not self._stopping.wait(HEARTBEAT_INTERVAL_S):
             now_s = time.monotonic()  # before the beat, which forgives a stop until then

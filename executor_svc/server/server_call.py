@@ -1,4 +1,4 @@
-"""The messages of one call on the server's side, without a thread for each direction."""
+"""The server's side of one streaming call, without a thread for each direction."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _log = structlog.get_logger(__name__)
 
 class ServerCall:
     """
-    Receives and sends on a call by the operations that gRPC's own streams are made of.
+    A call that receives and sends by the low-level operations under gRPC's own streams.
 
-    grpc.server passes every message between threads: the one that polls wakes one that reads, and
-    a thread that sent waits to be told so. At a thousand steps per second these wake-ups cost more
-    than everything else on the link (measured at 256 rows: 290 us of CPU per step and end, 140 like
-    this), and they compete with the runner for the interpreter. So here messages are handled where
-    they are polled, and whoever has one to send begins to. The operations are not part of gRPC's
-    public interface; tests hold on to all that is used of them. The call's life (metadata, status,
-    cancellation) stays with grpc.server.
+    grpc.server passes every message between threads: the polling thread wakes a reading thread, and
+    a sending thread waits until its message is sent. At a thousand steps per second these wake-ups
+    cost more than everything else on the link (measured at 256 rows: 290 us of CPU per step and
+    end, 140 like this), and they compete with the runner for the interpreter. So here the polling
+    thread handles received messages, and the thread that has a message begins to send it. The
+    operations are not part of gRPC's public interface; tests cover all that is used of them. The
+    call's life (metadata, status, cancellation) stays with grpc.server.
     """
 
     def __init__(self, context: grpc.ServicerContext) -> None:
@@ -37,21 +37,21 @@ class ServerCall:
         Begin to receive; returns at once.
 
         Args:
-            on_message: Called on the thread that polls for every call of the server, in order, and
-                last with None when the peer has ended its side or is gone. Returns whether to
-                receive more.
+            on_message: Called with each message in order, on the thread that polls for all calls of
+                the server, and last with None when the peer has ended its side or is gone. Returns
+                True to receive more.
         """
         self._on_message = on_message
         self._receive_next()
 
     def send(self, message: bytes, on_sent: Callable[[], None]) -> None:
         """
-        Begin to send a message; the one before must have been sent.
+        Begin to send a message; the message before it must have been sent.
 
         Args:
-            message: Encoded.
-            on_sent: Called on the thread that polls, also when the call has ended instead; on this
-                one when it had ended before.
+            message: Encoded message.
+            on_sent: Called on the polling thread when the message is sent or the call has ended; on
+                this thread if the call had already ended.
         """
         operation = cygrpc.SendMessageOperation(message, _NO_FLAGS)
 

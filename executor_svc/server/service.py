@@ -37,14 +37,14 @@ MIN_LEASE_MS = 1000
 _log = structlog.get_logger(__name__)
 
 _POLL_S = 0.5
-"""How often a call that waits for the running step looks whether its caller is still there."""
+"""Seconds after which a call that waits for the running step checks that its caller is alive."""
 
 
 class ExecutorService:
     """
-    Answers calls on server threads; everything that changes state goes through the step link.
+    The service's methods, called on server threads; all changes of state go through the step link.
 
-    `engine` is set once, by whoever loaded it; until then calls that need it are refused.
+    `engine` is set once, when it is loaded; until then calls that need it are refused.
     """
 
     def __init__(self, link: StepLink, profiles: Profiles, boot_id: str) -> None:
@@ -55,7 +55,8 @@ class ExecutorService:
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """
-        The methods for a server; Execute carries bytes both ways, so a message is encoded once.
+        Return the methods for a server. Execute carries bytes both ways, so a message is encoded
+        once.
         """
         methods = {
             "Describe": grpc.unary_unary_rpc_method_handler(
@@ -85,7 +86,7 @@ class ExecutorService:
     def describe(
         self, _request: executor_pb2.DescribeRequest, _context: grpc.ServicerContext
     ) -> executor_pb2.DescribeResponse:
-        """Say what this executor is."""
+        """Describe this executor."""
         return self._loaded().description
 
     def get_tokenizer(
@@ -115,7 +116,7 @@ class ExecutorService:
     def open_session(
         self, request: session_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> session_pb2.OpenSessionResponse:
-        """Begin a session; answers when the running step has ended and all slots are reset."""
+        """Begin a session; answer once the running step has ended and all slots are reset."""
         self._loaded()
         _check_open(request)
         epoch, is_reset = self._link.open_session(
@@ -132,7 +133,7 @@ class ExecutorService:
 
     def execute(self, _requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """
-        Carry one stream; this thread waits for its end.
+        Serve one stream of steps; this thread waits for its end.
         """
         call = ServerCall(context)
         stream = StepStream(lambda message: call.send(message, stream.outgoing.left))
@@ -147,7 +148,7 @@ class ExecutorService:
         yield from ()
 
     def _receive(self, raw: bytes | None, stream: StepStream) -> bool:
-        """Take a stream's next message, None at its end; False where it cannot go on."""
+        """Handle a stream's next message, None at its end; return False if it cannot go on."""
         error: TandemError | None = None
         if raw is not None:
             try:

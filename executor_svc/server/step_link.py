@@ -1,6 +1,6 @@
 """
-Where server threads, the heartbeat thread and the runner thread meet: sessions, queued steps,
-results.
+The link between server threads, heartbeat thread, runner thread and result thread: sessions, queued
+steps, results.
 
 Every method takes the one lock for a moment; no thread computes or does I/O while it holds it.
 """
@@ -27,14 +27,14 @@ from tandem.link.session import Attach, Heartbeat, LossCause, SchedulerId
 from tandem.link.wire import encode_response
 
 LONGEST_PAUSE_S = 1.0
-"""A heartbeat that is later by more was held up by a stop of the whole process or machine."""
+"""Delay of a heartbeat above which the whole process or machine must have been stopped."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedStep:
-    """A step in its place in the queue; `received_ns` is monotonic time."""
+    """A received step, queued for the runner; `received_ns` is monotonic time."""
 
     step: Step
     received_ns: int
@@ -42,20 +42,20 @@ class QueuedStep:
 
 @dataclass(frozen=True, slots=True)
 class SlotReset:
-    """A new session begins: forget all slots, then tell who waits."""
+    """The reset of all slots for a new session; the runner sets `done` after it."""
 
     done: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """Something that the runner thread does between two steps; `run` raises nothing."""
+    """A function for the runner thread to call between two steps; it must not raise."""
 
     run: Callable[[], None]
 
 
 class StepLink:
-    """Serialises all access to the protocol's state machine and feeds the runner thread."""
+    """The lock around the protocol's state machine, and the queue of the runner thread."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class StepLink:
     ) -> None:
         """
         Args:
-            boot_id: This process.
-            max_inflight_steps: Credit.
-            clock_ns: Monotonic time.
+            boot_id: Id of this process.
+            max_inflight_steps: Credit of schedulers.
+            clock_ns: Clock of monotonic time in nanoseconds.
             progress: Learns which step is running and how long steps take.
         """
         self._end = ExecutorEnd(boot_id, max_inflight_steps)
@@ -76,9 +76,9 @@ class StepLink:
         self._progress = progress or Progress()
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[QueuedStep | SlotReset | Errand | None] = queue.SimpleQueue()
-        """What the runner does next; None makes it look whether to stop."""
+        """Jobs of the runner in order; None makes it check whether to stop."""
         self._launched: deque[QueuedStep] = deque()
-        """Given to the runner and yet to be completed; the oldest is running."""
+        """Steps given to the runner and not yet completed; the oldest is running."""
         self._stream: StepStream | None = None
         self._stopped_by: TandemError | None = None
         self._last_reset: SlotReset | None = None
@@ -96,7 +96,7 @@ class StepLink:
 
         Raises:
             SessionHeld: Another scheduler's lease is live.
-            TandemError: Why the executor is stopping.
+            TandemError: The executor is stopping; this is the reason.
         """
         reset = SlotReset()
         with self._lock:
@@ -119,7 +119,7 @@ class StepLink:
 
     @property
     def stopped_by(self) -> TandemError | None:
-        """Why no step begins any more; None while steps do."""
+        """The error that stopped the executor; None while steps may begin."""
         return self._stopped_by
 
     @property
@@ -130,12 +130,13 @@ class StepLink:
 
     def attach(self, attach: Attach, stream: StepStream) -> None:
         """
-        Make `stream` the session's stream and send it the first answer and the owed results.
+        Make `stream` the session's stream and send it the first answer and the results that the
+        scheduler has not acknowledged.
 
         Raises:
             SessionLost: The session cannot go on.
             StreamReplaced: A newer stream is attached.
-            TandemError: Why the executor is stopping.
+            TandemError: The executor is stopping; this is the reason.
         """
         with self._lock:
             if self._stopped_by is not None:
@@ -159,7 +160,7 @@ class StepLink:
 
     def receive(self, step: Step, raw: bytes, stream: StepStream) -> None:
         """
-        Queue a step that came on a stream, unless it came before.
+        Queue a step received on a stream, unless it was received before.
 
         Raises:
             SessionLost: The step breaks the protocol.
@@ -170,22 +171,22 @@ class StepLink:
                 self._jobs.put(QueuedStep(step, self._clock_ns()))
 
     def detach(self, stream: StepStream) -> None:
-        """Note that a stream is over; steps already received go on."""
+        """Note that a stream is over; steps already received still run."""
         with self._lock:
             self._end.detach(stream.session_epoch, stream.attach_id)
             if self._stream is stream:
                 self._stream = None
 
     def between_steps(self, errand: Callable[[], None]) -> None:
-        """Have the runner thread call `errand`, after the steps received so far."""
+        """Let the runner thread call `errand` after the steps received so far."""
         with self._lock:  # not while jobs are taken out and put back
             self._jobs.put(Errand(errand))
 
     def next_job(self) -> QueuedStep | SlotReset | Errand | None:
         """
-        Wait for what the runner does next; None: stop.
+        Wait for the runner's next job; None means stop.
 
-        A step counts as running from here, or from when those launched before it are completed.
+        A step counts as running from here, or from the completion of those launched before it.
         """
         while True:
             job = self._jobs.get()
@@ -202,8 +203,8 @@ class StepLink:
 
     def complete(self, step: Step, encoded: bytes, *, failed: bool = False) -> None:
         """
-        Keep the oldest launched step's outcome; send it if its session's stream is attached. After
-        a failed one, those launched after it are not completed, whatever becomes of them.
+        Keep the oldest launched step's outcome, and send it if its session's stream is attached. If
+        the step failed, the steps launched after it are dropped and their outcomes ignored.
         """
         with self._lock:
             if not self._is_over(step):
@@ -217,7 +218,7 @@ class StepLink:
                 self._start(self._launched[0])
 
     def lose(self, step: Step, error: SessionLost) -> None:
-        """End the session of the one launched step: the two ends no longer agree."""
+        """End the session of the one launched step: scheduler and executor no longer agree."""
         with self._lock:
             if not self._is_over(step):
                 return
@@ -227,8 +228,9 @@ class StepLink:
 
     def beat(self) -> Heartbeat:
         """
-        Send a heartbeat, unless older messages still wait to be sent; gives what it says. To be
-        called every `HEARTBEAT_INTERVAL_S`: what comes much later was stopped, as the step was.
+        Send a heartbeat, unless older messages still wait to be sent, and return it. It is called
+        every `HEARTBEAT_INTERVAL_S`: a call that comes much later means that the whole process,
+        the running step included, was stopped.
         """
         with self._lock:
             now_s = self._now_s()
@@ -240,8 +242,7 @@ class StepLink:
 
     def stop(self, error: TandemError) -> None:
         """
-        Start no further step; sessions and streams are refused with `error` from now on, or with
-        that of the first call.
+        Start no further step, and refuse sessions and streams with the `error` of the first call.
         """
         with self._lock:
             self._stopped_by = self._stopped_by or error
@@ -253,7 +254,7 @@ class StepLink:
             self._end_stream(self._stopped_by)
 
     def _forgive_stop(self, now_s: float) -> None:
-        """Leave out of the running step's age how long the whole process was stopped."""
+        """Leave the time that the whole process was stopped out of the running step's age."""
         stopped_s = now_s - self._beat_s - HEARTBEAT_INTERVAL_S
         if stopped_s > LONGEST_PAUSE_S:
             self._end.was_stopped(stopped_s)
@@ -265,7 +266,7 @@ class StepLink:
         return is_current and self._end.can_execute
 
     def _is_over(self, step: Step) -> bool:
-        """Part with the oldest launched step; False for one that another's failure has dropped."""
+        """Remove the oldest launched step; return False if another's failure dropped `step`."""
         if not self._launched or self._launched[0].step is not step:
             return False
         self._launched.popleft()
@@ -273,14 +274,14 @@ class StepLink:
         return True
 
     def _start(self, job: QueuedStep) -> None:
-        """Watch a step that begins to compute, also one whose session is over meanwhile."""
+        """Watch a step that begins to compute, even if its session is over meanwhile."""
         now_s = self._now_s()
         if self._is_due(job):
             self._end.start(job.step.step_id, now_s)
         self._progress.start(job.step.command, now_s)
 
     def _drop_steps(self) -> int:
-        """Drop the steps that are queued; all else, which somebody waits for, stays."""
+        """Drop the queued steps, keep other jobs, which threads wait for; return their number."""
         kept: list[SlotReset | Errand | None] = []
         num_dropped = 0
         while not self._jobs.empty():

@@ -1,4 +1,4 @@
-"""One Execute stream as seen from inside: what is to be sent, and how it ends."""
+"""One Execute stream inside the server: its outgoing messages and its end."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from tandem.errors import SessionLost, TandemError
 from tandem.outgoing import OutgoingMessages
 
 ATTACH_DEADLINE_S = 10.0
-"""A stream that has not attached by then is ended: it would hold a server thread for nothing."""
+"""Seconds within which a stream must attach; else it is ended, as it holds a server thread."""
 
 
 class StepStream:
     """
-    Any thread puts messages or ends the stream; one server thread waits for its end.
+    A stream that any thread may put messages into or end; one server thread waits for its end.
 
     Attributes:
-        outgoing: Sends the messages.
-        session_epoch: Set when the stream attaches; 0 before.
-        attach_id: Likewise.
+        outgoing: Queue that sends the messages.
+        session_epoch: Epoch of its session, set when the stream attaches; 0 before.
+        attach_id: Number of its attachment, set when the stream attaches; 0 before.
     """
 
     def __init__(self, begin: Callable[[bytes], None]) -> None:
         """
         Args:
-            begin: Begins to send an encoded message; `outgoing.left` tells that it left.
+            begin: Begins to send an encoded message; `outgoing.left` is called once it was sent.
         """
         self.session_epoch = 0
         self.attach_id = 0
@@ -35,23 +35,23 @@ class StepStream:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is being sent or waits for it."""
+        """True if no message is being sent or waits to be sent."""
         return self.outgoing.is_empty
 
     def put(self, message: bytes) -> None:
-        """Send an encoded message after those before it; dropped once the stream has ended."""
+        """Send an encoded message after those before it; drop it once the stream has ended."""
         self.outgoing.put(message)
 
     def end(self, error: TandemError | None = None) -> None:
-        """End the stream after what waits to be sent, with an error or, without one, with OK."""
+        """End the stream after the waiting messages, with an error or, without one, with OK."""
         self._ends.put(error)
 
     def wait(self) -> None:
         """
-        Return when the stream has ended and what was put before has left.
+        Wait until the stream has ended and the messages put before have been sent.
 
         Raises:
-            TandemError: How it ended.
+            TandemError: The stream ended with this error.
         """
         error = self._wait_for_end()
         has_left = threading.Event()

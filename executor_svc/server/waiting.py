@@ -12,10 +12,10 @@ _T = TypeVar("_T")
 
 def wait_for_news(news: queue.SimpleQueue[_T]) -> _T:
     """
-    Take the next entry, which a signal handler may be the one to put.
+    Take the next entry; a signal handler may be the one to put it.
 
-    A signal that comes just before a wait without end begins is handled when the wait ends: never.
-    So this looks up a few times per second.
+    A signal that comes just before an endless wait begins would be handled only when that wait
+    ends, which is never. So this wakes up a few times per second.
     """
     while True:
         try:

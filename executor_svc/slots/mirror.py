@@ -1,4 +1,4 @@
-"""What the host knows a device to hold by slot, and from it the least that must be sent."""
+"""The host's knowledge of a device's columns by slot, and the least patch that updates them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _UNKNOWN = -1
 
 class SlotMirror:
     """
-    Host's copy of what decides a patch; a step in which rows only go on compares a few columns.
+    The host's copy of the columns that decide a patch; a step that only continues the rows of the
+    last one compares a few columns.
 
     Patches are written into columns named "row_slot", "position", "block_table" and as
     `SlotSampling.parameters` names them.
@@ -29,7 +30,7 @@ class SlotMirror:
         self._has_sampling = np.zeros(num_slots, np.bool_)
 
     def forget(self) -> None:
-        """The device knows nothing, and has no rows."""
+        """Take it that the device knows no slot and has no rows."""
         self._row_slot.fill(_UNKNOWN)
         self._num_rows = 0
         self._position.fill(_UNKNOWN)
@@ -37,7 +38,7 @@ class SlotMirror:
         self._has_sampling.fill(False)
 
     def admitted(self, slot: int) -> None:
-        """What the device holds of a slot is another sequence's."""
+        """Note that a slot has a new sequence: the device's data of the slot are another's."""
         self._position[slot] = _UNKNOWN
         self._num_blocks[slot] = 0
         self._has_sampling[slot] = False
@@ -51,8 +52,8 @@ class SlotMirror:
         sampling: SlotSampling,
     ) -> RowPatch | None:
         """
-        Changes that the next step's rows need, which count as sent; None where they need none.
-        Arguments as in `DecodeStep.prepare`.
+        Return the changes that the next step's rows need, and count them as sent; None if they need
+        none. Arguments are as in `DecodeStep.prepare`.
         """
         patch = packed.patch()
         has_changed = self._place_rows(patch, slot)
@@ -73,7 +74,7 @@ class SlotMirror:
         return patch if has_changed else None
 
     def advance(self) -> int:
-        """The device moved its rows on by one token; says how many rows these are."""
+        """Note that the device moved its rows on by one token; return the number of rows."""
         self._position[self._row_slot[: self._num_rows]] += 1
         return self._num_rows
 
@@ -98,7 +99,7 @@ class SlotMirror:
 def _missing(
     slot: Int32Column, first: Int32Column, end: Int32Column
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Slot and index of the entries first to end of each slot's table, ``[E]`` each."""
+    """Return slot and index of the entries first to end of each slot's table, ``[E]`` each."""
     count = (end - first).astype(np.int64)
     begins = np.cumsum(count) - count
     index = np.arange(int(count.sum())) - np.repeat(begins - first, count)

@@ -1,4 +1,4 @@
-"""How each slot samples, on the host, and from it the columns of one step's rows."""
+"""Sampling parameters of each slot, on the host, and the columns of one step's rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ SAMPLING_FIELDS = (
     RowField(name="choice", dtype=torch.int64),
     RowField(name="min_p", dtype=torch.float32),
 )
-"""`SlotSampling.parameters` as columns on a device; zeros but for top_p are what padding has."""
+"""
+Columns of `SlotSampling.parameters` on a device; rows of padding have zeros, except for top_p.
+"""
 
 
 class _IdLists:
-    """A list of ids with a number each by slot, padded to the longest there was."""
+    """A list of ids with a number each, by slot, padded to the longest list so far."""
 
     def __init__(self, num_slots: int) -> None:
         self.count = np.zeros(num_slots, np.int64)
@@ -42,7 +44,7 @@ class _IdLists:
         self._ids[slot, :count], self._values[slot, :count] = ids, values
 
     def of(self, slot: Int32Column) -> tuple[NDArray[np.int64], NDArray[np.int64], Float32Column]:
-        """All entries of these slots: index of the slot in `slot`, id and number, ``[E]`` each."""
+        """Return these slots' entries: index of the slot in `slot`, id and number, ``[E]`` each."""
         is_entry = np.arange(self._ids.shape[1]) < self.count[slot][:, None]
         row, column = is_entry.nonzero()
         return row, self._ids[slot[row], column], self._values[slot[row], column]
@@ -52,8 +54,8 @@ class SlotSampling:
     """
     Sampling parameters by slot; owned by the runner.
 
-    What no slot has ever asked for costs a step nothing, and what none of its rows asks for one
-    look at a column.
+    A feature that no slot has ever used costs a step nothing; one that no row of the step uses
+    costs one look at a column.
     """
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
@@ -65,14 +67,14 @@ class SlotSampling:
         self._choice = np.zeros(num_slots, np.int64)
         self._min_p = np.zeros(num_slots, np.float32)
         self._has_filters = np.zeros(num_slots, np.bool_)
-        """Draws with noise, and min_p, top_k or top_p leave something out."""
+        """True for slots that draw with noise and have min_p, top_k or top_p set."""
         self._has_penalties = np.zeros(num_slots, np.bool_)
         self._repetition = np.ones(num_slots, np.float32)
         self._frequency = np.zeros(num_slots, np.float32)
         self._presence = np.zeros(num_slots, np.float32)
         self._prompt_len = np.zeros(num_slots, np.int64)
         self._first_end = np.zeros(num_slots, np.int64)
-        """Position from which on a slot's end ids may be sampled."""
+        """Position from which a slot's end ids may be sampled."""
         self._end_ids = _IdLists(num_slots)
         self._biases = _IdLists(num_slots)
         self._num_logprobs = np.full(num_slots, -1, np.int64)
@@ -99,7 +101,7 @@ class SlotSampling:
     def parameters(
         self, slot: Int32Column
     ) -> Mapping[str, NDArray[np.int32 | np.int64 | np.float32]]:
-        """What does not change while slots decode, by the names of `SamplingColumns`."""
+        """Return the parameters that stay as they are while slots decode, by column names."""
         return {
             "temperature": self._temperature[slot],
             "top_k": self._top_k[slot],
@@ -110,17 +112,17 @@ class SlotSampling:
         }
 
     def has_filters(self, slot: Int32Column) -> bool:
-        """Whether any of these slots draws from less than all ids."""
+        """Tell whether any of these slots draws from fewer than all ids."""
         return bool(self._has_filters[slot].any())
 
     def asks_for_more(self, slot: Int32Column) -> bool:
-        """Whether any of these slots may have edits of logits or is told log probabilities."""
+        """Tell whether any of these slots may have edits of logits or asks for logprobs."""
         has_edits = self._has_penalties[slot] | (self._biases.count[slot] > 0)
         has_edits |= self._end_ids.count[slot] > 0
         return bool((has_edits | (self._num_logprobs[slot] >= 0)).any())
 
     def columns(self, slot: Int32Column, position: Int32Column) -> SamplingColumns:
-        """How slots draw their token at `position`, on the host."""
+        """Return the columns, on the host, by which slots draw their token at `position`."""
         return SamplingColumns(
             temperature=torch.from_numpy(self._temperature[slot]),
             top_k=torch.from_numpy(self._top_k[slot]),
@@ -134,7 +136,7 @@ class SlotSampling:
     def edits(
         self, slot: Int32Column, position: Int32Column, tokens: SlotTokens
     ) -> LogitEdits | None:
-        """What changes the logits of slots before their token at `position` is drawn."""
+        """Return the edits of slots' logits before their token at `position` is drawn, or None."""
         if not self._any_edits:
             return None
         biases = self._biases_of(slot, position)
@@ -144,7 +146,10 @@ class SlotSampling:
         return LogitEdits(biases=biases, penalties=penalties)
 
     def num_logprobs(self, slot: Int32Column) -> torch.Tensor | None:
-        """Likeliest ids to tell of each slot's token, -1 for nothing, int64; None: of no one's."""
+        """
+        Return the number of top logprobs to report for each slot's token, int64, -1 for none at
+        all; None if no slot asks for logprobs.
+        """
         if not self._any_logprobs:
             return None
         asked = self._num_logprobs[slot]

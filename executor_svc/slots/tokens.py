@@ -1,4 +1,4 @@
-"""What a slot needs besides KV: its tokens, on the device."""
+"""The tokens of each slot, on the device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class SlotTokens:
     """
     Token history by slot; owned by the runner.
 
-    Histories live in one device tensor ``[num_slots, max_model_len + 1]``: admitted tokens are
-    written once, sampled ones where they were sampled, so a decode's input never comes from the
-    scheduler. The last column takes what is sampled after a sequence of full length and is never
-    read.
+    Histories live in one device tensor ``[num_slots, max_model_len + 1]``: tokens of an admission
+    are written once, and sampled tokens by the step that sampled them, so a decode's input never
+    comes from the scheduler. The last column takes the token sampled after a sequence of full
+    length and is never read.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class SlotTokens:
 
     @property
     def history(self) -> Tensor:
-        """All histories, int32 ``[num_slots, max_model_len + 1]`` on the device; never moves."""
+        """All histories, int32 ``[num_slots, max_model_len + 1]`` on the device; it never moves."""
         return self._history.view(-1, self._stride)
 
     def admit(self, admission: Admission) -> None:
-        """Take over a slot; tokens outside the vocabulary are noted and replaced by 0."""
+        """Take over a slot; note tokens outside the vocabulary and replace them by 0."""
         slot, tokens = admission.slot, admission.token_ids
         is_outside = (tokens < 0) | (tokens >= self._vocab_size)
         bad = np.flatnonzero(is_outside)
@@ -52,14 +52,14 @@ class SlotTokens:
         self._history[first : first + len(own)] = to_device(torch.from_numpy(own), self._device)
 
     def gather(self, slot: Int32Column, position: NDArray[np.int64]) -> Tensor:
-        """Tokens at positions of slots, int32 ``[T]`` on the device."""
+        """Return the tokens at positions of slots, int32 ``[T]`` on the device."""
         place = slot.astype(np.int64) * self._stride + position
         return self._history.index_select(0, upload(place, self._device))
 
     def histories(self, slot: Int32Column, length: int) -> Tensor:
         """
-        The first `length` places of slots, int32 ``[R, length]`` on the device; a sequence that is
-        shorter is followed by anything that is in the vocabulary.
+        Return the first `length` tokens of slots, int32 ``[R, length]`` on the device; a shorter
+        sequence is followed by arbitrary tokens of the vocabulary.
         """
         by_slot = self.history[:, :length]
         return by_slot.index_select(0, upload(slot, self._device))
