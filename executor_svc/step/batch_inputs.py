@@ -1,4 +1,4 @@
-"""From a delta batch and the slot state after it to the tensors of one step."""
+"""Input tensors of one step, made from a delta batch and the slot state after it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class SamplingRows:
 
     Attributes:
         slot: int32 ``[R]``.
-        position: int32 ``[R]``, of the token to be sampled, in its sequence.
-        hidden_row: int64 ``[R]``, where the step's T tokens hold the state to sample from.
+        position: int32 ``[R]``, position in its sequence of the token to be sampled.
+        hidden_row: int64 ``[R]``, index among the step's T tokens of the hidden state to sample
+            from.
     """
 
     slot: Int32Column
@@ -33,7 +34,7 @@ class SamplingRows:
 
 
 def sampling_rows(batch: Batch) -> SamplingRows:
-    """Pick the rows flagged to sample."""
+    """Return the rows that are flagged to sample."""
     last_token = np.cumsum(batch.row_num_tokens, dtype=np.int64) - 1
     samples = (batch.row_flags & ROW_SAMPLES) != 0
     return SamplingRows(
@@ -51,13 +52,13 @@ def decoder_inputs(
     windows: Collection[int | None],
 ) -> DecoderInputs:
     """
-    Materialise a batch that has at least one row.
+    Build the model's inputs for a batch that has at least one row.
 
     Args:
-        batch: Already applied to `slots` and `tokens`.
-        slots: Gives the block tables.
-        tokens: Gives the input tokens, those sampled in earlier steps included.
-        shape: What attention is planned for.
+        batch: The batch, already applied to `slots` and `tokens`.
+        slots: Slot state with the block tables.
+        tokens: Input tokens, those sampled in earlier steps included.
+        shape: Shape that attention is planned for.
         windows: Every sliding window of the model, None for full attention.
     """
     query_len = batch.row_num_tokens
@@ -79,7 +80,7 @@ def decoder_inputs(
 
 
 def token_rows(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row in the batch and position in its sequence of every token, int64 ``[T]`` each."""
+    """Return every token's row in the batch and position in its sequence, int64 ``[T]`` each."""
     num_rows, num_tokens = len(batch.row_slot), batch.num_tokens
     row = np.arange(num_rows)
     start = batch.row_start.astype(np.int64)

@@ -1,4 +1,4 @@
-"""A runner's steps from static buffers, with what captures them."""
+"""Builds a runner's steps from static buffers and the graphs that capture them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from kernels.paged_attention import AttentionShape
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
     """
-    What all steps of a runner share.
+    Parts that all steps of a runner share.
 
     Attributes:
         decoder: The model.
-        kv_layers: Per layer ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
-        tokens: Histories of the slots.
-        sampling: Parameters of the slots.
-        shape: What attention is planned for.
+        kv_layers: KV cache per layer, ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
+        tokens: Token histories of the slots.
+        sampling: Sampling parameters of the slots.
+        shape: Shape that attention is planned for.
         windows: Every sliding window of the model, None for full attention.
-        num_slots: Sequences that can be held.
-        max_blocks: Of the longest sequence.
-        margin_eps: Not None where every token is told its margin.
+        num_slots: Number of sequences that can be held.
+        max_blocks: Number of blocks of the longest sequence.
+        margin_eps: Logit noise for margins; None if margins are not collected.
     """
 
     decoder: Decoder
@@ -51,8 +51,8 @@ def static_steps(
     parts: StepParts, max_rows: int, plan: GraphPlan | None
 ) -> tuple[StaticDecodes | None, DecodeGraphs | None, MixedGraphs | None]:
     """
-    Steps of decodes alone, of up to `max_rows`, with what captures them, and captured steps with
-    prompts; None for what there is not.
+    Build steps of decodes alone, of up to `max_rows` rows, their captured graphs, and captured
+    steps with prompts; each is None if `max_rows` or the plan leaves it out.
     """
     if max_rows == 0:
         return None, None, None

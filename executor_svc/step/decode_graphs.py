@@ -1,4 +1,4 @@
-"""Decode steps: which of them run as captured graphs, and how."""
+"""Captured graphs of decode steps, and the choice of the graph for a step."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from executor_svc.step.static_step import Drawing
 from tandem.errors import InvalidConfig
 
 _ORDER = (Drawing.FILTERED, Drawing.PLAIN, Drawing.OUTSIDE)
-"""By the memory that drawing takes beside the forward pass, most first."""
+"""Ways of drawing tokens, by the memory they take beside the forward pass, most first."""
 
 
 class RepeatableStep(Protocol):
-    """What is captured: `executor_svc.step.static_step.DecodeStep`."""
+    """The step that is captured: `executor_svc.step.static_step.DecodeStep`."""
 
     @property
     def max_rows(self) -> int:
         """Most rows of a step, padding included."""
 
     def forget(self) -> None:
-        """Have no rows: what runs then computes padding alone."""
+        """Drop all rows, so that `run` computes padding alone."""
 
     def run(self, num_rows: int, drawing: Drawing) -> None:
-        """Compute the rows that were prepared, and padding up to `num_rows`."""
+        """Compute the prepared rows, and padding up to `num_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """What tells one captured decode step from another."""
+    """Key of a captured decode step."""
 
     num_rows: int
     drawing: Drawing
@@ -40,17 +40,17 @@ class DecodeGraph:
 class DecodeGraphs:
     """
     The captured decode steps of a runner: a step runs in the smallest graph that has room for its
-    rows, padded to it, or eagerly where none has.
+    rows, padded to it, or eagerly if no graph has room.
 
-    For each number of rows there is a graph by way of drawing tokens, those first that need most
-    memory.
+    For each number of rows there is one graph for each way of drawing tokens. Graphs that need most
+    memory are captured first.
     """
 
     def __init__(self, step: RepeatableStep, plan: GraphPlan) -> None:
         """
         Args:
-            step: Runs on the plan's device; prepared by the runner.
-            plan: What to capture.
+            step: The step, on the plan's device; the runner prepares it.
+            plan: Sizes to capture.
         """
         self._step = step
         sizes = sorted(plan.sizes, reverse=True)
@@ -65,22 +65,22 @@ class DecodeGraphs:
 
     @property
     def num_captures(self) -> int:
-        """How often all were captured."""
+        """Number of times that all graphs were captured."""
         return self._graphs.num_captures
 
     def capture(self) -> CaptureReport:
-        """As in `Graphs`; the step knows no slot afterwards."""
+        """As in `Graphs`; the step has forgotten all slots afterwards."""
         report = self._graphs.capture()
         self._fit()
         return report
 
     def add(self, num_rows: int) -> None:
         """
-        Capture steps of so many rows as well; the step knows no slot afterwards.
+        Capture steps of so many rows as well; the step has forgotten all slots afterwards.
 
         Raises:
-            InvalidConfig: Not from 1 to the most rows of a step.
-            OutOfMemory: Naming the settings to turn.
+            InvalidConfig: `num_rows` is not from 1 to the most rows of a step.
+            OutOfMemory: The graphs do not fit; names the settings to change.
         """
         most = self._step.max_rows
         if not 1 <= num_rows <= most:
@@ -101,15 +101,15 @@ class DecodeGraphs:
         self._fit()
 
     def size_for(self, num_rows: int) -> int | None:
-        """Rows of the smallest captured step with room for so many; None: there is none."""
+        """Return the size of the smallest captured step with room for so many rows, or None."""
         return self._size_for[num_rows]
 
     def run(self, num_rows: int, drawing: Drawing) -> int:
         """
-        Do the prepared step of so many rows.
+        Run the prepared step of so many rows.
 
         Returns:
-            Rows of the graph that did it, 0 where it ran eagerly.
+            Number of rows of the graph that was replayed; 0 if the step ran eagerly.
         """
         size = self._size_for[num_rows]
         if size is None:

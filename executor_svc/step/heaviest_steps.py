@@ -1,4 +1,4 @@
-"""What steps need beside weights and KV, measured with the heaviest steps."""
+"""Measurement of the memory that the heaviest steps need beside weights and KV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column, RowSam
 _log = structlog.get_logger(__name__)
 
 _SAMPLING = RowSampling(temperature=1.0, top_k=0, top_p=0.9, seed=0)
-"""Keeps a nucleus: the sampler's longest way."""
+"""Sampling with top_p, the sampler's longest path."""
 
 
 def measure_activations(
@@ -29,14 +29,14 @@ def measure_activations(
     batch_invariant: bool = False,
 ) -> int:
     """
-    Run a step of `max_total_tokens` prompt tokens, as many rows as may sample among them, and a
-    decode of `max_batch_size` rows at full length, before any KV is allocated.
+    Measure a step of `max_total_tokens` prompt tokens, with as many sampling rows as possible, and
+    a decode of `max_batch_size` rows at full length, before any KV is allocated.
 
-    The steps write into a scratch cache of one layer, not counted. What a runner holds (token
-    histories, rotations, static decode steps on a GPU) is counted.
+    The steps write into a scratch cache of one layer, which is not counted. Memory that a runner
+    holds (token histories, rotations, static decode steps on a GPU) is counted.
 
     Returns:
-        Bytes beyond those in use before.
+        Most bytes needed beyond those in use before.
 
     Raises:
         OutOfMemory: Not even such a step fits.
@@ -103,7 +103,7 @@ def _prefill(prompts: list[int], block_size: int) -> Batch:
 
 
 def _decode(limits: EngineConfig) -> Batch:
-    """Rows at full length that share all blocks but the last, which each one writes."""
+    """Make a batch of rows at full length that share all blocks but the last, which each writes."""
     rows = min(limits.max_batch_size, limits.max_total_tokens)
     cached = limits.max_model_len - 1
     num_shared = cached // limits.block_size

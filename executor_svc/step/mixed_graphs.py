@@ -1,4 +1,4 @@
-"""Steps with prompts: which of them run as captured graphs."""
+"""Captured graphs of steps with prompts, and the choice of the graph for a step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tandem.link.slot_state import SlotState
 
 class MixedGraphs:
     """
-    The captured steps of a runner that compute prompts, with decodes beside them or without: a step
-    runs in the smallest that has room for it.
+    The captured steps of a runner that compute prompts, with or without decodes: a step runs in the
+    smallest graph that has room for it.
 
-    Every token is worked on alike, so that decodes may take the room of prefills. Rows that ask for
-    edits of logits, log probabilities or margins keep their step out.
+    All tokens are computed alike, so that decodes may take the room of prefills. A step runs
+    eagerly if one of its rows asks for edits of logits, logprobs or margins.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class MixedGraphs:
     ) -> None:
         """
         Args:
-            step: Runs on the plan's device; its buffers are this object's to prepare.
-            plan: What to capture.
-            sampling: Parameters of the slots.
-            margin_eps: Not None where every token is told its margin.
+            step: The step, on the plan's device; only this object prepares its buffers.
+            plan: Shapes to capture.
+            sampling: Sampling parameters of the slots.
+            margin_eps: Logit noise for margins; None if margins are not collected.
         """
         self._step = step
         self._sampling = sampling
@@ -59,11 +59,12 @@ class MixedGraphs:
 
     def shape_for(self, batch: Batch, rows: SamplingRows) -> GraphShape | None:
         """
-        The smallest captured step that a batch fits into; None: it runs eagerly.
+        Return the shape of the smallest captured step that a batch fits into; None if it must run
+        eagerly.
 
         Args:
-            batch: Its rows may be of any kind.
-            rows: Those that sample.
+            batch: The batch, with rows of any kind.
+            rows: Its rows that sample.
         """
         is_prefill = (batch.row_num_tokens > 1) | ((batch.row_flags & ROW_SAMPLES) == 0)
         num_prefills = int(is_prefill.sum())
@@ -85,14 +86,14 @@ class MixedGraphs:
         queue: DeviceQueue,
     ) -> Launched:
         """
-        Give a step to the device.
+        Launch a step on the device.
 
         Args:
-            shape: What `shape_for` found for it.
-            batch: Applied to `slots`.
-            rows: Those that sample.
-            slots: Give the block tables.
-            queue: The device's.
+            shape: Shape that `shape_for` found for it.
+            batch: The batch, already applied to `slots`.
+            rows: Its rows that sample.
+            slots: Slot state with the block tables.
+            queue: The device's queue.
         """
         self._step.prepare(batch, rows, slots, self._sampling, shape)
         self._graphs.replay(shape)

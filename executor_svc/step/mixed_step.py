@@ -1,4 +1,4 @@
-"""A step of prompts and decodes from buffers that never move."""
+"""A step of prompts and decodes in buffers that never move."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tandem.link.slot_state import SlotState
 _Columns = Mapping[str, NDArray[np.integer | np.floating]]
 
 _OF_PADDING = {"top_p": 1.0}
-"""What a column holds where there is nothing, if not 0."""
+"""Values of columns in rows of padding, if not 0."""
 
 
 class MixedStep:
     """
-    Prompts' chunks and decodes, each token worked on like a decode: as a row of its own that sees
-    its sequence up to itself.
+    A step of prompts' chunks and decodes that computes each token like a decode: as a row of its
+    own that sees its sequence up to itself.
 
-    That is exact, because a layer writes the keys of all tokens before any attends, and has shapes
-    that depend on the numbers of tokens and rows alone. It reads a sequence's keys once for each of
-    the chunk's tokens, which is cheap for the few tokens that a captured step has.
+    That is exact, because a layer writes the keys of all tokens before any token attends. Shapes
+    depend only on the numbers of tokens and rows. A sequence's keys are read once for each of the
+    chunk's tokens, which is cheap for the few tokens that a captured step has.
 
-    Sampled tokens go into the histories, where the next step finds them.
+    Sampled tokens are written into the histories, where the next step finds them.
 
     Source: shapes of prefills and decodes together as in Megatron Core's graphs; prompts as rows of
     single tokens are ours.
@@ -55,11 +55,11 @@ class MixedStep:
         """
         Args:
             decoder: The model.
-            kv_layers: Per layer ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
-            tokens: Histories by slot.
-            shape: What attention is planned for.
+            kv_layers: KV cache per layer, ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
+            tokens: Token histories by slot.
+            shape: Shape that attention is planned for.
             windows: Every sliding window of the model, None for full attention.
-            max_tokens: T, most tokens of a step, padding included; it has no more rows.
+            max_tokens: T, most tokens of a step, padding included; a step has no more rows.
             max_blocks: M, blocks of the longest sequence.
         """
         self._decoder = decoder
@@ -72,7 +72,7 @@ class MixedStep:
         self.forget()
 
     def forget(self) -> None:
-        """Have no rows: what runs then computes padding alone, as a capture should."""
+        """Drop all rows, so that `run` computes padding alone, as a capture should."""
         self._packed.words.zero_()
         self._packed.column("top_p").fill_(1)
         self._packed.column("write_at").fill_(self._unread)
@@ -86,14 +86,14 @@ class MixedStep:
         shape: GraphShape,
     ) -> None:
         """
-        Bring the device a batch, and padding around it, by one copy and one kernel.
+        Send a batch with its padding to the device, by one copy and one kernel.
 
         Args:
-            batch: Fits into `shape`; already applied to `slots`.
-            rows: Those that sample.
-            slots: Give the block tables.
-            sampling: Parameters of the slots.
-            shape: What `run` is told next.
+            batch: A batch that fits into `shape`, already applied to `slots`.
+            rows: Its rows that sample.
+            slots: Slot state with the block tables.
+            sampling: Sampling parameters of the slots.
+            shape: Shape that `run` is called with next.
         """
         patch = self._packed.patch()
         columns = self._of_tokens(batch, slots), self._of_rows(rows, sampling)
@@ -109,10 +109,10 @@ class MixedStep:
 
     def run(self, shape: GraphShape) -> None:
         """
-        Compute what was prepared, of fixed buffers alone and without a look at the host.
+        Compute the prepared step from fixed buffers alone, without reading from the host.
 
         Args:
-            shape: Its tokens and rows, the padding among them.
+            shape: Numbers of tokens and rows, padding included.
         """
         tokens, rows = slice(shape.num_tokens), slice(shape.num_rows)
         column = self._packed.column
@@ -140,14 +140,14 @@ class MixedStep:
 
     def tokens(self, num_rows: int) -> Tensor:
         """
-        Tokens of the rows that sampled in the last step, int32 ``[num_rows]``, -1 where logits were
-        not valid; a copy, as the next step writes its own there.
+        Return the tokens of the rows that sampled in the last step, int32 ``[num_rows]``, -1 where
+        logits were not valid; they are a copy, because the next step overwrites the buffer.
         """
         return self._token[:num_rows].clone()
 
     @property
     def _unread(self) -> int:
-        """A place among the histories that nobody reads: the first one's last."""
+        """Index in the histories that is never read: the last place of the first history."""
         return self._history.shape[1] - 1
 
     def _padding(self, name: str) -> float:
@@ -176,7 +176,7 @@ class MixedStep:
 
 
 def _fields(max_blocks: int) -> list[RowField]:
-    """By token down to `seq_len`; the rest by row, of which there are no more."""
+    """Return the columns' fields: by token up to `seq_len`, by row after it."""
     return [
         RowField(name="row", dtype=torch.int64),
         RowField(name="read_at", dtype=torch.int64),

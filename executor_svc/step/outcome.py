@@ -1,4 +1,4 @@
-"""What a step's rows came to: tokens for those that sampled, errors for those that failed alone."""
+"""Outcome of a step's rows: tokens of rows that sampled, errors of rows that failed alone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tandem.link.logprobs import LogprobColumns
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """
-    Rows that sampled, on the host, in batch order; shape ``[R]`` each.
+    The rows that sampled, on the host, in batch order; shape ``[R]`` each.
 
     Attributes:
-        slot: Whose token it is.
-        position: Of the token in its sequence.
-        token: 0 where not valid.
+        slot: Slot of each token.
+        position: Position of the token in its sequence.
+        token: Sampled token, 0 where not valid.
         valid: False where the logits held NaN or infinity.
-        margin: By how much each token won; None where not collected.
-        logprobs: Of the rows that asked; None where none did.
+        margin: Margin by which each token won; None if not collected.
+        logprobs: Logprobs of the rows that asked for them; None if no row did.
     """
 
     slot: Int32Column
@@ -36,7 +36,7 @@ class StepOutcome:
 
     @classmethod
     def of(cls, slot: Int32Column, position: Int32Column, sampled: Sampled) -> StepOutcome:
-        """Of sampled tokens that are on the host."""
+        """Make the outcome of sampled tokens that are on the host."""
         margin, logprobs = sampled.margin, sampled.logprobs
         return cls(
             slot=slot,
@@ -51,12 +51,13 @@ class StepOutcome:
         self, bad_input_slots: Iterable[int], generation: UInt32Column, vocab_size: int
     ) -> tuple[RowError, ...]:
         """
-        Say which rows failed, one error per slot; a bad input wins over the logits it led to.
+        Return the errors of rows that failed, one per slot; an error of the input comes before one
+        of the logits it led to.
 
         Args:
             bad_input_slots: Slots that computed a token outside the vocabulary.
-            generation: Of every slot, ``[S]``.
-            vocab_size: For the message.
+            generation: Generation of every slot, ``[S]``.
+            vocab_size: Size of the vocabulary, for the message.
         """
         out_of_range = f"an input token is outside [0, {vocab_size})"
         failed = dict.fromkeys(bad_input_slots, (RowErrorKind.TOKEN_OUT_OF_RANGE, out_of_range))
@@ -69,7 +70,7 @@ class StepOutcome:
         )
 
     def without(self, errors: tuple[RowError, ...]) -> StepOutcome:
-        """The rows that did not fail."""
+        """Return the rows that did not fail."""
         if not errors:
             return self
         good = ~np.isin(self.slot, [error.slot for error in errors])
@@ -84,7 +85,7 @@ class StepOutcome:
 
 
 def _columns(logprobs: Logprobs) -> LogprobColumns:
-    """The same on the host, each row with as many of the likeliest ids as it asked for."""
+    """Convert logprobs on the host to columns; each row has as many top ids as it asked for."""
     count = logprobs.num_top.numpy()
     wanted = np.arange(logprobs.top_token.shape[1]) < count[:, None]
     return LogprobColumns(

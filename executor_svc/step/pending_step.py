@@ -1,4 +1,4 @@
-"""A step that was given to the device, and its result once that is there."""
+"""A step that was launched on the device, and its result once the device has it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from tandem.link.batch import StepResult, StepTimings, UInt32Column
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingStep:
     """
-    What is known of a step when it was launched, taken then: slots may have gone on since.
+    A launched step, with the state it needs as of its launch, because slots may change afterwards.
 
     Attributes:
-        boot_id: Of the process.
-        step_id: Of the step.
-        outcome: Waits for the rows that sampled, on the host.
-        generation: uint32 ``[S]``, of every slot after the batch.
+        boot_id: Id of the process.
+        step_id: Id of the step.
+        outcome: Waits for the rows that sampled, and returns them on the host.
+        generation: uint32 ``[S]``, generation of every slot after the batch.
         bad_input_slots: Slots that computed a token outside the vocabulary.
-        vocab_size: For messages.
+        vocab_size: Size of the vocabulary, for messages.
         graph: As in `StepResult`.
-        device_memory_bytes: Of weights and KV.
-        started: When the device began.
-        forwarded: When it had the rows' hidden states, or all where it draws in one go.
-        ended: When it had the tokens.
+        device_memory_bytes: Bytes of weights and KV.
+        started: Time at which the device began the step.
+        forwarded: Time at which it had computed hidden states or logits, or, if the same launch
+            also draws, the tokens.
+        ended: Time at which it had the tokens.
     """
 
     boot_id: str
@@ -46,7 +47,7 @@ class PendingStep:
     ended: Mark
 
     def result(self) -> StepResult:
-        """Wait for the device; to be called once, on any thread."""
+        """Wait for the device and return the step's result; called once, on any thread."""
         outcome = self.outcome()
         errors = outcome.row_errors(self.bad_input_slots, self.generation, self.vocab_size)
         outcome = outcome.without(errors)
@@ -73,11 +74,11 @@ class PendingStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
     """
-    Tokens on the device, or on their way there.
+    The tokens of a launched step, which the device has or will have.
 
     Attributes:
-        fetch: Sends them to the host; the call that it returns waits for them.
-        forwarded: When logits are there, or tokens where both come in one go.
+        fetch: Begins to copy them to the host; the function that it returns waits for them.
+        forwarded: As in `PendingStep`.
         graph: As in `StepResult`.
     """
 
@@ -87,14 +88,14 @@ class Launched:
 
 
 def nothing_sampled(device: torch.device, *, with_margin: bool) -> Sampled:
-    """What comes of a step in which no row samples."""
+    """Return the empty result of a step in which no row samples."""
     none = torch.empty(0, dtype=torch.int64, device=device)
     margin = torch.empty(0, device=device) if with_margin else None
     return Sampled(token=none, valid=none.bool(), margin=margin)
 
 
 def fetch_sampled(sampled: Sampled, queue: DeviceQueue) -> Callable[[], Sampled]:
-    """Sampled tokens on their way to the host; the call waits for them."""
+    """Begin to copy sampled tokens to the host; return a function that waits for them."""
     margin, told = sampled.margin, sampled.logprobs
     tensors = [sampled.token, sampled.valid]
     tensors += [] if margin is None else [margin]
@@ -114,7 +115,7 @@ def fetch_sampled(sampled: Sampled, queue: DeviceQueue) -> Callable[[], Sampled]
 
 
 def fetch_tokens(tokens: Tensor, queue: DeviceQueue) -> Callable[[], Sampled]:
-    """The same of int32 ``[R]``, -1 where not valid."""
+    """As `fetch_sampled`, of tokens int32 ``[R]`` that are -1 where not valid."""
     wait = queue.fetch([tokens])
 
     def collect() -> Sampled:

@@ -1,4 +1,4 @@
-"""The one owner of the device: applies each step's delta, computes it and samples."""
+"""The runner, sole owner of the device: applies each step's delta, computes it and samples."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ MARGIN_EPS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 """Logit noise between two ways of computing the same sequence, by number type."""
 
 _PARTS = ("_apply", "_compute", "_forward", "_sample")
-"""Methods that a step consists of, one after another."""
+"""Methods that make up a step."""
 
 
 class ModelRunner:
     """
-    Executes steps; not thread-safe, one thread owns it and the model's device.
+    An executor of steps; not thread-safe: one thread owns it and the model's device.
 
-    Slots, block tables and lengths follow the batches; KV contents and token histories are on the
-    device.
+    Slots, block tables and lengths on the host follow the batches; KV contents and token histories
+    are on the device.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class ModelRunner:
         """
         Args:
             model: Weights and description.
-            kv: Memory of the model's geometry.
-            num_slots: Sequences that can be held.
+            kv: KV memory of the model's geometry.
+            num_slots: Number of sequences that can be held.
             max_model_len: Most tokens of one sequence.
-            boot_id: Put into every result.
-            collect_margins: Also report by how much each token won.
-            batch_invariant: Give a sequence the same bits whatever else is computed with it, which
-                is slower.
+            boot_id: Id of the process, put into every result.
+            collect_margins: Also report the margin by which each token won.
+            batch_invariant: Give a sequence the same bits whatever else is computed beside it,
+                which is slower.
             kv_knob: The setting that sized `kv`, for the advice when memory runs out.
-            clock_ns: Monotonic time for the step timings of a CPU.
-            queue: Of the model's device; None makes one.
-            static_rows: Most rows of steps of decodes that run from buffers that never move, as
-                graphs are captured from; 0 runs none so.
-            graph_plan: Which of those steps, and which with prompts, to capture at the warm-up;
-                None captures none.
+            clock_ns: Clock of monotonic time, for the step timings of a CPU.
+            queue: Queue of the model's device; None makes one.
+            static_rows: Most rows of decode steps that run in buffers that never move, as captured
+                graphs need; 0 for no such steps.
+            graph_plan: Sizes of those steps, and shapes of steps with prompts, to capture at the
+                warm-up; None captures none.
         """
         config = model.config
         self._model = model
@@ -119,24 +119,24 @@ class ModelRunner:
 
     @property
     def slots(self) -> SlotState:
-        """Slot state after the last batch, to be read only."""
+        """Slot state after the last batch, for reading only."""
         return self._slots
 
     def reset(self) -> None:
         """
-        Forget all slots and what was swapped out, as at the start of a session; KV memory stays as
-        it is, and resumes if suspended.
+        Forget all slots and swapped-out blocks, as at the start of a session. KV memory keeps its
+        contents, and is resumed if it is suspended.
         """
         self._resume_kv()
         self._forget()
 
     def suspend(self, mode: KvMode) -> None:
         """
-        Give KV memory back as `mode` says, until `resume`. Where it may come to lie elsewhere,
-        graphs are dropped, and captured anew then; see `KvMemory.keeps_addresses`.
+        Give KV memory back as `mode` says, until `resume`. If its addresses may change, graphs are
+        dropped here and captured again by `resume`; see `keeps_addresses` of `KvMemory`.
 
         Raises:
-            SessionLost: RECOMPUTE while slots are live: their KV would be gone.
+            SessionLost: The mode is RECOMPUTE while slots are live, which would lose their KV.
         """
         num_live = int(self._slots.live.sum())
         if mode is KvMode.RECOMPUTE and num_live:
@@ -150,7 +150,7 @@ class ModelRunner:
         _log.info("kv_suspended", mode=mode.name, kv_bytes=self._kv.device_bytes)
 
     def resume(self) -> None:
-        """End a suspension; without one, do nothing. Raises as `KvMemory.resume` does."""
+        """End a suspension; without one, do nothing. Errors are those of `KvMemory.resume`."""
         self._resume_kv()
         _log.info("kv_resumed", kv_bytes=self._kv.device_bytes)
 
@@ -160,21 +160,22 @@ class ModelRunner:
 
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """
-        Apply one batch and give its rows to the device.
+        Apply one batch and launch its rows on the device.
 
         Args:
             batch: The delta.
-            step_id: Put into the result.
+            step_id: Id of the step, put into the result.
 
         Returns:
-            Waits for the result, for any thread to call, once and in the order of launches: one
-            entry per row that sampled, in batch order, and the rows that failed alone.
-            `timings.queued_ns` is the caller's to add.
+            A function that waits for the result: one entry per row that sampled, in batch order,
+            and errors of rows that failed alone. Any thread may call it, once and in the order of
+            launches. The caller sets `timings.queued_ns`.
 
         Raises:
             SessionLost: The batch contradicts the slot state, takes a slot past max_model_len, or
                 KV memory is suspended; nothing has changed.
-            OutOfMemory: Naming the settings that make such a step smaller; the session is over.
+            OutOfMemory: The step needs more memory than there is; names the settings that make such
+                a step smaller. The session is over.
         """
         try:
             return self._launch(batch, step_id).result
@@ -214,10 +215,10 @@ class ModelRunner:
 
     def capture_decode_graph(self, batch_size: int) -> None:
         """
-        Capture steps of so many decodes beside those captured already; what exists stays.
+        Capture steps of so many decodes as well; graphs captured before stay.
 
         Raises:
-            InvalidConfig: The runner captures nothing, or no step has so many rows.
+            InvalidConfig: The runner captures no graphs, or no step has so many rows.
             SessionLost: KV memory is suspended.
         """
         if self._graphs is None:
@@ -228,7 +229,7 @@ class ModelRunner:
 
     def execute_graph(self, batch: Batch, step_id: int) -> StepResult:
         """
-        `execute` for those who want a captured graph or nothing.
+        Execute a batch of decodes only by a captured graph, never eagerly.
 
         Raises:
             InternalError: No graph captured so far can run the batch; nothing has changed.
@@ -242,9 +243,9 @@ class ModelRunner:
 
     def warm_up(self, *, every_kind: bool = True) -> None:
         """
-        Run the shapes steps have once and capture graphs, so that the first request pays for
-        nothing; leaves no trace in the slots. `every_kind`: also what few requests ask for, which
-        on a GPU compiles kernels for a while.
+        Run steps of typical shapes once and capture graphs, so that the first request need not wait
+        for it; all slots are forgotten afterwards. With `every_kind`, features that few requests
+        use are run too, which on a GPU compiles kernels for a while.
         """
         block_size, num_blocks = self._kv.block_size, self._kv.num_blocks
         kv_len = min(self._max_model_len, num_blocks * block_size)
@@ -262,15 +263,15 @@ class ModelRunner:
 
     def mark_parts(self, mark: Mark) -> None:
         """
-        Put something around the parts of steps: "apply", "compute", within it "forward" with each
+        Wrap the parts of steps with `mark`: "apply", "compute", within it "forward" with each
         layer's "attention" and "mlp", and "sample" with "project". Steps of static decodes have
-        "apply" alone, and what the model does where no graph holds it.
+        "apply", and, if they run eagerly, the parts of the model.
         """
         mark_parts(self, _PARTS, mark)
         self._decoder.mark_parts(mark)
 
     def unmark_parts(self) -> None:
-        """Call the parts of steps as they are."""
+        """Undo `mark_parts`."""
         unmark_parts(self, _PARTS)
         self._decoder.unmark_parts()
 
@@ -295,7 +296,7 @@ class ModelRunner:
                 self._static.admit(admission)
 
     def _check_lengths(self, batch: Batch) -> None:
-        """A slot's blocks may have room past max_model_len, its token history has not."""
+        """Check max_model_len: a slot's blocks may have room past it, its token history has not."""
         ends = batch.row_start + batch.row_num_tokens
         longest = max((len(admission.token_ids) for admission in batch.admits), default=0)
         if len(ends):
@@ -314,7 +315,7 @@ class ModelRunner:
         return self._decoder.forward(inputs, self._kv.layers)
 
     def _compute(self, batch: Batch, rows: SamplingRows) -> Launched:
-        """A step of any rows, its inputs sent with it."""
+        """Compute a step of any rows eagerly; its inputs are sent with it."""
         hidden = self._forward(batch)
         forwarded = self._queue.mark()
         sampled = self._sample(hidden, rows)
@@ -327,7 +328,7 @@ class ModelRunner:
             return nothing_sampled(hidden.device, with_margin=self._margin_eps is not None)
         if len(rows.slot) < hidden.shape[0]:
             hidden = hidden.index_select(0, upload(rows.hidden_row, hidden.device))
-        logits = self._decoder.project(hidden)  # sampling widens what it looks at
+        logits = self._decoder.project(hidden)  # sampling widens the type of what it reads
         return sample(
             logits,
             self._sampling.columns(rows.slot, rows.position),
@@ -347,7 +348,7 @@ class ModelRunner:
             graphs.restore()
 
     def _captured(self) -> list[DecodeGraphs | MixedGraphs]:
-        """In the order to capture them: what needs most memory first."""
+        """Return all graphs in the order of capture: those that need most memory come first."""
         return [graphs for graphs in (self._mixed, self._graphs) if graphs is not None]
 
     def _step_parts(self) -> StepParts:

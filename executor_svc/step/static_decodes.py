@@ -1,4 +1,4 @@
-"""Which steps run from static buffers, and how their rows get their tokens."""
+"""Launch of decode steps that run in static buffers, and drawing of their tokens."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tandem.link.slot_state import SlotState
 
 Run = Callable[[int, Drawing], int]
 """
-Gives the prepared step of so many rows to the device, with padding where it likes to; returns the
-rows of the captured graph that it replays, 0 where none is.
+Function that launches the prepared step of so many rows, padded if need be; returns the number of
+rows of the captured graph that it replays, 0 if it runs eagerly.
 """
 
 
 class StaticDecodes:
     """
-    Runs steps in which every row computes one token and draws the next.
+    Steps in which every row computes one token and draws the next.
 
-    Rows that ask for what a step does not hold (edits of logits, log probabilities, margins) are
-    drawn from its logits, all rows of their step with them.
+    If a row asks for something that the step does not compute (edits of logits, logprobs, margins),
+    the tokens of all its rows are drawn outside it, from its logits.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class StaticDecodes:
     ) -> None:
         """
         Args:
-            step: Its buffers are this object's to prepare.
-            tokens: Histories of the slots.
-            sampling: Parameters of the slots.
-            margin_eps: Also compute margins, as `sample` does.
-            run: How steps are given to the device; None computes the rows as they are.
+            step: The step; only this object prepares its buffers.
+            tokens: Token histories of the slots.
+            sampling: Sampling parameters of the slots.
+            margin_eps: Logit noise for margins, as in `sample`; None computes no margins.
+            run: Launches a step; None runs the step eagerly and without padding.
         """
         self.step = step
         self._tokens = tokens
@@ -54,7 +54,7 @@ class StaticDecodes:
         self._run = run or self._run_plainly
 
     def takes(self, batch: Batch) -> bool:
-        """Whether this is such a step."""
+        """Tell whether every row of a batch is a decode, and the step has room for all."""
         num_rows = len(batch.row_slot)
         return (
             0 < num_rows <= self.step.max_rows
@@ -63,7 +63,7 @@ class StaticDecodes:
         )
 
     def admit(self, admission: Admission) -> None:
-        """Note that a slot has another sequence than before."""
+        """Note that a slot has a new sequence."""
         self.step.admitted(admission.slot)
 
     def forget(self) -> None:
@@ -74,16 +74,16 @@ class StaticDecodes:
         self, batch: Batch, rows: SamplingRows, slots: SlotState, queue: DeviceQueue
     ) -> Launched:
         """
-        Give a step to the device.
+        Launch a step on the device.
 
         Args:
-            batch: One that it `takes`, applied to `slots`.
+            batch: A batch for which `takes` is true, already applied to `slots`.
             rows: All of its rows.
-            slots: Give the block tables.
-            queue: The device's.
+            slots: Slot state with the block tables.
+            queue: The device's queue.
 
         Returns:
-            What is to be fetched before `RING_LINES` more steps are launched.
+            The launched step, to be fetched before `RING_LINES` more steps are launched.
         """
         self.step.prepare(rows.slot, batch.row_start, slots, self._sampling)
         edits = self._sampling.edits(rows.slot, rows.position, self._tokens)

@@ -1,4 +1,4 @@
-"""The decode step that lives on the device: its buffers never move, and it feeds itself."""
+"""The decode step on the device: its buffers never move, and its tokens feed the next step."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tandem.link.slot_state import SlotState
 
 
 class Drawing(enum.Enum):
-    """How a step ends: a captured graph holds one of these."""
+    """Way in which a step draws its tokens; each captured graph holds one of them."""
 
     PLAIN = 1
     """Greedy rows, and rows with noise over all ids."""
     FILTERED = 2
-    """The same, and rows with min_p, top_k or top_p."""
+    """Rows as in PLAIN, and rows with min_p, top_k or top_p."""
     OUTSIDE = 3
-    """With logits: who ran the step draws from `DecodeStep.logits` and calls `finish`."""
+    """No drawing: the caller draws from `DecodeStep.logits` and calls `DecodeStep.finish`."""
 
 
 _NEEDS = {
@@ -47,15 +47,15 @@ _NEEDS = {
 
 class DecodeStep:
     """
-    One token for each of some slots, computed from what the device holds already.
+    A decode of one token for each row, from data that the device holds already.
 
-    Token, position, block table and sampling parameters lie by slot; a step takes them for the
-    slots of its rows, and what it draws becomes each slot's next token. So `run`, or a graph
-    captured from it, can be repeated without the host. `prepare` sends what the host alone knows:
-    which slots are rows, their admissions and their new blocks; in most steps nothing.
+    The device keeps token, position, block table and sampling parameters by slot. A step reads them
+    for the slots of its rows, and each drawn token becomes the slot's next token. So `run`, or a
+    graph captured from it, can be repeated without the host. `prepare` sends what only the host
+    knows: the slots of the rows, admissions and new blocks; in most steps there are none.
 
-    Other steps may run between: they write tokens into the same histories, and `prepare` puts
-    positions right.
+    Other steps may run in between: they write tokens into the same histories, and `prepare`
+    corrects positions.
 
     Source: token feedback and prepared inputs on the device as in TensorRT-LLM and vLLM's second
     runner; state by slot, so that rows change places for one word each, is ours.
@@ -76,11 +76,11 @@ class DecodeStep:
         """
         Args:
             decoder: The model.
-            kv_layers: Per layer ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
-            tokens: Histories by slot.
-            shape: What attention is planned for.
+            kv_layers: KV cache per layer, ``[blocks, block_size, 2, num_kv_heads, head_dim]``.
+            tokens: Token histories by slot.
+            shape: Shape that attention is planned for.
             windows: Every sliding window of the model, None for full attention.
-            num_slots: S.
+            num_slots: Number of slots, S.
             max_rows: Most rows of a step, padding included; at most S.
             max_blocks: M, blocks of the longest sequence.
         """
@@ -110,15 +110,14 @@ class DecodeStep:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the buffers, histories not included."""
-        own_rows = _num_bytes(self._rows) - self._rows.slot.nbytes  # that one is among the packed
+        """Bytes of the buffers, without token histories."""
+        own_rows = _num_bytes(self._rows) - self._rows.slot.nbytes  # `slot` is a packed column
         columns = own_rows + _num_bytes(self._ring)
         return self._packed.words.nbytes + columns + self._logits.nbytes
 
     def forget(self) -> None:
         """
-        Know of no slot, and have no rows: what runs then computes padding alone, as a capture
-        should.
+        Forget all slots and rows, so that `run` computes padding alone, as a capture should.
         """
         self._packed.column("row_slot").fill_(-1)
         self._ring.line.zero_()
@@ -126,21 +125,21 @@ class DecodeStep:
         self._mirror.forget()
 
     def admitted(self, slot: int) -> None:
-        """Note that a slot has another sequence than before."""
+        """Note that a slot has a new sequence."""
         self._mirror.admitted(slot)
 
     def prepare(
         self, slot: Int32Column, start: Int32Column, slots: SlotState, sampling: SlotSampling
     ) -> None:
         """
-        Bring the device what it does not know yet of the rows of the next step, by one copy and one
-        kernel; of rows that only go on, it knows all.
+        Send the device what it lacks of the next step's rows, by one copy and one kernel; nothing
+        is sent if all rows continue those of the last step without new blocks.
 
         Args:
             slot: int32 ``[R]``, slots of the rows in batch order, R at most `max_rows`.
-            start: int32 ``[R]``, position of the token that each computes.
-            slots: After the batch.
-            sampling: Parameters of the slots.
+            start: int32 ``[R]``, position of the token that each row computes.
+            slots: Slot state after the batch.
+            sampling: Sampling parameters of the slots.
         """
         patch = self._mirror.patch(self._packed, slot, start, slots, sampling)
         if patch is not None:
@@ -148,11 +147,11 @@ class DecodeStep:
 
     def run(self, num_rows: int, drawing: Drawing) -> None:
         """
-        Compute the rows that were prepared, of fixed buffers alone and without a look at the host.
+        Compute the prepared rows from fixed buffers alone, without reading from the host.
 
         Args:
-            num_rows: Rows to compute; those past the prepared ones pad.
-            drawing: How it ends.
+            num_rows: Rows to compute; rows beyond the prepared ones are padding.
+            drawing: Way of drawing tokens.
         """
         rows, shape = self._rows.first(num_rows), self._shape
         gather_rows(self._slots, rows, self._ring, shape.block_size)
@@ -173,20 +172,20 @@ class DecodeStep:
         advance_rows(self._slots, rows, token, valid, self._ring)
 
     def logits(self, num_rows: int) -> Tensor:
-        """Where a step that is drawn from outside left its logits, ``[num_rows, vocab_size]``."""
+        """Return the logits of a step run with OUTSIDE, ``[num_rows, vocab_size]``."""
         return self._logits[:num_rows]
 
     def finish(self, token: Tensor, valid: Tensor) -> None:
-        """End a step that is drawn from outside: int64 and bool ``[R]``, one per prepared row."""
+        """End a step run with OUTSIDE: int64 tokens and bool ``[R]``, one per prepared row."""
         advance_rows(self._slots, self._rows.first(len(token)), token, valid, self._ring)
 
     def launched(self) -> Tensor:
         """
-        Note that the prepared rows' step was given to the device, by `run` or by a replay.
+        Note that the prepared rows' step was launched, by `run` or by a replay.
 
         Returns:
-            Where its tokens come to lie, int32 ``[R]``; -1 where logits were not valid. Overwritten
-            `RING_LINES` steps later.
+            The tensor that gets its tokens, int32 ``[R]``, -1 where logits are not valid; it is
+            overwritten `RING_LINES` steps later.
         """
         self._line = (self._line + 1) % RING_LINES
         return self._ring.tokens[self._line, : self._mirror.advance()]
@@ -199,7 +198,7 @@ def _num_bytes(columns: DecodeRowColumns | SamplingColumns | TokenRing) -> int:
 
 def _slot_fields(max_blocks: int) -> list[RowField]:
     return [
-        RowField(name="row_slot", dtype=torch.int32),  # by row, of which there are fewer than slots
+        RowField(name="row_slot", dtype=torch.int32),  # by row; there are no more rows than slots
         RowField(name="position", dtype=torch.int32),
         RowField(name="block_table", dtype=torch.int32, width=max_blocks),
         *SAMPLING_FIELDS,

@@ -1,4 +1,4 @@
-"""The steps that a runner does before the first request."""
+"""The steps that a runner executes before the first request."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
 _PROMPT_LEN = 32
 _LONG_LEN = 65
 _SHORT_LEN = 2
-"""Kernels that are compiled have other tiles for so few queries than for so many."""
+"""
+Prompt lengths with and without compiled kernels; compiled kernels have different tiles for many
+queries (_LONG_LEN) and for few (_SHORT_LEN).
+"""
 
 _CUT_ROWS = (17, 65)
-"""From so many rows on, kernels that are compiled cut the drawing of tokens otherwise."""
+"""Numbers of rows from which compiled kernels divide the drawing of tokens differently."""
 
 _FILTERED = RowSampling(temperature=1.0, top_k=2, top_p=0.9, seed=0)
 _EDITED = replace(
@@ -32,15 +35,15 @@ def warm_up_batches(
     max_tokens: int, block_size: int, max_rows: int, *, compiles: bool
 ) -> list[Batch]:
     """
-    A prompt in slot 0 that samples, then a decode, if there is room for one.
+    Return the batches to run: a prompt in slot 0 that samples, then a decode if there is room.
 
     Args:
-        max_tokens: Most tokens of one sequence that there are blocks for, at least 1.
+        max_tokens: Most tokens of one sequence for which there are blocks, at least 1.
         block_size: Tokens per block; blocks from 1 on are used.
-        max_rows: Most rows of a step that there are slots and blocks for, at least 1.
-        compiles: Kernels are compiled at their first use: the prompt is longer, and a short one and
-            steps of many rows follow, with edits of logits and log probabilities, so that no
-            request waits for those.
+        max_rows: Most rows of a step for which there are slots and blocks, at least 1.
+        compiles: True if kernels are compiled at their first use. Then the prompt is longer, and a
+            short one and steps of many rows follow, with edits of logits and logprobs, so that no
+            request waits for a compilation.
     """
     if not compiles:
         return _sequence(1, _PROMPT_LEN, max_tokens, block_size, _FILTERED)
@@ -59,7 +62,7 @@ def warm_up_batches(
 def _sequence(
     generation: int, longest: int, max_tokens: int, block_size: int, sampling: RowSampling
 ) -> list[Batch]:
-    """A prompt of up to `longest` tokens in slot 0 and, where there is room, a decode."""
+    """Make a prompt of up to `longest` tokens in slot 0 and, if there is room, a decode."""
     prompt_len = max(1, min(longest, max_tokens - 1))
     num_blocks = math.ceil(min(prompt_len + 1, max_tokens) / block_size)
     admission = _admission(0, generation, prompt_len, range(1, num_blocks + 1), sampling)
@@ -84,7 +87,7 @@ def _admission(
 
 
 def _rows(start: int, num_tokens: int, admits: Sequence[Admission] = ()) -> Batch:
-    """A batch that computes some tokens of the slots it admits, else of slot 0, and samples."""
+    """Make a batch that computes tokens of the slots it admits, else of slot 0, and samples."""
     num_rows = max(1, len(admits))
     return Batch(
         admits=tuple(admits),

@@ -1,1 +1,1 @@
-"""Steps captured once and replayed: their shapes, their capture, and what runs in which."""
+"""Steps captured once and replayed: their shapes, their capture, and the match of batches."""

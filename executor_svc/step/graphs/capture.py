@@ -1,4 +1,4 @@
-"""Steps captured once per shape and replayed by it, whatever device captures them."""
+"""Capture of steps, once per shape, and their replay, on any device that can capture."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _log = structlog.get_logger(__name__)
 
 
 class CapturedGraph(Protocol):
-    """What one call did on the device, ready to be done again."""
+    """The recorded work of one call on the device."""
 
     def replay(self) -> None:
-        """Do it again, on the current stream, with what the buffers hold then."""
+        """Repeat the work on the current stream, with the buffers' contents of that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """
-    What a capture gave.
+    The result of a capture.
 
     Attributes:
-        graphs: One per call, in their order.
-        num_bytes: Device memory that they hold together, beside the buffers they were given.
+        graphs: Graphs of the calls, in their order.
+        num_bytes: Device memory that they hold together, beside their input and output buffers.
     """
 
     graphs: tuple[CapturedGraph, ...]
@@ -40,30 +40,30 @@ class Captured:
 
 
 class GraphDevice(Protocol):
-    """Where graphs are captured."""
+    """A device that captures graphs."""
 
     def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
         """
-        Capture calls one after another, all in the one pool of memory of the graphs that live.
+        Capture calls one after another, in the one memory pool that all live graphs share.
 
-        A call may run several times, at least once. It must do the same each time: read and write
-        buffers that never move, never look at a value on the host, and keep nothing that it
+        A call runs at least once, possibly several times. It must do the same each time: read and
+        write buffers that never move, never read a value on the host, and keep nothing that it
         allocates.
         """
 
     def drain(self) -> None:
-        """Wait until no replay is running: what it uses is about to go."""
+        """Wait until no replay is running, because its memory is about to be freed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureReport:
     """
-    What capturing cost.
+    The cost of a capture.
 
     Attributes:
-        seconds: Warm-up included.
-        num_bytes: Device memory held from now on.
-        num_graphs: Captured.
+        seconds: Time taken, warm-up included.
+        num_bytes: Device memory that the graphs hold from now on.
+        num_graphs: Number of captured graphs.
     """
 
     seconds: float
@@ -73,10 +73,10 @@ class CaptureReport:
 
 class Graphs(Generic[Key]):
     """
-    The captured steps of one runner, by what tells them apart; owned by its thread.
+    The captured steps of one runner by their keys; owned by the runner's thread.
 
-    All share one pool of memory, so that together they need little more than the largest: no two
-    run at once, and none leaves anything in the pool for another.
+    All share one memory pool, so that together they need little more than the largest. This is safe
+    because no two run at once, and none leaves data in the pool for another.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class Graphs(Generic[Key]):
     ) -> None:
         """
         Args:
-            device: Captures.
-            keys: What to capture, the largest first: the pool then need not grow.
-            run: Does one of them; rules as in `GraphDevice.capture`.
-            forget: Leaves `run` nothing to do but padding; called before and after captures, whose
-                calls then count for nothing.
-            clock_s: For the report.
+            device: Device that captures.
+            keys: Keys of the steps to capture, the largest first, so that the pool need not grow.
+            run: Runs the step of a key; the rules of `GraphDevice.capture` apply.
+            forget: Makes `run` compute padding alone; called before and after captures, so that
+                their runs change no slot.
+            clock_s: Clock in seconds, for the report.
         """
         self._device = device
         self._keys = tuple(keys)
@@ -105,19 +105,19 @@ class Graphs(Generic[Key]):
         self._captured: dict[Key, CapturedGraph] = {}
         self._is_dropped = False
         self.num_captures = 0
-        """How often all were captured."""
+        """Number of times that all graphs were captured."""
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """What can be replayed now."""
+        """Keys of the steps that can be replayed now."""
         return tuple(self._captured)
 
     def capture(self) -> CaptureReport:
         """
-        Capture all, anew where that was done before, and log what it cost.
+        Capture all steps, dropping earlier captures, and log the cost.
 
         Raises:
-            OutOfMemory: Naming the settings to turn.
+            OutOfMemory: The graphs do not fit; names the settings to change.
         """
         self.drop()
         report = self._capture(self._keys)
@@ -127,10 +127,10 @@ class Graphs(Generic[Key]):
 
     def add(self, keys: Sequence[Key]) -> None:
         """
-        Capture more, now and whenever all are captured anew; what is there stays.
+        Capture more steps, now and whenever all are captured again; existing graphs stay.
 
         Raises:
-            OutOfMemory: Naming the settings to turn.
+            OutOfMemory: The graphs do not fit; names the settings to change.
         """
         self._keys += tuple(key for key in keys if key not in self._keys)
         missing = [key for key in keys if key not in self._captured]
@@ -138,7 +138,7 @@ class Graphs(Generic[Key]):
             self._capture(missing)
 
     def drop(self) -> None:
-        """Forget what was captured, and wait for what runs of it: buffers are about to move."""
+        """Drop all graphs after their replays have ended, because buffers are about to move."""
         if self._captured:
             self._device.drain()
             self._is_dropped = True
@@ -146,20 +146,20 @@ class Graphs(Generic[Key]):
 
     def restore(self) -> None:
         """
-        Capture anew what was dropped, where anything was: buffers are where they will stay.
+        Capture all graphs again if they were dropped; the buffers have their final addresses.
 
         Raises:
-            OutOfMemory: Naming the settings to turn.
+            OutOfMemory: The graphs do not fit; names the settings to change.
         """
         if self._is_dropped:
             self.capture()
 
     def replay(self, key: Key) -> None:
         """
-        Do a captured step again.
+        Replay a captured step.
 
         Raises:
-            InternalError: It is not captured, or no longer.
+            InternalError: The step is not captured, or its graph was dropped.
         """
         graph = self._captured.get(key)
         if graph is None:

@@ -13,17 +13,20 @@ import torch
 from executor_svc.step.graphs.capture import Captured
 
 _WARM_UPS = 2
-"""The first call compiles and loads kernels and chooses algorithms; the second finds all there."""
+"""
+Number of runs before a capture: the first compiles and loads kernels and chooses algorithms, the
+second finds all ready.
+"""
 
 
 class CudaGraphs:
     """
-    Captures on one stream, into one pool.
+    Capture of graphs on one stream, into one memory pool.
 
-    Each call is warmed up by itself, not by one like it: whatever it loads or compiles while being
-    captured would end the capture. For the same reason nothing is collected meanwhile, as unloading
-    a kernel's module is such a call too; compiled kernels themselves stay in Triton's caches for as
-    long as the process lives.
+    Each call is warmed up by itself, not by a similar one, because loading or compiling a kernel
+    during a capture would end it. For the same reason garbage collection is off meanwhile, as
+    unloading a kernel's module would end it too; compiled kernels themselves stay in Triton's
+    caches for as long as the process lives.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,11 +36,11 @@ class CudaGraphs:
         self._living: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
-        """As in `GraphDevice`; memory is what the device's free memory lost."""
+        """As in `GraphDevice`; `num_bytes` is the loss of free memory on the device."""
         before = self._free_bytes()
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        if not self._living:  # a pool goes with the last of its graphs
+        if not self._living:  # a pool is freed with the last of its graphs
             self._pool = torch.cuda.graph_pool_handle()
         graphs = []
         with torch.cuda.device(self._device), _uncollected():
@@ -69,7 +72,7 @@ def _captured(
     run: Callable[[], None], pool: Any, stream: torch.cuda.Stream
 ) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    # Only this thread's calls may end the capture: others wait for events of earlier steps.
+    # Only calls of this thread may end the capture; other threads wait for earlier steps' events.
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         run()
     return graph
@@ -77,7 +80,7 @@ def _captured(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect garbage now, and none until the end."""
+    """Collect garbage now, then turn collection off for the body."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

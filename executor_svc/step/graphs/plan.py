@@ -1,4 +1,4 @@
-"""What an executor captures, by its settings and device."""
+"""The plan of graphs that an executor captures, by its settings and device."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
     """
-    What a runner is to capture.
+    The graphs that a runner is to capture.
 
     Attributes:
-        device: Captures.
-        sizes: Rows of steps of decodes alone, as in `executor_svc.config.graph_sizes`.
+        device: Device that captures.
+        sizes: Numbers of rows of decode steps, as in `executor_svc.config.graph_sizes`.
         mixed: Shapes of steps with prompts, as in `executor_svc.step.graphs.shapes`.
     """
 
@@ -44,15 +44,15 @@ def plan_graphs(
     loaded: LoadedSettings, limits: EngineConfig, device: torch.device
 ) -> GraphPlan | None:
     """
-    The steps to capture; None where all steps run eagerly, which is always so on a CPU: a step
-    there is over when its last call is back, so that there is nothing to save.
+    Return the steps to capture, or None if all steps run eagerly. On a CPU they always do: a step
+    there is over when its last call returns, so that graphs would save nothing.
 
-    Logs the shapes, or that a setting has no effect here.
+    Log the shapes, or warn of a setting that has no effect here.
 
     Args:
         loaded: The settings.
-        limits: Those in force for the model.
-        device: Of the model.
+        limits: Limits in force for the model.
+        device: The model's device.
     """
     settings = loaded.settings
     if device.type != "cuda":
@@ -79,7 +79,7 @@ def plan_graphs(
 def device_graphs(
     device: torch.device, sizes: tuple[int, ...], mixed: tuple[GraphShape, ...] = ()
 ) -> GraphPlan | None:
-    """Steps of so many rows to capture, on a device that can; None where there are none."""
+    """Return a plan of these sizes and shapes; None if there are no sizes or it is not CUDA."""
     if device.type != "cuda" or not sizes:
         return None
     return GraphPlan(device=CudaGraphs(device), sizes=sizes, mixed=mixed)

@@ -1,4 +1,4 @@
-"""Shapes of captured steps, and which of them a batch runs in."""
+"""Shapes of captured steps, and the match of a batch to one of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, order=True)
 class GraphShape:
     """
-    What a captured step has room for; also what a batch has of each.
+    The room of a captured step for tokens and rows.
 
     Attributes:
-        num_tokens: Tokens computed, those of padding included.
-        num_prefills: Rows that compute any number of tokens.
-        num_decodes: Rows that compute one.
+        num_tokens: Number of tokens, padding included.
+        num_prefills: Number of rows that compute any number of tokens.
+        num_decodes: Number of rows that compute one token.
     """
 
     num_tokens: int
@@ -24,7 +24,7 @@ class GraphShape:
 
     @property
     def num_rows(self) -> int:
-        """Rows of both kinds."""
+        """Number of rows of both kinds."""
         return self.num_prefills + self.num_decodes
 
 
@@ -37,16 +37,16 @@ def graph_shapes(
     captures_prefills: bool = True,
 ) -> tuple[GraphShape, ...]:
     """
-    The shapes to capture, in the order to capture them: most prefilled tokens first, then most
-    decodes, so that a shared pool of memory is as large as it gets from the start.
+    Return the shapes in the order of their capture: most prefilled tokens first, then most decodes,
+    so that a shared memory pool has its final size from the start.
 
     Args:
         sizes: Numbers of tokens, as in `executor_svc.config.graph_sizes`.
         max_requests: Most rows of a step.
         max_sequence_length: Most tokens of one row.
-        mixed_prefill_count: How many prefills steps of both kinds have room for; without, or 0,
-            only steps of decodes alone are captured.
-        captures_prefills: The same, as a switch.
+        mixed_prefill_count: Number of prefills for which steps of both kinds have room; with None
+            or 0 only steps of decodes alone are captured.
+        captures_prefills: False captures only steps of decodes alone.
 
     Source: Megatron Core, `CUDAGraphBatchDimensionBuilder`.
     """
@@ -70,15 +70,15 @@ def match(
     num_decodes: int,
 ) -> GraphShape | None:
     """
-    The smallest shape that a batch fits into; None: it fits into none and runs eagerly.
+    Return the smallest shape that a batch fits into; None if it fits into none and runs eagerly.
 
-    A batch of decodes alone goes into a shape of decodes alone.
+    A batch of decodes alone fits only into a shape of decodes alone.
 
     Args:
-        shapes: Those captured.
-        num_tokens: Of the batch, all rows together.
-        num_prefills: Its rows that compute any number of tokens.
-        num_decodes: Its rows that compute one.
+        shapes: Shapes of the captured steps.
+        num_tokens: Number of tokens of the batch, all rows together.
+        num_prefills: Number of its rows that compute any number of tokens.
+        num_decodes: Number of its rows that compute one token.
     """
     fitting = (
         shape
