@@ -1,6 +1,6 @@
 """
-Device operations, one folder each: `reference.py` is the definition, other files are faster ways to
-the same.
+Device operations, one folder each: `reference.py` is the definition, other files are faster
+implementations.
 """
 
 __version__ = "0.1.0"

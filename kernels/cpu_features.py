@@ -1,4 +1,4 @@
-"""What the system says that this processor can do."""
+"""Features of this processor, as the system lists them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 def cpu_has_any(*features: str) -> bool:
     """
-    Tell whether the processor has one of these extensions, by the names of `/proc/cpuinfo`; false
-    where there is no such file.
+    Tell whether the processor has one of these extensions, by their names in `/proc/cpuinfo`; False
+    if there is no such file.
     """
     if not _CPUINFO.is_file():
         return False

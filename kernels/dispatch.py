@@ -1,6 +1,6 @@
 """
-Which implementation of each operation runs where: chosen once per operation and device kind,
-logged, never changed.
+The choice of an implementation for each operation: made once per operation and device kind, logged,
+and kept until it is configured or offered anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _operations: dict[str, Operation[Callable[..., object]]] = {}
 
 
 class TritonMissing(RuntimeError):
-    """A device was chosen whose kernels are Triton's, and Triton is not installed."""
+    """A device was chosen that needs Triton's kernels, and Triton is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Deferred:
     """
     Code that is imported when a device first needs it, because its module imports Triton.
 
-    `module` is the module's whole name, `attribute` the function in it.
+    `module` is the module's full name, `attribute` the name of the function in it.
     """
 
     module: str
@@ -42,8 +42,8 @@ class Operation(Generic[Implementation]):
     """
     One operation and its implementations.
 
-    The reference runs everywhere and is what a device kind gets that has nothing faster.
-    `configure` overrides.
+    The reference runs everywhere, and is used on device kinds that have nothing faster. `configure`
+    overrides the choice.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Operation(Generic[Implementation]):
     ) -> None:
         """
         Args:
-            name: Of the operation, its folder's.
+            name: Name of the operation.
             reference: The definition.
-            faster: By device kind ("cpu", "cuda"), the name and code of what to run instead, or
-                where that code is.
+            faster: By device kind ("cpu", "cuda"), the name and code of a faster implementation;
+                the code may be `Deferred`.
         """
         self.name = name
         self._reference = reference
@@ -69,11 +69,12 @@ class Operation(Generic[Implementation]):
 
     def on(self, device: torch.device) -> Implementation:
         """
-        The implementation for a device; the first question per device kind decides and logs.
+        Return the implementation for a device; the first call per device kind chooses and logs it.
 
         Raises:
-            TritonMissing: The choice needs Triton. Nothing else is chosen instead.
-            ValueError: `configure` asked for what this device kind does not have.
+            TritonMissing: The choice needs Triton, which is not installed; no other implementation
+                is chosen instead.
+            ValueError: `configure` named an implementation that this device kind does not have.
         """
         chosen = self._chosen.get(device.type)
         if chosen is None:
@@ -82,23 +83,24 @@ class Operation(Generic[Implementation]):
 
     def offer(self, kind: str, name: str, implementation: Implementation | Deferred) -> None:
         """
-        Add what only some machines can run to a device kind, as what it gets from now on.
+        Add an implementation that only some machines can run, as a device kind's default from now
+        on.
 
         Args:
-            kind: Of device.
-            name: Of the implementation; one offered by this name before is replaced.
-            implementation: What to run.
+            kind: Device kind.
+            name: Name of the implementation; one offered under this name before is replaced.
+            implementation: Code to run.
         """
         self.withdraw(kind, name)
         self._faster.setdefault(kind, {})[name] = implementation
 
     def withdraw(self, kind: str, name: str) -> None:
-        """Take back an offer, if there was one; the kind gets what it had before."""
+        """Take back an offer, if there was one; the device kind gets its earlier default."""
         self._faster.get(kind, {}).pop(name, None)
         self.forget()
 
     def forget(self) -> None:
-        """Decide again at the next question."""
+        """Choose again at the next call of `on`."""
         self._chosen.clear()
 
     def _choose(self, kind: str) -> Implementation:
@@ -133,12 +135,12 @@ class Operation(Generic[Implementation]):
 
 def configure(choices: Mapping[str, str]) -> None:
     """
-    Fix implementations by operation name, for example `{"paged_attention": "reference"}`; others
-    choose by device.
+    Fix implementations by operation name, for example `{"paged_attention": "reference"}`; other
+    operations choose by device.
 
     Raises:
-        ValueError: No such operation. An implementation that does not exist raises when it is first
-            needed.
+        ValueError: An operation does not exist. An implementation that does not exist raises when
+            it is first needed.
     """
     for name in choices:
         if name not in _operations:

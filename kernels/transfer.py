@@ -1,4 +1,4 @@
-"""Tensors of the host on their way to a device."""
+"""Transfer of tensors from the host to a device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """
-    The tensor on a device, in order with the device's work; itself where it is there already.
+    Copy a tensor to a device, in order with the device's work; return it as it is if it is there.
 
-    The host does not wait: to CUDA it goes through page-locked memory, without which every copy
-    would wait for all work before it.
+    The host does not wait: a copy to CUDA goes through page-locked memory, without which it would
+    wait for all earlier work.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()

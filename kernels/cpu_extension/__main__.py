@@ -10,7 +10,7 @@ from kernels.cpu_extension.build import ExtensionUnavailable, built_library
 
 
 def main() -> int:
-    """Print the library's path and return 0, or print why there is none and return 1."""
+    """Print the library's path and return 0, or print the reason it is missing and return 1."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         print(built_library())  # noqa: T201 -- what the command is for

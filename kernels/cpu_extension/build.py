@@ -1,10 +1,11 @@
 """
 Compiles the library, and finds it again.
 
-A built library lies in the cache directory, `TANDEM_CACHE_DIR` or else `~/.cache/tandem`, under a
-name that tells all that its code depends on and a digest of its own bytes. Files appear by rename,
-so that any number of processes may build and read at once; a lock keeps them from compiling the
-same thing twice. The directory must be writable by nobody who may not run code as this user.
+A built library is kept in the cache directory, `TANDEM_CACHE_DIR` or else `~/.cache/tandem`, under
+a name made of a digest of all that its code depends on and a digest of its own bytes. Files appear
+by rename, so that any number of processes may build and read at once; a lock keeps them from
+compiling the same library twice. The directory must be writable only by users that may run code as
+this user.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=fast", "-fno-math-errno"),
 )
-"""No flag that lets the compiler reorder sums: bits must not depend on how it unrolls."""
+"""Compiler flags; none lets the compiler reorder sums, as bits must not depend on unrolling."""
 
 _LOCK_TIMEOUT_S = COMPILE_TIMEOUT_S + 30.0
 _POLL_S = 0.05
@@ -43,20 +44,20 @@ _log = structlog.get_logger(__name__)
 
 
 class ExtensionUnavailable(RuntimeError):
-    """The library of C++ kernels cannot be had on this machine; the text says why."""
+    """The library of C++ kernels is not available on this machine; the message says why."""
 
 
 def built_library(environ: Mapping[str, str] = os.environ) -> Path:
     """
-    Path of the library for this machine, PyTorch and source; compiles it where there is none.
+    Return the path of the library for this machine, PyTorch and source; compile it if need be.
 
-    A library that any compiler built serves a machine that has none.
+    A machine without a compiler uses a library that any compiler built.
 
     Args:
-        environ: `TANDEM_CACHE_DIR`, `CXX` and `PATH` are read.
+        environ: Environment; `TANDEM_CACHE_DIR`, `CXX` and `PATH` are read.
 
     Raises:
-        ExtensionUnavailable: No compiler, one that fails, or a directory that cannot be written.
+        ExtensionUnavailable: There is no compiler, it fails, or the directory cannot be written.
     """
     folder = cache_folder(environ)
     runtime = _openmp_runtime()
@@ -81,7 +82,7 @@ def built_library(environ: Mapping[str, str] = os.environ) -> Path:
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """
-    Where built libraries are kept.
+    Return the folder of built libraries.
 
     Raises:
         ExtensionUnavailable: No directory is set, and the user has no home.
@@ -107,7 +108,7 @@ def _build(folder: Path, name: str, compiler: str, runtime: Path) -> Path:
                 for source, unit in zip(sources, units, strict=True)
             )
             list(compilers.map(_run, commands))
-        # Linked to the very OpenMP that PyTorch runs on: a second one would bring threads of its
+        # Link the same OpenMP library that PyTorch uses: a second one would bring threads of its
         # own, which compete with PyTorch's for the same cores.
         linked = ["-shared", *units, "-o", str(library), "-Wl,-z,defs", str(runtime)]
         _run([compiler, *linked, f"-Wl,-rpath,{runtime.parent}"])
@@ -122,7 +123,7 @@ def _build(folder: Path, name: str, compiler: str, runtime: Path) -> Path:
 
 
 def _find_built(folder: Path, name: str) -> Path | None:
-    """The newest intact library of a name; `name` may hold a wildcard."""
+    """Return the newest intact library of a name, which may hold a wildcard, or None."""
     try:
         built = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime)
         for path in reversed(built):
@@ -141,7 +142,7 @@ def _find_compiler(environ: Mapping[str, str]) -> str | None:
 
 
 def _run(command: list[str]) -> str:
-    """Standard output of a compiler run."""
+    """Run a compiler and return its standard output."""
     try:
         done = subprocess.run(  # noqa: S603  # the user's own compiler, no shell
             command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
@@ -156,7 +157,7 @@ def _run(command: list[str]) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file's lock; it goes with the process, so nobody leaves it behind."""
+    """Hold a lock file's lock; it ends with the process, so that none is left behind."""
     with path.open("a") as lock:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while not _try_lock(lock):
@@ -175,7 +176,7 @@ def _try_lock(lock: IO[str]) -> bool:
 
 
 def _openmp_runtime() -> Path:
-    """The GNU OpenMP library that PyTorch has loaded into this process."""
+    """Return the GNU OpenMP library that PyTorch has loaded into this process."""
     if platform.system() != "Linux":
         raise ExtensionUnavailable(f"it is written for Linux, this is {platform.system()}")
     for line in _MAPS.read_text(encoding="utf-8").splitlines():
@@ -186,7 +187,7 @@ def _openmp_runtime() -> Path:
 
 
 def _key(runtime: Path) -> str:
-    """Digest of all that code depends on, the compiler excepted."""
+    """Return a digest of all that the code depends on, except for the compiler."""
     sources = sorted(path for path in _SOURCES.iterdir() if path.suffix in {".cpp", ".h"})
     told = [path.name.encode() + path.read_bytes() for path in sources]
     told += [flag.encode() for flag in FLAGS]
@@ -196,7 +197,7 @@ def _key(runtime: Path) -> str:
 
 
 def _cpu_features() -> bytes:
-    """What the kernel says the processor can do: -march=native follows it."""
+    """Return the processor's features as the kernel lists them; -march=native follows them."""
     lines = _CPUINFO.read_bytes().splitlines()
     kinds = (b"model name", b"flags", b"Features", b"CPU implementer", b"CPU part")
     return b"\n".join(sorted({line for line in lines if line.startswith(kinds)}))

@@ -1,4 +1,4 @@
-"""The library as a process has it: found or built at the first need, and checked."""
+"""Loading of the library into a process: found or built when first needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.cpu_extension.build import ExtensionUnavailable, built_library
 __all__ = ["ExtensionUnavailable", "load_library"]
 
 NUMBER_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Types of numbers as the library's functions are told of them."""
+"""Codes of number types in the library's functions."""
 
 _log = structlog.get_logger(__name__)
 _lock = threading.Lock()
@@ -23,12 +23,12 @@ _loaded: list[ctypes.CDLL] = []
 
 def load_library() -> ctypes.CDLL:
     """
-    The library of C++ kernels; compiles it if this machine has not yet, which takes seconds.
+    Load the library of C++ kernels; compile it if this machine has not yet, which takes seconds.
 
     A process loads it once. A failure is not remembered: the next call tries again.
 
     Raises:
-        ExtensionUnavailable: It is not built and cannot be, or what was built cannot be loaded.
+        ExtensionUnavailable: It cannot be built, or the built library cannot be loaded.
     """
     with _lock:
         if not _loaded:

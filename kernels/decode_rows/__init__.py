@@ -1,8 +1,8 @@
 """
-The two ends of a decode step that lives on the device: rows take what their slots hold, and slots
-take what their rows drew.
+Begin and end of a decode step on the device: rows are filled from their slots, and slots take the
+tokens that their rows drew.
 
-Between them the step reads rows alone, so that a captured graph, replayed, is the next step.
+In between the step reads only rows, so that a replay of a captured graph computes the next step.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def gather_rows(
     slots: SlotColumns, rows: DecodeRowColumns, ring: TokenRing, block_size: int
 ) -> None:
     """
-    Begin a step: fill the rows from the slots that `rows.slot` names, and go on to the next line of
-    the ring. Nothing is read on the host.
+    Begin a step: fill the rows from the slots that `rows.slot` names, and advance to the next line
+    of the ring. Nothing is read on the host.
 
     Args:
-        slots: What the sequences hold.
-        rows: Overwritten but for `slot`; real ones have slots in [0, S), no two equal, whose tables
-            hold the token's position.
-        ring: Its `line` is advanced.
+        slots: Columns of the sequences.
+        rows: Columns of the rows, overwritten except for `slot`. Real rows have distinct slots in
+            [0, S) with tables that hold the token's position.
+        ring: The ring; its `line` is advanced.
         block_size: Positions of a block.
 
     Raises:
@@ -63,18 +63,18 @@ def advance_rows(
     slots: SlotColumns, rows: DecodeRowColumns, token: Tensor, valid: Tensor, ring: TokenRing
 ) -> None:
     """
-    End a step: what was drawn becomes each slot's next token, one position on, and goes to the
-    ring. Rows that pad change nothing anybody reads.
+    End a step: each drawn token becomes its slot's next token, one position on, and is written to
+    the ring. Rows of padding change nothing that is read.
 
     Args:
-        slots: `position` and `history` are changed.
-        rows: As `gather_rows` left them.
-        token: int64 ``[R]``, in the vocabulary also where not valid.
+        slots: Columns of the sequences; `position` and `history` are changed.
+        rows: Columns of the rows as `gather_rows` left them.
+        token: int64 ``[R]``, in the vocabulary even if not valid.
         valid: bool ``[R]``.
-        ring: The first R entries of its line are written.
+        ring: The ring; the first R entries of its line are written.
 
     Raises:
-        ValueError: Not one token per row, or of another type.
+        ValueError: There is not one token per row, or the type is another.
     """
     num_rows = len(rows.slot)
     if token.shape != (num_rows,) or token.dtype != torch.int64 or valid.shape != token.shape:

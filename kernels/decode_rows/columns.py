@@ -1,4 +1,4 @@
-"""What a device holds of sequences that decode, and of the rows of one step; none of it moves."""
+"""Columns on a device: of sequences that decode, and of the rows of one step; they never move."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kernels.sampling.columns import SamplingColumns
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotColumns:
     """
-    S sequences by slot.
+    Columns of S sequences by slot.
 
     Attributes:
-        position: int32 ``[S]``, of the token that is computed next, in its sequence.
-        block_table: int32 ``[S, M]``, contiguous, blocks of the KV cache in order; entries that
-            hold no position up to this one are any valid blocks.
-        history: int32 ``[S, L + 1]``, contiguous, tokens by position. The last column takes what
-            follows a sequence of full length, and what nobody asked for.
+        position: int32 ``[S]``, position in its sequence of the token that is computed next.
+        block_table: int32 ``[S, M]``, contiguous, blocks of the KV cache in order; entries past
+            the block of `position` are any valid blocks.
+        history: int32 ``[S, L + 1]``, contiguous, tokens by position. The last column takes the
+            token after a sequence of full length, and tokens of rows of padding.
         temperature: float32 ``[S]``; this and the next as in `SamplingColumns`.
         top_k: int32 ``[S]``.
         top_p: float32 ``[S]``.
@@ -42,17 +42,17 @@ class SlotColumns:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRowColumns:
     """
-    R rows of one step, each one token of a slot.
+    Columns of R rows of one step; each row is one token of a slot.
 
     Attributes:
-        slot: int32 ``[R]``; negative for a row that only pads.
-        token_id: int32 ``[R]``, to be computed; 0 for padding.
-        position: int64 ``[R]``, of that token; 0 for padding.
-        kv_position: int64 ``[R]``, where its keys and values go: block * block_size + offset; 0,
-            in the dummy block, for padding.
-        seq_len: int32 ``[R]``, positions including the token's; 0 for padding.
+        slot: int32 ``[R]``; negative for a row of padding.
+        token_id: int32 ``[R]``, token to be computed; 0 for padding.
+        position: int64 ``[R]``, position of that token; 0 for padding.
+        kv_position: int64 ``[R]``, cache position of its keys and values: block * block_size +
+            offset; 0, in the dummy block, for padding.
+        seq_len: int32 ``[R]``, number of positions including the token's; 0 for padding.
         block_table: int32 ``[R, M]``, contiguous; entries past `seq_len` are any valid blocks.
-        sampling: How the next token is drawn, min_p included; greedy for padding.
+        sampling: Sampling columns of the next token, min_p included; greedy for padding.
     """
 
     slot: Tensor
@@ -64,7 +64,7 @@ class DecodeRowColumns:
     sampling: SamplingColumns
 
     def first(self, num_rows: int) -> DecodeRowColumns:
-        """The first rows, where they lie."""
+        """Return the first rows as views of these columns."""
         part = slice(num_rows)
         return DecodeRowColumns(
             slot=self.slot[part],
@@ -83,8 +83,9 @@ class TokenRing:
     Tokens of the last N steps, for the host to fetch while the next ones run.
 
     Attributes:
-        tokens: int32 ``[N, R]``, contiguous; -1 where a row padded or its logits were not valid.
-        line: int32 ``[1]``, in [0, N): which of the N the step writes.
+        tokens: int32 ``[N, R]``, contiguous; -1 for rows of padding and where logits were not
+            valid.
+        line: int32 ``[1]``, in [0, N): index of the line that the step writes.
     """
 
     tokens: Tensor

@@ -104,10 +104,10 @@ def _gather_rows_kernel(
     LINES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # row[r] = what slot[r] holds; slot < 0 pads      one program per row; grid (R,)
+    # row[r] = columns of slot[r]; slot < 0 is padding      one program per row; grid (R,)
     # types as in SlotColumns and DecodeRowColumns; tables [S, BLOCKS] and [R, BLOCKS], copied up to
     # the row's position; history [S, HISTORY]; offsets int64 (S * HISTORY can pass 2**31)
-    # line: read by nobody else in this launch, so program 0 may change it
+    # line: no other program reads it in this launch, so program 0 may change it
     # oracle reference.gather_rows
     row = tl.program_id(0).to(tl.int64)
     here = tl.load(slot + row).to(tl.int64)

@@ -1,9 +1,9 @@
 """
 All layers of a decoder over a step's rows in one call, with packed weights on the CPU.
 
-A step of few rows streams every weight through the processor's caches, and then finds interpreter
-and framework gone from them, at each of nine operations per layer. One call does not come back
-before the last layer. Its bits are those of the operations one after another (`reference`).
+A step of few rows streams every weight through the processor's caches, which evicts interpreter and
+framework from them before each of nine operations per layer. One call computes all layers without
+returning to them. Its bits are those of the operations one after another (`reference`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["LayerStack", "LayerWeights"]
 
 
 class LayerStack:
-    """Layers whose matrices are packed, prepared for calls; `takes` says which steps it runs."""
+    """Layers with packed matrices, prepared for calls; `takes` tells which steps it can run."""
 
     def __init__(self, layers: Sequence[LayerWeights], *, norm_eps: float, scale: float) -> None:
         """
         Args:
-            layers: All of one shape; kept.
-            norm_eps: Of every norm.
-            scale: Of attention's scores.
+            layers: Weights of layers of one shape, which are kept alive.
+            norm_eps: Epsilon of every norm.
+            scale: Scale of attention scores.
 
         Raises:
             TypeError: A matrix is not packed.
-            ValueError: There are no layers, or a weight is of another type or shape than those of
-                the first layer say.
+            ValueError: There are no layers, or a weight's type or shape does not fit the first
+                layer's.
         """
         self._dtype = layers[0].input_norm.dtype if layers else torch.float32
         self._layers = cpu_extension.Layers(layers, packed_sizes(layers))
@@ -43,7 +43,7 @@ class LayerStack:
         self._scale = scale
 
     def takes(self, plans: Sequence[AttentionPlan]) -> bool:
-        """Whether products and all of these plans run in C++."""
+        """Tell whether products and all of these plans run in C++."""
         return can_pack(self._dtype, torch.device("cpu")) and all(
             isinstance(plan, ExtensionPlan) and plan.rest is None for plan in plans
         )
@@ -58,19 +58,20 @@ class LayerStack:
         kv_position: Tensor,
     ) -> None:
         """
-        Compute all layers and write keys and values; only where `takes` says so.
+        Compute all layers and write keys and values; `takes` must be true of the plans.
 
         Args:
             hidden: ``[T, hidden_size]`` in the layers' type, contiguous. Overwritten with the
                 result.
-            kv_layers: Per layer ``[blocks, block_size, 2, num_kv_heads, head_dim]`` of that type.
-            plans: Per layer, of T queries.
+            kv_layers: KV cache per layer, ``[blocks, block_size, 2, num_kv_heads, head_dim]`` of
+                that type.
+            plans: Attention plan per layer, of T queries.
             rotation: float32 ``[T, head_dim / 2, 2]``, as in `rope_kv_write`.
-            kv_position: int64 ``[T]``, as there.
+            kv_position: int64 ``[T]``, as in `rope_kv_write`.
 
         Raises:
             ValueError: Shapes, types or strides are not as described, or not those of the layers.
-            IndexError: A position or block that the caches do not have; nothing has changed.
+            IndexError: The caches do not have a position or block; nothing has changed.
         """
         shapes = {tuple(cache.shape) for cache in kv_layers}
         num_layers = len(self._layers.native)
@@ -110,7 +111,7 @@ class LayerStack:
     def _check_shapes(
         self, hidden: Tensor, kv_cache: Tensor, plans: Sequence[AttentionPlan], rotation: Tensor
     ) -> None:
-        """Whether tensors and plans are of the layers' sizes."""
+        """Check that tensors and plans have the layers' sizes; raise ValueError otherwise."""
         sizes, num_rows = self._layers.sizes, len(hidden)
         for plan in {id(plan): plan for plan in plans}.values():
             shape = plan.shape

@@ -54,8 +54,8 @@ class _Stack(ctypes.Structure):
 
 class Layers:
     """
-    Where the weights of layers lie, written down once; caches and plans are added at each call, one
-    at a time.
+    Addresses of the layers' weights, collected once; each call adds its caches and plans, so that
+    calls must not overlap.
     """
 
     def __init__(self, layers: Sequence[LayerWeights], sizes: LayerSizes) -> None:
@@ -83,10 +83,10 @@ def run(
     scale: float,
 ) -> None:
     """
-    Arguments as in `LayerStack`, unchecked.
+    Run all layers; arguments are as in `LayerStack`, unchecked.
 
     Raises:
-        IndexError: As there.
+        IndexError: As in `LayerStack`.
     """
     sizes, num_rows = layers.sizes, hidden.shape[0]
     num_blocks, block_size, _, num_kv_heads, head_dim = kv_layers[0].shape
@@ -97,7 +97,7 @@ def run(
     for own, kv_cache, plan in zip(layers.native, kv_layers, plans, strict=True):
         assert isinstance(plan, ExtensionPlan)
         plan.check_blocks(num_blocks)
-        num_threads = min(num_threads, plan.native.num_threads)  # it has scratch for so many
+        num_threads = min(num_threads, plan.native.num_threads)  # its scratch is for so many
         own.kv_cache = kv_cache.data_ptr()
         own.plan = ctypes.addressof(plan.native)
     stack = _Stack(
@@ -130,7 +130,7 @@ def run(
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library with the types of what is called here."""
+    """Load the library and declare the types of the functions called here."""
     library = load_library()
     for name in ("tandem_layer_bytes", "tandem_stack_bytes", "tandem_layer_stack"):
         getattr(library, name).restype = ctypes.c_int64

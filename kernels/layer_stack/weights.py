@@ -14,7 +14,7 @@ from kernels.packed_linear import PackedWeight
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """
-    One decoder layer; matrices are ``[out, in]``, or a `PackedWeight` each.
+    Weights of one decoder layer; matrices are ``[out, in]``, or a `PackedWeight` each.
 
     `qkv` stacks all query heads, then key heads, then value heads. Inside each query and key head
     the features of a rotary pair, stored `head_dim / 2` apart in the file, are neighbours here:
@@ -37,7 +37,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSizes:
-    """What all layers of a stack have in common; `query` and `key` are of all heads together."""
+    """Sizes that all layers of a stack share; `query` and `key` are of all heads together."""
 
     hidden: int
     query: int
@@ -47,12 +47,12 @@ class LayerSizes:
 
 def packed_sizes(layers: Sequence[LayerWeights]) -> LayerSizes:
     """
-    Sizes of layers whose matrices are packed.
+    Return the sizes of layers with packed matrices.
 
     Raises:
         TypeError: A matrix is not packed.
-        ValueError: There are no layers, a type is not float32 or bfloat16, or a weight is not
-            contiguous of the type and shape that those of the first layer say.
+        ValueError: There are no layers, the type is not float32 or bfloat16, or a weight is not
+            contiguous or not of the type and shape that fit the first layer's.
     """
     if not layers:
         raise ValueError("a stack needs a layer at least")
@@ -105,7 +105,7 @@ def _check(layer: LayerWeights, index: int, sizes: LayerSizes, dtype: torch.dtyp
 
 
 def _shape(weight: Tensor) -> tuple[int, ...]:
-    """``[out, in]`` of a packed one too."""
+    """Return a weight's shape, ``[out, in]`` of a packed matrix."""
     if isinstance(weight, PackedWeight):
         return weight.num_columns, weight.width
     return tuple(weight.shape)

@@ -1,12 +1,12 @@
 """
-A matrix product with a weight in which each row has the same bits alone and among any others.
+A matrix product with a weight in which each row has the same bits alone and beside any other rows.
 
 The framework's own products choose their arithmetic by the number of rows, so that a row's last
-bits change with its neighbours. These do not; what that costs is why they are used on request.
+bits change with its neighbours. These do not; they are slower, and so used only on request.
 
 Source: batch-invariant products (Thinking Machines Lab, "Defeating Nondeterminism in LLM
-Inference", 2025). Where that gives up splitting the inner dimension, the split here depends on the
-weight alone, and few rows still occupy the device.
+Inference", 2025). That work gives up splitting the inner dimension; here the split depends on the
+weight alone, so that few rows still occupy the device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None
 ) -> Tensor:
     """
-    Multiply rows by a weight, and add what is given; a row's bits depend on nothing but the row.
+    Multiply rows by a weight, and add bias and residual if given; a row's bits do not depend on
+    other rows.
 
     Args:
         x: Floating, shape ``[T, K]``.
@@ -41,7 +42,7 @@ def linear(
         residual: Same type, shape ``[T, N]``, contiguous. Overwritten with the sum.
 
     Returns:
-        Shape ``[T, N]`` in the type of `x`: `residual` where it is given. Sums are float32.
+        Shape ``[T, N]`` in the type of `x`; it is `residual` if that is given. Sums are float32.
 
     Raises:
         ValueError: Shapes, types or strides do not match.

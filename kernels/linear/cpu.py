@@ -1,12 +1,12 @@
 """
-linear on the CPU: the library's product, of few numbers of rows that were seen to agree.
+linear on the CPU: the library's product, for a few numbers of rows that were tested to agree.
 
-The library orders a row's sums by the number of rows and threads and by the addresses of what it
-reads and writes, modulo the width of a vector; it may by a row's place among the others. So rows
-are cut into tiles of a few sizes, the last one filled up with zeros, and each tile begins at an
-aligned address. Before a size is used for a weight, it is tried: rows must have the same bits at
-any place, and in tiles of all sizes. Where they have not, each row is a product of its own, which
-has one shape and one alignment always.
+The order of a row's sums in the library depends on the number of rows and threads, on the addresses
+of what it reads and writes, modulo the width of a vector, and maybe on the row's place among the
+others. So rows are cut into tiles of a few sizes, the last one filled up with zeros, and each tile
+begins at an aligned address. Before a size is used for a weight, it is tested: rows must have the
+same bits at any place, and in tiles of all sizes. If they differ by place, each row is multiplied
+alone, always with the same shape and alignment.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch import Tensor
 
 _SMALLEST = 16
 """
-Rows of a tile that few rows get. Fewer would cost less, but libraries take other code for fewer, in
-which larger tiles do not agree.
+Rows of the smallest tile. Fewer would cost less, but libraries use other code for fewer rows, and
+larger tiles do not agree with it.
 """
 
 _LARGER = (64, 256)
-"""Rows of a tile, where they agree with the smallest: the library is faster at more rows."""
+"""Rows of larger tiles, used if they agree with the smallest: they are faster per row."""
 
 _MOST_ELEMENTS = 1 << 24
-"""Of a tile's result: larger ones gain nothing."""
+"""Most elements of a tile's result; larger ones gain nothing."""
 
 _ALONE = 1
 
 _ALIGNMENT = 64
-"""Bytes: the widest vector. The framework allocates tensors at multiples of it."""
+"""Bytes of the widest vector. The framework allocates tensors at multiples of it."""
 
 _Key = tuple[int, int, torch.dtype, int, int]
-"""Columns, width and type of a weight, its address modulo the alignment, and threads."""
+"""Columns, width and type of a weight, its address modulo the alignment, and number of threads."""
 
 _log = structlog.get_logger(__name__)
 _smallest: dict[_Key, int] = {}
@@ -44,9 +44,9 @@ _agrees: dict[tuple[_Key, int], bool] = {}
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
     """
-    Arguments as in the package's `linear`, unchecked.
+    Multiply; arguments are as in the package's `linear`, unchecked.
 
-    A sum that is added to a residual is rounded to the type before.
+    A product is rounded to the type before it is added to a residual.
     """
     num_rows = x.shape[0]
     out = torch.empty((num_rows, weight.shape[0]), dtype=x.dtype)
@@ -65,9 +65,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
 
 
 def _cut(weight: Tensor, num_rows: int) -> Iterator[int]:
-    """Sizes of tiles that hold so many rows, the last with room to spare."""
+    """Yield sizes of tiles that hold so many rows; the last may have room to spare."""
     num_columns, width = weight.shape
-    # How many threads share a product may change its sums, so each number is tried.
+    # The number of threads that share a product may change its sums, so each number is tested.
     place = weight.data_ptr() % _ALIGNMENT
     key = num_columns, width, weight.dtype, place, torch.get_num_threads()
     smallest = _smallest_tile(key, weight)
@@ -94,7 +94,7 @@ def _is_aligned(tensor: Tensor) -> bool:
 
 
 def _smallest_tile(key: _Key, weight: Tensor) -> int:
-    """Rows of the tile of which rows have the same bits at any place and beside any others."""
+    """Return the smallest tile in which a row has the same bits at any place."""
     size = _smallest.get(key)
     if size is None:
         size = _smallest[key] = _SMALLEST if _places_agree(weight) else _ALONE
@@ -121,7 +121,7 @@ def _places_agree(weight: Tensor) -> bool:
 
 
 def _larger_tile_agrees(key: _Key, weight: Tensor, size: int) -> bool:
-    """Whether tiles of `size` rows give the bits of the smallest ones."""
+    """Tell whether tiles of `size` rows give the same bits as the smallest ones."""
     found = _agrees.get((key, size))
     if found is None:
         found = size * weight.shape[0] <= _MOST_ELEMENTS
@@ -134,7 +134,7 @@ def _larger_tile_agrees(key: _Key, weight: Tensor, size: int) -> bool:
 
 
 def _samples(weight: Tensor, num_rows: int) -> Tensor:
-    """Rows to try products with: sums in another order end in other bits."""
+    """Return random rows for tests of products: sums in another order end in other bits."""
     generator = torch.Generator().manual_seed(num_rows)
     return torch.randn((num_rows, weight.shape[1]), generator=generator).to(weight.dtype)
 

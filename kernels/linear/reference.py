@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-    """Arguments as in the package's `linear`, unchecked."""
+    """Multiply; arguments are as in the package's `linear`, unchecked."""
     wide = weight.float()
     out = torch.stack([torch.mv(wide, row) for row in x.float()]) if len(x) else _nothing(x, weight)
     if bias is not None:

@@ -1,8 +1,8 @@
 """
 linear in Triton, with tiles of one shape and a fixed order of sums.
 
-How many programs share a tile of the result depends on the number of rows; its bits do not
-(`tuning.LinearTuning`).
+The number of programs that share a tile of the result depends on the number of rows; its bits do
+not (`tuning.LinearTuning`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.linear.tuning import LinearTuning, linear_tuning, splits
 
 _MERGED_COLUMNS = 512
-"""Columns of one row that a program adds the chunks of."""
+"""Columns of one row for which a program adds the chunks."""
 
 
 def linear(
@@ -27,7 +27,7 @@ def linear(
     split: bool | None = None,
 ) -> Tensor:
     """
-    Arguments as in the package's `linear`, unchecked; `split` other than the table's.
+    Multiply; arguments are as in the package's `linear`, unchecked. `split` overrides `splits`.
 
     Raises:
         ValueError: Numbers are not of 2 or 4 bytes.
@@ -56,11 +56,11 @@ def _launch(
 ) -> None:
     num_rows, num_columns = out.shape
     tiles = triton.cdiv(num_rows, tuning.rows) * triton.cdiv(num_columns, tuning.columns)
-    partial = out  # is not touched
+    partial = out  # a placeholder that is not touched
     if split:
         shape = (tuning.num_chunks, num_rows, num_columns)
         partial = torch.empty(shape, dtype=torch.float32, device=x.device)
-    ends = (out if bias is None else bias, out)  # a bias that is not there is not touched
+    ends = (out if bias is None else bias, out)  # without a bias its place is not touched
     same = {"COLUMNS": num_columns, "BIASED": bias is not None, "ADDS": adds}
     linear_kernel[(tiles, tuning.num_chunks if split else 1)](
         x,
@@ -154,7 +154,7 @@ def merge_kernel(
     """
     Add the chunks of linear_kernel, in the order and by the arithmetic of DIRECT.
 
-    Grid (num_rows, column tiles); shapes as there.
+    Grid (num_rows, column tiles); shapes as in linear_kernel.
     """
     column = tl.program_id(1) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
     held = column < COLUMNS

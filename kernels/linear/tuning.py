@@ -1,8 +1,7 @@
 """
 Tile shapes of the Triton product: a table instead of a search at run time.
 
-Everything that orders a sum depends on the weight's shape and type alone, never on how many rows
-there are.
+The order of sums depends on the weight's shape and type alone, never on the number of rows.
 """
 
 from __future__ import annotations
@@ -12,28 +11,31 @@ from dataclasses import dataclass
 import torch
 
 _PROGRAMS_WANTED = 2 * 132
-"""Two for each multiprocessor of an H100 or H200; for other devices only less well balanced."""
+"""
+Number of programs to aim for: two for each multiprocessor of an H100 or H200. Other devices are
+only less well balanced.
+"""
 
 _FEWEST_TILES = 4
-"""Of a chunk, along the inner dimension: enough to keep loads on their way."""
+"""Fewest tiles of a chunk along the inner dimension: enough to keep loads in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearTuning:
     """
-    How a product is cut.
+    The tiles and chunks that a product is cut into.
 
     The inner dimension is cut into chunks; each is summed from zero, and chunks are added first to
     last. So a row's bits are the same whether one program computes all chunks or several do.
 
     Attributes:
-        rows: Of a tile of the result; rows that are not there are computed and not kept.
-        columns: Of a tile of the result.
-        depth: Of the inner dimension, multiplied at once.
-        chunk_tiles: Steps of `depth` of a chunk; the last may have fewer.
-        num_chunks: Of the inner dimension.
-        num_warps: Of 32 threads each, per program.
-        num_stages: Tiles on their way at once.
+        rows: Rows of a tile of the result; rows past the last are computed and not stored.
+        columns: Columns of a tile of the result.
+        depth: Elements of the inner dimension that are multiplied at once.
+        chunk_tiles: Steps of `depth` in a chunk; the last chunk may have fewer.
+        num_chunks: Number of chunks of the inner dimension.
+        num_warps: Warps of 32 threads per program.
+        num_stages: Tiles in flight at once.
     """
 
     rows: int
@@ -53,13 +55,13 @@ _TILES: dict[int, tuple[int, int, int, int, int]] = {
 Rows, columns, depth, warps and stages by bytes of a number.
 
 64 rows are the least that Hopper's matrix instructions take, so few rows cost no more memory
-traffic than many. float32 takes no tensor core and is for checking.
+traffic than many. float32 uses no tensor core and is for checking.
 """
 
 
 def linear_tuning(num_columns: int, width: int, dtype: torch.dtype) -> LinearTuning:
     """
-    The cut for a weight of shape ``[num_columns, width]``.
+    Return the cut for a weight of shape ``[num_columns, width]``.
 
     Raises:
         ValueError: Numbers are not of 2 or 4 bytes.
@@ -83,6 +85,6 @@ def linear_tuning(num_columns: int, width: int, dtype: torch.dtype) -> LinearTun
 
 
 def splits(tuning: LinearTuning, *, num_rows: int, num_columns: int) -> bool:
-    """Whether each chunk gets a program of its own, or one program computes all, in order."""
+    """Tell whether each chunk gets its own program; otherwise one computes all, in order."""
     programs = -(-num_rows // tuning.rows) * -(-num_columns // tuning.columns)
     return tuning.num_chunks > 1 and programs < _PROGRAMS_WANTED

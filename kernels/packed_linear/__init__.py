@@ -1,14 +1,14 @@
 """
-Products with a weight that was brought into the order in which they read it, once.
+Products with a weight that was brought once into the order in which they read it (packed).
 
 A step of a few rows reads every weight and does little with it. The framework's float32 products
 copy each weight into their own order at every call, which takes longer than the products; these
-read it as it lies. A row's bits depend on the row and the weight alone.
+read it in place. A row's bits depend on the row and the weight alone.
 
-Most checkpoints hold bfloat16. Where all of a weight's numbers are, it is kept so: nothing is
-rounded, and memory, which is what few rows wait for, is read half as much. Rows of float32 meet it
-widened in registers: products have the bits that float32 weights would give. Rows of bfloat16 meet
-it in pairs where the processor multiplies pairs (AVX512_BF16), else widened as well.
+Most checkpoints hold bfloat16. A weight with only bfloat16 numbers is kept in that type: nothing is
+rounded, and half as much memory is read, which bounds the time of few rows. For rows of float32 it
+is widened in registers: products have the bits that float32 weights would give. For rows of
+bfloat16 it is multiplied in pairs if the processor can (AVX512_BF16), else widened as well.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _operation: Operation[_Product] = Operation("packed_linear", reference.packed_li
 
 class PackedWeight(Tensor):
     """
-    A weight of N rows in panels, float32 ``[ceil(N / panel), K, panel]`` or, where that loses
-    nothing, bfloat16 ``[ceil(N / panel), K / 2, panel, 2]``; no operation of the framework takes it
-    for a matrix.
+    A weight of N rows in panels, float32 ``[ceil(N / panel), K, panel]`` or, if that loses nothing,
+    bfloat16 ``[ceil(N / panel), K / 2, panel, 2]``; the framework's operations cannot use it as a
+    matrix.
     """
 
     num_columns: int
-    """N, the columns of a product."""
+    """Number of columns of a product, N."""
 
     # As the framework documents for a class that only adds attributes.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
@@ -62,12 +62,12 @@ class PackedWeight(Tensor):
         Pack float32 or bfloat16 ``[N, K]``.
 
         Args:
-            weight: Not changed.
-            memory: Contiguous, of as many elements as `packed_elements` says, of the type that
-                `packed_dtype` says or float32: where to put it. None allocates the former.
+            weight: The weight, which is not changed.
+            memory: Contiguous tensor for the result, of `packed_elements` elements, in the type of
+                `packed_dtype` or float32. None allocates one of `packed_dtype`.
 
         Raises:
-            ValueError: Another type, number of dimensions or elements.
+            ValueError: The type, number of dimensions or number of elements is another.
         """
         if weight.dtype not in _TYPES or weight.ndim != 2:
             raise ValueError(
@@ -89,16 +89,16 @@ class PackedWeight(Tensor):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is kept in bfloat16."""
+        """True if it is kept in bfloat16."""
         return self.dtype == torch.bfloat16
 
     @property
     def width(self) -> int:
-        """K, the columns of a row that it multiplies."""
+        """Number of elements of a row that it multiplies, K."""
         return 2 * self.shape[1] if self.is_narrow else self.shape[1]
 
     def rows(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Some rows of the weight, int ``[T]`` to ``[T, K]`` of a type that holds its numbers."""
+        """Return some rows, int ``[T]`` to ``[T, K]`` of a type that holds the weight's numbers."""
         panel = self.shape[2]
         rows = self.as_subclass(Tensor)[index // panel, :, index % panel]
         return rows.flatten(1).to(dtype).contiguous()
@@ -106,11 +106,11 @@ class PackedWeight(Tensor):
 
 def use_cpu_extension(*, wanted: bool) -> bool:
     """
-    Say whether the CPU multiplies packed weights in C++, for the whole process; weights packed
-    before are of no use after a change.
+    Let the CPU multiply packed weights in C++ or not, for the whole process; weights packed before
+    a change cannot be used after it.
 
     Returns:
-        Whether it does: not where the library cannot be had.
+        True if it does; False if that is not wanted or the library is not available.
     """
     _operation.withdraw("cpu", _CPU_EXTENSION)
     if not wanted:
@@ -125,8 +125,8 @@ def use_cpu_extension(*, wanted: bool) -> bool:
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """
-    Whether packed weights pay: float32 or bfloat16 on a CPU that multiplies them in C++; not
-    bfloat16 where the processor has tiles for it (amx_bf16), which C++ here does not use.
+    Tell whether packed weights are faster: float32 or bfloat16 on a CPU that multiplies them in
+    C++; not bfloat16 if the processor has tiles for it (amx_bf16), which our C++ does not use.
     """
     if device.type != "cpu" or _operation.on(device) is not cpu_extension.packed_linear:
         return False
@@ -137,8 +137,8 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 def packed_dtype(weight: Tensor) -> torch.dtype:
     """
-    The type that ``[N, K]`` is packed in: bfloat16 where that holds all of its numbers and K is
-    even, so that words of two are whole, else float32.
+    Return the type that ``[N, K]`` is packed in: bfloat16 if it can hold all of the numbers and K
+    is even, so that pairs are whole, else float32.
     """
     if weight.shape[1] % 2 or not weight.numel():
         return torch.float32
@@ -150,7 +150,7 @@ def packed_dtype(weight: Tensor) -> torch.dtype:
 
 
 def packed_elements(num_columns: int, width: int) -> int:
-    """Elements that a weight ``[num_columns, width]`` takes packed."""
+    """Return the number of elements of a packed weight ``[num_columns, width]``."""
     return -(-num_columns // _panel()) * _panel() * width
 
 
@@ -158,17 +158,17 @@ def packed_linear(
     x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, residual: Tensor | None = None
 ) -> Tensor:
     """
-    Multiply rows by a weight, and add what is given.
+    Multiply rows by a weight, and add bias and residual if given.
 
     Args:
         x: float32 or bfloat16, shape ``[T, K]``, elements of a row adjacent.
-        weight: Packed, of shape ``[N, K]``.
+        weight: Packed weight of shape ``[N, K]``.
         bias: Same type as `x`, shape ``[N]``.
         residual: Same type, shape ``[T, N]``, contiguous. Overwritten with the sum.
 
     Returns:
-        ``[T, N]`` in the type of `x`: `residual` where it is given. Sums are float32, and rounded
-        once, when all is added.
+        ``[T, N]`` in the type of `x`; it is `residual` if that is given. Sums are float32, and
+        rounded once, when all is added.
 
     Raises:
         ValueError: Shapes, types or strides are not as described.

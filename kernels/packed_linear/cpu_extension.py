@@ -15,7 +15,7 @@ _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
 def panel() -> int:
-    """Columns of a panel as the library reads it: it depends on the processor's registers."""
+    """Return the columns of a panel in the library; they depend on the processor's registers."""
     return int(_library().tandem_linear_panel())
 
 
@@ -23,8 +23,8 @@ def packed_linear(
     x: Tensor, packed: Tensor, num_columns: int, bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
     """
-    Arguments as in the package's `packed_linear`, unchecked; packed in panels of `panel`, in
-    bfloat16 or float32.
+    Multiply; arguments are as in the package's `packed_linear`, unchecked. `packed` has panels of
+    `panel` columns, in bfloat16 or float32.
     """
     num_rows, width = x.shape
     out = torch.empty((num_rows, num_columns), dtype=x.dtype) if residual is None else residual
@@ -48,7 +48,7 @@ def packed_linear(
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library with the types of what is called here."""
+    """Load the library and declare the types of the functions called here."""
     library = load_library()
     library.tandem_linear_panel.restype = _COUNT
     library.tandem_linear.argtypes = (

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 def pack(weight: Tensor, panel: int, dtype: torch.dtype) -> Tensor:
     """
-    ``[N, K]`` with rows side by side and zeros after the last: float32 ``[ceil(N / panel), K,
+    Pack ``[N, K]`` with rows side by side and zeros after the last: float32 ``[ceil(N / panel), K,
     panel]``, or bfloat16 ``[ceil(N / panel), K / 2, panel, 2]``.
     """
     num_columns, width = weight.shape
@@ -20,14 +20,14 @@ def pack(weight: Tensor, panel: int, dtype: torch.dtype) -> Tensor:
 
 
 def unpack(packed: Tensor, num_columns: int) -> Tensor:
-    """What `pack` got."""
+    """Undo `pack`: return the weight ``[N, K]`` in float32."""
     return packed.transpose(1, 2).flatten(2).flatten(0, 1)[:num_columns].float()
 
 
 def packed_linear(
     x: Tensor, packed: Tensor, num_columns: int, bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
-    """Arguments as in the package's `packed_linear`, unchecked."""
+    """Multiply; arguments are as in the package's `packed_linear`, unchecked."""
     product = functional.linear(
         x.float(), unpack(packed, num_columns), None if bias is None else bias.float()
     )

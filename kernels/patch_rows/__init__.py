@@ -20,13 +20,13 @@ _operation = Operation(
 
 def patch_rows(words: Tensor, patch: Tensor) -> None:
     """
-    Write some words, in place and without a look at the host.
+    Write some words in place, without reading on the host.
 
     Args:
         words: int32, contiguous, shape ``[W]``.
-        patch: int32, contiguous, shape ``[2, N]`` on the device of `words`: where each word goes,
-            in [0, W) and no two equal, then the words. A negative place is skipped, so that a
-            patch of fixed size may hold fewer. Places are not checked here but by `RowPatch`.
+        patch: int32, contiguous, shape ``[2, N]`` on the device of `words`: the place of each word,
+            distinct and in [0, W), then the words. A negative place is skipped, so that a patch of
+            fixed size may hold fewer. Places are checked by `RowPatch`, not here.
 
     Raises:
         ValueError: Shapes, types, strides or devices are not as described.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 _WORD_BYTES = 4
 _ALIGNMENT = 4
-"""Words: columns start at multiples of 16 bytes, as wide loads want it."""
+"""Alignment of columns in words: they start at multiples of 16 bytes, for wide loads."""
 
 _NUMPY_DTYPES = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
 
@@ -21,12 +21,12 @@ _NUMPY_DTYPES = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowField:
     """
-    One column.
+    The description of a column.
 
     Attributes:
-        name: Unique among the columns.
+        name: Name, unique among the columns.
         dtype: int32, int64 or float32.
-        width: Entries per row; None is one entry and a column without that dimension.
+        width: Entries per row; None for one entry per row and a one-dimensional column.
     """
 
     name: str
@@ -35,12 +35,12 @@ class RowField:
 
     @property
     def entry_words(self) -> int:
-        """Words of one entry."""
+        """Number of words of one entry."""
         return self.dtype.itemsize // _WORD_BYTES
 
     @property
     def row_words(self) -> int:
-        """Words of one row."""
+        """Number of words of one row."""
         return self.entry_words * (1 if self.width is None else self.width)
 
 
@@ -48,20 +48,20 @@ class PackedRows:
     """
     Columns of R rows, each contiguous, all in one int32 tensor that never moves.
 
-    What works from fixed addresses, such as a captured graph, reads `column`; the host changes any
-    number of rows and columns with one copy and one kernel through `patch`.
+    Code with fixed addresses, such as a captured graph, reads `column`; the host changes any number
+    of rows and columns with one copy and one kernel through `patch`.
     """
 
     def __init__(self, fields: Iterable[RowField], num_rows: int, device: torch.device) -> None:
         """
         Args:
             fields: The columns; all start as zeros.
-            num_rows: R, at least 1.
-            device: Where they are.
+            num_rows: Number of rows, R, at least 1.
+            device: Device of the columns.
 
         Raises:
-            ValueError: Two fields of one name, a type that does not pack into words, a size below 1
-                or more than 2**31 words.
+            ValueError: Two fields have one name, a type does not pack into words, a size is below
+                1, or there are 2**31 words or more.
         """
         self._num_rows = num_rows
         self._fields: dict[str, RowField] = {}
@@ -82,11 +82,11 @@ class PackedRows:
 
     @property
     def num_rows(self) -> int:
-        """R, rows of every column."""
+        """Number of rows of every column, R."""
         return self._num_rows
 
     def column(self, name: str) -> Tensor:
-        """A view of one column, ``[R]`` or ``[R, width]``, contiguous."""
+        """Return a view of one column, ``[R]`` or ``[R, width]``, contiguous."""
         field, first = self._fields[name], self._first[name]
         entries = self.words[first : first + self._num_rows * field.row_words].view(field.dtype)
         return entries if field.width is None else entries.view(self._num_rows, field.width)
@@ -98,8 +98,8 @@ class PackedRows:
 
 class RowPatch:
     """
-    Changes of `PackedRows` collected on the host; none takes effect before `packed`'s result is
-    applied. No two may change the same entry.
+    Changes of `PackedRows`, collected on the host. They take effect when the result of `packed` is
+    applied by `patch_rows`. No two may change the same entry.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class RowPatch:
         Change the first entries of some rows of a column.
 
         Args:
-            name: Of the column.
+            name: Name of the column.
             row: ``[P]``, in [0, R).
             value: ``[P]``, or ``[P, V]`` with V at most the column's width. Converted to the
                 column's type.
 
         Raises:
-            ValueError: No such row, or too many entries.
+            ValueError: A row does not exist, or there are too many entries.
         """
         field = self._fields[name]
         width = 1 if field.width is None else field.width
@@ -147,18 +147,18 @@ class RowPatch:
         each.
 
         Raises:
-            ValueError: No such row or entry.
+            ValueError: A row or entry does not exist.
         """
         field = self._fields[name]
         self._add(field, np.asarray(row, np.int64), np.asarray(index, np.int64), value)
 
     def packed(self) -> Tensor:
         """
-        The changes as `patch_rows` takes them, int32 ``[2, N]``, on the way to the device by one
-        copy that the host does not wait for.
+        Copy the changes to the device in the form that `patch_rows` takes, int32 ``[2, N]``; the
+        host does not wait for the copy.
 
         Raises:
-            ValueError: Two changes of one entry.
+            ValueError: Two changes are of one entry.
         """
         is_pinned = self._device.type == "cuda"
         num_words = sum(len(place) for place in self._places)
@@ -179,7 +179,7 @@ class RowPatch:
         index: NDArray[np.int64],
         value: NDArray[np.integer | np.floating],
     ) -> None:
-        """Entry `index` of `row`, broadcast to the shape of `value`."""
+        """Add changes of entry `index` of `row`, broadcast to the shape of `value`."""
         width = 1 if field.width is None else field.width
         if not _is_within(row, self._num_rows) or not _is_within(index, width):
             raise ValueError(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def patch_rows(words: Tensor, patch: Tensor) -> None:
-    """Arguments as in the package's `patch_rows`, unchecked."""
+    """Write words; arguments are as in the package's `patch_rows`, unchecked."""
     place, word = patch
     is_used = place >= 0
     words[place[is_used].long()] = word[is_used]

@@ -11,7 +11,7 @@ NUM_WARPS = 2
 
 
 def patch_rows(words: Tensor, patch: Tensor) -> None:
-    """Arguments as in the package's `patch_rows`, unchecked."""
+    """Write words; arguments are as in the package's `patch_rows`, unchecked."""
     num_words = patch.shape[1]
     if num_words:
         _patch_rows_kernel[(triton.cdiv(num_words, TILE),)](

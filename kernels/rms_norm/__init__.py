@@ -26,7 +26,7 @@ _add_operation = Operation(
 
 
 def use_cpu_extension(*, wanted: bool) -> None:
-    """Say whether a CPU does this in C++, for the whole process; the library must be there."""
+    """Let a CPU do this in C++ or not, for the whole process; C++ needs the library loaded."""
     _operation.withdraw("cpu", _CPU_EXTENSION)
     _add_operation.withdraw("cpu", _CPU_EXTENSION)
     if wanted:

@@ -40,7 +40,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library with the types of what is called here."""
+    """Load the library and declare the types of the functions called here."""
     library = load_library()
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.tandem_rms_norm.argtypes = (

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_WIDTH = 32768
-"""Longest row that a program holds in registers."""
+"""Most elements of a row that a program holds in registers."""
 
 _LANES = 32
 _MAX_WARPS = 16
@@ -43,9 +43,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 def launch_shape(width: int) -> tuple[int, int]:
     """
-    Tile and warps for rows of `width` elements.
+    Return tile and warps for rows of `width` elements.
 
-    They depend on nothing else: a row gives the same bits among any other rows.
+    They depend on nothing else: a row gives the same bits beside any other rows.
     """
     tile = triton.next_power_of_2(width)
     num_warps = min(_MAX_WARPS, max(1, tile // (_LANES * _THREAD_WIDTH)))
@@ -79,7 +79,10 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
 
 
 def _row_stride(x: Tensor) -> int:
-    """Known when a kernel is compiled, so it must not depend on how a single row was cut out."""
+    """
+    Return the stride of rows, a constant of the compiled kernel; that of a single row is its width,
+    so that it does not depend on how the row was cut out.
+    """
     return x.stride(0) if x.shape[0] > 1 else x.shape[1]
 
 

@@ -25,7 +25,7 @@ _operation = Operation(
 
 
 def use_cpu_extension(*, wanted: bool) -> None:
-    """Say whether a CPU does this in C++, for the whole process; the library must be there."""
+    """Let a CPU do this in C++ or not, for the whole process; C++ needs the library loaded."""
     _operation.withdraw("cpu", _CPU_EXTENSION)
     if wanted:
         _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.rope_kv_write)
@@ -47,13 +47,13 @@ def rope_kv_write(
         qkv: Shape ``[T, (H + 2 * K) * D]``: H query heads, K key heads, K value heads; rotary pairs
             are neighbours ``(2i, 2i + 1)``. May be overwritten.
         rotation: float32 ``[T, D / 2, 2]``, cosine and sine of each token's position and pair.
-        kv_position: int64 ``[T]``, block * block_size + offset in block; no two equal. Tokens that
-            only pad a batch have positions in block 0, which nobody reads and where equal ones are
-            allowed, or negative ones: their keys and values are lost.
+        kv_position: int64 ``[T]``, block * block_size + offset in block; no two equal. Tokens of
+            padding have positions in block 0, which is never read and where equal ones are allowed,
+            or negative positions: their keys and values are lost.
         kv_cache: Type of `qkv`, contiguous, shape ``[blocks, block_size, 2, K, D]``, keys before
             values.
         qk_norm: Type of `qkv`, ``[H + K, D]``, scale of a per-head rms_norm before the rotation;
-            None is no normalisation.
+            None for no normalisation.
         norm_eps: Added to the mean square of that normalisation.
 
     Returns:

@@ -34,7 +34,7 @@ def rope_kv_write(
         turned = torch.view_as_complex(pairs.float()).mul_(turn)
         pairs.copy_(torch.view_as_real(turned))
     kv_width = 2 * num_kv_heads * head_dim
-    # What is not to be stored goes to block 0: cheaper than to look whether there is any.
+    # Tokens that are not to be stored are written to block 0: cheaper than to look for them.
     position = kv_position.clamp(min=0)
     kv_cache.view(-1, kv_width).index_copy_(0, position, qkv[:, -kv_width:])
     return query_key[:, :-num_kv_heads]

@@ -22,7 +22,8 @@ def rope_kv_write(
     norm_eps: float,
 ) -> Tensor:
     """
-    Arguments as in the package's `rope_kv_write`, unchecked; overwrites `qkv`.
+    Rotate and store; arguments are as in the package's `rope_kv_write`, unchecked. Overwrites
+    `qkv`.
 
     Raises:
         IndexError: A position is past the end of the cache.
@@ -53,7 +54,7 @@ def rope_kv_write(
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library with the types of what is called here."""
+    """Load the library and declare the types of the functions called here."""
     library = load_library()
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.tandem_rope_kv_write.argtypes = (

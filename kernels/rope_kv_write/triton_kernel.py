@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 HEADS_PER_PROGRAM = 8
-"""Enough work for a program, and few enough that one token still spreads over the device."""
+"""Heads per program: enough work for it, and few enough that one token spreads over the device."""
 
 _LANES = 32
 _THREAD_WIDTH = 8
@@ -24,8 +24,8 @@ def rope_kv_write(
     norm_eps: float,
 ) -> Tensor:
     """
-    Arguments as in the package's `rope_kv_write`, unchecked; leaves `qkv` as it is and returns
-    contiguous queries.
+    Rotate and store; arguments are as in the package's `rope_kv_write`, unchecked. `qkv` is not
+    changed, and the returned queries are contiguous.
     """
     num_tokens, width = qkv.shape
     num_kv_heads, head_dim = kv_cache.shape[3:]
@@ -59,9 +59,9 @@ def rope_kv_write(
 
 def launch_shape(head_dim: int) -> tuple[int, int]:
     """
-    Columns of a tile and warps for heads of `head_dim`.
+    Return the columns of a tile and warps for heads of `head_dim`.
 
-    They depend on nothing else: a token gives the same bits among any other tokens.
+    They depend on nothing else: a token gives the same bits beside any other tokens.
     """
     dim_tile = triton.next_power_of_2(head_dim)
     num_warps = min(8, max(1, HEADS_PER_PROGRAM * dim_tile // (_LANES * _THREAD_WIDTH)))

@@ -22,7 +22,7 @@ _operation = Operation(
 
 
 def use_cpu_extension(*, wanted: bool) -> None:
-    """Say whether a CPU does this in C++, for the whole process; the library must be there."""
+    """Let a CPU do this in C++ or not, for the whole process; C++ needs the library loaded."""
     _operation.withdraw("cpu", _CPU_EXTENSION)
     if wanted:
         _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.silu_mul)
@@ -39,7 +39,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         Shape ``[T, N]``, contiguous.
 
     Raises:
-        ValueError: Not two-dimensional, or an odd width.
+        ValueError: `gate_up` is not two-dimensional, or its width is odd.
     """
     if gate_up.ndim != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must have shape [T, 2 * N], got {list(gate_up.shape)}")

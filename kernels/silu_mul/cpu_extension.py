@@ -32,7 +32,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library with the types of what is called here."""
+    """Load the library and declare the types of the functions called here."""
     library = load_library()
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.tandem_silu_mul.argtypes = (count, pointer, count, pointer, count, count, count)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 TILE = 1024
 NUM_WARPS = 4
-"""Of a tile: in two-byte types each thread loads 16 bytes of gate and of up."""
+"""Warps of a tile: in two-byte types each thread loads 16 bytes of gate and of up."""
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
