@@ -1,8 +1,8 @@
 """
-Causal attention over a paged cache: prefill chunks and decodes of one batch together, keys and
-values found through block tables only.
+Causal attention over a paged KV cache: prefill chunks and decodes of one batch together, with keys
+and values found through block tables only.
 
-A plan is made once per step from lengths and block tables and then serves every layer with the same
+A plan is made once per step from lengths and block tables, and used by every layer with the same
 window.
 """
 
@@ -36,7 +36,7 @@ _CPU_EXTENSION = "cpu-extension"
 _log = structlog.get_logger(__name__)
 
 CpuExtension = Literal["auto", "on", "off"]
-"""Whether the CPU attends in C++: where the library can be had, in any case, or never."""
+"""Setting for attention in C++ on a CPU: if the library is available ("auto"), always, or never."""
 
 _Planner = Callable[[PagedSequences, AttentionShape, int | None], AttentionPlan]
 
@@ -52,19 +52,19 @@ _operation: Operation[_Planner] = Operation(
 
 def use_cpu_extension(wanted: CpuExtension) -> str | None:
     """
-    Say whether the CPU attends in C++, from the next plan on and for the whole process.
+    Let the CPU attend in C++ or not, from the next plan on and for the whole process.
 
     The library is built here if this machine has not built it yet, which takes seconds.
 
     Args:
-        wanted: "auto" is "on" where the library can be had; elsewhere the log says why not, as a
-            warning, and PyTorch computes.
+        wanted: "on", "off" or "auto", which means "on" if the library is available; otherwise the
+            reason is logged as a warning, and PyTorch computes.
 
     Returns:
-        Why the library cannot be had though "auto" asks for it; else None.
+        The reason why the library is not available, if "auto" asks for it; else None.
 
     Raises:
-        ExtensionUnavailable: "on", and the library cannot be had.
+        ExtensionUnavailable: `wanted` is "on", and the library is not available.
     """
     if wanted == "off":
         _operation.withdraw("cpu", _CPU_EXTENSION)
@@ -93,7 +93,7 @@ def plan_paged_attention(
     Args:
         sequences: Lengths and block tables of the batch's rows.
         shape: Geometry of heads and cache, number type and device.
-        window: How many last positions a query sees, itself included; None is all.
+        window: Number of last positions that a query sees, its own included; None for all.
 
     Raises:
         ValueError: Lengths or tables contradict each other, or the device's kernels do not take
@@ -118,7 +118,8 @@ def plan_paged_attention(
 
 def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     """
-    Attend; the keys and values of the queries' own positions must be in the cache already.
+    Compute attention; the keys and values of the queries' own positions must be in the cache
+    already.
 
     Cache positions at or past a row's length are never used, whatever they hold.
 
@@ -126,14 +127,15 @@ def paged_attention(query: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale:
         query: Shape ``[T, H, D]``, rows of the plan one after another; last stride 1.
         kv_cache: Contiguous, shape ``[blocks, block_size, 2, K, D]``, keys before values; type of
             `query`.
-        plan: For this batch.
-        scale: Multiplies the scores, usually ``D ** -0.5``; positive.
+        plan: Plan of this batch.
+        scale: Factor of the scores, usually ``D ** -0.5``; positive.
 
     Returns:
         Shape ``[T, H, D]``, contiguous.
 
     Raises:
-        ValueError: Shapes, types or strides are not what was planned, or the scale is not positive.
+        ValueError: Shapes, types or strides are not those of the plan, or the scale is not
+            positive.
     """
     shape = plan.shape
     if query.shape != (plan.num_queries, shape.num_heads, shape.head_dim) or query.stride(2) != 1:

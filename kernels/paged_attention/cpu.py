@@ -1,6 +1,6 @@
 """
 Paged attention on the CPU: per group of tiles one gather into a buffer that stays in cache, then
-one fused call; long tiles whose blocks are adjacent are read where they lie (`cpu_runs`).
+one fused call; long tiles with adjacent blocks are read in place (`cpu_runs`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from kernels.paged_attention.tiles import (
 )
 
 _GATHER_BYTES = 2 << 20
-"""Keys and values gathered at a time: enough to pay for the calls, few enough to stay in cache."""
+"""Bytes of keys and values gathered at a time: enough to pay for the calls, but still in cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
     """
-    B tiles of Q queries and L keys after padding.
+    A group of B tiles with Q queries and L keys each, after padding.
 
-    `queries` are the group's among the plan's ordered ones, B * Q of them; `key_place` is int64
-    ``[B * L]``; `mask` is added to scores, ``[B, 1, 1 or group_size * Q, L]``, or None.
+    `queries` are the group's B * Q queries among the plan's ordered ones; `key_place` is int64
+    ``[B * L]``; `mask`, which is added to scores, is ``[B, 1, 1 or group_size * Q, L]`` or None.
     """
 
     num_tiles: int
@@ -49,10 +49,10 @@ class _Group:
 @dataclass(frozen=True, slots=True)
 class TiledPlan:
     """
-    Groups in order, and where their queries lie among the batch's.
+    A plan of groups of tiles, and the places of their queries among the batch's.
 
-    `query_order` is int64 ``[sum of B * Q]``, `result_order` int64 ``[T]`` its inverse; both None
-    where the groups take the batch's queries as they stand. `gathered` is scratch for the largest
+    `query_order` is int64 ``[sum of B * Q]``, `result_order` int64 ``[T]`` its inverse; both are
+    None if the groups take the batch's queries in order. `gathered` is scratch for the largest
     group's keys and values, ``[B * L, 2 * K * D]``.
     """
 
@@ -64,7 +64,7 @@ class TiledPlan:
     gathered: Tensor
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
-        """Arguments and result as in `paged_attention`, unchecked."""
+        """Compute attention; arguments and result are as in `paged_attention`, unchecked."""
         shape = self.shape
         heads = (shape.num_kv_heads, shape.group_size, shape.head_dim)
         ordered = query if self.query_order is None else query.index_select(0, self.query_order)
@@ -73,7 +73,7 @@ class TiledPlan:
         cache = kv_cache.view(-1, 2, shape.num_kv_heads, shape.head_dim)
         for group in self.groups:
             own, target = ordered[group.queries], out[group.queries]
-            if group.num_queries > 1:  # heads of a group attend alike: they stand in as queries
+            if group.num_queries > 1:  # heads of a group share keys: they become queries
                 tiled = (group.num_tiles, group.num_queries, *heads)
                 own = own.view(tiled).permute(0, 2, 3, 1, 4).flatten(2, 3)
                 target = target.view(tiled).permute(0, 2, 3, 1, 4)
@@ -89,7 +89,7 @@ class TiledPlan:
         return out if self.result_order is None else out.index_select(0, self.result_order)
 
     def _gather(self, group: _Group, cache: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of a group, ``[B, K, L, D]`` each."""
+        """Gather the keys and values of a group, ``[B, K, L, D]`` each."""
         kv = self.gathered[: group.num_tiles * group.num_keys]
         torch.index_select(cache.flatten(1), 0, group.key_place, out=kv)
         kv = kv.view(group.num_tiles, group.num_keys, 2, -1, self.shape.head_dim)
@@ -97,7 +97,7 @@ class TiledPlan:
 
 
 def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> AttentionPlan:
-    """Arguments as in `plan_paged_attention`, unchecked."""
+    """Prepare a step; arguments are as in `plan_paged_attention`, unchecked."""
     if shape.batch_invariant:
         return cpu_alone.plan(sequences, shape, window)
     num_queries = int(sequences.query_len.sum())

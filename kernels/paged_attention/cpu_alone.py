@@ -1,11 +1,11 @@
 """
-Paged attention on the CPU in which nothing but a query's own sequence and position decides its
-bits: neither the batch nor the chunk that it is computed in.
+Batch-invariant paged attention on the CPU: a query's bits depend only on its own sequence and
+position, not on the batch or the chunk that it is computed in.
 
-Queries lie in tiles that begin at fixed positions, each at its own place, and a tile's keys end at
-a fixed position too; what is missing is filled up and masked. So each call has a shape that the
-position alone decides. Tiles run one by one, since a library may choose its code by how many there
-are.
+Tiles of queries begin at fixed positions, and each query has a fixed place in its tile; a tile's
+keys end at a fixed position too. Missing queries and keys are filled up and masked. So the shape of
+each call depends on the position alone. Tiles run one by one, since a library may choose its code
+by the number of tiles.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from torch.nn import functional
 from kernels.paged_attention.sequences import AttentionShape, PagedSequences
 
 QUERIES = 8
-"""Positions of a tile. Fewer waste less where a row decodes, more save calls in prompts."""
+"""Positions of a tile. Fewer would waste less in decodes, more would save calls in prompts."""
 
 KEYS = 128
-"""Keys are filled up to a multiple of this."""
+"""Multiple to which a tile's keys are filled up."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
     """
-    Some queries of one row.
+    A tile of some queries of one row.
 
-    `query_place` int64 ``[QUERIES]``, among the batch's; `wanted`, which of them are asked for, and
-    `target`, where their results go; `key_place` int64 ``[L]`` in the cache; `mask` added to the
-    scores, ``[1, 1, group_size * QUERIES, L]``.
+    `query_place` is int64 ``[QUERIES]``, the queries' places in the batch; `wanted` are the queries
+    of the tile that the batch has, and `target` the places of their results; `key_place` is int64
+    ``[L]`` in the cache; `mask`, which is added to the scores, is
+    ``[1, 1, group_size * QUERIES, L]``.
     """
 
     query_place: Tensor
@@ -46,14 +47,14 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class AlonePlan:
-    """Tiles in order of the batch's queries."""
+    """A plan of tiles in the order of the batch's queries."""
 
     shape: AttentionShape
     num_queries: int
     tiles: tuple[_Tile, ...]
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
-        """Arguments and result as in `paged_attention`, unchecked."""
+        """Compute attention; arguments and result are as in `paged_attention`, unchecked."""
         shape = self.shape
         heads = (shape.num_kv_heads, shape.group_size, shape.head_dim)
         out = torch.empty(query.shape, dtype=query.dtype)
@@ -62,7 +63,7 @@ class AlonePlan:
             kv = cache.index_select(0, tile.key_place)
             kv = kv.view(1, -1, 2, shape.num_kv_heads, shape.head_dim).permute(2, 0, 3, 1, 4)
             own = query.index_select(0, tile.query_place).view(1, QUERIES, *heads)
-            own = own.permute(0, 2, 3, 1, 4).flatten(2, 3)  # heads of a group stand in as queries
+            own = own.permute(0, 2, 3, 1, 4).flatten(2, 3)  # heads of a group become queries
             result = functional.scaled_dot_product_attention(
                 own, kv[0], kv[1], attn_mask=tile.mask, scale=scale
             )
@@ -72,7 +73,7 @@ class AlonePlan:
 
 
 def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> AlonePlan:
-    """Arguments as in `plan_paged_attention`, unchecked."""
+    """Prepare a step; arguments are as in `plan_paged_attention`, unchecked."""
     tiles: list[_Tile] = []
     masks: dict[int, Tensor] = {}
     first = 0
@@ -100,7 +101,7 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
 def _tile(
     begin: int, start: int, seq_len: int, first_query: int, key_place: Tensor, mask: Tensor
 ) -> _Tile:
-    """The tile at position `begin` of a row with queries at positions `start` to `seq_len`."""
+    """Make the tile at position `begin` of a row with queries at positions `start` to `seq_len`."""
     position = np.clip(np.arange(begin, begin + QUERIES), start, seq_len - 1)
     own = slice(max(begin, start), min(begin + QUERIES, seq_len))
     return _Tile(
@@ -119,7 +120,7 @@ def _places(
     shape: AttentionShape,
     window: int | None,
 ) -> Tensor:
-    """Where a tile's keys lie; those past the sequence's end repeat its last one."""
+    """Return the cache positions of a tile's keys; keys past the sequence's end repeat its last."""
     position = np.minimum(_key_positions(begin, window), seq_len - 1)
     block = table[position // shape.block_size].astype(np.int64)
     return torch.from_numpy(block * shape.block_size + position % shape.block_size)

@@ -1,8 +1,8 @@
 """
-Paged attention on the CPU in C++: keys and values are read where they lie, through block tables.
+Paged attention on the CPU in C++: keys and values are read in place, through block tables.
 
-Where the processor multiplies matrices of a 16-bit type itself, which C++ here does not use, long
-chunks of that type stay with PyTorch (`cpu`); a batch may hold both. Products of vectors alone
+If the processor has matrix products of a 16-bit type, which our C++ does not use, long chunks of
+that type are left to PyTorch (`cpu`); a batch may hold both. Products of vectors alone
 (avx512_bf16) are not enough: with them PyTorch takes 2 to 13 times as long as C++ does.
 """
 
@@ -24,13 +24,13 @@ from kernels.paged_attention import cpu
 from kernels.paged_attention.sequences import AttentionPlan, AttentionShape, PagedSequences
 
 _LONGEST_BESIDE_HARDWARE = 16
-"""Query lengths up to which rows run in C++ where PyTorch's products are the hardware's."""
+"""Longest query of rows that run in C++ if PyTorch uses the processor's matrix products."""
 
 _HARDWARE = {
     torch.bfloat16: {"amx_bf16", "bf16"},
     torch.float16: {"amx_fp16", "avx512_fp16", "asimdhp"},
 }
-"""Features of processors that multiply matrices of a type themselves."""
+"""Features of processors that have matrix products of a type."""
 
 _INPUTS = (
     *("num_rows", "num_heads", "num_kv_heads", "head_dim", "block_size", "table_stride"),
@@ -40,7 +40,7 @@ _OUTPUTS = ("scratch_floats", "partial_floats", "least_block", "most_block")
 
 
 class _Plan(ctypes.Structure):
-    """The struct `Plan` of plan.h, which says what each field is."""
+    """The struct `Plan` of plan.h, where the fields are described."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in _INPUTS),
@@ -55,10 +55,10 @@ class _Plan(ctypes.Structure):
 @dataclass(frozen=True, slots=True)
 class ExtensionPlan:
     """
-    Rows that run in C++, and those that do not.
+    A plan of rows that run in C++, and of the others.
 
-    `held` keeps alive what `native` points to. `rest` plans the long rows, whose queries are those
-    of `rest_query`, int64; None where there are none.
+    `held` keeps the memory alive that `native` points to. `rest` is the plan of the long rows, and
+    `rest_query` holds the places of their queries, int64; both are None if there are no long rows.
     """
 
     shape: AttentionShape
@@ -85,7 +85,7 @@ class ExtensionPlan:
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
         """
-        Arguments and result as in `paged_attention`, unchecked.
+        Compute attention; arguments and result are as in `paged_attention`, unchecked.
 
         Raises:
             IndexError: A block table names a block that the cache does not have.
@@ -111,13 +111,16 @@ class ExtensionPlan:
 
 
 def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> AttentionPlan:
-    """Arguments as in `plan_paged_attention`, unchecked; the library must be loadable."""
+    """
+    Prepare a step; arguments are as in `plan_paged_attention`, unchecked. The library must be
+    loadable.
+    """
     if shape.dtype not in NUMBER_TYPES:
         computed = ", ".join(map(str, NUMBER_TYPES))
         raise ValueError(f"cpu-extension computes {computed}, not {shape.dtype}")
     query_len = sequences.query_len.astype(np.int64)
     short = query_len <= _longest_query(shape.dtype)
-    if shape.batch_invariant:  # PyTorch's sums are others, and how long a chunk is must not choose
+    if shape.batch_invariant:  # PyTorch sums differently, and a chunk's length must not matter
         short = np.ones_like(short)
     if not short.any():
         return cpu.plan(sequences, shape, window)
@@ -135,7 +138,7 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
 
 @functools.cache
 def _longest_query(dtype: torch.dtype) -> int:
-    """Query lengths up to which rows run in C++ on this processor."""
+    """Return the longest query of rows that run in C++ on this processor."""
     if cpu_has_any(*_HARDWARE.get(dtype, set())):
         return _LONGEST_BESIDE_HARDWARE
     return np.iinfo(np.int32).max
@@ -143,7 +146,7 @@ def _longest_query(dtype: torch.dtype) -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library with the types of what is called here."""
+    """Load the library and declare the types of the functions called here."""
     library = load_library()
     library.tandem_attention_plan_bytes.restype = ctypes.c_int64
     assert library.tandem_attention_plan_bytes() == ctypes.sizeof(_Plan)

@@ -12,7 +12,7 @@ from kernels.paged_attention.sequences import AttentionShape, PagedSequences, qu
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlan:
-    """The question itself."""
+    """A plan that keeps its arguments as they are."""
 
     sequences: PagedSequences
     shape: AttentionShape
@@ -20,11 +20,11 @@ class ReferencePlan:
 
     @property
     def num_queries(self) -> int:
-        """T, queries of all rows."""
+        """Number of queries of all rows, T."""
         return int(self.sequences.query_len.sum())
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
-        """Arguments and result as in `paged_attention`, unchecked."""
+        """Compute attention; arguments and result are as in `paged_attention`, unchecked."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         first = 0
         rows = zip(
@@ -43,7 +43,7 @@ class ReferencePlan:
         return out
 
     def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Queries ``[Q, H, D]`` of the last positions against all keys ``[L, K, D]`` of one row."""
+        """Attend one row: queries ``[Q, H, D]`` of the last positions to keys ``[L, K, D]``."""
         query_len, seq_len = len(query), len(key)
         key = key.float().repeat_interleave(self.shape.group_size, dim=1)
         value = value.float().repeat_interleave(self.shape.group_size, dim=1)
@@ -58,7 +58,7 @@ class ReferencePlan:
 
 
 def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> ReferencePlan:
-    """Arguments as in `plan_paged_attention`, unchecked."""
+    """Prepare a step; arguments are as in `plan_paged_attention`, unchecked."""
     if shape.batch_invariant:
         sequences = queries_alone(sequences)
     return ReferencePlan(sequences, shape, window)

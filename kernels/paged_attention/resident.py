@@ -1,6 +1,6 @@
 """
-Attention of decodes whose lengths and block tables stay on the device: a plan made once serves
-whatever they hold when it runs, as a captured graph needs it.
+Attention of decodes with lengths and block tables on the device: a plan made once reads their
+contents each time it runs, as a captured graph needs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from kernels.paged_attention.sequences import AttentionPlan, AttentionShape
 @dataclass(frozen=True, slots=True)
 class DensePlan:
     """
-    The definition: every row against all positions of its table, of which it sees its own.
+    The definition: every row attends to all positions of its table, and those past its length are
+    masked.
 
     Shapes do not depend on lengths, and nothing is read on the host.
     """
@@ -30,17 +31,17 @@ class DensePlan:
 
     @property
     def num_queries(self) -> int:
-        """One per row."""
+        """Number of queries, one per row."""
         return len(self.seq_len)
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
-        """Arguments and result as in `paged_attention`, unchecked."""
+        """Compute attention; arguments and result are as in `paged_attention`, unchecked."""
         pages = kv_cache[self.block_table.long()]  # [R, M, block_size, 2, K, D]
         key_at = torch.arange(pages.shape[1] * pages.shape[2], device=query.device)
         seen = key_at < self.seq_len[:, None]
         if self.window is not None:
             seen &= key_at >= self.seq_len[:, None] - self.window
-        # what is not seen may hold anything, NaN included: it is replaced, never multiplied
+        # masked positions may hold anything, NaN included: they are replaced, never multiplied
         kv = torch.where(seen[:, :, None, None, None], pages.flatten(1, 2), 0).float()
         key, value = kv.unbind(2)
         heads = (len(query), self.shape.num_kv_heads, self.shape.group_size, self.shape.head_dim)
@@ -81,10 +82,10 @@ def plan_resident_decodes(
     Args:
         block_table: int32 ``[R, M]`` on the device, contiguous; entries past a row's length are
             any valid blocks.
-        seq_len: int32 ``[R]`` on the device; 0 for rows that pad, whose result is zeros. Read when
-            the plan runs: at most ``M * block_size`` then.
+        seq_len: int32 ``[R]`` on the device; 0 for rows of padding, with zeros as their result.
+            Read when the plan runs, and at most ``M * block_size`` then.
         shape: Geometry of heads and cache, number type and device.
-        window: How many last positions a query sees, itself included; None is all.
+        window: Number of last positions that a query sees, its own included; None for all.
 
     Raises:
         ValueError: Shapes, types or strides are not as described, or the device's kernels do not

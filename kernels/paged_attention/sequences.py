@@ -1,4 +1,4 @@
-"""What paged attention is asked to do, free of how."""
+"""Arguments of paged attention, independent of their implementation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
     """
-    What is the same in every step: heads, cache geometry, number type and device.
+    Properties that are the same in every step: heads, cache geometry, number type and device.
 
-    With `batch_invariant`, a query's bits depend on its own sequence and position alone: neither on
-    the batch nor on the chunk that it is computed in.
+    With `batch_invariant`, a query's bits depend only on its own sequence and position, not on the
+    batch or the chunk that it is computed in.
     """
 
     num_heads: int
@@ -30,7 +30,7 @@ class AttentionShape:
 
     @property
     def group_size(self) -> int:
-        """Query heads per key head."""
+        """Number of query heads per key head."""
         return self.num_heads // self.num_kv_heads
 
 
@@ -40,11 +40,11 @@ class PagedSequences:
     The rows of one batch, on the host.
 
     Attributes:
-        query_len: int32 ``[R]``, new positions of each row, at least 1; their queries follow one
-            another.
-        seq_len: int32 ``[R]``, positions including the new ones.
+        query_len: int32 ``[R]``, number of new positions of each row, at least 1; the queries of
+            rows follow one another.
+        seq_len: int32 ``[R]``, number of positions including the new ones.
         block_table: int32 ``[R, M]``, blocks in order; entries past ``ceil(seq_len / block_size)``
-            mean nothing.
+            are ignored.
     """
 
     query_len: NDArray[np.int32]
@@ -53,7 +53,7 @@ class PagedSequences:
 
 
 def queries_alone(sequences: PagedSequences) -> PagedSequences:
-    """The same queries in the same order, each as a row of its own."""
+    """Return the same queries in the same order, each as a row of its own."""
     query_len = sequences.query_len
     start = np.repeat(sequences.seq_len - query_len, query_len)
     first_query = np.repeat(np.cumsum(query_len) - query_len, query_len)
@@ -70,11 +70,11 @@ class AttentionPlan(Protocol):
 
     @property
     def shape(self) -> AttentionShape:
-        """What it was planned for."""
+        """Shape that it was planned for."""
 
     @property
     def num_queries(self) -> int:
-        """T, queries of all rows."""
+        """Number of queries of all rows, T."""
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
-        """Arguments and result as in `paged_attention`, unchecked."""
+        """Compute attention; arguments and result are as in `paged_attention`, unchecked."""

@@ -1,10 +1,10 @@
 """
-How the CPU cuts one step's attention: tiles of a few queries of one row, and groups of tiles that
-run together.
+The parts that one step's attention is cut into on a CPU: tiles of a few queries of one row, and
+groups of tiles that run together.
 
-A tile's keys are those its queries may see. Tiles of like size form a group, padded to its largest;
-a group's keys fit the processor's cache. Padding repeats a tile's last query and last key, so that
-it holds nothing but the row's own values and a masked score is never a NaN.
+A tile's keys are those that its queries may see. Tiles of similar size form a group, padded to its
+largest tile; a group's keys fit the processor's cache. Padding repeats a tile's last query and last
+key, so that it holds only the row's own values and a masked score is never a NaN.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kernels.paged_attention.sequences import PagedSequences
 
 QUERIES_PER_TILE = 64
-"""Fewer waste calls, more waste work on keys that causality hides."""
+"""Most queries of a tile. Fewer would cost calls, more would cost work on keys that are masked."""
 
 IntColumn = NDArray[np.int64]
 
@@ -28,9 +28,9 @@ class Tiles:
     """
     Columns of tiles, shape ``[N]`` each.
 
-    `row` in the batch; `first_query` among all queries and `first_position` in the sequence of its
-    `num_queries` queries; `first_key` and `num_keys`: positions they may see, the first a block's
-    first.
+    `row` is the row in the batch. `first_query`, among all queries, and `first_position`, in the
+    sequence, are those of the first of its `num_queries` queries. `first_key` and `num_keys` are
+    the positions that the queries may see; the first is the first of a block.
     """
 
     row: IntColumn
@@ -44,7 +44,7 @@ class Tiles:
         return len(self.row)
 
     def select(self, which: slice | IntColumn) -> Tiles:
-        """Some of the tiles."""
+        """Return some of the tiles."""
         return Tiles(
             self.row[which],
             self.first_query[which],
@@ -81,8 +81,8 @@ def cut_tiles(sequences: PagedSequences, window: int | None, block_size: int) ->
 
 def group_tiles(tiles: Tiles, keys_per_group: int) -> Iterator[Tiles]:
     """
-    Split tiles into groups of like size, at most `keys_per_group` keys after padding unless one
-    tile has more.
+    Split tiles into groups of similar size, with at most `keys_per_group` keys after padding unless
+    one tile has more.
 
     Within a group the smallest tile has at least half the queries and half the keys of the largest.
     """
@@ -103,7 +103,7 @@ def group_tiles(tiles: Tiles, keys_per_group: int) -> Iterator[Tiles]:
 
 
 def query_places(tiles: Tiles) -> IntColumn:
-    """Which queries a group takes, padded, ``[B * Q]``."""
+    """Return the places of a group's queries, padded, ``[B * Q]``."""
     padded = np.arange(tiles.num_queries.max())
     in_tile = np.minimum(padded, tiles.num_queries[:, None] - 1)
     places: IntColumn = (tiles.first_query[:, None] + in_tile).reshape(-1)
@@ -111,7 +111,7 @@ def query_places(tiles: Tiles) -> IntColumn:
 
 
 def key_places(tiles: Tiles, block_table: NDArray[np.int32], block_size: int) -> IntColumn:
-    """Which cache positions a group reads, padded, ``[B * L]``."""
+    """Return the cache positions of a group's keys, padded, ``[B * L]``."""
     most = int(tiles.num_keys.max())
     num_blocks = -(-most // block_size)
     last_key = tiles.first_key + tiles.num_keys - 1
@@ -129,7 +129,7 @@ def key_places(tiles: Tiles, block_table: NDArray[np.int32], block_size: int) ->
 
 
 def visible(tiles: Tiles, window: int | None) -> NDArray[np.bool_] | None:
-    """Which keys a group's queries see, ``[B, Q, L]``; None where all see all."""
+    """Return the mask of keys that a group's queries see, ``[B, Q, L]``; None if all see all."""
     most = int(tiles.num_keys.max())
     in_tile = np.minimum(np.arange(tiles.num_queries.max()), tiles.num_queries[:, None] - 1)
     query_at = (tiles.first_position[:, None] + in_tile)[:, :, None]

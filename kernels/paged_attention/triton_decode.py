@@ -1,11 +1,11 @@
 """
 Paged attention of rows with one query each, in Triton: split over chunks of keys, merged in order.
 
-Keys are read once for all query heads that share them. How many programs share a row depends on the
-batch; a row's bits do not (`tuning.DecodeTuning`).
+Keys are read once for all query heads that share them. The number of programs that share a row
+depends on the batch; a row's bits do not (`tuning.DecodeTuning`).
 
-Source: split-KV decoding, Flash-Decoding (Dao et al., 2023). Where it cuts a row into as many parts
-as the device has room for, chunks here depend on the row's length alone.
+Source: split-KV decoding, Flash-Decoding (Dao et al., 2023). It cuts a row into as many parts as
+the device has room for; here chunks depend on the row's length alone.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from kernels.paged_attention.tuning import (
 )
 
 _MERGED_AT_ONCE = 8
-"""Chunks whose loads a merging program waits for together."""
+"""Number of chunks that a merging program loads at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
     """
-    Chunks' results between the two launches. The entry of a chunk of a row and query head is
+    Results of chunks between the two launches. The entry of a chunk of a row and query head is
     ``(row * H + head) * max_chunks + chunk``.
 
     Attributes:
-        partial: float32 ``[N, D]``, sums of weighted values, not divided by the weights' sum.
-        weight: float32 ``[N, 2]``, the largest score in powers of two, and the weights' sum.
+        partial: float32 ``[N, D]``, sum of weighted values, not divided by the sum of weights.
+        weight: float32 ``[N, 2]``, the largest score in base 2, and the sum of weights.
     """
 
     partial: Tensor
@@ -157,7 +157,7 @@ def merge_kernel(
 def allocate_scratch(
     num_rows: int, num_heads: int, head_dim: int, tuning: DecodeTuning, device: torch.device
 ) -> DecodeScratch:
-    """Room for batches of up to `num_rows` rows."""
+    """Allocate scratch for batches of up to `num_rows` rows."""
     entries = num_rows * num_heads * tuning.max_chunks
     return DecodeScratch(
         torch.empty((entries, head_dim), dtype=torch.float32, device=device),
@@ -179,23 +179,23 @@ def decode_attention(
     num_splits: int | None = None,
 ) -> Tensor:
     """
-    Attend with one query per row; the query is at the row's last position, whose keys and values
-    are in the cache already.
+    Compute attention with one query per row, at the row's last position; the keys and values of
+    that position must be in the cache already.
 
-    Grids depend on shapes only, lengths are read where they lie: a captured launch serves any
+    Grids depend on shapes only, and lengths are read on the device: a captured launch serves any
     lengths that fit the table.
 
     Args:
         query: Shape ``[B, H, D]``, last stride 1.
         kv_cache: Contiguous, shape ``[blocks, block_size, 2, K, D]``; type of `query`.
-        block_table: int32 ``[B, M]``, last stride 1; entries past a row's length mean nothing.
-        seq_len: int32 ``[B]``, contiguous; 0 for padding rows, whose result is zeros.
-        scale: Multiplies the scores.
-        window: How many last positions the query sees, itself included; None is all.
+        block_table: int32 ``[B, M]``, last stride 1; entries past a row's length are ignored.
+        seq_len: int32 ``[B]``, contiguous; 0 for rows of padding, with zeros as their result.
+        scale: Factor of the scores.
+        window: Number of last positions that the query sees, its own included; None for all.
         out: Contiguous ``[B, H, D]`` for the result; None makes one.
-        scratch: Of at least B rows; None makes one where it is needed.
-        tuning: Other than the table's.
-        num_splits: Programs per row and key head, other than the table's; 1 needs no scratch.
+        scratch: Scratch of at least B rows; None makes one if it is needed.
+        tuning: Tuning to use instead of the table's.
+        num_splits: Programs per row and key head, instead of the table's; 1 needs no scratch.
 
     Returns:
         `out`.
@@ -211,7 +211,7 @@ def decode_attention(
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if num_splits == 1:
-        scratch = DecodeScratch(out, out)  # neither is touched
+        scratch = DecodeScratch(out, out)  # placeholders that are not touched
     elif scratch is None:
         scratch = allocate_scratch(num_rows, num_heads, head_dim, tuning, query.device)
     rows = (block_table, seq_len)
@@ -240,7 +240,7 @@ def _launch(
         "MIN_CHUNK": tuning.min_chunk,
         "MAX_CHUNKS": tuning.max_chunks,
         "WINDOW": window,
-        "enable_fp_fusion": False,  # what is rounded is not to depend on the compiler's choice
+        "enable_fp_fusion": False,  # rounding must not depend on the compiler's choice
     }
     programs = num_kv_heads * programs_per_kv_head(num_heads, num_kv_heads)
     decode_kernel[(programs, num_splits, num_rows)](

@@ -1,4 +1,4 @@
-"""What the kernels of decode attention share: how a row is cut, one chunk, and merging."""
+"""Parts that the kernels of decode attention share: the cut of a row, one chunk, and merging."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def chunks_of_row(
     WINDOW: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """
-    First tile that holds a visible key, the end of the last, tiles of a chunk, number of chunks.
+    Return the first tile with a visible key, the end of the last such tile, tiles per chunk, and
+    number of chunks.
 
-    No tile is without a visible key, so that no chunk's largest score is minus infinity.
+    Each tile has a visible key, so that no chunk's largest score is minus infinity.
     """
     first_tile = length * 0
     if WINDOW > 0:
@@ -33,7 +34,7 @@ def empty_sums(
     HEADS: tl.constexpr, PADDED_D: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """
-    Sums over no keys, float32: largest score in powers of two ``[HEADS]``, sum of weights
+    Return the sums over no keys, float32: largest score in base 2 ``[HEADS]``, sum of weights
     ``[HEADS]``, sum of weighted values ``[HEADS, PADDED_D]``.
     """
     largest = tl.full([HEADS], float("-inf"), tl.float32)
@@ -43,10 +44,10 @@ def empty_sums(
 @triton.jit
 def merge_sums(sums: tl.tuple, part: tl.tuple) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """
-    Sums over the keys of both.
+    Merge two sums to the sums over the keys of both.
 
-    Products are added by `tl.fma`: which of them is rounded is then not the compiler's choice, and
-    every kernel gives the same bits.
+    Products are added by `tl.fma`: the compiler then has no choice of rounding, and every kernel
+    gives the same bits.
     """
     largest = tl.maximum(sums[0], part[0])
     kept = tl.exp2(sums[0] - largest)
@@ -57,7 +58,7 @@ def merge_sums(sums: tl.tuple, part: tl.tuple) -> tuple[tl.tensor, tl.tensor, tl
 
 @triton.jit
 def mean(sums: tl.tuple, out: tl.tensor) -> tl.tensor:
-    """The weighted mean of the values in the type that `out` points at; zeros over no keys."""
+    """Return the weighted mean of values in the type that `out` points at; zeros over no keys."""
     total = tl.where(sums[1] > 0, sums[1], 1.0)
     return (sums[2] / total[:, None]).to(out.dtype.element_ty)
 
@@ -71,7 +72,7 @@ def _places(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """Cache positions, int64 ``[TILE]``, of a tile's positions; unseen ones need a mask."""
+    """Return a tile's cache positions, int64 ``[TILE]``; unseen positions need a mask."""
     if BLOCK % TILE == 0:  # one block holds the tile: one load for all
         start = tile * TILE
         block = tl.load(table_row + start // BLOCK).to(tl.int64)
@@ -99,7 +100,7 @@ def attend_chunk(
     WINDOW: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """
-    Sums over tiles begin..end of one row.
+    Compute the sums over tiles begin..end of one row.
 
     `keys` points at the head's key of the cache's first position.
     """

@@ -1,6 +1,6 @@
 """
-Paged attention in Triton of one step: rows with one query go to the decode kernel, others to the
-prefill kernel, side by side on disjoint rows.
+Paged attention of one step in Triton: rows with one query are computed by the decode kernel, the
+others by the prefill kernel.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from kernels.paged_attention.triton_prefill_tiles import (
 )
 
 _ALIGNMENT = 4
-"""Integers that parts of an upload are padded to: kernels are compiled for 16-byte alignment."""
+"""Multiple of int32 to which parts of an upload are padded: kernels expect 16-byte alignment."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
     """
-    Rows with one query each, the first of the plan's block table.
+    Rows with one query each, which are the first rows of the plan's block table.
 
     Attributes:
         seq_len: int32 ``[B]``; 0 for padding.
-        query_at: int64 ``[B]``, their queries among the batch's; None where they are its first.
+        query_at: int64 ``[B]``, places of their queries among the batch's; None if they are the
+            batch's first.
     """
 
     seq_len: Tensor
@@ -45,19 +46,20 @@ class DecodeRows:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPlan:
     """
-    One step's rows on the device.
+    A plan of one step's rows on the device.
 
-    What is launched depends on shapes only: a plan over buffers that stay where they are can be
-    captured, and serves whatever the buffers hold when it is replayed.
+    Launches depend on shapes only: a plan over buffers that do not move can be captured, and a
+    replay uses the contents that the buffers then have.
 
     Attributes:
-        num_queries: T, queries of all rows.
+        num_queries: Number of queries of all rows, T.
         window: As in `plan_paged_attention`.
         block_table: int32 ``[R, M]``, rows of decodes first.
-        decodes: None where there are none.
-        prefills: By size of tile, a table of tiles, int32 ``[N, 4]``.
-        resident_len: int32 ``[R]``, lengths of rows with one query each, of which the only table of
-            tiles gets its positions whenever the plan runs; None where the tables hold them.
+        decodes: Rows for the decode kernel; None if there are none.
+        prefills: Sizes of tiles, each with a table of its tiles, int32 ``[N, 4]``.
+        resident_len: int32 ``[R]``, lengths on the device of rows with one query each; each run
+            sets the positions in the only table of tiles from it. None if the tables hold
+            positions already.
     """
 
     shape: AttentionShape
@@ -69,7 +71,7 @@ class TritonPlan:
     resident_len: Tensor | None = None
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
-        """Arguments and result as in `paged_attention`, unchecked."""
+        """Compute attention; arguments and result are as in `paged_attention`, unchecked."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if self.resident_len is not None:
             torch.sub(self.resident_len, 1, out=self.prefills[0][1][:, 2])
@@ -107,12 +109,13 @@ class TritonPlan:
 
 def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -> TritonPlan:
     """
-    Arguments as in `plan_paged_attention`, unchecked. One copy takes all to the device.
+    Prepare a step; arguments are as in `plan_paged_attention`, unchecked. All data goes to the
+    device in one copy.
 
     Raises:
-        ValueError: Heads are of a size or numbers of a type that the kernels do not take.
+        ValueError: The kernels do not take this head size or number type.
     """
-    tile_size(shape, is_short=False)  # so that steps of decodes alone are refused alike
+    tile_size(shape, is_short=False)  # so that steps of decodes alone are refused too
     query_len, table = sequences.query_len, sequences.block_table
     is_decode = query_len == 1
     if shape.batch_invariant:  # the prefill kernel gives a query the same bits in any chunk
@@ -132,7 +135,7 @@ def plan(sequences: PagedSequences, shape: AttentionShape, window: int | None) -
         columns = [table[order], sequences.seq_len[decodes], first_query[decodes]]
     columns += [tiles for _, tiles in tables]
     block_table, seq_len, *rest = _upload(columns, shape.device)
-    query_at = None if in_order else rest.pop(0).to(torch.int64)  # what torch's indexing takes
+    query_at = None if in_order else rest.pop(0).to(torch.int64)  # for torch's indexing
     return TritonPlan(
         shape=shape,
         num_queries=int(query_len.sum()),
@@ -147,15 +150,15 @@ def plan_resident_decodes(
     block_table: Tensor, seq_len: Tensor, shape: AttentionShape, window: int | None
 ) -> TritonPlan:
     """
-    Arguments as in `resident.plan_resident_decodes`, unchecked.
+    Prepare decodes; arguments are as in `resident.plan_resident_decodes`, unchecked.
 
     Raises:
-        ValueError: Heads are of a size or numbers of a type that the kernels do not take.
+        ValueError: The kernels do not take this head size or number type.
     """
     tile_size(shape, is_short=False)
     decodes: DecodeRows | None = DecodeRows(seq_len, None)
     prefills: tuple[tuple[TileSize, Tensor], ...] = ()
-    if shape.batch_invariant:  # as `plan` has it: rows of one query each go to the prefill kernel
+    if shape.batch_invariant:  # as in `plan`, rows with one query go to the prefill kernel
         row = torch.arange(len(seq_len), dtype=torch.int32, device=seq_len.device)
         tiles = torch.stack((row, row, row, torch.ones_like(row)), dim=1)
         decodes, prefills = None, ((invariant_tile_size(shape), tiles),)
@@ -171,7 +174,7 @@ def plan_resident_decodes(
 
 
 def _upload(columns: Sequence[NDArray[np.integer[Any]]], device: torch.device) -> list[Tensor]:
-    """The columns as int32 on a device, by one copy; each begins at 16 bytes."""
+    """Copy columns to a device as int32, in one copy; each begins at a multiple of 16 bytes."""
     ends = np.cumsum([-(-column.size // _ALIGNMENT) * _ALIGNMENT for column in columns]).tolist()
     packed = np.zeros(ends[-1], np.int32)
     begins = [0, *ends[:-1]]
@@ -179,7 +182,7 @@ def _upload(columns: Sequence[NDArray[np.integer[Any]]], device: torch.device) -
         packed[begin : begin + column.size] = column.reshape(-1)
     host = torch.from_numpy(packed)
     if device.type == "cuda":
-        host = host.pin_memory()  # the copy then waits for nothing that runs
+        host = host.pin_memory()  # the copy then does not wait for running work
     there = host.to(device, non_blocking=True)
     return [
         there[begin : begin + column.size].view(column.shape)

@@ -1,6 +1,6 @@
 """
-Attention of prompts' chunks over the paged cache, in Triton: queries of one row and the heads that
-share a key head are a tile's rows, and walk over the row's keys together.
+Attention of prompts' chunks over the paged cache, in Triton: the rows of a tile are queries of one
+sequence under all heads that share a key head, and pass over the sequence's keys together.
 
 Source: FlashAttention-2 (arXiv:2307.08691) for the order of work, with the heads of a group packed
 into rows; keys come from the cache only, so that fresh prompts, cached prefixes and chunks are one
@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.paged_attention.triton_prefill_tiles import TILE_FIELDS, TileSize, power_of_two
 
 _LOWEST = tl.constexpr(-1.0e38)
-"""Where maxima begin: finite, so that keys which a query does not see make no NaN."""
+"""Initial value of maxima: finite, so that keys which a query does not see make no NaN."""
 
 
 def prefill_attention(
@@ -33,9 +33,9 @@ def prefill_attention(
     out: Tensor,
 ) -> None:
     """
-    Attend for all queries of some tiles; nothing but their outputs is written.
+    Compute attention for all queries of some tiles; only their outputs are written.
 
-    The grid depends on shapes only, what is computed on what the tensors hold when it runs.
+    The grid depends on shapes only; the tensors' contents are read when it runs.
 
     Args:
         query: Shape ``[T, H, D]``, last stride 1.
@@ -43,11 +43,11 @@ def prefill_attention(
             `query`.
         block_table: int32 ``[R, M]``, last stride 1; entries that no tile's queries see may be any.
         tiles: int32 ``[N, 4]``, contiguous: row of the table, first query among T, its position in
-            its sequence, number of queries, at most ``size.rows // (H // K)``. Without queries a
-            tile does nothing; where all its positions are negative its outputs are zeros.
-        size: As `tile_size` chooses.
-        scale: Multiplies the scores; positive.
-        window: How many last positions a query sees, itself included; None is all.
+            its sequence, number of queries, at most ``size.rows // (H // K)``. A tile without
+            queries does nothing; if all its positions are negative, its outputs are zeros.
+        size: Size of tiles, as `tile_size` chooses it.
+        scale: Factor of the scores; positive.
+        window: Number of last positions that a query sees, its own included; None for all.
         out: Contiguous, shape and type of `query`.
     """
     num_heads, head_dim = query.shape[1:]
@@ -241,7 +241,7 @@ def _places(
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    # Where the cache holds the keys from `start` on, int64 [KEYS]; dummy block 0 if not held.
+    # Cache positions of the keys from `start` on, int64 [KEYS]; dummy block 0 if not held.
     lane = tl.arange(0, KEYS)
     if BLOCK_SIZE % KEYS == 0:  # one block holds them all
         block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)

@@ -1,9 +1,9 @@
 """
-How prompts' chunks are cut for Triton's prefill kernel: the sizes of tiles, and which tiles a batch
-has.
+The cut of prompts' chunks for Triton's prefill kernel: the sizes of tiles, and the tiles of a
+batch.
 
-What a tile holds and how it is worked on depend on its own row only, so that no row's bits depend
-on the batch around it.
+A tile's contents and computation depend on its own row only, so that a row's bits do not depend on
+the batch.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from kernels.paged_attention.sequences import AttentionShape, PagedSequences
 
 TILE_FIELDS = 4
-"""Columns of a table of tiles: row, first query, its position, number of queries."""
+"""Number of columns of a table of tiles: row, first query, its position, number of queries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileSize:
     """
-    What one program works on, and how.
+    The work of one program, and its launch parameters.
 
     Attributes:
-        rows: Queries times heads of a group it holds, a power of two, at least 16.
-        keys: It loads at a time, a power of two, at least 16.
-        num_warps: Of 32 threads each.
+        rows: Queries times heads of a group in a tile, a power of two, at least 16.
+        keys: Keys loaded at a time, a power of two, at least 16.
+        num_warps: Warps of 32 threads.
         num_stages: Depth of pipelining.
     """
 
@@ -41,7 +41,7 @@ class TileSize:
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 SHORT_ROWS = 64
-"""Queries times heads of a group up to which a row takes small tiles."""
+"""Queries times heads of a group up to which a row is cut into small tiles."""
 
 _LONG_16_BIT = {
     64: TileSize(rows=128, keys=64, num_warps=8, num_stages=5),
@@ -54,25 +54,32 @@ _SHORT_16_BIT = {
     256: TileSize(rows=64, keys=32, num_warps=4, num_stages=5),
 }
 """
-By padded head size. Five stages, because keys are found through block numbers that are loaded too:
-the pipeline shares its depth between the two, and with fewer stages keys are asked for only when
-the products before theirs have been issued, and then waited for.
+Sizes of tiles by padded head size, for long and short rows. They have five stages, because block
+numbers are loaded before the keys: the pipeline shares its depth between the two, and with fewer
+stages keys would be loaded only after the products before theirs were issued, and then waited for.
 """
 
 _ODD_BLOCKS_256 = TileSize(rows=128, keys=32, num_warps=8, num_stages=2)
-"""Division by a block size that is no power of two takes the registers of a deeper pipeline."""
+"""
+Size of tiles for head size 256 and block sizes that are no power of two: dividing by these takes
+the registers of a deeper pipeline.
+"""
 
 _FLOAT32 = TileSize(rows=16, keys=16, num_warps=4, num_stages=2)
-"""Exact products take no tensor core and many registers: this type is for checking."""
+"""
+Size of tiles for float32: exact products use no tensor core and many registers; the type is for
+checking.
+"""
 
 
 def tile_size(shape: AttentionShape, *, is_short: bool) -> TileSize:
     """
-    The checked-in choice for a geometry; `is_short` as by `SHORT_ROWS`.
+    Return the size of tiles for a geometry, from a fixed table; `is_short` is true of rows within
+    `SHORT_ROWS`.
 
     Raises:
-        ValueError: Heads are wider than 256, more than 128 share a key head, or numbers are of
-            another type than bfloat16, float16 and float32.
+        ValueError: Heads are wider than 256, more than 128 share a key head, or the type is not
+            bfloat16, float16 or float32.
     """
     if shape.dtype not in _DTYPES:
         raise ValueError(f"Triton's attention takes bfloat16, float16 and float32: {shape.dtype}")
@@ -99,10 +106,11 @@ def tile_size(shape: AttentionShape, *, is_short: bool) -> TileSize:
 
 def invariant_tile_size(shape: AttentionShape) -> TileSize:
     """
-    The one size that all rows take where how long a chunk is must not choose what computes it.
+    Return the one size for all rows of batch-invariant attention, in which a chunk's length must
+    not change the arithmetic.
 
     Raises:
-        ValueError: As by `tile_size`.
+        ValueError: As in `tile_size`.
     """
     return tile_size(shape, is_short=_is_short_where_invariant(shape))
 
@@ -112,7 +120,7 @@ def _is_short_where_invariant(shape: AttentionShape) -> bool:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is at least `number`, which is positive."""
+    """Return the smallest power of two that is at least `number`, which is positive."""
     return 1 << (number - 1).bit_length()
 
 
@@ -120,11 +128,11 @@ def cut_prefill(
     sequences: PagedSequences, shape: AttentionShape, rows: NDArray[np.int64]
 ) -> list[tuple[TileSize, NDArray[np.int32]]]:
     """
-    Cut some of a batch's rows into tiles, those with the most keys first.
+    Cut some of a batch's rows into tiles; tiles with the most keys come first.
 
     Returns:
-        By size of tile, int32 ``[N, 4]``: row of the block table, first query among the batch's,
-        its position in its sequence, number of queries.
+        Sizes of tiles, each with a table int32 ``[N, 4]``: row of the block table, first query
+        among the batch's, its position in its sequence, number of queries.
     """
     query_len = sequences.query_len.astype(np.int64)
     first_query = np.cumsum(query_len) - query_len
