@@ -6,7 +6,7 @@
 // Every sum runs over k in order, in one accumulator: a row's bits depend on the row and the weight
 // alone, not on the other rows, their number or the number of threads.
 //
-// A weight whose numbers are all bfloat16 as well is kept in 2 bytes each, [N / kPanel, K / 2,
+// A weight that bfloat16 holds exactly is kept in 2 bytes per number, [N / kPanel, K / 2,
 // kPanel, 2]: a word has a column's numbers of two k, the earlier in its lower half. Widened in
 // registers they are what float32 would have held: sums have the same bits, and half as much is read.
 //
@@ -234,7 +234,7 @@ void multiply(Member& member, const Product& product, float* arranged) {
     const int64_t end = std::min(begin + most_rows, num_rows);
     const Tiles tiles(end - begin);
     if (!is_arranged) {
-      if (begin > 0) member.wait();  // until nobody reads the block before this one
+      if (begin > 0) member.wait();  // until no thread reads the block before this one
       for (int64_t tile = member.first_of(tiles.count); tile < member.last_of(tiles.count); ++tile)
         arrange_tile(product, terms.width, tiles, begin, tile, arranged);
       member.wait();

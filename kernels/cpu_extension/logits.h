@@ -1,4 +1,4 @@
-// One row of logits on the CPU: its best ids, and who wins among them with noise.
+// One row of logits on the CPU: its best ids, and the winner among them with noise.
 //
 // A row is read from memory once and then swept again while it is in cache. Comparisons of logits
 // are exact. Cuts are logits too: dividing by a temperature keeps the order, so "a scaled logit of
@@ -140,7 +140,8 @@ struct Scale {
     return guess + (distance - guess * splat(temperature)) * splat(1.0f / temperature);
   }
 
-  // The least logit whose scaled value `is_kept`: true of 0, and of all above one it is true of.
+  // The least logit with a scaled value that `is_kept`, which holds for 0 and for all above one
+  // that it holds for.
   template <class IsKept>
   float least(IsKept is_kept) const {
     int64_t dropped = key_of(kNever), kept = key_of(best);

@@ -1,8 +1,8 @@
 // Operations that a team of threads does together, each described where it is defined: the files that
 // define them include this, so that compilers compare.
 //
-// Each member calls them; they return when its own part is done. Whose results are needed next waits
-// for all.
+// Each member calls them; they return when its own part is done. If their results are needed next,
+// the caller waits for all members.
 #pragma once
 
 #include <cstdint>

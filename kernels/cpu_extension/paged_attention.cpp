@@ -255,7 +255,7 @@ struct Attention {
   }
 
   // The tile at position `base`, cut to positions [from, to), and its keys if it has any. Lanes
-  // without a position repeat a key that has one: what they hold is read by nobody.
+  // without a position repeat a key that has one: their results are never read.
   Tile find_tile(const Item& item, int64_t base, int64_t from, int64_t to, const T** key) const {
     const Tile tile{base, clamp(from - base, 0, kTile), clamp(to - base, 0, kTile), key};
     if (tile.from >= tile.to) return tile;

@@ -11,7 +11,7 @@ constexpr int kSplit = 256;
 constexpr int kQueriesPerItem = 64;
 constexpr int64_t kItemBytes = 400 << 10;  // of keys and values: two items are in a core's cache
 constexpr int kItemsPerThread = 4;  // so many at least before an item takes several heads
-constexpr int kBlock = 4;  // queries whose sums stay in registers
+constexpr int kBlock = 4;  // queries with sums that stay in registers
 
 inline int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 

@@ -20,7 +20,7 @@
 
 namespace tandem {
 
-// What a team shares. Who takes things does not disturb those that look at the round.
+// The state that a team shares. Threads that take things do not disturb those that poll the round.
 struct Team {
   alignas(kLineBytes) std::atomic<uint32_t> round{0};  // moves on when all have come
   alignas(kLineBytes) std::atomic<int64_t> arrived{0}, asleep{0};
@@ -38,7 +38,7 @@ class Member {
   int64_t first_of(int64_t number) const { return number * thread / count; }
   int64_t last_of(int64_t number) const { return number * (thread + 1) / count; }
 
-  // A thing that nobody has taken since the last wait.
+  // A thing that no thread has taken since the last wait.
   int64_t take() { return team_.taken.fetch_add(1, std::memory_order_relaxed); }
 
   // Returns when all have called it; what they wrote before is seen after it.

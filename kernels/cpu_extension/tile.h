@@ -1,8 +1,8 @@
 // One tile of attention: up to kTile keys against M queries, in float32.
 //
 // Keys are turned so that lanes are keys, which makes a score a plain chain of multiply-adds over
-// the head: its bits depend on query and key alone, not on who else is in the tile. Values are read
-// as they lie, lanes along the head, in the order of positions.
+// the head: its bits depend on query and key alone, not on others in the tile. Values are read as
+// they lie, lanes along the head, in the order of positions.
 #pragma once
 
 #include <limits>

@@ -1,8 +1,9 @@
 """
-Sampling as a pure function of logits, parameters, seed and position (architecture, section 5).
+Sampling as a pure function of logits, parameters, seed and position.
 
-`reference` is the definition, `cpu_extension` the quick way to the same tokens on a CPU, `sampler`
-that without C++, `triton_sampler` that on a GPU, `noise` the numbers.
+`reference` is the definition. Faster implementations give the same tokens: `cpu_extension` in C++
+on a CPU, `sampler` on a CPU without C++, `triton_sampler` on a GPU. `noise` makes the random
+numbers.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _COLUMN_TYPES = {
 
 
 def use_cpu_extension(*, wanted: bool) -> None:
-    """Say whether a CPU samples in C++, for the whole process; the library must be there."""
+    """Let a CPU sample in C++ or not, for the whole process; C++ needs the library loaded."""
     _operation.withdraw("cpu", _CPU_EXTENSION)
     if wanted:
         _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.sample)
@@ -80,28 +81,28 @@ def sample(
     """
     Draw one token per row by Gumbel-max over the row's kept set.
 
-    Order: biases, penalties, divide by the temperature, drop what is less than min_p times as
-    likely as the best, keep the top_k best, of these the smallest set with mass of at least top_p,
-    add counter-based noise, take the largest. Greedy rows (temperature 0, or top_k 1) take the
-    largest logit after biases and penalties. Ties go to the lowest id; ids that tie at a cut all
-    stay.
+    Order: add biases, apply penalties, divide by the temperature, drop ids less than min_p times as
+    likely as the best, keep the top_k best, of these keep the smallest set with mass of at least
+    top_p, add counter-based noise, take the largest. Greedy rows (temperature 0, or top_k 1) take
+    the largest logit after biases and penalties. Ties go to the lowest id; ids that tie at a cut
+    all stay.
 
     Args:
         logits: Floating, shape ``[R, V]``; -infinity masks an id. Not changed.
         columns: Parameters of each row, on the logits' device or on the host.
         edits: Biases and penalties of the rows that have any.
-        num_logprobs: int64 ``[R]`` on the host: how many likeliest ids to tell with each token's
-            log probability; -1 for rows that are told nothing.
-        margin_eps: Also compute margins, for ids within this of a cut; slower, for equality tests.
+        num_logprobs: int64 ``[R]`` on the host: number of top ids to report with each token's
+            logprob; -1 for rows without logprobs.
+        margin_eps: Also compute margins, with ids within this distance of a cut; slower, for
+            equality tests.
 
     Returns:
-        Tokens and validity on the logits' device. A row with NaN, +infinity or nothing but
-        -infinity is not valid; the others are untouched by it. Log probabilities are those of
-        `logits` as given.
+        Tokens and validity on the logits' device. A row with NaN, +infinity or only -infinity is
+        not valid; it does not affect other rows. Logprobs are those of `logits` as given.
 
     Raises:
         ValueError: A shape or type is not as described.
-        IndexError: In C++, an edit names a row, token or place of a history that there is not.
+        IndexError: In C++, an edit names a row, token or place of a history that does not exist.
     """
     _check(logits, columns)
     num_rows = len(logits)
@@ -120,15 +121,15 @@ def sample(
 
 def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor, Tensor]:
     """
-    The tokens of `sample` without edits, with all parameters on the logits' device.
+    Draw the tokens of `sample` without edits, with all parameters on the logits' device.
 
-    What is launched depends on shapes and `needs` alone, and nothing is read on the host: fit for
-    capture in a graph.
+    Launches depend on shapes and `needs` alone, and nothing is read on the host, so that a graph
+    can capture them.
 
     Args:
         logits: Floating, shape ``[R, V]``, elements of a row adjacent. Not changed.
-        columns: On the device of `logits`.
-        needs: At least what the rows need.
+        columns: Parameters of each row, on the device of `logits`.
+        needs: Needs of the rows, or more.
 
     Returns:
         Token int64 ``[R]``, 0 where not valid, and validity bool ``[R]``, as in `Sampled`.

@@ -1,4 +1,4 @@
-"""What the sampler takes and gives, one entry per row of logits."""
+"""Parameters and results of the sampler, one entry per row of logits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kernels.transfer import to_device
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingColumns:
     """
-    How each row draws its token. All shapes are ``[R]``.
+    Sampling parameters of each row. All shapes are ``[R]``.
 
-    The columns may stay on the host while the logits are on a device: then choosing the path costs
-    no synchronisation.
+    The columns may stay on the host while the logits are on a device: then the choice of kernels
+    costs no synchronisation.
 
     Attributes:
         temperature: float32; 0 = greedy, values in (0, 0.01) count as 0.01.
@@ -26,7 +26,7 @@ class SamplingColumns:
         seed: int64, the bits of a uint64; key of the noise.
         position: int64, index of the drawn token in its whole sequence, below 2**32.
         choice: int64, below 2**32; 0 unless a request draws several choices.
-        min_p: float32 in [0, 1]; 0 = off. None: off for all.
+        min_p: float32 in [0, 1]; 0 = off. None is off for all rows.
     """
 
     temperature: Tensor
@@ -39,11 +39,11 @@ class SamplingColumns:
 
     @property
     def is_greedy(self) -> Tensor:
-        """bool[R]: rows without noise. `top_k` 1 is one of them, whatever the temperature."""
+        """bool[R]: rows without noise; `top_k` 1 is greedy at any temperature."""
         return (self.temperature <= 0) | (self.top_k == 1)
 
     def select(self, rows: Tensor | slice) -> SamplingColumns:
-        """The columns of some rows, given by int64[N] on the columns' device or as a slice."""
+        """Return the columns of some rows, given by int64[N] on the columns' device or a slice."""
         return SamplingColumns(
             temperature=self.temperature[rows],
             top_k=self.top_k[rows],
@@ -55,7 +55,7 @@ class SamplingColumns:
         )
 
     def to(self, device: torch.device) -> SamplingColumns:
-        """The columns on another device; themselves where they are there already."""
+        """Return the columns on another device, as they are if they are there already."""
         return SamplingColumns(
             temperature=to_device(self.temperature, device),
             top_k=to_device(self.top_k, device),
@@ -70,13 +70,13 @@ class SamplingColumns:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """
-    One token per row.
+    The sampled tokens, one per row.
 
     Attributes:
         token: int64[R]; 0 where the row is not valid.
-        valid: bool[R]; False where the logits held NaN or +infinity, or nothing but -infinity.
+        valid: bool[R]; False where the logits held NaN or +infinity, or only -infinity.
         margin: float32[R] or None; see `reference.margins`.
-        logprobs: Of the rows that asked; None where none did.
+        logprobs: Logprobs of the rows that asked for them; None if no row did.
     """
 
     token: Tensor

@@ -1,13 +1,13 @@
 """
-Sampling in C++ on the CPU: one call for all rows, whatever each of them asks for.
+Sampling in C++ on the CPU: one call for all rows, with any parameters.
 
-C++ knows noise and masses more closely than float32 does, but not its very bits. A row that they
-could decide either way, about one in ten thousand, is drawn again by `sampler`; so the tokens are
-those of the definition.
+C++ computes noise and masses more precisely than float32 does, but not with the same bits. If the
+difference could decide a row's token, in about one row of ten thousand, `sampler` draws it again;
+so the tokens are those of the definition.
 
-Source: that the winner among all is the nucleus's own if it lies in it, so that no threshold has to
-be searched, is the idea of FlashInfer's rejection sampling; with noise that is a function of the
-id, a second try needs no second number, and the result is exact.
+Source: FlashInfer's rejection sampling has the idea that the winner among all ids, if it lies in
+the nucleus, is the nucleus's winner too, so that no threshold has to be searched. Here noise is a
+function of the id, so that a second try needs no new random number, and the result is exact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PENALTIES = (
 
 
 class _Draws(ctypes.Structure):
-    """The struct `Draws` of sampling.cpp, which says what each field is."""
+    """The struct `Draws` of sampling.cpp, where the fields are described."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab_size", "row_stride")),
@@ -57,10 +57,10 @@ def sample(
     margin_eps: float | None = None,
 ) -> Sampled:
     """
-    Draw one token per row; arguments as in the package's `sample`, unchecked.
+    Draw one token per row; arguments are as in the package's `sample`, unchecked.
 
     Raises:
-        IndexError: An edit names a row, a token or a place of a history that there is not.
+        IndexError: An edit names a row, a token or a place of a history that does not exist.
     """
     if margin_eps is not None:
         return reference.sample(
@@ -79,8 +79,8 @@ def _drawn(
     logits: Tensor, columns: SamplingColumns, edits: LogitEdits | None
 ) -> tuple[Tensor, Tensor, int]:
     """
-    Tokens, int64 ``[R]``, what became of the rows, int8 ``[R]``: 0 and 1 are not valid and valid,
-    and how many rows are neither.
+    Draw in C++. Return tokens, int64 ``[R]``; the states of rows, int8 ``[R]``: 0 is not valid, 1
+    is valid; and the number of rows in another state.
     """
     num_rows, vocab_size = logits.shape
     given = {name: getattr(columns, name) for name in _COLUMNS if name != "least_scaled"}
@@ -116,7 +116,7 @@ def _settle(
     columns: SamplingColumns,
     edits: LogitEdits | None,
 ) -> None:
-    """Draw the rows that C++ left open, in place."""
+    """Draw the rows that C++ left undecided, in place."""
     vocab_size = logits.shape[1]
     for row in (state == _NO_SUCH_ID).nonzero()[:1, 0].tolist():
         raise IndexError(
@@ -132,7 +132,7 @@ def _settle(
 
 
 def _edits_by_row(edits: LogitEdits, num_rows: int) -> dict[str, Tensor]:
-    """What the fields of `_Draws` after the columns point to."""
+    """Return the tensors for the fields of `_Draws` after the columns."""
     found = {}
     if edits.biases is not None and len(edits.biases.row):
         row, order = edits.biases.row.sort(stable=True)
@@ -150,7 +150,7 @@ def _edits_by_row(edits: LogitEdits, num_rows: int) -> dict[str, Tensor]:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library with the types of what is called here."""
+    """Load the library and declare the types of the functions called here."""
     library = load_library()
     library.tandem_sampling_draws_bytes.restype = ctypes.c_int64
     assert library.tandem_sampling_draws_bytes() == ctypes.sizeof(_Draws)

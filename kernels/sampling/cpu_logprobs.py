@@ -1,4 +1,4 @@
-"""Log probabilities in C++ on the CPU: one call for all rows that ask."""
+"""Logprobs in C++ on the CPU: one call for all rows that ask for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.sampling.logprobs import Logprobs
 
 
 class _Telling(ctypes.Structure):
-    """The struct `Telling` of logprobs.cpp, which says what each field is."""
+    """The struct `Telling` of logprobs.cpp, where the fields are described."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab_size", "row_stride")),
@@ -26,11 +26,11 @@ class _Telling(ctypes.Structure):
 
 def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
     """
-    As `kernels.sampling.logprobs.logprobs`, of logits that C++ reads: of one of `NUMBER_TYPES`, the
-    elements of a row adjacent.
+    Compute the same as `kernels.sampling.logprobs.logprobs`, in C++; logits must be of one of
+    `NUMBER_TYPES`, with adjacent elements of a row.
 
     Raises:
-        MemoryError: There is none left to rank logits in.
+        MemoryError: No memory is left to rank logits in.
     """
     row = (num_top >= 0).nonzero()[:, 0].contiguous()
     if len(row) == 0:
@@ -60,7 +60,7 @@ def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library with the types of what is called here."""
+    """Load the library and declare the types of the functions called here."""
     library = load_library()
     library.tandem_sampling_telling_bytes.restype = ctypes.c_int64
     assert library.tandem_sampling_telling_bytes() == ctypes.sizeof(_Telling)

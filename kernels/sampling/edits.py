@@ -1,4 +1,4 @@
-"""What changes some rows' logits before the temperature: biases, then penalties on past tokens."""
+"""Edits of some rows' logits before the temperature: biases, then penalties on past tokens."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Biases:
 
     Attributes:
         row: int64, row of the logits.
-        token: int64.
-        value: float32.
+        token: int64, id of the logit.
+        value: float32, number to add.
     """
 
     row: Tensor
@@ -38,24 +38,24 @@ class Biases:
     value: Tensor
 
     def select(self, part: Tensor) -> Biases:
-        """Some of them, by mask bool[B]."""
+        """Return some of the biases, by a mask bool[B]."""
         return Biases(row=self.row[part], token=self.token[part], value=self.value[part])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
     """
-    Penalties of P rows on the tokens that came before, shape ``[P]`` each but for the tokens.
+    Penalties of P rows on their past tokens, shape ``[P]`` each except for `history`.
 
     Attributes:
         row: int64, rows of the logits, ascending.
         repetition: float32, above 0; divides positive and multiplies negative logits of ids in
             prompt or output. 1 = off.
-        frequency: float32; taken off once for each time an id stands in the output. 0 = off.
-        presence: float32; taken off where an id stands in the output. 0 = off.
-        prompt_len: int64, tokens of the prompt.
-        history_len: int64, tokens of prompt and output, 1 to L.
-        history: int32 ``[P, L]`` on the logits' device: these tokens, then anything.
+        frequency: float32; subtracted once for each time that an id is in the output. 0 = off.
+        presence: float32; subtracted once if an id is in the output. 0 = off.
+        prompt_len: int64, number of tokens of the prompt.
+        history_len: int64, number of tokens of prompt and output, 1 to L.
+        history: int32 ``[P, L]`` on the logits' device: these tokens, then arbitrary ids.
     """
 
     row: Tensor
@@ -67,7 +67,7 @@ class Penalties:
     history: Tensor
 
     def select(self, part: Tensor) -> Penalties:
-        """Those of some of the P rows, by mask bool[P] on the host."""
+        """Return the penalties of some of the P rows, by a mask bool[P] on the host."""
         if part.all():
             return self
         index = part.nonzero()[:, 0]  # on the host: a device would have to be waited for
@@ -85,7 +85,7 @@ class Penalties:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
     """
-    All edits of one batch of rows, on the host but for `Penalties.history`.
+    All edits of one batch of rows, on the host except for `Penalties.history`.
 
     Biases come first, then repetition, frequency and presence. Finite logits stay finite.
     """
@@ -105,7 +105,7 @@ class LogitEdits:
 
         Args:
             logits: float32 ``[N, V]``.
-            rows: int64 ``[N]`` on the host, ascending: which rows of the batch these are. Edits of
+            rows: int64 ``[N]`` on the host, ascending: indices of these rows in the batch. Edits of
                 other rows are left out.
         """
         if self.biases is not None:
@@ -119,7 +119,7 @@ class LogitEdits:
 
 def check_edits(edits: LogitEdits) -> None:
     """
-    Check what costs nothing: types and shapes. Values are seen by whoever reads them.
+    Check types and shapes, which costs nothing; values are left to the code that reads them.
 
     Raises:
         ValueError: A type or shape is not as the classes describe it.
@@ -145,19 +145,19 @@ def check_edits(edits: LogitEdits) -> None:
 
 
 def add_biases(logits: Tensor, biases: Biases, row: Tensor) -> None:
-    """Add biases in place, to these rows of ``[N, V]`` instead of `biases.row`."""
+    """Add biases in place, to rows `row` of ``[N, V]`` instead of `biases.row`."""
     device = logits.device
     place = (row.to(device), biases.token.to(device))
-    # Only bans can meet another entry of their id: the order of the sum does not matter.
+    # Only bans can share an id with another entry: the order of the sum does not matter.
     logits.index_put_(place, biases.value.to(device), accumulate=True)
 
 
 def _penalise(logits: Tensor, row: Tensor, penalties: Penalties) -> None:
     """
-    Change the logits of past tokens alone, in place.
+    Change only the logits of past tokens, in place.
 
-    Every place of the history reads and writes its own id's logit: ids that stand there more than
-    once are written more than once, each time with the same value.
+    Every place of the history reads and writes its own id's logit: an id that is there more than
+    once is written more than once, each time with the same value.
     """
     device = logits.device
     position = torch.arange(penalties.history.shape[1], device=device)
@@ -177,12 +177,13 @@ def _penalise(logits: Tensor, row: Tensor, penalties: Penalties) -> None:
 
 def penalised(logits: Tensor, counts: Tensor | None, penalties: Penalties) -> Tensor:
     """
-    Logits of ids that all stand in prompt or output.
+    Return the logits, after penalties, of ids that are all in prompt or output.
 
     Args:
         logits: float32 ``[P, ...]``.
-        counts: float32, same shape: how often each id stands in the output; None where no row asks.
-        penalties: Of the same P rows.
+        counts: float32, same shape: number of times each id is in the output; None if no row has a
+            frequency or presence penalty.
+        penalties: Penalties of the same P rows.
 
     Returns:
         float32, same shape; finite where `logits` is.

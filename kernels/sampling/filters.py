@@ -1,4 +1,4 @@
-"""The cuts of min_p, top_k and top_p, without a full sort where a few of the best values decide."""
+"""The cuts of min_p, top_k and top_p, without a full sort if a few of the best values suffice."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor
 from kernels.sampling.reference import mass, min_p_threshold, nucleus_mass
 
 _PREFIXES = (64, 512)
-"""Best values looked at before sorting all: a trained model's nucleus rarely needs the second."""
+"""
+Numbers of best values to try before sorting all: a trained model's nucleus rarely needs the second.
+"""
 
 _PREFIX_GAIN = 32
-"""A prefix is worth trying where the vocabulary is so many times longer."""
+"""Ratio of vocabulary to prefix from which a prefix is worth trying."""
 
 _NEVER = float("-inf")
 
@@ -24,10 +26,10 @@ def cut(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = Non
     Set every id outside its row's kept set to -infinity, in place; see `reference.keep`.
 
     Args:
-        scaled: float32[R, V], at most 0, best value of a row 0.
+        scaled: float32[R, V], at most 0; the best value of a row is 0.
         top_k: int32[R], on any device.
-        top_p: float32[R], likewise.
-        min_p: float32[R], likewise, or None.
+        top_p: float32[R], on any device.
+        min_p: float32[R], on any device, or None.
     """
     vocab_size = scaled.shape[1]
     if min_p is not None:
@@ -48,7 +50,7 @@ def cut(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = Non
 
 
 def _parts(scaled: Tensor, wanted: Tensor) -> list[tuple[Tensor | slice, Tensor]]:
-    """The wanted rows as one part, without a copy if that is all rows; no part if there is none."""
+    """Return the wanted rows as one part, not copied if all are; no part if there are none."""
     num_wanted = int(wanted.count_nonzero())
     if num_wanted == 0:
         return []
@@ -66,12 +68,12 @@ def _drop_below(scaled: Tensor, rows: Tensor | slice, part: Tensor, threshold: T
 
 def _nucleus_threshold(scaled: Tensor, target: Tensor, sizes: Sequence[int]) -> Tensor:
     """
-    Smallest value in each row's nucleus: float32[R].
+    Find the smallest value in each row's nucleus: float32[R].
 
     Args:
         scaled: float32[R, V].
         target: int64[R], mass to reach.
-        sizes: How many of the best values to look at, first try to last; the last is V.
+        sizes: Numbers of best values to try, in order; the last is V.
     """
     size, *larger = sizes
     ordered = _best(scaled, size)
@@ -87,7 +89,7 @@ def _nucleus_threshold(scaled: Tensor, target: Tensor, sizes: Sequence[int]) -> 
 
 
 def _best(scaled: Tensor, size: int) -> Tensor:
-    """The best values of each row, best first: float32[R, size]."""
+    """Return the best values of each row, best first: float32[R, size]."""
     if size == scaled.shape[1] and scaled.device.type == "cpu":
         # NumPy sorts values alone with vector instructions: 6 times as fast as torch.sort
         return torch.from_numpy(np.sort(scaled.numpy(), axis=1)).flip(1)

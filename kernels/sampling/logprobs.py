@@ -1,4 +1,4 @@
-"""Log probabilities of drawn tokens and of the likeliest ids, by the model's own logits."""
+"""Logprobs of drawn tokens and of the top ids, by the model's own logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.transfer import to_device
 
 _COPY_ELEMENTS = {"cpu": 1 << 20}
 _COPY_ELEMENTS_OF_DEVICE = 1 << 24
-"""Logits copied at a time: near a CPU's cache, and few launches on a device."""
+"""Number of logits copied at a time: close to a CPU's cache, and few launches on a device."""
 
 _LOW_WORD = 0xFFFFFFFF
 
@@ -20,14 +20,14 @@ _LOW_WORD = 0xFFFFFFFF
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:
     """
-    Of Q rows, natural logarithms, best id first and the lower id first on ties.
+    Logprobs of Q rows, as natural logarithms; the best id comes first, the lower one on ties.
 
     Attributes:
         row: int64 ``[Q]`` on the host, rows of the logits, ascending.
-        num_top: int64 ``[Q]`` on the host, how many of the K entries each row asked for.
-        chosen: float32 ``[Q]``, of the drawn token.
-        top_token: int64 ``[Q, K]``.
-        top: float32 ``[Q, K]``.
+        num_top: int64 ``[Q]`` on the host, number of the K entries that each row asked for.
+        chosen: float32 ``[Q]``, logprob of the drawn token.
+        top_token: int64 ``[Q, K]``, top ids.
+        top: float32 ``[Q, K]``, their logprobs.
     """
 
     row: Tensor
@@ -38,9 +38,9 @@ class Logprobs:
 
 
 def log_sum_exp(values: Tensor) -> Tensor:
-    """Of each row of ``[Q, V]``: ``[Q, 1]``."""
+    """Compute the log-sum-exp of each row of ``[Q, V]``: ``[Q, 1]``."""
     if values.device.type == "cpu":
-        # Threads would share all rows, and what is in the middle of one depends on the batch.
+        # Threads would divide all rows, and the batch decides where in a row they divide.
         return torch.stack([row.logsumexp(dim=0, keepdim=True) for row in values])
     return values.logsumexp(dim=1, keepdim=True)
 
@@ -53,16 +53,17 @@ def logprobs(
     log_total: Callable[[Tensor], Tensor] = log_sum_exp,
 ) -> Logprobs | None:
     """
-    Log-softmax of the rows that ask for it.
+    Compute the logprobs of the rows that ask for them.
 
     Args:
         logits: Floating ``[R, V]``, before any edit.
         token: int64 ``[R]``, drawn from them.
-        num_top: int64 ``[R]`` on the host: likeliest ids to tell; -1 for a row that does not ask.
-        log_total: `log_sum_exp` or another way to it.
+        num_top: int64 ``[R]`` on the host: number of top ids to report; -1 for a row without
+            logprobs.
+        log_total: `log_sum_exp` or another implementation of it.
 
     Returns:
-        None where no row asks. K is the largest number asked for, at most V.
+        Logprobs, with K the largest number asked for, at most V; None if no row asks.
     """
     row = (num_top >= 0).nonzero()[:, 0]
     if len(row) == 0:
@@ -78,7 +79,7 @@ def logprobs(
 
 
 def rows_per_copy(logits: Tensor) -> int:
-    """Rows of which sampling makes float32 copies at a time: memory is for KV."""
+    """Return the number of rows that are copied to float32 at a time, to leave memory for KV."""
     elements = _COPY_ELEMENTS.get(logits.device.type, _COPY_ELEMENTS_OF_DEVICE)
     return max(1, elements // logits.shape[1])
 
@@ -90,7 +91,7 @@ def _tell(
     width: int,
     log_total: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probabilities of these rows' tokens, and their `width` likeliest ids with theirs."""
+    """Return logprobs of these rows' tokens, and their `width` top ids with logprobs."""
     here = to_device(row, logits.device)
     values = logits[here].float()
     total = log_total(values)
@@ -101,16 +102,17 @@ def _tell(
 
 def best_ids(values: Tensor, count: int) -> Tensor:
     """
-    Ids of the largest values, best first, the lower id first on ties: int64 ``[Q, count]``.
+    Return the ids of the largest values, best first, the lower id first on ties: int64
+    ``[Q, count]``.
 
     Args:
         values: float32 ``[Q, V]`` without NaN.
-        count: 0 to V.
+        count: Number of ids, 0 to V.
     """
     if count == 0 or values.device.type != "cpu":
         return _best_by_key(values, count)
     top, ids = values.topk(count, dim=1)
-    # `topk` leaves open the order of ties, and which of several at the cut it takes.
+    # `topk` defines neither the order of ties nor its choice among ties at the cut.
     ids, by_id = ids.sort(dim=1)
     order = top.gather(1, by_id).sort(dim=1, descending=True, stable=True).indices
     ids = ids.gather(1, order)
@@ -121,7 +123,7 @@ def best_ids(values: Tensor, count: int) -> Tensor:
 
 
 def _best_by_key(values: Tensor, count: int) -> Tensor:
-    """The same by one integer per id that sorts as (value, -id), without a look at the values."""
+    """Return the same by one integer per id that sorts as (value, -id), without reading values."""
     if count == 0:
         return torch.empty(len(values), 0, dtype=torch.int64, device=values.device)
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0

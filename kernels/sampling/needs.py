@@ -1,4 +1,4 @@
-"""What the rows of a batch ask of the sampler together."""
+"""The features of the sampler that the rows of a batch need together."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kernels.sampling.columns import SamplingColumns
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """
-    What any row of a batch needs; kernels for what none needs are not launched.
+    Features that some row of a batch needs; kernels for other features are not launched.
 
     Attributes:
         noise: Some row is not greedy.
-        top_k: Some such row has a top_k that cuts.
-        top_p: Some such row has a top_p below 1.
-        min_p: Some such row has a min_p above 0.
+        top_k: Some row that is not greedy has a top_k from 1 to below the vocabulary's size.
+        top_p: Some row that is not greedy has a top_p below 1.
+        min_p: Some row that is not greedy has a min_p above 0.
     """
 
     noise: bool = True
@@ -26,7 +26,7 @@ class Needs:
 
     @classmethod
     def of(cls, columns: SamplingColumns, vocab_size: int) -> Needs:
-        """Of columns on the host; of columns on a device everything, so as not to wait for it."""
+        """Find the needs of columns on the host; on a device need all, so as not to wait for it."""
         if columns.temperature.device.type != "cpu":
             return cls(min_p=columns.min_p is not None)
         noisy = ~columns.is_greedy

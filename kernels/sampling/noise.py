@@ -1,8 +1,8 @@
 """
 Counter-based noise: every random number is a pure function of (seed, position, choice, token id).
 
-Nothing is drawn from a generator, so no state exists that could be lost, shared or advanced by a
-neighbour: a row's noise is the same alone or in any batch, on any device, after any restart.
+There is no random generator, so no state exists that could be lost, shared or advanced by another
+row: a row's noise is the same alone or in any batch, on any device, after any restart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 MAX_SPREAD = 19.5
-"""Noise lies in [-2.8115, 16.6356]: an id this far below the best scaled logit can never win."""
+"""
+Distance below the best scaled logit from which an id can never win: noise lies in [-2.8115,
+16.6356].
+"""
 
 _WORD = 0xFFFFFFFF
 # Two of the four words are multiplied in each round: they are kept together, "even" beside "odd".
@@ -31,10 +34,10 @@ def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
 
     Args:
         counter: int64[4, R], words in [0, 2**32).
-        key: int64[2, R], likewise.
+        key: int64[2, R], words in [0, 2**32).
 
     Returns:
-        int64[4, R], likewise.
+        int64[4, R], words in [0, 2**32).
     """
     multipliers = _PHILOX_MULTIPLIERS.to(counter.device)
     rounds = torch.arange(_PHILOX_ROUNDS, device=counter.device)[:, None, None]
@@ -50,7 +53,7 @@ def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
 
 def row_words(seed: Tensor, position: Tensor, choice: Tensor) -> Tensor:
     """
-    Philox words of each row: key = seed, counter = (position, choice, 0, 0).
+    Compute the Philox words of each row: key = seed, counter = (position, choice, 0, 0).
 
     Args:
         seed: int64[R], the bits of a uint64.
@@ -102,9 +105,9 @@ def mix32(words: Tensor, ids: Tensor) -> Tensor:
 
 def uniform(words: Tensor, ids: Tensor) -> Tensor:
     """
-    Uniform numbers `((h >> 9) + 0.5) / 2**23`, float32, strictly inside (0, 1) and exact.
+    Compute uniform numbers `((h >> 9) + 0.5) / 2**23`, float32, strictly inside (0, 1) and exact.
 
-    Shapes as in `mix32`.
+    Shapes are as in `mix32`.
     """
     h = mix32(words, ids)
     h >>= 9
@@ -113,5 +116,5 @@ def uniform(words: Tensor, ids: Tensor) -> Tensor:
 
 
 def gumbel(words: Tensor, ids: Tensor) -> Tensor:
-    """Gumbel noise `-log(-log(u))`, float32; shapes as in `mix32`."""
+    """Compute Gumbel noise `-log(-log(u))`, float32; shapes are as in `mix32`."""
     return uniform(words, ids).log_().neg_().log_().neg_()

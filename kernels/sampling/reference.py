@@ -1,7 +1,7 @@
 """
-The definition of sampling in plain torch: sorts and dense arrays, no short cut.
+The definition of sampling in plain torch: sorts and dense arrays, without shortcuts.
 
-`sampler.sample` must give the same tokens; margins, a tool of equality tests, exist only here.
+`sampler.sample` must give the same tokens; margins, for equality tests, exist only here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernels.sampling.needs import Needs
 from kernels.sampling.noise import gumbel, row_words
 
 MIN_TEMPERATURE = 0.01
-"""Below this, and above 0, dividing by the temperature would only amplify rounding."""
+"""Smallest temperature above 0; dividing by a smaller one would only amplify rounding."""
 
 TOP_P_SLACK = 1e-6
 """Mass by which a nucleus may fall short of top_p: float32 rounding must not add a token."""
@@ -36,7 +36,7 @@ def sample(
     margin_eps: float | None = None,
 ) -> Sampled:
     """
-    Draw one token per row; see the package for arguments.
+    Draw one token per row; arguments are as in the package's `sample`, unchecked.
 
     A greedy row takes its best logit. Any other row keeps a set of ids and takes the best of
     `scaled + noise` over it. Ties go to the lowest id.
@@ -60,14 +60,14 @@ def sample(
 
 
 def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor, Tensor]:
-    """See the package; what rows do not need is done all the same, and changes nothing."""
+    """Draw as in the package's `draw`; features that rows do not need run without effect."""
     del needs
     sampled = sample(logits, columns)
     return sampled.token, sampled.valid
 
 
 def edit(logits: Tensor, edits: LogitEdits) -> Tensor:
-    """Logits after biases and penalties: float32[R, V]."""
+    """Return the logits after biases and penalties: float32[R, V]."""
     edited = logits.clone()
     if edits.biases is not None:
         add_biases(edited, edits.biases, edits.biases.row)
@@ -81,7 +81,10 @@ def edit(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def count_tokens(penalties: Penalties, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Which ids stand in prompt or output, bool[P, V], how often in the output, float32[P, V]."""
+    """
+    Return a mask of ids in prompt or output, bool[P, V], and counts of ids in the output,
+    float32[P, V].
+    """
     prompt_len, history_len = penalties.prompt_len.tolist(), penalties.history_len.tolist()
     in_prompt, in_output = [], []
     for tokens, first, end in zip(penalties.history, prompt_len, history_len, strict=True):
@@ -92,7 +95,7 @@ def count_tokens(penalties: Penalties, vocab_size: int) -> tuple[Tensor, Tensor]
 
 
 def noise_gain(edits: LogitEdits | None, num_rows: int) -> Tensor:
-    """How much larger a repetition penalty can make a difference in the logits: float32[R]."""
+    """Return the factor by which repetition penalties can widen logits' differences: float32[R]."""
     gain = torch.ones(num_rows)
     if edits is not None and edits.penalties is not None:
         repetition = edits.penalties.repetition
@@ -101,14 +104,14 @@ def noise_gain(edits: LogitEdits | None, num_rows: int) -> Tensor:
 
 
 def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
-    """See `kernels.sampling.logprobs`; here by a whole log-softmax and a whole sort."""
+    """Compute logprobs as in `kernels.sampling.logprobs`, by a full log-softmax and a full sort."""
     row = (num_top >= 0).nonzero()[:, 0]
     if len(row) == 0:
         return None
     here = row.to(logits.device)
     asked = num_top[row].clamp(max=logits.shape[1])
     values = logits[here].log_softmax(dim=1)
-    # by the logits: equal probabilities may come of different ones
+    # order by logits: different logits may have equal probabilities
     order = logits[here].sort(dim=1, descending=True, stable=True).indices
     top_token = order[:, : int(asked.max())]
     return Logprobs(
@@ -122,24 +125,24 @@ def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     """
-    Logits relative to the row's best, divided by the temperature: float32[R, V], at most 0.
+    Compute logits relative to the row's best, divided by the temperature: float32[R, V], at most 0.
 
-    The difference to the best is taken first: it is exact for near ties, cannot overflow, and a
-    constant per row changes neither probabilities nor the winner.
+    The difference to the best is taken first: it is exact for near ties and cannot overflow, and
+    subtracting a constant per row changes neither probabilities nor the winner.
     """
     best = logits.amax(dim=1, keepdim=True)
     return (logits - best) / temperature.clamp(min=MIN_TEMPERATURE)[:, None]
 
 
 def score(logits: Tensor, columns: SamplingColumns) -> tuple[Tensor, Tensor]:
-    """Scaled logits without and with noise, float32[R, V] each; greedy rows' are as they were."""
+    """Return scaled logits without and with noise, float32[R, V] each; greedy rows stay as is."""
     greedy = columns.is_greedy[:, None]
     scaled = torch.where(greedy, logits, scale(logits, columns.temperature))
     return scaled, torch.where(greedy, scaled, scaled + noise(columns, logits.shape[1]))
 
 
 def noise(columns: SamplingColumns, vocab_size: int) -> Tensor:
-    """Gumbel noise of every id: float32[R, V]."""
+    """Compute the Gumbel noise of every id: float32[R, V]."""
     words = row_words(columns.seed, columns.position, columns.choice)
     ids = torch.arange(vocab_size, dtype=torch.int32, device=words.device)
     return gumbel(words[:, :, None], ids)
@@ -147,7 +150,7 @@ def noise(columns: SamplingColumns, vocab_size: int) -> Tensor:
 
 def mass(scaled: Tensor) -> Tensor:
     """
-    Unnormalised probabilities as int64 fixed point with 40 binary places.
+    Compute unnormalised probabilities as int64 fixed point with 40 binary places.
 
     Sums of integers are exact, so a nucleus does not depend on the order or shape of a reduction.
     """
@@ -157,12 +160,12 @@ def mass(scaled: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class Kept:
     """
-    The set of ids a row may draw.
+    The set of ids that a row may draw.
 
     Attributes:
-        mask: bool[R, V].
-        survives_top_k: bool[R, V].
-        mass_above: float64[R, V]: share, of what survives top_k, of the ids strictly better.
+        mask: bool[R, V], ids in the set.
+        survives_top_k: bool[R, V], ids left after min_p and top_k.
+        mass_above: float64[R, V], mass of strictly better ids as a share of these ids' mass.
     """
 
     mask: Tensor
@@ -175,7 +178,7 @@ def keep(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = No
     Choose each row's set: min_p, then top_k, then top_p over the survivors.
 
     All cuts are a threshold on the value, so ids that tie at the cut all stay. The nucleus is the
-    smallest set of best values whose share is at least top_p.
+    smallest set of best values with a share of at least top_p.
     """
     vocab_size = scaled.shape[1]
     if min_p is not None:
@@ -197,12 +200,12 @@ def keep(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = No
 
 
 def min_p_threshold(min_p: Tensor) -> Tensor:
-    """Scaled logit under which an id is dropped, float32[R]: that of the best is 0."""
+    """Return the scaled logit below which an id is dropped, float32[R]; the best has 0."""
     return min_p.log()
 
 
 def nucleus_mass(total: Tensor, top_p: Tensor) -> Tensor:
-    """Fixed-point mass a nucleus must reach, int64[R] as `total`."""
+    """Return the fixed-point mass that a nucleus must reach, int64[R] as `total`."""
     return ((top_p.double() - TOP_P_SLACK) * total).ceil().to(torch.int64)
 
 
@@ -214,14 +217,14 @@ def margin_of(
     eps: float,
 ) -> Tensor:
     """
-    Margins of tokens, whoever drew them: float32[R], 0 where a row is not valid.
+    Compute margins of tokens drawn by any implementation: float32[R], 0 where a row is not valid.
 
     Args:
         logits: Floating[R, V], before edits.
-        columns: Of the rows.
+        columns: Parameters of the rows.
         token: int64[R], drawn from the rows.
-        edits: Of the rows.
-        eps: What rounding may do to a logit before a repetition penalty widens it.
+        edits: Edits of the rows.
+        eps: Rounding error of a logit, before a repetition penalty widens it.
     """
     logits = logits.float() if edits is None else edit(logits.float(), edits)
     columns = columns.to(logits.device)
@@ -236,19 +239,19 @@ def margins(
     scaled: Tensor, scores: Tensor, token: Tensor, columns: SamplingColumns, eps: Tensor
 ) -> Tensor:
     """
-    By how much each token won, in units of the score: float32[R].
+    Compute the margin by which each token won, in units of the score: float32[R].
 
-    Best score minus the best other score among the ids that are kept or within `eps` of being
-    kept; 0 if the winner is within `eps` of being dropped; infinity if there is no other. An id is
-    within eps of a cut if its value is less than eps away from the nearest one across it or from
-    what min_p asks for or, for top_p, if the mass above it is less than eps away from top_p, or
-    than the mass of the ids that min_p may drop or keep.
+    The margin is the token's score minus the best other score among the ids that are kept or
+    within `eps` of being kept; it is 0 if the token is within `eps` of being dropped, and infinity
+    if there is no other id. An id is within eps of a cut if its value is less than eps away from
+    the nearest value across the cut or from min_p's threshold. For top_p it is so if the mass above
+    it is away from top_p by less than eps plus the mass of ids within eps of min_p's threshold.
 
     Args:
         scaled: float32[R, V].
         scores: float32[R, V].
         token: int64[R].
-        columns: Of the rows.
+        columns: Parameters of the rows.
         eps: float32[R].
     """
     winner, eps = token[:, None], eps[:, None]

@@ -1,4 +1,4 @@
-"""The quick way to the tokens that `reference.sample` defines."""
+"""A fast implementation of `reference.sample` in PyTorch, with the same tokens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kernels.sampling.logprobs import logprobs, rows_per_copy
 from kernels.sampling.noise import MAX_SPREAD, gumbel, row_words
 
 _TILE_ELEMENTS = 1 << 15
-"""Logits worked on at a time on a CPU: in cache, and too few for torch to wake other threads."""
+"""Number of logits of a tile on a CPU: they fit the cache, and torch wakes no other threads."""
 
 _BEST_TILE = 1024
 """
-Ids of which the largest logit is found before asking where it is: a CPU finds values with vector
-instructions, and places one by one.
+Number of ids in a tile: the largest logit of each tile is found first, and its place only in the
+best tile, because a CPU finds values with vector instructions, but places one by one.
 """
 
 _SPARSE_SHARE = 4
-"""Where fewer than one in so many ids can win, only those get noise."""
+"""Fraction of ids, one in so many, below which only the ids that can win get noise."""
 
 
 def sample(
@@ -34,11 +34,11 @@ def sample(
     margin_eps: float | None = None,
 ) -> Sampled:
     """
-    Draw one token per row; arguments as in the package's `sample`, unchecked.
+    Draw one token per row; arguments are as in the package's `sample`, unchecked.
 
-    Greedy rows cost one pass. The others are cut, get noise where they can still win, and are
-    worked on in tiles of rows; a row's arithmetic does not depend on its tile. Edited rows are
-    copied; the others do not pay for them.
+    Greedy rows cost one pass. The others are computed in tiles of rows: they are cut, and ids that
+    can still win get noise. A row's arithmetic does not depend on its tile. Only edited rows are
+    copied.
     """
     if margin_eps is not None:
         return reference.sample(
@@ -70,7 +70,7 @@ def sample(
 
 
 def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest logit of each row, NaN where there is one, and its lowest id."""
+    """Return the largest logit of each row, NaN if it has one, and its lowest id."""
     num_tiles = logits.shape[1] // _BEST_TILE
     if logits.device.type != "cpu" or num_tiles < 2 or logits.stride(1) != 1:
         best, token = logits.max(dim=1)
@@ -88,7 +88,7 @@ def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _drawn(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Tokens of rows that all need noise, int64[R]; anything where a row is not valid."""
+    """Draw the tokens of rows that all need noise, int64[R]; arbitrary where a row is not valid."""
     words = row_words(columns.seed, columns.position, columns.choice).to(logits.device)
     num_rows, tile = len(logits), _rows_per_tile(logits)
     if num_rows <= tile:

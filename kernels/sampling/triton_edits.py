@@ -1,4 +1,4 @@
-"""Biases and penalties on a device: counting past tokens by integers, whose order cannot matter."""
+"""Biases and penalties on a device; past tokens are counted in integers, so order cannot matter."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kernels.transfer import to_device
 TILE = 1024
 
 _IN_PROMPT = tl.constexpr(1 << 30)
-"""Added to an id's count where it stands in the prompt."""
+"""Bit that is set in an id's count if the id is in the prompt."""
 
 _MAX = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 def edited(logits: Tensor, edits: LogitEdits, rows: Tensor) -> Tensor:
     """
-    A copy of some rows after biases and penalties, float32 ``[N, V]``.
+    Return a copy of some rows after biases and penalties, float32 ``[N, V]``.
 
     Args:
         logits: Floating ``[R, V]``.
-        edits: Of the whole batch; those of other rows are left out.
+        edits: Edits of the whole batch; those of other rows are left out.
         rows: int64 ``[N]`` on the host, ascending.
     """
     copy = logits.index_select(0, to_device(rows, logits.device)).float()
@@ -65,7 +65,7 @@ def _penalise(copy: Tensor, row: Tensor, penalties: Penalties) -> None:
         count,
         VOCAB=vocab_size,
         TILE=tile,
-        enable_fp_fusion=False,  # product and difference are rounded one by one, as defined
+        enable_fp_fusion=False,  # product and difference are rounded separately, as defined
     )
 
 
@@ -81,7 +81,7 @@ def _bias_kernel(
 ) -> None:
     # copy[row[b], token[b]] += value[b]      grid (cdiv(B, TILE),)
     # copy fp32 [N, VOCAB]; row, token int64, value fp32 [B]
-    # only bans (-infinity) can meet another entry of their id: the order of the sum does not matter
+    # only bans (-infinity) can share an id with another entry: the order of sums does not matter
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     known = at < num_biases
     place = tl.load(row + at, mask=known, other=0) * VOCAB
@@ -99,7 +99,7 @@ def _count_kernel(
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    # count[p, i] += times id i stands in row p's output, and carries _IN_PROMPT if in its prompt
+    # count[p, i] += times that id i is in row p's output; |= _IN_PROMPT if it is in the prompt
     # grid (P, cdiv(L, TILE)); history int32 [P, L], ids in [0, VOCAB) up to history_len[p]
     # count int32 [P, VOCAB], 0 before
     row = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Tokens drawn on a device as `reference.sample` defines them: a few kernels, no sort, no wait."""
+"""Drawing of tokens on a device as `reference.sample` defines it: few kernels, no sort, no wait."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor
     """
     Draw one token per row, with launches that depend on shapes and `needs` only.
 
-    Fit for capture in a graph: parameters are read from the device, nothing is waited for.
+    A graph can capture it: parameters are read on the device, and the host does not wait.
 
     Args:
         logits: Floating ``[R, V]``, column stride 1. Not changed.
-        columns: On the device of the logits.
-        needs: At least what the rows need.
+        columns: Parameters of each row, on the device of the logits.
+        needs: Needs of the rows, or more.
 
     Returns:
         Token int64 ``[R]``, 0 where not valid, and validity bool ``[R]``.
@@ -63,13 +63,13 @@ def draw(logits: Tensor, columns: SamplingColumns, needs: Needs) -> tuple[Tensor
 
 def thresholds(logits: Tensor, columns: SamplingColumns, best: Tensor, needs: Needs) -> Tensor:
     """
-    The smallest scaled logit that each row may draw, float32 ``[R]``.
+    Compute the smallest scaled logit that each row may draw, float32 ``[R]``.
 
     Args:
         logits: Floating ``[R, V]``, column stride 1.
-        columns: On the device of the logits.
-        best: float32 ``[R]``, the largest logits; where not finite, the row is not cut.
-        needs: Which cuts to make.
+        columns: Parameters of each row, on the device of the logits.
+        best: float32 ``[R]``, the largest logits; a row is not cut if its best is not finite.
+        needs: Cuts to make.
     """
     if needs.min_p and columns.min_p is not None:
         lowest = reference.min_p_threshold(columns.min_p)
@@ -123,7 +123,7 @@ def _row_winner(
     NUM_SPLITS: tl.constexpr,
     SPLITS_2: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The largest value of all splits of a row and its lowest id."""
+    """Return the largest value of all splits of a row and its lowest id."""
     split = tl.arange(0, SPLITS_2)
     known = split < NUM_SPLITS
     at = row * NUM_SPLITS + split

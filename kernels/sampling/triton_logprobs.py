@@ -1,4 +1,4 @@
-"""The logarithm of the sum of all weights of a row, in an order that the batch cannot change."""
+"""Log-sum-exp of each row, summed in an order that does not depend on the batch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 SPLIT = 4096
-"""Ids that one program sums up. Changing it changes bits: it must not depend on the batch."""
+"""Number of ids that one program sums. It changes bits, so it must not depend on the batch."""
 
 
 def log_total(values: Tensor) -> Tensor:
-    """Log-sum-exp of float32 ``[Q, V]``, contiguous: float32 ``[Q, 1]``."""
+    """Compute the log-sum-exp of float32 ``[Q, V]``, contiguous: float32 ``[Q, 1]``."""
     num_rows, vocab_size = values.shape
     split = min(SPLIT, triton.next_power_of_2(vocab_size))
     num_splits = triton.cdiv(vocab_size, split)
@@ -31,7 +31,7 @@ def log_total(values: Tensor) -> Tensor:
 
 @triton.jit
 def _sum_from(x: tl.tensor, peak: tl.tensor) -> tl.tensor:
-    """`exp(x - peak)`; 0 where both are -infinity."""
+    """Return `exp(x - peak)`, or 0 where both are -infinity."""
     return tl.where(x > float("-inf"), tl.exp(x - peak), 0.0)
 
 

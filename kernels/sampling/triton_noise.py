@@ -20,7 +20,7 @@ _MIN_TEMPERATURE = tl.constexpr(reference.MIN_TEMPERATURE)
 def random_bits(
     seed: tl.tensor, position: tl.tensor, choice: tl.tensor, ids: tl.tensor
 ) -> tl.tensor:
-    """`noise.mix32`, uint32: seed, position and choice are int64 of one row, ids int32."""
+    """Compute `noise.mix32` as uint32; seed, position and choice are one row's int64, ids int32."""
     w0, w1, w2, w3 = tl.philox(seed, position.to(tl.int32), choice.to(tl.int32), 0, 0)
     x = ids.to(tl.uint32) * _ID_STEP + w0
     x = ((x ^ (x >> 16)) * _MIX_1) ^ w1
@@ -30,12 +30,12 @@ def random_bits(
 
 @triton.jit
 def gumbel(bits: tl.tensor) -> tl.tensor:
-    """`noise.gumbel`, float32, of uint32 bits; needs logarithms that are right next to 1."""
+    """Compute `noise.gumbel`, float32, of uint32 bits; logarithms must be accurate next to 1."""
     u = ((bits >> 9).to(tl.int32).to(tl.float32) + 0.5) * _UNIT
     return -tl.log(-tl.log(u))
 
 
 @triton.jit
 def scale(logits: tl.tensor, best: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """`reference.scale`, to the bit."""
+    """Compute `reference.scale`, with the same bits."""
     return tl.div_rn(logits - best, tl.maximum(temperature, _MIN_TEMPERATURE))

@@ -1,4 +1,4 @@
-"""The whole of `sample` on a device, by the kernels beside this file."""
+"""All of `sample` on a device, by the Triton kernels of this folder."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def sample(
     margin_eps: float | None = None,
 ) -> Sampled:
     """
-    Draw one token per row; arguments as in the package's `sample`, unchecked.
+    Draw one token per row; arguments are as in the package's `sample`, unchecked.
 
-    Nothing waits for the device where the columns are on the host. Edited rows are copied; the
-    others do not pay for them. A row's token and log probabilities have the same bits alone and in
-    any batch. Margins are the definition's, for the tokens drawn here.
+    The host does not wait for the device if the columns are on the host. Only edited rows are
+    copied. A row's token and logprobs have the same bits alone and in any batch. Margins are
+    computed by the definition, for the tokens drawn here.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()

@@ -6,8 +6,8 @@ bits are the *key*. Both cuts ask for the smallest key t at which the weight of 
 reaches a goal: the weight of an id is 1 for top_k and its fixed-point mass for top_p. Weights are
 integers, so the answer does not depend on the order of any sum.
 
-Three kernels: one weighs the ids below a few fixed keys, one copies the keys between the two of
-these that enclose the answer (few, unless the row is flat), one searches among the copies.
+There are three kernels: one weighs the ids below a few fixed keys, one copies the keys between the
+two fixed keys that enclose the answer (few, unless the row is flat), one searches among the copies.
 Source: pivot searches as in FlashInfer's sampling (arXiv:2501.01005); the fixed point, the copies
 and the exact agreement with a sort are ours.
 """
@@ -26,10 +26,10 @@ from kernels.sampling.tuning import ROW_COLUMNS, ROWS_PER_SEARCH, Cut
 
 COARSE_WAYS = 4
 FINE_WAYS = 8
-"""Keys weighed at a time: the fixed ones, and those that cut what is left into even parts."""
+"""Numbers of keys weighed at a time: fixed ones, and ones that cut the rest into even parts."""
 
 _BEYOND = tl.constexpr(0x7F800000)
-"""Key of -infinity: an id that is out."""
+"""Key of -infinity, for ids that are not kept."""
 
 _FIRST_COARSE = tl.constexpr(128)
 """Exponent bits of 2.0: the fixed keys are those of 2, 4, 8 and 16 below the best."""
@@ -42,14 +42,14 @@ def raise_thresholds(
     logits: Tensor, columns: SamplingColumns, best: Tensor, lowest: Tensor, *, by_mass: bool
 ) -> None:
     """
-    Apply top_k or top_p to what is kept so far, in place.
+    Apply top_k or top_p to the ids kept so far, in place.
 
     Args:
         logits: Floating ``[R, V]``, column stride 1.
-        columns: On the device of the logits.
-        best: float32 ``[R]``; rows where it is not finite are left alone.
-        lowest: float32 ``[R]``, smallest scaled logit that is kept; raised.
-        by_mass: Apply top_p, to the survivors of top_k; otherwise top_k.
+        columns: Parameters of each row, on the device of the logits.
+        best: float32 ``[R]``, the largest logits; rows where it is not finite are left alone.
+        lowest: float32 ``[R]``, smallest scaled logit that is kept; raised in place.
+        by_mass: True applies top_p, to the ids left by top_k; False applies top_k.
     """
     num_rows, vocab_size = logits.shape
     room = min(num_rows, ROWS_PER_SEARCH)
@@ -101,7 +101,7 @@ def _keys_from(
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """Keys of a row's ids first to first + TILE."""
+    """Compute the keys of a row's ids first to first + TILE."""
     ids = first + tl.arange(0, TILE)
     inside = ids < VOCAB
     values = tl.load(row_logits + ids, mask=inside, other=0.0)
@@ -115,7 +115,7 @@ def _scaled_of(key: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _weight_of(key: tl.tensor, BY_MASS: tl.constexpr) -> tl.tensor:
-    """int64; 0 for keys that are out: e to minus infinity is."""
+    """Return the weights of keys, int64; 0 for keys of -infinity."""
     if BY_MASS:
         return (tl.exp(_scaled_of(key)) * _MASS_SCALE).to(tl.int64)
     return (key < _BEYOND).to(tl.int64)
@@ -151,9 +151,9 @@ def _narrow(
     goal: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """
-    The part of [low, high) between two neighbouring edges that holds the answer.
+    Narrow [low, high) to the part between two neighbouring edges that holds the answer.
 
-    `reached` is the weight of all keys below each edge, `below` that of all below `low`.
+    `reached` is the weight of all keys below each edge, `below` the weight of all keys below `low`.
     """
     short = reached < goal
     low = tl.maximum(low, tl.max(tl.where(short, edges, 0), axis=0))
@@ -171,7 +171,7 @@ def _coarse_bracket(
     SPLITS_2: tl.constexpr,
     WAYS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """What the first kernel found of a row: low, high, weight below low, goal, weight of all."""
+    """Read a row's result of the first kernel: low, high, weight below low, goal, total weight."""
     split = tl.arange(0, SPLITS_2)
     at = split[:, None] * (2 * WAYS) + tl.arange(0, WAYS)[None, :]
     known = (split < NUM_SPLITS)[:, None] & (tl.arange(0, WAYS) >= 0)[None, :]
@@ -225,7 +225,7 @@ def _weigh_kernel(
         for start in range(0, SPLIT, TILE):
             first = split * SPLIT + start
             key = _keys_from(logits + row * row_stride, first, peak, heat, floor, VOCAB, TILE)
-            # Before the weight: Triton 3.7 moves this layout of the keys above them otherwise.
+            # Before the weight; otherwise Triton 3.7 moves this layout of the keys above them.
             under = key[None, :] < edges[:, None]
             mine = _weight_of(key, BY_MASS)
             reached += tl.where(under, mine[None, :], 0)
@@ -277,7 +277,7 @@ def _collect_kernel(
 
 @triton.jit
 def _even_edges(low: tl.tensor, high: tl.tensor, FINE: tl.constexpr) -> tl.tensor:
-    """Keys that cut [low, high) into FINE + 1 parts; beyond `high` where it is short."""
+    """Return keys that cut [low, high) into FINE + 1 parts; beyond `high` if that is short."""
     return low + (tl.arange(0, FINE) + 1) * ((high - low + FINE) // (FINE + 1))
 
 
@@ -339,14 +339,14 @@ def _round(
     TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """
-    Keep the open ones of a row's first `num_open` keys, and narrow what is open.
+    Keep those of a row's first `num_open` keys that lie in [low, high), then narrow that range.
 
     A tile is written back only to places that have been read: its own and earlier ones.
     """
     edges = _even_edges(low, high, FINE)
     reached = tl.zeros((FINE, TILE), tl.int64)
     num_kept = tl.full((), 0, tl.int32)
-    tl.debug_barrier()  # other threads of the program wrote what is read here
+    tl.debug_barrier()  # the keys read here were written by other threads of the program
     for start in range(0, num_open, TILE):
         place = start + tl.arange(0, TILE)
         key = tl.load(mine + place, mask=place < num_open, other=_BEYOND)
