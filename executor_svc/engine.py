@@ -50,11 +50,11 @@ def load_engine(
 
     Args:
         loaded: The settings.
-        boot_id: Put into every answer.
-        meters: Measures a device's memory.
+        boot_id: Id of this process, put into every answer.
+        meters: Returns the memory meter of a device.
 
     Raises:
-        InvalidConfig: A limit, device or setting that this model or machine does not allow.
+        InvalidConfig: This model or machine does not allow a limit, device or setting.
         InvalidModel: The model directory cannot be used.
         OutOfMemory: Weights or KV blocks do not fit.
     """

@@ -56,8 +56,8 @@ class Operation(Generic[Implementation]):
         Args:
             name: Name of the operation.
             reference: The definition.
-            faster: By device kind ("cpu", "cuda"), the name and code of a faster implementation;
-                the code may be `Deferred`.
+            faster: Name and code of a faster implementation by device kind ("cpu", "cuda"); the
+                code may be `Deferred`.
         """
         self.name = name
         self._reference = reference

@@ -8,7 +8,7 @@ from tandem.link.batch import Batch, Command
 from tandem.link.step_cost import StepCost, StepWork
 
 LEARN_EVERY = 16
-"""One of so many quick steps is learned from: learning costs microseconds, and they are many."""
+"""Steps per quick step that is learned from: learning costs microseconds, quick steps are many."""
 LEARN_OVER_S = 0.05
 """Seconds above which every step is learned from."""
 

@@ -47,7 +47,7 @@ class ResultThread(threading.Thread):
         self._on_broken = on_broken
         self._launched: queue.SimpleQueue[tuple[QueuedStep, _Collect] | None] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One entry for each step that may be launched."""
+        """Room for launches, one entry for each step that may be launched."""
         self._failed_epoch = 0
         for _ in range(DEPTH):
             self._room.put(None)

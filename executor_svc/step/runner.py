@@ -77,8 +77,8 @@ class ModelRunner:
             max_model_len: Most tokens of one sequence.
             boot_id: Id of the process, put into every result.
             collect_margins: Also report the margin by which each token won.
-            batch_invariant: Give a sequence the same bits whatever else is computed beside it,
-                which is slower.
+            batch_invariant: Give a sequence the same bits alone and beside any others, which is
+                slower.
             kv_knob: The setting that sized `kv`, for the advice when memory runs out.
             clock_ns: Clock of monotonic time, for the step timings of a CPU.
             queue: Queue of the model's device; None makes one.

@@ -11,7 +11,7 @@ from kernels.decode_rows.columns import DecodeRowColumns, SlotColumns, TokenRing
 def gather_rows(
     slots: SlotColumns, rows: DecodeRowColumns, ring: TokenRing, block_size: int
 ) -> None:
-    """Arguments as in the package's `gather_rows`, unchecked."""
+    """Begin a step; arguments are as in the package's `gather_rows`, unchecked."""
     is_real = rows.slot >= 0
     slot = rows.slot.clamp(min=0).long()
     position = torch.where(is_real, slots.position[slot], 0).long()
@@ -40,7 +40,7 @@ def gather_rows(
 def advance_rows(
     slots: SlotColumns, rows: DecodeRowColumns, token: Tensor, valid: Tensor, ring: TokenRing
 ) -> None:
-    """Arguments as in the package's `advance_rows`, unchecked."""
+    """End a step; arguments are as in the package's `advance_rows`, unchecked."""
     is_real = rows.slot >= 0
     slot = rows.slot.clamp(min=0).long()
     unread = slots.history.shape[1] - 1

@@ -16,7 +16,7 @@ NUM_WARPS = 2
 def gather_rows(
     slots: SlotColumns, rows: DecodeRowColumns, ring: TokenRing, block_size: int
 ) -> None:
-    """Arguments as in the package's `gather_rows`, unchecked."""
+    """Begin a step; arguments are as in the package's `gather_rows`, unchecked."""
     sampling = rows.sampling
     _gather_rows_kernel[(len(rows.slot),)](
         rows.slot,
@@ -54,7 +54,7 @@ def gather_rows(
 def advance_rows(
     slots: SlotColumns, rows: DecodeRowColumns, token: Tensor, valid: Tensor, ring: TokenRing
 ) -> None:
-    """Arguments as in the package's `advance_rows`, unchecked."""
+    """End a step; arguments are as in the package's `advance_rows`, unchecked."""
     num_rows = len(rows.slot)
     _advance_rows_kernel[(triton.cdiv(num_rows, ROW_TILE),)](
         rows.slot,

@@ -25,7 +25,7 @@ def run(
     norm_eps: float,
     scale: float,
 ) -> None:
-    """Arguments as in `LayerStack`, unchecked."""
+    """Run all layers; arguments are as in `LayerStack`, unchecked."""
     for layer, kv_cache, plan in zip(layers, kv_layers, plans, strict=True):
         normed = rms_norm(hidden, layer.input_norm, norm_eps)
         qkv = _product(normed, layer.qkv, layer.qkv_bias)

@@ -18,7 +18,7 @@ class LayerWeights:
 
     `qkv` stacks all query heads, then key heads, then value heads. Inside each query and key head
     the features of a rotary pair, stored `head_dim / 2` apart in the file, are neighbours here:
-    attention scores do not depend on the order, and a rotation becomes one complex product.
+    attention scores do not depend on the order, and each rotation becomes a complex product.
     `qk_norm` is ``[num_heads + num_kv_heads, head_dim]`` in the same order.
     """
 

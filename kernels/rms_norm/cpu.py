@@ -7,10 +7,10 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Arguments as in the package's `rms_norm`, unchecked."""
+    """Normalise rows; arguments are as in the package's `rms_norm`, unchecked."""
     return functional.rms_norm(x, weight.shape, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Arguments as in the package's `add_rms_norm`, unchecked."""
+    """Add and normalise rows; arguments are as in the package's `add_rms_norm`, unchecked."""
     return functional.rms_norm(residual.add_(x), weight.shape, weight, eps)

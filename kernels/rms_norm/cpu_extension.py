@@ -13,7 +13,7 @@ from kernels.cpu_extension.library import NUMBER_TYPES
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Arguments as in the package's `rms_norm`, unchecked."""
+    """Normalise rows; arguments are as in the package's `rms_norm`, unchecked."""
     width = x.shape[-1]
     rows = x.reshape(-1, width)
     if rows.stride(1) != 1:
@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Arguments as in the package's `add_rms_norm`, unchecked."""
+    """Add and normalise rows; arguments are as in the package's `add_rms_norm`, unchecked."""
     return rms_norm(residual.add_(x), weight, eps)
 
 

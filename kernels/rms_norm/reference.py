@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Arguments as in the package's `rms_norm`, unchecked."""
+    """Normalise rows; arguments are as in the package's `rms_norm`, unchecked."""
     wide = x.to(torch.float32)
     mean_square = wide.square().mean(dim=-1, keepdim=True)
     return (wide * torch.rsqrt(mean_square + eps)).to(x.dtype) * weight
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Arguments as in the package's `add_rms_norm`, unchecked."""
+    """Add and normalise rows; arguments are as in the package's `add_rms_norm`, unchecked."""
     residual.add_(x)
     return rms_norm(residual, weight, eps)

@@ -18,7 +18,7 @@ _THREAD_WIDTH = 8
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
-    Arguments as in the package's `rms_norm`, unchecked.
+    Normalise rows; arguments are as in the package's `rms_norm`, unchecked.
 
     Raises:
         ValueError: Rows are longer than `MAX_WIDTH`.
@@ -31,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
-    Arguments as in the package's `add_rms_norm`, unchecked.
+    Add and normalise rows; arguments are as in the package's `add_rms_norm`, unchecked.
 
     Raises:
         ValueError: Rows are longer than `MAX_WIDTH`.

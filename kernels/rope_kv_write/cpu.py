@@ -18,7 +18,10 @@ def rope_kv_write(
     qk_norm: Tensor | None,
     norm_eps: float,
 ) -> Tensor:
-    """Arguments as in the package's `rope_kv_write`, unchecked; overwrites `qkv`."""
+    """
+    Rotate and store; arguments are as in the package's `rope_kv_write`, unchecked. Overwrites
+    `qkv`.
+    """
     num_tokens = qkv.shape[0]
     num_kv_heads, head_dim = kv_cache.shape[3:]
     heads = qkv.view(num_tokens, -1, head_dim)

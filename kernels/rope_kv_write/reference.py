@@ -15,7 +15,7 @@ def rope_kv_write(
     qk_norm: Tensor | None,
     norm_eps: float,
 ) -> Tensor:
-    """Arguments as in the package's `rope_kv_write`, unchecked."""
+    """Rotate and store; arguments are as in the package's `rope_kv_write`, unchecked."""
     num_kv_heads, head_dim = kv_cache.shape[3:]
     heads = qkv.view(len(qkv), -1, head_dim)
     query_key, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]

@@ -7,6 +7,6 @@ from torch.nn import functional
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """Arguments as in the package's `silu_mul`, unchecked."""
+    """Apply the gate; arguments are as in the package's `silu_mul`, unchecked."""
     gate, up = gate_up.chunk(2, dim=1)
     return functional.silu(gate).mul_(up)

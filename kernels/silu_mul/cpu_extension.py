@@ -13,7 +13,7 @@ from kernels.cpu_extension.library import NUMBER_TYPES
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """Arguments as in the package's `silu_mul`, unchecked."""
+    """Apply the gate; arguments are as in the package's `silu_mul`, unchecked."""
     if gate_up.stride(1) != 1:
         gate_up = gate_up.contiguous()
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2

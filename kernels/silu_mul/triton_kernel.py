@@ -13,7 +13,10 @@ NUM_WARPS = 4
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """Arguments as in the package's `silu_mul`, unchecked; leaves `gate_up` as it is."""
+    """
+    Apply the gate; arguments are as in the package's `silu_mul`, unchecked. `gate_up` is not
+    changed.
+    """
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     if gate_up.stride(1) != 1:
         gate_up = gate_up.contiguous()
