@@ -50,7 +50,7 @@ class TorchRecorder:
 
     def start(self) -> None:
         """Begin to record this thread."""
-        self._profile.__enter__()  # of a block that ends in another call, `stop`
+        self._profile.__enter__()  # `stop` exits
         self._runner.mark_parts(marked)
 
     def mark(self) -> AbstractContextManager[object]:

@@ -8,7 +8,7 @@ from tandem.link.batch import Batch, Command
 from tandem.link.step_cost import StepCost, StepWork
 
 LEARN_EVERY = 16
-"""Steps per quick step that is learned from: learning costs microseconds, quick steps are many."""
+"""Interval, in steps, at which even a quick step is learned from: learning costs microseconds."""
 LEARN_OVER_S = 0.05
 """Seconds above which every step is learned from."""
 

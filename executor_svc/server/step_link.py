@@ -179,7 +179,7 @@ class StepLink:
 
     def between_steps(self, errand: Callable[[], None]) -> None:
         """Let the runner thread call `errand` after the steps received so far."""
-        with self._lock:  # not while jobs are taken out and put back
+        with self._lock:  # so that `_drop_steps` is not putting jobs back meanwhile
             self._jobs.put(Errand(errand))
 
     def next_job(self) -> QueuedStep | SlotReset | Errand | None:

@@ -118,7 +118,7 @@ def use_cpu_extension(*, wanted: bool) -> bool:
     try:
         load_library()
     except ExtensionUnavailable:
-        return False  # attention has said so, in the log
+        return False  # `paged_attention` has logged the reason
     _operation.offer("cpu", _CPU_EXTENSION, cpu_extension.packed_linear)
     return True
 

@@ -70,7 +70,7 @@ class Penalties:
         """Return the penalties of some of the P rows, by a mask bool[P] on the host."""
         if part.all():
             return self
-        index = part.nonzero()[:, 0]  # on the host: a device would have to be waited for
+        index = part.nonzero()[:, 0]  # on the host, so as not to wait for a device
         return Penalties(
             row=self.row[index],
             repetition=self.repetition[index],
