@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor_svc.bench.sizes import ModelSizes
+from tandem_bench.device.sizes import ModelSizes
 
 HALF_A_BILLION = {
     "llama-0.5b": ModelSizes(

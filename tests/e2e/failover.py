@@ -39,7 +39,7 @@ class Fleet:
             "--max-num-blocks=8192",
             "--max-model-len=16384",
         ]
-        executor = self._start("executor_svc.fixed_step", arguments)
+        executor = self._start("tandem_bench.fixed_step", arguments)
         executor.addresses()
         return executor
 

@@ -26,8 +26,8 @@ import numpy as np
 import psutil
 
 from tandem.errors import PromptTooLong, TandemError
+from tandem_bench.offline.checkpoints import random_model
 from tandem_client import NO_RETRY, AdminClient, Client
-from tandem_embedded.bench.checkpoints import random_model
 from tests.bench.machine import machine
 from tests.bench.shapes import HALF_A_BILLION
 from tests.model_zoo import write_tokenizer

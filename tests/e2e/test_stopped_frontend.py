@@ -5,8 +5,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from scheduler_svc.bench.reader import start_reader
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
+from tandem_bench.reader import start_reader
 from tandem_client import NO_RETRY, AdminClient
 from tests.e2e.cluster import PATIENCE, Process, num_requests, paused
 from tests.waiting import wait_until
@@ -23,7 +23,7 @@ CONNECTIONS = NUM_STREAMS
 def executor(tmp_path):
     """Its steps take a millisecond."""
     process = Process(
-        "executor_svc.fixed_step",
+        "tandem_bench.fixed_step",
         ["--step-ms=1", f"--rows={NUM_STREAMS}", f"--listen=unix:{tmp_path}/executor.sock"],
         tmp_path,
         "executor",

@@ -6,11 +6,11 @@ import sys
 
 import torch
 
-from executor_svc.bench import flashinfer_peer
-from executor_svc.bench.attention_cases import decode_rows, prompt_rows
-from executor_svc.bench.operands import paged_buffers
-from executor_svc.bench.shapes import SHAPES
 from kernels.paged_attention import AttentionShape
+from tandem_bench.device.operands import paged_buffers
+from tandem_bench.device.shapes import SHAPES
+from tandem_bench.kernels import flashinfer_peer
+from tandem_bench.kernels.attention_cases import decode_rows, prompt_rows
 
 
 def main() -> int:

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from executor_svc.bench.random_model import random_model
-from executor_svc.bench.shapes import SHAPES
 from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.config import ModelConfig
 from executor_svc.step.graphs.capture import GraphDevice
@@ -16,6 +14,8 @@ from executor_svc.step.graphs.plan import GraphPlan
 from executor_svc.step.graphs.shapes import GraphShape
 from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import Batch, RowSampling
+from tandem_bench.device.shapes import SHAPES
+from tandem_bench.model.random_model import random_model
 from tests.executor_svc.stepping import Row, admission, batch, random_tokens
 
 BLOCK_SIZE = 16

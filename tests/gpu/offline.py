@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from executor_svc.bench.json_rows import JsonRows
-from executor_svc.bench.sizes import MODEL_SIZES
 from tandem.engine_config import EngineConfig
 from tandem.printing_commands import end_by_signals
+from tandem_bench.device.json_rows import JsonRows
+from tandem_bench.device.sizes import MODEL_SIZES
+from tandem_bench.offline.checkpoints import random_model
 from tandem_embedded import GenerationParams, InferenceEngine
-from tandem_embedded.bench.checkpoints import random_model
 from tests.gpu.workload import Requests
 
 ENGINES = ("tandem", "transformers")

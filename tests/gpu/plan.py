@@ -16,7 +16,7 @@ _PYTEST = (
     # Nothing else ends a test that waits for a device which never answers, and says where it waits.
     *("--timeout=80", "--timeout-method=thread"),
 )
-_BENCH = ("-m", "executor_svc.bench")
+_BENCH = ("-m", "tandem_bench")
 _MODELS = ("llama-8b", "llama-1b", "qwen3-0.6b")
 _NOTHING_COLLECTED = 5
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_svc.bench.shapes import SHAPES
 from executor_svc.step.graphs.cuda import CudaGraphs
 from executor_svc.step.graphs.shapes import GraphShape
 from kernels.paged_attention import (
@@ -21,6 +20,7 @@ from kernels.paged_attention import (
 from kernels.rms_norm import rms_norm
 from kernels.sampling import SamplingColumns, sample
 from kernels.silu_mul import silu_mul
+from tandem_bench.device.shapes import SHAPES
 from tests.executor_svc.stepping import Row, admission, batch, forward_logits, random_tokens
 from tests.gpu.models import BLOCK_SIZE, FILTERED, GREEDY, NOISY, make_runner
 from tests.gpu.rounded import numbers

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from executor_svc.bench.shapes import SHAPES
 from executor_svc.step.graphs.cuda import CudaGraphs
 from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import Batch
+from tandem_bench.device.shapes import SHAPES
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.stepping import Row, admission, batch, random_tokens
 from tests.gpu.models import (

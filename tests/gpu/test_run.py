@@ -16,7 +16,8 @@ import psutil
 import pytest
 import torch
 
-from executor_svc.bench import decode_steps, kernels, roofline
+from tandem_bench.kernels import command as kernels
+from tandem_bench.model import decode_steps, roofline
 from tests.gpu import __main__ as script
 from tests.gpu import idle, offline
 from tests.gpu.__main__ import main
@@ -161,7 +162,7 @@ class TestPlan:
         """
         Every flag of every benchmark among the parts exists.
         """
-        parts = [part for part in parts_of(make(Path())) if "executor_svc.bench" in part.arguments]
+        parts = [part for part in parts_of(make(Path())) if "tandem_bench" in part.arguments]
         names = {part.arguments[2] for part in parts}
         assert set(PARSERS) == names
         for part in parts:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from executor_svc.bench.shapes import SHAPES
 from executor_svc.step.graphs.capture import GraphDevice
 from executor_svc.step.graphs.cuda import CudaGraphs
 from executor_svc.step.runner import MARGIN_EPS, ModelRunner
 from tandem.link.batch import StepResult
+from tandem_bench.device.shapes import SHAPES
 from tests.executor_svc.step.graphs.recorded import RecordedGraphs
 from tests.executor_svc.stepping import Row, admission, batch, random_tokens
 from tests.gpu.models import BLOCK_SIZE, FILTERED, GREEDY, NOISY, decodes, make_runner

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from executor_svc.bench.sizes import MODEL_SIZES
 from executor_svc.device.choice import choose_kernels, dtype_name, resolve_dtype
 from executor_svc.device.threads import default_num_threads
 from executor_svc.model.config import read_model_config
-from tandem_embedded.bench.checkpoints import random_model
-from tandem_embedded.bench.rounds import run_engine
-from tandem_embedded.bench.workload import Task
+from tandem_bench.device.sizes import MODEL_SIZES
+from tandem_bench.offline.checkpoints import random_model
+from tandem_bench.offline.rounds import run_engine
+from tandem_bench.offline.workload import Task
 from tests.bench.machine import machine
 from tests.bench.shapes import HALF_A_BILLION
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from executor_svc.bench.random_model import random_model
-from executor_svc.bench.shapes import SHAPES
-from executor_svc.bench.steady_decode import measure_steps
 from executor_svc.device.choice import choose_kernels
 from executor_svc.device.threads import use_threads
 from executor_svc.memory.kv_memory import KvMemory
 from executor_svc.model.loader import LoadedModel
 from executor_svc.step.runner import ModelRunner
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
+from tandem_bench.device.shapes import SHAPES
+from tandem_bench.model.random_model import random_model
+from tandem_bench.model.steady_decode import measure_steps
 from tests.bench.machine import machine
 
 HERE = Path(__file__).resolve().parent

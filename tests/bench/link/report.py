@@ -50,7 +50,7 @@ shares the machine too.
 
 
 def measure() -> list[dict]:
-    command = [sys.executable, "-m", "scheduler_svc.bench", "link", "--full", "--json"]
+    command = [sys.executable, "-m", "tandem_bench", "link", "--full", "--json"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 

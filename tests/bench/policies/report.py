@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE))
 from experiments import EXPERIMENTS, Experiment  # noqa: E402 -- beside this script
 from tables import Cell, comparison_table, run_cells  # noqa: E402 -- beside this script
 
-from scheduler_svc.simulator.plots import draw  # noqa: E402 -- after the path is set
+from tandem_simulator.results.plots import draw  # noqa: E402 -- after the path is set
 
 NUM_SEEDS = 2
 REQUESTS = 300
@@ -29,9 +29,9 @@ _HEAD = """\
 
 Written by `python tests/bench/policies/report.py`; change that and the files beside it, not this
 page. Every number comes from the scheduler core itself, driven by a model of an executor on a
-virtual clock (`python -m scheduler_svc.simulator`): the decisions are real, the durations are
+virtual clock (`python -m tandem_simulator`): the decisions are real, the durations are
 modelled. The executor is an 8B model on one H100, its step times computed from the data sheet
-(`scheduler_svc/simulator/presets.py`), with two steps in flight. Read ratios, not absolute times.
+(`clients/simulator/tandem_simulator/presets.py`), with two steps in flight. Read ratios, not absolute times.
 
 Each row is the mean of {num_seeds} seeds with {requests} requests each. In brackets: the change
 against the table's first row, the mean of what each seed's own requests show, with half the distance

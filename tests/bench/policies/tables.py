@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_svc.simulator.comparison import Outcome, run_one
-from scheduler_svc.simulator.printing import lookup
-from scheduler_svc.simulator.settings import build
+from tandem_simulator.results.comparison import Outcome, run_one
+from tandem_simulator.results.printing import lookup
+from tandem_simulator.settings import build
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ each client that stopped reading ended `SLOW_CONSUMER` and no other did.
 
 
 def measure() -> list[dict]:
-    command = [sys.executable, "-m", "scheduler_svc.bench", "stream", "--full", "--json"]
+    command = [sys.executable, "-m", "tandem_bench", "stream", "--full", "--json"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 

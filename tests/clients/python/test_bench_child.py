@@ -21,20 +21,22 @@ def main():
 
 raise SystemExit(run_printing("halting", main))
 """
-"""Prints half a line, waits for a signal, and prints the rest."""
+"""Stands in for the benchmarks: prints half a line, waits for a signal, and prints the rest."""
 
 
 def test_output_is_there_at_once_and_whole(tmp_path: Path):
     """
     What a benchmark prints is there before its line ends, and Ctrl-C loses none of it.
     """
-    (tmp_path / "halting.py").write_text(HALTING)
+    (tmp_path / "tandem_bench").mkdir()
+    (tmp_path / "tandem_bench" / "__main__.py").write_text(HALTING)
+    (tmp_path / "tandem_bench" / "__init__.py").touch()
     paths = [str(tmp_path), *filter(None, sys.path)]
     with subprocess.Popen(
         [
             sys.executable,
             "-c",
-            "from tandem_client.cli import bench_child as c; c.run_bench('halting', [])",
+            "from tandem_client.cli import bench_child as c; c.run_bench(['halting'])",
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

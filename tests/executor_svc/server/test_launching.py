@@ -10,14 +10,14 @@ import grpc
 import numpy as np
 import pytest
 
-from executor_svc.fixed_step.accounting import IdleAccount
-from executor_svc.fixed_step.engine import load_fixed_step
-from executor_svc.fixed_step.settings import read_settings
 from executor_svc.server.loaded import Engine
 from executor_svc.server.result_thread import DEPTH
 from executor_svc.server.server import ExecutorServer
 from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch, StepFailed, StepResult
+from tandem_bench.fixed_step.accounting import IdleAccount
+from tandem_bench.fixed_step.engine import load_fixed_step
+from tandem_bench.fixed_step.settings import read_settings
 from tests.executor_svc.server.harness import (
     DEADLINE_S,
     RunningServer,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-SIMULATE = [sys.executable, "-m", "scheduler_svc.simulator", "--requests=3", "--json"]
-MEASURE = [sys.executable, "-m", "scheduler_svc.bench", "--turns=1000000", "--running=1"]
+SIMULATE = [sys.executable, "-m", "tandem_simulator", "--requests=3", "--json"]
+MEASURE = [sys.executable, "-m", "tandem_bench", "scheduler", "--turns=1000000", "--running=1"]
 
 TWO_AT_ONCE = """
 import os, signal

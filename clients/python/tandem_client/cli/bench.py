@@ -133,10 +133,10 @@ def scheduler(
     as_json: options.Json = False,
 ) -> None:
     """Print what a decode-only step costs the scheduler; needs no server."""
-    flags: list[str] = []
+    flags = ["scheduler"]
     for flag, counts in (("--running", running), ("--waiting", waiting)):
         flags += [flag, *map(str, counts)] if counts else []
-    run_bench("scheduler_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench(flags + ["--full"] * full + ["--json"] * as_json)
 
 
 @bench.command(epilog=EXIT_CODES_HELP)
@@ -178,7 +178,7 @@ def link(
         ("--clients", clients),
     ):
         flags += [flag, *map(str, values)] if values else []
-    run_bench("scheduler_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench(flags + ["--full"] * full + ["--json"] * as_json)
 
 
 @bench.command(epilog=EXIT_CODES_HELP)
@@ -216,7 +216,7 @@ def stream(
         ("--stalled", stalled),
     ):
         flags += [flag, *map(str, values)] if values else []
-    run_bench("scheduler_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench(flags + ["--full"] * full + ["--json"] * as_json)
 
 
 @bench.command(epilog=EXIT_CODES_HELP)
@@ -264,7 +264,7 @@ def offline(
         flags += [] if value is None else [flag, str(value)]
     for flag, values in (("--engine", engine), ("--concurrency", concurrency)):
         flags += [flag, *map(str, values)] if values else []
-    run_bench("tandem_embedded.bench", flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench(flags + ["--full"] * full + ["--json"] * as_json)
 
 
 def _report(outcomes: list[Outcomes], num_requests: int, title: str, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Benchmarks of services, which run in processes of their own."""
+"""Benchmarks, which run in processes of their own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tandem.printing_commands import started_process
 from tandem_client.cli.failures import fail, signal_name
 
 
-def run_bench(module: str, flags: list[str]) -> None:
+def run_bench(arguments: list[str]) -> None:
     """
-    Run the benchmark of a service in a process of its own: clients never import services.
+    Measure in a process of its own: clients never import services, and benchmarks do.
 
     The process writes to our output itself, so that Ctrl-C loses none of the printed text.
     """
-    command = [sys.executable, "-m", module, *flags]
+    command = [sys.executable, "-m", "tandem_bench", *arguments]
     # A SIGTERM for this command alone must end the benchmark with all its processes.
     before = signal.signal(signal.SIGTERM, _end)
     process = None
@@ -39,7 +39,7 @@ def run_bench(module: str, flags: list[str]) -> None:
             process.wait()
         signal.signal(signal.SIGTERM, before)
     if process.returncode < 0:
-        raise fail(f"{module} was killed by {signal_name(-process.returncode)}")
+        raise fail(f"bench {arguments[0]} was killed by {signal_name(-process.returncode)}")
     if process.returncode:  # it has said why
         raise typer.Exit(process.returncode)
 

@@ -69,7 +69,7 @@ def kernels(
     flags += _executor_flags(device, dtype, num_threads, cpu_extension, seconds)
     for flag, names in (("--operation", operation), ("--model", model)):
         flags += [flag, *names] if names else []
-    run_bench("executor_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench(flags + ["--full"] * full + ["--json"] * as_json)
 
 
 @readable_errors
@@ -103,7 +103,7 @@ def decode_steps(
     flags += ["--model", *model] if model else []
     for flag, counts in (("--batch", batch), ("--context", context)):
         flags += [flag, *map(str, counts)] if counts else []
-    run_bench("executor_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench(flags + ["--full"] * full + ["--json"] * as_json)
 
 
 @readable_errors
@@ -135,7 +135,7 @@ def roofline(
         flags += [flag, *map(str, counts)] if counts else []
     for flag, rate in (("--tb-per-s", tb_per_s), ("--tflop-per-s", tflop_per_s)):
         flags += [] if rate is None else [flag, str(rate)]
-    run_bench("executor_svc.bench", flags + ["--full"] * full + ["--json"] * as_json)
+    run_bench(flags + ["--full"] * full + ["--json"] * as_json)
 
 
 def _executor_flags(

@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
-from scheduler_svc.bench.service import BLOCK_SIZE, BenchService
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.core.slots.slot_blocks import MAX_LATE as MAX_LATE_BLOCKS
 from scheduler_svc.core.slots.slot_tokens import MAX_LATE as MAX_LATE_TOKENS
 from scheduler_svc.core.slots.slot_tokens import TAIL_LEN
 from scheduler_svc.core.slots.slots import SlotTable
 from tandem.link.batch import Batch
+from tandem_bench.scheduler.service import BLOCK_SIZE, BenchService
 
 COLUMNS = (
     "planned",

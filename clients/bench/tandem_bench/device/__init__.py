@@ -1,0 +1,1 @@
+"""A device measured: timing, its ceilings, and operands and shapes to measure with."""

@@ -1,0 +1,153 @@
+"""What the executor's benchmarks are asked on their command lines, and how they answer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from executor_svc.device.choice import (
+    choose_kernels,
+    cpu_multiplies_bfloat16,
+    dtype_name,
+    resolve_device,
+    resolve_dtype,
+)
+from executor_svc.device.threads import use_threads
+from tandem.command_line import BenchParser, at_most, print_line, time_above_zero
+from tandem.engine_config import MAX_THREADS
+from tandem.errors import InvalidConfig
+from tandem.telemetry import configure_logging
+
+_LARGEST_BLOCK = 1024
+"""Tokens: rows hold whole blocks, so that larger ones fill memory with what nobody reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """
+    What is measured on.
+
+    Attributes:
+        device: It.
+        dtype: Number type of weights, activations and cache.
+        num_threads: Of the CPU, for one operation.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    num_threads: int
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        name = str(self.device)
+        if self.device.type == "cuda":
+            name += f" {torch.cuda.get_device_name(self.device)}"
+        else:
+            name += f", {self.num_threads} threads"
+        return f"{name}, {dtype_name(self.dtype)}, torch {torch.__version__}"
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with the flags that all have."""
+    made = BenchParser(prog=f"python -m tandem_bench {name}", description=description)
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    made.add_argument(
+        "--dtype",
+        default="auto",
+        help="auto (bfloat16 where it is fast), bfloat16, float16, float32",
+    )
+    made.add_argument(
+        "--cpu-extension",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="attention on a CPU in C++; auto: where that works",
+    )
+    made.add_argument(
+        "--num-threads", type=at_most(MAX_THREADS), help="CPU threads of one operation"
+    )
+    made.add_argument("--full", action="store_true", help="many more of them; minutes")
+    made.add_argument(
+        "--time-limit", type=time_above_zero, help="seconds after which no measurement begins"
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    return made
+
+
+def add_block_size(parser: argparse.ArgumentParser) -> None:
+    """The flag of those that have a KV cache."""
+    parser.add_argument(
+        "--block-size", type=at_most(_LARGEST_BLOCK), default=16, help="tokens per KV block"
+    )
+
+
+def place(given: argparse.Namespace, *, attends: bool = True) -> Where:
+    """
+    The device, type and threads that were asked for; logs go to stderr from here on. `attends`:
+    attention is among what is measured, so that the CPU's library may be built.
+
+    Raises:
+        InvalidConfig: No such device or type, or the C++ library was asked for and is not there.
+    """
+    configure_logging("warning" if given.json else "info", "console")
+    device = resolve_device(given.device)
+    use_threads(given.num_threads)
+    if attends:
+        choose_kernels(device, given.cpu_extension)
+    dtype = resolve_dtype(given.dtype, "bfloat16", device)
+    if device.type == "cpu" and dtype == torch.bfloat16 and not cpu_multiplies_bfloat16():
+        structlog.get_logger(__name__).warning("bfloat16_is_emulated", device="cpu")
+    return Where(device=device, dtype=dtype, num_threads=torch.get_num_threads())
+
+
+def time_limit_s(given: argparse.Namespace, usual_s: float) -> float | None:
+    """After how long no measurement begins: as asked, else as usual, else, with --full, never."""
+    if given.time_limit is not None:
+        return float(given.time_limit)
+    return None if given.full else usual_s
+
+
+def chosen(names: Sequence[str] | None, known: Iterable[str], what: str) -> list[str]:
+    """
+    The names given, or all known ones.
+
+    Raises:
+        InvalidConfig: A name that is not known.
+    """
+    known = list(known)
+    for name in names or ():
+        if name not in known:
+            raise InvalidConfig(f"no {what} is called {name!r}; there are: {', '.join(known)}")
+    return list(names or known)
+
+
+class Table:
+    """Prints rows as they come, each column as wide as its heading, the first ones wider."""
+
+    def __init__(self, headings: Sequence[tuple[str, int]]) -> None:
+        """
+        Args:
+            headings: Name and width of each column; a negative width is left-aligned.
+        """
+        self._widths = [width for _, width in headings]
+        self.row([name for name, _ in headings])
+
+    def row(self, cells: Sequence[str]) -> None:
+        """Print one."""
+        print_line(
+            "  ".join(
+                cell.ljust(-width) if width < 0 else cell.rjust(width)
+                for cell, width in zip(cells, self._widths, strict=True)
+            ).rstrip()
+        )
+
+
+def complain(name: str, text: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"bench {name}: {text}\n")
+    sys.stderr.flush()

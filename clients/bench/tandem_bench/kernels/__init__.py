@@ -1,0 +1,1 @@
+"""Operations measured one by one, beside their peers."""

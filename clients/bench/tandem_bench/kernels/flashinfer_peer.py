@@ -1,0 +1,113 @@
+"""FlashInfer's attention on the same rows, where it is installed: the peer on GPUs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import AttentionShape
+from tandem_bench.device.operands import PagedBuffers
+from tandem_bench.device.timing import Call
+
+NAME = "flashinfer"
+WITH_TENSOR_CORES = "flashinfer-tensor-cores"
+
+_WORKSPACE_BYTES = 512 * 1024**2
+
+Maker = Callable[[PagedBuffers], Call]
+
+
+def is_installed() -> bool:
+    """Whether it can be imported; it also needs a CUDA compiler when it is first used."""
+    return find_spec("flashinfer") is not None
+
+
+def contestants(shape: AttentionShape, *, is_decode: bool) -> Iterator[tuple[str, Maker]]:
+    """
+    Its ways to attend; none elsewhere than on a GPU or where it is not installed.
+
+    Its decode kernel takes vector units, or as an option the tensor cores; which is faster depends
+    on the heads of a group, so both run.
+    """
+    if shape.device.type != "cuda" or not is_installed():
+        return
+    if is_decode:
+        yield NAME, functools.partial(_decode, use_tensor_cores=False)
+        yield WITH_TENSOR_CORES, functools.partial(_decode, use_tensor_cores=True)
+    else:
+        yield NAME, _prefill
+
+
+def _decode(buffers: PagedBuffers, *, use_tensor_cores: bool) -> Call:
+    shape = buffers.shape
+    wrapper = _flashinfer().BatchDecodeWithPagedKVCacheWrapper(
+        _workspace(shape.device), "NHD", use_tensor_cores=use_tensor_cores
+    )
+    wrapper.plan(
+        *_pages(buffers),
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        shape.block_size,
+        q_data_type=shape.dtype,
+        kv_data_type=shape.dtype,
+    )
+    kv = _keys_and_values(buffers)
+    return lambda: wrapper.run(buffers.query, kv)
+
+
+def _prefill(buffers: PagedBuffers) -> Call:
+    shape = buffers.shape
+    wrapper = _flashinfer().BatchPrefillWithPagedKVCacheWrapper(_workspace(shape.device), "NHD")
+    wrapper.plan(
+        _indptr(torch.from_numpy(buffers.sequences.query_len)).to(shape.device),
+        *_pages(buffers),
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        shape.block_size,
+        causal=True,
+        q_data_type=shape.dtype,
+        kv_data_type=shape.dtype,
+    )
+    kv = _keys_and_values(buffers)
+    return lambda: wrapper.run(buffers.query, kv)
+
+
+def _flashinfer() -> Any:
+    return importlib.import_module("flashinfer")
+
+
+@functools.cache
+def _workspace(device: torch.device) -> Tensor:
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+def _pages(buffers: PagedBuffers) -> tuple[Tensor, Tensor, Tensor]:
+    """First page of each row, the rows' pages one after another, and tokens on the last ones."""
+    sequences, block_size = buffers.sequences, buffers.shape.block_size
+    lengths = torch.from_numpy(sequences.seq_len)
+    held = (lengths + block_size - 1) // block_size
+    table = torch.from_numpy(sequences.block_table)
+    is_held = torch.arange(table.shape[1])[None, :] < held[:, None]
+    columns = (_indptr(held), table[is_held], (lengths - 1) % block_size + 1)
+    first, pages, last_len = (column.to(buffers.shape.device, torch.int32) for column in columns)
+    return first, pages, last_len
+
+
+def _indptr(counts: Tensor) -> Tensor:
+    """Where each row begins and the last one ends, int32 ``[R + 1]``."""
+    ends = counts.cumsum(0, dtype=torch.int32)
+    return torch.cat((torch.zeros(1, dtype=torch.int32), ends))
+
+
+def _keys_and_values(buffers: PagedBuffers) -> tuple[Tensor, Tensor]:
+    """In its own layout, each of them contiguous: ours would cost it its wide loads."""
+    key, value = buffers.kv_cache.unbind(2)
+    return key.contiguous(), value.contiguous()

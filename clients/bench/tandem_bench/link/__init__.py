@@ -1,0 +1,1 @@
+"""The step link measured: how long an executor waits for its scheduler."""

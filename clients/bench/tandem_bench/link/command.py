@@ -1,0 +1,275 @@
+"""
+`python -m tandem_bench link [flags]`: how long an executor waits for its scheduler.
+
+The executor has no model: its steps take a fixed time, as a device's would, and it keeps account of
+the time in which the device is idle although requests run. The scheduler is a core process with its
+real loop, session and link. Without clients its requests are made in the process and their outputs
+are encoded and dropped; with clients it is a whole service with a frontend, and a reader takes the
+streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler_svc.frontend.request.validation import MAX_CHOICES
+from tandem.command_line import (
+    BenchParser,
+    at_least_one,
+    count,
+    print_line,
+    print_row,
+    time_above_zero,
+)
+from tandem_bench.link.processes import (
+    BenchFailed,
+    Core,
+    CoreAlone,
+    CoreWithClients,
+    FixedStepExecutor,
+    cpu_ns,
+)
+from tandem_bench.reader.readers import ReaderFailed
+
+STEPS_MS = (0.6, 1.0, 2.0, 5.0, 20.0)
+ROWS = (1, 32, 256, 1024)
+WINDOWS = (1, 2, 4)
+TRANSPORTS = ("unix", "tcp")
+CLIENTS = (0, 256)
+
+TIME_LIMIT_S = 33.0
+"""Without --full no measurement begins after this."""
+_SETTLE_S = 0.3
+_NUM_SPANS = 5
+_STEADY_SHARE = 0.99
+"""Of the rows of all steps, were all requests in each."""
+
+_HEADINGS = ("step ms", "rows", "window", "transport", "clients", "idle %", "scheduler us")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """
+    What is measured.
+
+    Attributes:
+        step_ms: What a step takes, milliseconds.
+        rows: Requests that decode.
+        window: Steps in flight: 1 and 2 as set; above that window 2 and running ahead.
+        transport: "unix" or "tcp".
+        clients: Streams that are read; 0 for no frontend at all.
+    """
+
+    step_ms: float
+    rows: int
+    window: int
+    transport: str
+    clients: int
+
+    @property
+    def in_words(self) -> str:
+        """For a message about it."""
+        return (
+            f"{self.step_ms:g} ms, {self.rows} rows, window {self.window}, {self.transport}, "
+            f"{self.clients} clients"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """
+    What was found.
+
+    Attributes:
+        point: Where.
+        idle_percent: Time in which the device had nothing to do while requests ran; median of
+            several spans.
+        scheduler_cpu_us: CPU of all threads of the core process, microseconds per step.
+    """
+
+    point: Point
+    idle_percent: float
+    scheduler_cpu_us: float
+
+    def as_json(self) -> dict[str, int | float | str]:
+        """What programs get."""
+        point = self.point
+        return {
+            "step_ms": point.step_ms,
+            "rows": point.rows,
+            "window": point.window,
+            "transport": point.transport,
+            "clients": point.clients,
+            "idle_percent": round(self.idle_percent, 2),
+            "scheduler_cpu_us": round(self.scheduler_cpu_us, 1),
+        }
+
+
+MAIN_POINTS = (
+    Point(2.0, 256, 2, "unix", 0),
+    Point(2.0, 256, 4, "unix", 0),
+    Point(0.6, 256, 2, "unix", 0),
+    Point(0.6, 256, 4, "unix", 0),
+    Point(2.0, 256, 2, "unix", 256),
+    Point(2.0, 256, 4, "unix", 256),
+    Point(2.0, 256, 1, "unix", 0),
+    Point(0.6, 256, 4, "tcp", 0),
+)
+"""What is measured without flags, most important first."""
+
+
+def measure(point: Point, *, seconds: float) -> Costs:
+    """
+    Start the processes of a point and measure once all its rows decode.
+
+    Raises:
+        BenchFailed: They did not get there, or not all of them went on.
+    """
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as name:
+        directory = Path(name)
+        executor = FixedStepExecutor(point.step_ms, point.rows, point.transport, directory)
+        try:
+            core = _start_core(point, executor, directory)
+            try:
+                executor.wait_for_rows(point.rows)
+                time.sleep(_SETTLE_S)
+                return _measure(point, executor, core, seconds)
+            finally:
+                core.close()
+        finally:
+            executor.close()
+
+
+def _start_core(point: Point, executor: FixedStepExecutor, directory: Path) -> Core:
+    window, run_ahead = min(point.window, 2), point.window
+    if point.clients == 0:
+        return CoreAlone(executor, point.rows, window, run_ahead, directory=directory)
+    return CoreWithClients(
+        executor, point.rows, window, run_ahead, clients=point.clients, directory=directory
+    )
+
+
+def _measure(point: Point, executor: FixedStepExecutor, core: Core, seconds: float) -> Costs:
+    cpu_before_ns, first = cpu_ns(core.pid), executor.report()
+    idle_percents, before = [], first
+    for _ in range(_NUM_SPANS):
+        time.sleep(seconds / _NUM_SPANS)
+        after = executor.report()
+        idle_ns = after["idle_ns"] - before["idle_ns"]
+        busy_ns = after["busy_ns"] - before["busy_ns"]
+        idle_percents.append(100 * idle_ns / max(1, idle_ns + busy_ns))
+        before = after
+    spent_ns = cpu_ns(core.pid) - cpu_before_ns
+    num_steps = before["steps"] - first["steps"]
+    if num_steps == 0:
+        raise BenchFailed("no step was computed while it was measured")
+    # Requests that have ended keep no device waiting, so that it would seem to be never idle.
+    if before["rows"] - first["rows"] < _STEADY_SHARE * point.rows * num_steps:
+        raise BenchFailed("requests ended while it was measured: choose fewer --seconds")
+    core.check()
+    return Costs(
+        point=point,
+        idle_percent=statistics.median(idle_percents),
+        scheduler_cpu_us=spent_ns / num_steps / 1e3,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    Measure and print; gives the exit code. A point that cannot be measured is named and left out,
+    and makes it 1.
+    """
+    given = _parser().parse_args(arguments)
+    points = _chosen(given)
+    measured = []
+    exit_code = 0
+    if not given.json:
+        print_line("A device's time without work while requests run, and the scheduler's CPU.")
+        print_row(_HEADINGS, _HEADINGS)
+    deadline_s = time.monotonic() + TIME_LIMIT_S
+    for number, point in enumerate(points):
+        if time.monotonic() > deadline_s and points is MAIN_POINTS:
+            left = len(points) - number
+            sys.stderr.write(f"bench link: {left} measurements left out, the machine is slow\n")
+            break
+        try:
+            costs = measure(point, seconds=given.seconds)
+        except (BenchFailed, ReaderFailed) as error:
+            sys.stderr.write(f"bench link: {point.in_words}: {error}\n")
+            exit_code = 1
+            continue
+        measured.append(costs)
+        if not given.json:
+            print_row([str(value) for value in costs.as_json().values()], _HEADINGS)
+    if given.json:
+        print_line(json.dumps([costs.as_json() for costs in measured]))
+    return exit_code
+
+
+def _chosen(given: argparse.Namespace) -> Sequence[Point]:
+    is_wide: bool = given.full
+    if not is_wide and not (
+        given.step_ms or given.rows or given.window or given.transport or given.clients
+    ):
+        return MAIN_POINTS
+    points = list(
+        _points(
+            given.step_ms or (STEPS_MS if is_wide else (2.0,)),
+            given.rows or (ROWS if is_wide else (256,)),
+            given.window or (WINDOWS if is_wide else (2,)),
+            given.transport or (TRANSPORTS if is_wide else ("unix",)),
+            given.clients or (CLIENTS if is_wide else (0,)),
+        )
+    )
+    if any(point.clients and point.rows > MAX_CHOICES * point.clients for point in points):
+        _parser().error(f"--clients: none can have more than {MAX_CHOICES} of the --rows")
+    return points
+
+
+def _points(
+    steps_ms: Sequence[float],
+    rows: Sequence[int],
+    windows: Sequence[int],
+    transports: Sequence[str],
+    clients: Sequence[int],
+) -> Iterator[Point]:
+    """All combinations; no more clients than rows, each with as many rows as the others."""
+    seen = set()
+    for step_ms, num_rows, window, transport, most_clients in itertools.product(
+        steps_ms, rows, windows, transports, clients
+    ):
+        num_clients = min(num_rows, most_clients)
+        while num_clients and num_rows % num_clients:
+            num_clients -= 1
+        point = Point(step_ms, num_rows, window, transport, num_clients)
+        if point not in seen:
+            seen.add(point)
+            yield point
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = BenchParser(prog="python -m tandem_bench link", description=__doc__)
+    parser.add_argument("--step-ms", type=time_above_zero, nargs="+", help="what a step takes")
+    parser.add_argument("--rows", type=at_least_one, nargs="+", help="requests that decode")
+    parser.add_argument(
+        "--window", type=at_least_one, nargs="+", help="steps in flight; above 2: running ahead"
+    )
+    parser.add_argument("--transport", choices=TRANSPORTS, nargs="+")
+    parser.add_argument(
+        "--clients", type=count, nargs="+", help="streams that are read; 0 for no frontend"
+    )
+    parser.add_argument("--full", action="store_true", help="all combinations, some minutes")
+    parser.add_argument(
+        "--seconds", type=time_above_zero, default=1.0, help="how long each is measured"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    return parser

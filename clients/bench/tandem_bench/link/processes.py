@@ -1,0 +1,293 @@
+"""The processes of one measurement of the step link, and what they say about themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+from tandem.printing_commands import started_process
+from tandem_bench.link.requests import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    NUM_BLOCKS,
+    generate_requests,
+)
+from tandem_bench.reader import Reader, start_reader
+from tandem_bench.reader.readers import ReaderKind
+
+START_DEADLINE_S = 60.0
+_POLL_S = 0.02
+_STOP_DEADLINE_S = 20.0
+_SEES_STEPS_S = 0.1
+_QUIET = {"GRPC_VERBOSITY": "ERROR"}
+"""gRPC's native library would tell on stderr of every peer that ends, as all do at the end."""
+
+
+_TRY_AGAIN = {"14", "8"}
+"""A frontend does not know the executor yet; the core still has the streams of the last try."""
+
+
+class BenchFailed(Exception):
+    """A process of the benchmark ended or did not get ready in time."""
+
+
+class Process:
+    """A program of ours that is told to end by a signal; leaves nothing behind."""
+
+    def __init__(self, arguments: Sequence[str], *, reads_input: bool = False) -> None:
+        self._name = arguments[0]
+        self.process = started_process(
+            lambda: subprocess.Popen(  # noqa: S603 -- our own interpreter
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=_QUIET | os.environ,
+            )
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the program itself."""
+        return self.process.pid
+
+    def line(self) -> str:
+        """The next line it prints."""
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], START_DEADLINE_S)[0]:
+            raise BenchFailed(f"{self._name} said nothing for {START_DEADLINE_S:.0f} s")
+        line = self.process.stdout.readline()
+        if not line:
+            raise BenchFailed(f"{self._name} ended with {self.process.wait()}")
+        return line
+
+    def wait_for(self, is_ready: Callable[[], bool], what: str) -> None:
+        """Poll until ready."""
+        deadline_s = time.monotonic() + START_DEADLINE_S
+        while not is_ready():
+            if self.process.poll() is not None:
+                raise BenchFailed(f"{self._name} ended with {self.process.returncode}")
+            if time.monotonic() > deadline_s:
+                raise BenchFailed(f"{what} within {START_DEADLINE_S:.0f} s")
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """End it, in order if it can."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        else:
+            self.process.terminate()
+        try:
+            self.process.wait(_STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    @contextlib.contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """For constructors: whoever gets no object, by Ctrl-C for example, cannot close it."""
+        try:
+            yield
+        except BaseException:
+            Process.close(self)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FixedStepExecutor(Process):
+    """An executor without a model; see tandem_bench.fixed_step."""
+
+    def __init__(self, step_ms: float, rows: int, transport: str, directory: Path) -> None:
+        ready_file = directory / "executor.json"
+        ready_file.unlink(missing_ok=True)
+        listen = f"unix:{directory}/executor.sock" if transport == "unix" else "127.0.0.1:0"
+        super().__init__(
+            (
+                "tandem_bench.fixed_step",
+                f"--step-ms={step_ms}",
+                f"--rows={rows}",
+                f"--listen={listen}",
+                f"--max-num-blocks={NUM_BLOCKS}",
+                f"--block-size={BLOCK_SIZE}",
+                f"--max-model-len={MAX_MODEL_LEN}",
+                f"--ready-file={ready_file}",
+                "--log-level=error",
+            )
+        )
+        with self.closed_on_failure():
+            self.wait_for(ready_file.exists, "the executor did not listen")
+        self.address: str = json.loads(ready_file.read_text())["address"]
+
+    def report(self) -> dict[str, float]:
+        """Its account of steps, busy and idle time until now."""
+        self.process.send_signal(signal.SIGUSR1)
+        return dict(json.loads(self.line()))
+
+    def wait_for_rows(self, rows: int) -> None:
+        """Return once all steps of a while have this many rows."""
+
+        def is_steady() -> bool:
+            before = self.report()
+            time.sleep(_SEES_STEPS_S)
+            after = self.report()
+            num_steps = after["steps"] - before["steps"]
+            return num_steps > 0 and after["rows"] - before["rows"] == rows * num_steps
+
+        self.wait_for(is_steady, f"no {rows} requests ran together")
+
+
+class Core(Protocol):
+    """Whatever keeps an executor busy, as a context manager."""
+
+    @property
+    def pid(self) -> int:
+        """The core process."""
+
+    def check(self) -> None:
+        """Raise BenchFailed where what it made did not arrive whole."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class CoreAlone(Process):
+    """A core process without frontends; see link_worker."""
+
+    def __init__(
+        self,
+        executor: FixedStepExecutor,
+        rows: int,
+        window: int,
+        run_ahead: int,
+        *,
+        directory: Path,
+    ) -> None:
+        super().__init__(
+            (
+                "tandem_bench.link.worker",
+                f"--executor={executor.address}",
+                f"--directory={directory}",
+                f"--rows={rows}",
+                f"--window={window}",
+                f"--run-ahead={run_ahead}",
+            ),
+            reads_input=True,
+        )
+        with self.closed_on_failure():
+            self.line()
+
+    def check(self) -> None:
+        """Nobody receives anything."""
+
+
+class CoreWithClients(Process):
+    """A whole scheduler service and a reader of streams."""
+
+    def __init__(
+        self,
+        executor: FixedStepExecutor,
+        rows: int,
+        window: int,
+        run_ahead: int,
+        *,
+        clients: int,
+        directory: Path,
+    ) -> None:
+        ready_file = directory / "scheduler.json"
+        ready_file.unlink(missing_ok=True)
+        super().__init__(
+            (
+                "scheduler_svc",
+                f"--executor={executor.address}",
+                "--listen=127.0.0.1:0",
+                "--admin-listen=",
+                "--metrics-listen=",
+                f"--max-num-seqs={rows}",
+                f"--window={window}",
+                f"--run-ahead={run_ahead}",
+                f"--ready-file={ready_file}",
+                "--drain-grace-s=0",
+                "--log-level=error",
+            )
+        )
+        with self.closed_on_failure():
+            self.wait_for(ready_file.exists, "the scheduler did not listen")
+            address = json.loads(ready_file.read_text())["address"]
+            self._reader = started_reader(address, generate_requests(clients, rows // clients))
+
+    def check(self) -> None:
+        """
+        Look at what the streams have brought.
+
+        Raises:
+            BenchFailed: One brought nothing, broke, or brought something else than what follows.
+        """
+        counts = self._reader.report()
+        num_bad = counts.failed + counts.bad_offsets + counts.malformed
+        if num_bad or counts.started < counts.streams:
+            raise BenchFailed(f"not all streams were served: {counts}")
+
+    def close(self) -> None:
+        """Close the streams, then the service."""
+        self._reader.close()
+        super().close()
+
+
+def started_reader(
+    address: str, requests: Sequence[bytes], *, connections: int = 4, kind: ReaderKind = "auto"
+) -> Reader:
+    """
+    Open streams and return once all were accepted; see `start_reader`. A service that listens may
+    have frontends that were not told of the executor yet: then all are opened again.
+
+    Raises:
+        BenchFailed: They did not start.
+    """
+    deadline_s = time.monotonic() + START_DEADLINE_S
+    while True:
+        with contextlib.ExitStack() as opened:
+            reader = opened.enter_context(
+                start_reader(address, requests, connections=connections, kind=kind)
+            )
+            if _have_started(reader, deadline_s):
+                opened.pop_all()
+                return reader
+        time.sleep(_POLL_S)
+
+
+def _have_started(reader: Reader, deadline_s: float) -> bool:
+    """Wait until all streams were accepted; False where they are to be opened again."""
+    while (counts := reader.report()).started < counts.streams or counts.failed:
+        is_late = time.monotonic() > deadline_s
+        if is_late or not counts.statuses.keys() <= _TRY_AGAIN:
+            raise BenchFailed(f"streams did not start: {counts}")
+        if counts.failed:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of all threads that a process has now, as the kernel's scheduler counts it."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
+    return total

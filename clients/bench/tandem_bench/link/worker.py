@@ -1,0 +1,140 @@
+"""
+A core process without frontends, for the step link's benchmark: the service's own loop, session and
+link, driven by requests made here, whose outputs are encoded and dropped.
+
+Prints one line, `steady`, once every request decodes, and ends when its input is closed, also
+before that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from scheduler_svc.ipc.messages import (
+    CoreMessage,
+    FrontendMessage,
+    Hello,
+    Model,
+    Update,
+    encode,
+)
+from scheduler_svc.ipc.sockets import CoreSocket
+from scheduler_svc.service.wakeup import Wakeup
+from tandem.grpc_polling import poll_where_waited
+from tandem.printing_commands import end_by_signals
+from tandem.telemetry import configure_logging
+from tandem_bench.link.requests import submits
+
+
+class SilentSocket:
+    """In place of the frontends' socket: hands in what is put, encodes what comes and drops it."""
+
+    def __init__(self, rows: int) -> None:
+        self.is_steady = threading.Event()
+        self.has_model = threading.Event()
+        self._full_bytes = 4 * rows
+        self._waiting: deque[FrontendMessage] = deque()
+        self._wakeup = Wakeup()
+
+    def fileno(self) -> int:
+        """For registration with a poller."""
+        return self._wakeup.fileno()
+
+    @property
+    def has_messages(self) -> bool:
+        """True when something was put that nobody took."""
+        return bool(self._waiting)
+
+    def put(self, message: FrontendMessage) -> None:
+        """Hand a message in; any thread."""
+        self._waiting.append(message)
+        self._wakeup.set()
+
+    def receive(self, at_most: int) -> Iterator[tuple[int, FrontendMessage]]:
+        """Take messages that were put."""
+        self._wakeup.clear()
+        for _ in range(min(at_most, len(self._waiting))):
+            yield 0, self._waiting.popleft()
+        if self._waiting:
+            self._wakeup.set()
+
+    def try_send(self, _index: int, message: CoreMessage) -> bool:
+        """Encode a message as the socket does, and keep nothing of it."""
+        encode(message)
+        if isinstance(message, Update):
+            if len(message.token) >= self._full_bytes and not self.is_steady.is_set():
+                self.is_steady.set()
+        elif isinstance(message, Model):
+            self.has_model.set()
+        return True
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        self._wakeup.close()
+
+
+def main() -> int:
+    """Run until the input is closed."""
+    end_by_signals()
+    given = _parser().parse_args()
+    configure_logging("error", "console")
+    poll_where_waited(os.environ)  # as the service does
+    _serve(given)
+    return 0
+
+
+def _serve(given: argparse.Namespace) -> None:
+    from tandem_bench.link.service import make_loop  # noqa: PLC0415 -- this imports gRPC
+
+    socket = SilentSocket(given.rows)
+    loop, link = make_loop(
+        given.executor,
+        cast("CoreSocket", socket),
+        given.directory,
+        window=given.window,
+        run_ahead=given.run_ahead,
+        rows=given.rows,
+    )
+    link.start()
+    core = threading.Thread(target=loop.run, name="core", daemon=True)
+    core.start()
+    # Not on this thread: while it waits for an event without end it hears of nothing else.
+    threading.Thread(target=_submit, args=(socket, given.rows), name="submit", daemon=True).start()
+    try:
+        sys.stdin.read()
+    finally:
+        loop.stop(0.0)
+        core.join(5.0)
+        link.stop(release=True)
+
+
+def _submit(socket: SilentSocket, rows: int) -> None:
+    """Have all requests run, and say so."""
+    socket.put(Hello(0, 0))
+    socket.has_model.wait()
+    for message in submits(rows):
+        socket.put(message)
+    socket.is_steady.wait()
+    sys.stdout.write("steady\n")
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tandem_bench.link.worker")
+    parser.add_argument("--executor", required=True)
+    parser.add_argument("--directory", type=Path, required=True, help="for tokenizer files")
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--window", type=int, required=True)
+    parser.add_argument("--run-ahead", type=int, required=True)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""
+`python -m tandem_bench model`: decode steps of models of known sizes with random weights, as
+the executor's runner computes them, against the least time that they could take.
+
+The floor is that of `roofline`, with a bandwidth and a matrix rate measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from executor_svc.device.out_of_memory import is_out_of_memory
+from executor_svc.step.graphs.cuda import CudaGraphs
+from tandem.command_line import at_least_one, print_line, time_above_zero
+from tandem.errors import OutOfMemory
+from tandem_bench.device.case import significant
+from tandem_bench.device.ceilings import measure_ceilings
+from tandem_bench.device.floors import step_floor
+from tandem_bench.device.json_rows import JsonRows
+from tandem_bench.device.options import (
+    Table,
+    Where,
+    add_block_size,
+    chosen,
+    complain,
+    parser,
+    place,
+    time_limit_s,
+)
+from tandem_bench.device.shapes import SHAPES
+from tandem_bench.device.timing import timer_of
+from tandem_bench.model.random_model import forget_memory, random_model
+from tandem_bench.model.steady_decode import StepTimes, measure_steps
+
+TIME_LIMIT_S = 33.0
+"""Without --full no measurement begins after this."""
+_CEILING_S = 0.5
+"""For each of the two ceilings, at most."""
+
+_HEADINGS = (
+    ("model", -12),
+    ("rows", 5),
+    ("context", 8),
+    ("step ms", 9),
+    ("forward ms", 10),
+    ("sample ms", 10),
+    ("graph", 6),
+    ("tokens/s", 10),
+    ("floor ms", 9),
+    ("% of floor", 10),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """
+    What is measured: models, rows of a step, positions of each, about how long,
+    whether without captured graphs, and whether rows keep their bits in any batch.
+    """
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    budget_s: float
+    is_eager: bool = False
+    batch_invariant: bool = False
+
+
+_BATCHES = (1, 8, 32, 64, 128, 256)
+GRIDS = {
+    ("cpu", False): Grid(
+        models=("tiny", "llama-135m"), batches=(1, 8, 32), contexts=(192,), budget_s=1
+    ),
+    ("cpu", True): Grid(
+        models=("tiny", "llama-135m", "qwen3-0.6b", "llama-1b"),
+        batches=(1, 2, 4, 8, 16, 32),
+        contexts=(192, 1024),
+        budget_s=4,
+    ),
+    ("cuda", False): Grid(
+        models=("qwen3-0.6b", "llama-1b", "llama-8b"),
+        batches=(1, 32, 256),
+        contexts=(1024,),
+        budget_s=0.5,
+    ),
+    ("cuda", True): Grid(
+        models=("qwen3-0.6b", "llama-1b", "llama-8b"),
+        batches=_BATCHES,
+        contexts=(1024, 4096),
+        budget_s=0.5,
+    ),
+}
+"""By kind of device, and whether `--full` was asked for."""
+
+Row = dict[str, str | int | float]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    Measure and print; gives the exit code, 1 if there was nothing that could be measured.
+
+    Raises:
+        InvalidConfig: A device, type or model that there is not.
+    """
+    given = _parser().parse_args(arguments)
+    names = chosen(given.model, SHAPES, "model")
+    where = place(given)
+    started_s = time.monotonic()  # not before: the CPU's library may have been compiled, once
+    grid = GRIDS[where.device.type, given.full]
+    grid = Grid(
+        models=tuple(names) if given.model else grid.models,
+        batches=tuple(given.batch or grid.batches),
+        contexts=tuple(given.context or grid.contexts),
+        budget_s=given.seconds or grid.budget_s,
+        is_eager=given.eager,
+        batch_invariant=given.batch_invariant,
+    )
+    limit_s = time_limit_s(given, TIME_LIMIT_S)
+    deadline_s = None if limit_s is None else started_s + limit_s
+    found = measured_rows(grid, where, block_size=given.block_size, deadline_s=deadline_s)
+    num_found = 0
+    if given.json:
+        with JsonRows() as rows:
+            for row in found:
+                rows.add(row)
+                num_found += 1
+        return 0 if num_found else 1
+    print_line(where.text)
+    table = Table(_HEADINGS)
+    for row in found:
+        table.row(_cells(row))
+        num_found += 1
+    return 0 if num_found else 1
+
+
+def measured_rows(
+    grid: Grid, where: Where, *, block_size: int, deadline_s: float | None
+) -> Iterator[Row]:
+    """
+    Measure all points of a grid in turn; those that do not fit or for which there is no time are
+    told on stderr.
+
+    Args:
+        grid: The points.
+        where: Device, type and threads.
+        block_size: Of the cache.
+        deadline_s: By `time.monotonic`; no point begins after it. None: all are measured.
+    """
+    ceilings = measure_ceilings(
+        where.device, where.dtype, timer_of(where.device), min(_CEILING_S, grid.budget_s)
+    )
+    captures = where.device.type == "cuda" and not grid.is_eager
+    graphs = CudaGraphs(where.device) if captures else None
+    points = [(rows, context) for context in grid.contexts for rows in grid.batches]
+    for name in grid.models:
+        forget_memory(where.device)
+        try:
+            model = random_model(SHAPES[name], where.dtype, where.device, packs=True)
+        except OutOfMemory as error:
+            complain("model", f"{name} left out: {error}")
+            continue
+        for num_rows, context in points:
+            point = f"{name} with {num_rows} rows of {context}"
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                complain("model", f"{point} left out, the machine is slow")
+                continue
+            forget_memory(where.device)
+            try:
+                times = measure_steps(
+                    model,
+                    num_rows=num_rows,
+                    context=context,
+                    block_size=block_size,
+                    budget_s=grid.budget_s,
+                    graphs=graphs,
+                    batch_invariant=grid.batch_invariant,
+                )
+            except (OutOfMemory, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                    raise
+                complain("model", f"{point} does not fit")
+                continue
+            floor = step_floor(model.config, where.dtype.itemsize, ceilings, [context] * num_rows)
+            place: Row = {"model": name, "rows": num_rows, "context": context}
+            yield place | _rates(times, num_rows, floor.total_s)
+        del model
+
+
+def _rates(times: StepTimes, num_rows: int, floor_s: float) -> Row:
+    return {
+        "step_ms": significant(1e3 * times.step_s),
+        "forward_ms": significant(1e3 * times.forward_s),
+        "sample_ms": significant(1e3 * times.sample_s),
+        "graph": times.graph,
+        "tokens_per_s": significant(num_rows / times.step_s),
+        "floor_ms": significant(1e3 * floor_s),
+        "percent_of_floor": significant(100 * floor_s / times.step_s),
+    }
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        str(row["model"]),
+        str(row["rows"]),
+        str(row["context"]),
+        *(f"{row[key]:.3f}" for key in ("step_ms", "forward_ms", "sample_ms")),
+        str(row["graph"]),
+        f"{row['tokens_per_s']:.0f}",
+        f"{row['floor_ms']:.3f}",
+        f"{row['percent_of_floor']:.1f}",
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser("model", __doc__)
+    made.add_argument("--model", nargs="+", help=f"only these of {', '.join(SHAPES)}")
+    made.add_argument("--batch", type=at_least_one, nargs="+", help="rows of a step")
+    made.add_argument("--context", type=at_least_one, nargs="+", help="positions of each row")
+    add_block_size(made)
+    made.add_argument(
+        "--batch-invariant", action="store_true", help="rows keep their bits in any batch; slower"
+    )
+    made.add_argument("--eager", action="store_true", help="capture no graphs, on a GPU")
+    made.add_argument("--seconds", type=time_above_zero, help="for each measurement, about")
+    return made

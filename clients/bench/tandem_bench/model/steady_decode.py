@@ -1,0 +1,177 @@
+"""Steps in which all rows decode, through the executor's own runner."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor_svc.memory.kv_memory import KvMemory
+from executor_svc.model.loader import LoadedModel
+from executor_svc.step.graphs.capture import GraphDevice
+from executor_svc.step.graphs.plan import GraphPlan
+from executor_svc.step.runner import ModelRunner
+from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling, StepResult
+from tandem_bench.model.random_model import random_kv
+
+WARM_UP_STEPS = 3
+MIN_STEPS = 8
+MAX_STEPS = 256
+_IN_FLIGHT = 2
+"""Steps given to a device that works by itself before the first one's result is waited for."""
+
+_GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """
+    Of one decode step, in seconds.
+
+    Attributes:
+        step_s: Wall time per step, from one result to the next: median.
+        forward_s: Of it, layers, as the runner's own timings tell; median.
+        sample_s: Of it, what comes after the forward pass; median. 0 where both come in one go.
+        graph: Rows of the captured step that ran, 0 for none.
+    """
+
+    step_s: float
+    forward_s: float
+    sample_s: float
+    graph: int
+
+
+def measure_steps(
+    model: LoadedModel,
+    *,
+    num_rows: int,
+    context: int,
+    block_size: int,
+    budget_s: float,
+    graphs: GraphDevice | None,
+    batch_invariant: bool = False,
+) -> StepTimes:
+    """
+    Decode greedily with `num_rows` rows of about `context` positions, over a cache of random keys;
+    on a GPU by replays of one captured step.
+
+    Args:
+        model: What computes.
+        num_rows: Rows of each step.
+        context: Positions that rows have in the middle of the measurement.
+        block_size: Of the cache.
+        budget_s: Steps go on for about so long, eight at least.
+        graphs: Captures the step; None computes it eagerly.
+        batch_invariant: As in the executor's settings.
+
+    Raises:
+        OutOfMemory: Cache or step do not fit.
+    """
+    start = max(1, context - WARM_UP_STEPS - MIN_STEPS // 2)
+    longest = start + WARM_UP_STEPS + MAX_STEPS + 1
+    blocks_per_row = -(-longest // block_size)
+    kv = random_kv(model, num_rows * blocks_per_row, block_size)
+    runner = _runner(model, kv, num_rows, longest, graphs, batch_invariant=batch_invariant)
+    batches = decode_batches(num_rows, start, blocks_per_row, model.config.vocab_size)
+    ended_s: list[float] = []
+    results: list[StepResult] = []
+    first_s = time.perf_counter()
+    for result in _results(runner, batches, launches_ahead=model.device.type == "cuda"):
+        now_s = time.perf_counter()
+        results.append(result)
+        ended_s.append(now_s)
+        num_measured = len(results) - WARM_UP_STEPS
+        if num_measured == 0:
+            first_s = now_s
+        if num_measured >= MIN_STEPS and now_s - first_s >= budget_s:
+            break
+    ended_s = ended_s[WARM_UP_STEPS - 1 :]
+    timings = [result.timings for result in results[WARM_UP_STEPS:]]
+    return StepTimes(
+        step_s=statistics.median(np.diff(ended_s).tolist()),
+        forward_s=statistics.median(each.forward_ns for each in timings) / 1e9,
+        sample_s=statistics.median(each.sample_ns for each in timings) / 1e9,
+        graph=results[-1].graph,
+    )
+
+
+def _runner(
+    model: LoadedModel,
+    kv: KvMemory,
+    num_rows: int,
+    longest: int,
+    graphs: GraphDevice | None,
+    *,
+    batch_invariant: bool = False,
+) -> ModelRunner:
+    """A warm one, which runs from static buffers where the executor's would: on a GPU."""
+    captured = None if graphs is None else GraphPlan(device=graphs, sizes=(num_rows,))
+    runner = ModelRunner(
+        model,
+        kv,
+        num_slots=num_rows,
+        max_model_len=longest,
+        boot_id="bench",
+        batch_invariant=batch_invariant,
+        static_rows=num_rows if graphs is not None or model.device.type == "cuda" else 0,
+        graph_plan=captured,
+    )
+    runner.warm_up(every_kind=False)
+    return runner
+
+
+def decode_batches(
+    num_rows: int, start: int, blocks_per_row: int, vocab_size: int
+) -> Iterator[Batch]:
+    """
+    Rows with `start` positions are admitted, all but the last of which are in the cache, and then
+    every row goes on by one token per step.
+    """
+    generator = np.random.default_rng(0)
+    blocks = generator.permutation(num_rows * blocks_per_row).astype(np.int32) + 1
+    admits = tuple(
+        Admission(
+            slot=slot,
+            generation=1,
+            token_ids=generator.integers(0, vocab_size, start, dtype=np.int32),
+            num_prompt_tokens=start,
+            num_cached_tokens=start - 1,
+            block_ids=blocks[slot * blocks_per_row : (slot + 1) * blocks_per_row],
+            sampling=_GREEDY,
+        )
+        for slot in range(num_rows)
+    )
+    for step in range(WARM_UP_STEPS + MAX_STEPS):
+        yield Batch(
+            admits=admits if step == 0 else (),
+            row_slot=np.arange(num_rows, dtype=np.int32),
+            row_num_tokens=np.ones(num_rows, np.int32),
+            row_start=np.full(num_rows, start - 1 + step, np.int32),
+            row_flags=np.full(num_rows, ROW_SAMPLES, np.uint8),
+        )
+
+
+def _results(
+    runner: ModelRunner, batches: Iterator[Batch], *, launches_ahead: bool
+) -> Iterator[StepResult]:
+    """Results in order; a device that works by itself has the next step before they are known."""
+    if not launches_ahead:
+        for step_id, batch in enumerate(batches):
+            yield runner.execute(batch, step_id)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="results") as pool:
+        in_flight: list[Future[StepResult]] = []
+        for step_id, batch in enumerate(batches):
+            in_flight.append(pool.submit(runner.launch(batch, step_id)))
+            if len(in_flight) >= _IN_FLIGHT:
+                yield in_flight.pop(0).result()
+        yield from _remaining(in_flight)
+
+
+def _remaining(in_flight: Sequence[Future[StepResult]]) -> Iterator[StepResult]:
+    for future in in_flight:
+        yield future.result()

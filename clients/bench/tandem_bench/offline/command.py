@@ -1,0 +1,218 @@
+"""
+`python -m tandem_bench offline [flags]`: tokens per second of whole engines on this
+machine's CPU, same weights, number type, threads and requests.
+
+Beside the embedded engine: transformers' continuous batching (`transformers`) and its `generate`
+(`transformers-generate`), llama.cpp, and the linear floor, which is the matrix products of the same
+steps and nothing else. All requests arrive at once and are answered to the same length. Each engine
+runs in a process of its own, rounds take them in turn, and what is printed are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tandem.command_line import BenchParser, at_least_one, at_most, print_line, print_row
+from tandem.engine_config import MAX_THREADS
+from tandem.errors import InvalidConfig, TandemError
+from tandem.printing_commands import EndedBySignal
+from tandem_bench.device.sizes import MODEL_SIZES
+from tandem_bench.offline.checkpoints import random_model
+from tandem_bench.offline.engines import ENGINES, FLOOR
+from tandem_bench.offline.rounds import EngineFailed, Rounds, engines_in_turn, run_engine
+from tandem_bench.offline.workload import Task
+from tandem_embedded.logs import quiet_unless_configured
+
+CONCURRENCY = (1, 8, 32)
+FULL_CONCURRENCY = (1, 2, 4, 8, 16, 32)
+INPUT_LEN, OUTPUT_LEN, NUM_ROUNDS = 128, 64, 3
+LEAST_OUTPUT_LEN = 2
+"""Tokens per answer: the first comes with the prompt, so a decode rate needs one more."""
+
+_EXIT_FAILED, _EXIT_USAGE = 1, 2
+_ENGINE_WIDTH = max(map(len, ENGINES))
+_HEADINGS = (
+    "engine".ljust(_ENGINE_WIDTH),
+    "requests",
+    "output tokens/s",
+    "decode tokens/s",
+    "of the linear floor",
+    "equal tokens",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; gives the exit code."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    engines = _engines(given.engine, parser)
+    try:
+        task = _task(given)
+    except TandemError as error:
+        _say(str(error))
+        return _EXIT_USAGE
+    rounds = Rounds()
+    if not given.json:
+        print_line(_title(task))
+    try:
+        exit_code = _run(task, engines, given.rounds, rounds)
+    except EndedBySignal:  # minutes of measurements are worth having
+        _say("interrupted: this is what was measured until then")
+        _print_results(rounds, as_json=given.json)
+        raise
+    _print_results(rounds, as_json=given.json)
+    return exit_code
+
+
+def _run(task: Task, engines: Sequence[str], num_rounds: int, rounds: Rounds) -> int:
+    """Run the engines in turn; an engine that fails once is left out from there on."""
+    failed: set[str] = set()
+    for number, engine in engines_in_turn(engines, num_rounds):
+        if engine in failed:
+            continue
+        where = f"round {number} of {num_rounds}: {engine}"
+        _say(where)
+        try:
+            for line in run_engine(task.of(engine)):
+                rates = rounds.add(engine, line)
+                _say(
+                    f"{where}, {rates.concurrency} at once: {rates.output_tokens_per_s:.1f} "
+                    f"output tokens/s, {rates.decode_tokens_per_s:.1f} while all decode"
+                )
+        except EngineFailed as error:
+            _say(f"{error}; it is left out")
+            failed.add(engine)
+    return _EXIT_FAILED if failed else 0
+
+
+def _engines(wanted: Sequence[str] | None, parser: argparse.ArgumentParser) -> list[str]:
+    """Those to run; whatever is not installed is an error if it was asked for, else it is said."""
+    present = []
+    for engine in ENGINES:
+        if wanted and engine not in wanted:
+            continue
+        entry = ENGINES[engine]
+        if entry.missing:
+            lacks = f"{engine} needs {' and '.join(entry.missing)}: pip install {entry.install}"
+            if wanted:
+                parser.error(f"--engine: {lacks}")
+            _say(f"{lacks}; it is left out")
+            continue
+        present.append(engine)
+    return present
+
+
+def _task(given: argparse.Namespace) -> Task:
+    """
+    What every engine gets.
+
+    Raises:
+        InvalidModel: --model is none that we compute, or its sequences are too short.
+        InvalidConfig: --dtype is none.
+    """
+    # They bring PyTorch in: not for --help, and not before the flags are known to be right.
+    import torch  # noqa: PLC0415
+
+    from executor_svc.device.choice import choose_kernels, dtype_name, resolve_dtype  # noqa: PLC0415
+    from executor_svc.device.threads import default_num_threads  # noqa: PLC0415
+    from executor_svc.model.config import read_model_config  # noqa: PLC0415
+
+    model = given.model or random_model(given.shape, MODEL_SIZES[given.shape])
+    config = read_model_config(model)
+    quiet_unless_configured()
+    cpu = torch.device("cpu")
+    choose_kernels(cpu, "auto")
+    task = Task(
+        engine="",
+        model=model,
+        dtype=dtype_name(resolve_dtype(given.dtype, config.checkpoint_dtype, cpu)),
+        num_threads=given.threads or default_num_threads(),
+        concurrency=tuple(given.concurrency or (FULL_CONCURRENCY if given.full else CONCURRENCY)),
+        input_len=given.input_len,
+        output_len=given.output_len,
+    )
+    if task.sequence_len > config.max_position_embeddings:
+        raise InvalidConfig(
+            f"{task.input_len} tokens in and {task.output_len} out are more than the "
+            f"{config.max_position_embeddings} positions of {model}: lower --input-len or "
+            "--output-len"
+        )
+    return task
+
+
+def _title(task: Task) -> str:
+    return (
+        f"{task.model.name} in {task.dtype} on {task.num_threads} threads: requests of "
+        f"{task.input_len} tokens in and {task.output_len} out, all at once."
+    )
+
+
+def _print_results(rounds: Rounds, *, as_json: bool) -> None:
+    if as_json:
+        print_line(json.dumps([rates.as_json() for rates in rounds.rates()]))
+        return
+    print_row(_HEADINGS, _HEADINGS)
+    for rates in rounds.rates():
+        share = rounds.decode_share(rates.engine, FLOOR, rates.concurrency)
+        equal = rounds.num_equal(rates.engine, rates.concurrency)
+        cells = (
+            rates.engine.ljust(_ENGINE_WIDTH),
+            str(rates.concurrency),
+            f"{rates.output_tokens_per_s:.1f}",
+            f"{rates.decode_tokens_per_s:.1f}",
+            "-" if share is None else f"{share:.2f}",
+            "-" if equal is None else f"{equal[0]} of {equal[1]}",
+        )
+        print_row(cells, _HEADINGS)
+
+
+def _say(line: str) -> None:
+    """What is not a result goes to stderr."""
+    sys.stderr.write(f"bench offline: {line}\n")
+    sys.stderr.flush()
+
+
+def _output_len(text: str) -> int:
+    value = at_least_one(text)
+    if value < LEAST_OUTPUT_LEN:
+        raise argparse.ArgumentTypeError(f"must be at least {LEAST_OUTPUT_LEN}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = BenchParser(prog="python -m tandem_bench offline", description=__doc__)
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, help="which; default: all")
+    parser.add_argument(
+        "--concurrency",
+        type=at_least_one,
+        nargs="+",
+        help="requests at once, one measurement each; default: 1, 8 and 32",
+    )
+    parser.add_argument("--full", action="store_true", help="1, 2, 4, 8, 16 and 32 requests")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--shape",
+        choices=MODEL_SIZES,
+        default="llama-135m",
+        help="random weights of these sizes, written once to the cache; default: llama-135m",
+    )
+    where.add_argument("--model", type=Path, metavar="DIR", help="instead: a model directory")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        help="float32 or bfloat16, of all engines; auto: as the executor's --dtype",
+    )
+    parser.add_argument(
+        "--threads", type=at_most(MAX_THREADS), help="of one operation; default: all cores"
+    )
+    parser.add_argument("--input-len", type=at_least_one, default=INPUT_LEN)
+    parser.add_argument("--output-len", type=_output_len, default=OUTPUT_LEN)
+    parser.add_argument(
+        "--rounds", type=at_least_one, default=NUM_ROUNDS, help="medians are over so many"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    return parser

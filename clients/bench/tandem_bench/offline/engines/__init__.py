@@ -1,0 +1,50 @@
+"""The engines that are compared, each loaded in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from tandem_bench.offline.workload import Contestant, Task
+
+OURS = "tandem"
+FLOOR = "linear-floor"
+
+_PACKAGE = "tandem_bench.offline.engines"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """
+    One engine of the comparison.
+
+    `module` has `load(task)`; `needs` are modules that it imports, `install` what pip is told to
+    get them.
+    """
+
+    module: str
+    needs: tuple[str, ...] = ()
+    install: str = ""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Modules that are needed and not installed."""
+        return tuple(name for name in self.needs if find_spec(name) is None)
+
+    def load(self, task: Task) -> Contestant:
+        """Import the engine and load the task's model."""
+        module = importlib.import_module(f"{_PACKAGE}.{self.module}")
+        load: Callable[[Task], Contestant] = module.load
+        return load(task)
+
+
+ENGINES: dict[str, Entry] = {
+    OURS: Entry("embedded"),
+    "transformers": Entry("transformers_batch", ("transformers",), "transformers"),
+    "transformers-generate": Entry("transformers_generate", ("transformers",), "transformers"),
+    "llama.cpp": Entry("llama", ("llama_cpp", "gguf"), "'tandem-serve[bench]'"),
+    FLOOR: Entry("linear_floor"),
+}
+"""By the names of the results, in the order in which a round runs them."""

@@ -1,0 +1,177 @@
+"""
+The compiled reader's stand-in where there is no C compiler: same arguments, input and answers (see
+reader.c). Reading costs it about what writing costs the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+import time
+from collections import Counter
+from typing import Any, BinaryIO
+
+import grpc
+import msgspec
+
+from tandem.inference.v1.inference_service_pb2 import DESCRIPTOR, GenerateResponse
+from tandem_bench.reader.counts import ReadCounts
+
+_METHOD = f"/{DESCRIPTOR.services_by_name['InferenceService'].full_name}/Generate"
+STREAM_WINDOW = 8192
+"""Bytes a stream may be sent unread, as in http2.h."""
+
+
+class _Stream:
+    """One call."""
+
+    def __init__(self) -> None:
+        self.is_readable = asyncio.Event()
+        self.is_readable.set()
+        self.tokens = 0
+        self.status: str | None = None
+        self._next_offset: dict[int, int] = {}
+
+    def is_next(self, choice: int, offset: int, num_tokens: int) -> bool:
+        """Whether output of this choice goes on at `offset`; takes these tokens."""
+        expected = self._next_offset.get(choice, 0)
+        self._next_offset[choice] = offset + num_tokens
+        self.tokens += num_tokens
+        return offset == expected
+
+
+class PythonReader:
+    """All streams of one process."""
+
+    def __init__(self, address: str, num_connections: int, requests: list[bytes]) -> None:
+        self._counts: Counter[str] = Counter()
+        self._streams = [_Stream() for _ in requests]
+        self._num_stalled = 0
+        # Without a pool of its own a channel to the same address shares the connection.
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.http2.lookahead_bytes", STREAM_WINDOW),
+            ("grpc.http2.bdp_probe", 0),
+        ]
+        self._channels = [
+            grpc.aio.insecure_channel(address, options=options) for _ in range(num_connections)
+        ]
+        self._tasks = [
+            asyncio.create_task(self._read(self._channels[index % num_connections], request, one))
+            for index, (request, one) in enumerate(zip(requests, self._streams, strict=True))
+        ]
+
+    def obey(self, command: str) -> bytes | None:
+        """The answer to a command, None to quit."""
+        word, _, argument = command.partition(" ")
+        match word:
+            case "quit":
+                return None
+            case "stall":
+                self._num_stalled = int(argument)
+                for stream in self._stalled():
+                    stream.is_readable.clear()
+            case "resume":
+                for stream in self._stalled():
+                    stream.is_readable.set()
+            case "report":
+                pass
+            case _:
+                raise ValueError(f"no such command: {command}")
+        return msgspec.json.encode(self._report()) + b"\n"
+
+    async def close(self) -> None:
+        """Cancel everything."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.close(None) for channel in self._channels))
+
+    async def _read(self, channel: grpc.aio.Channel, request: bytes, stream: _Stream) -> None:
+        call: Any = channel.unary_stream(_METHOD, _as_is, _as_is)(request)
+        try:
+            async for message in call:
+                self._count(message, stream)
+                await stream.is_readable.wait()
+            stream.status = "0"
+        except grpc.aio.AioRpcError as error:
+            stream.status = str(error.code().value[0])
+
+    def _count(self, message: bytes, stream: _Stream) -> None:
+        counts = self._counts
+        counts["messages"] += 1
+        response = GenerateResponse.FromString(message)
+        match response.WhichOneof("event"):
+            case "delta":
+                delta = response.delta
+                num_tokens = len(delta.token_ids)
+                counts["deltas"] += 1
+                counts["tokens"] += num_tokens
+                counts["text_bytes"] += len(delta.text.encode())
+                if not stream.is_next(delta.choice, delta.first_token_offset, num_tokens):
+                    counts["bad_offsets"] += 1
+            case "done":
+                counts["done"] += 1
+                counts["done_tokens"] += response.done.usage.output_tokens
+            case "started" | "finished" as name:
+                counts[name] += 1
+
+    def _stalled(self) -> list[_Stream]:
+        return self._streams[len(self._streams) - self._num_stalled :]
+
+    def _report(self) -> ReadCounts:
+        stalled = self._stalled()
+        others = self._streams[: len(self._streams) - self._num_stalled]
+        return ReadCounts(
+            time_s=time.monotonic(),
+            cpu_s=time.process_time(),
+            streams=len(self._streams),
+            stalled=self._num_stalled,
+            stalled_tokens=sum(stream.tokens for stream in stalled),
+            statuses=_statuses(others),
+            stalled_statuses=_statuses(stalled),
+            **self._counts,
+        )
+
+
+def _as_is(message: bytes) -> bytes:
+    return message
+
+
+def _statuses(streams: list[_Stream]) -> dict[str, int]:
+    return dict(Counter(one.status for one in streams if one.status is not None))
+
+
+def _read_requests(source: BinaryIO) -> list[bytes]:
+    def number() -> int:
+        found: int = struct.unpack("<I", source.read(4))[0]
+        return found
+
+    return [source.read(number()) for _ in range(number())]
+
+
+async def _serve(address: str, num_connections: int) -> None:
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    requests = await asyncio.to_thread(_read_requests, source)
+    reader = PythonReader(address, num_connections, requests)
+    while line := await asyncio.to_thread(source.readline):
+        answer = reader.obey(line.decode().strip())
+        if answer is None:
+            break
+        sink.write(answer)
+        sink.flush()
+    await reader.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Read until told to quit; gives the exit code."""
+    if len(arguments) != 2 or not arguments[1].isdecimal() or not int(arguments[1]):
+        sys.stderr.write("usage: python_reader ADDRESS CONNECTIONS\n")
+        return 2
+    asyncio.run(_serve(arguments[0], int(arguments[1])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""Readers as processes: what to ask goes in, counts come out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+
+from tandem.printing_commands import started_process
+from tandem_bench.reader.build import NoCompiler, compiled_reader
+from tandem_bench.reader.counts import ReadCounts, added_up
+
+ReaderKind = Literal["auto", "compiled", "python"]
+
+_decode_counts = msgspec.json.Decoder(ReadCounts).decode
+
+
+class ReaderFailed(Exception):
+    """A reader's process ended before it was told to; it said why on stderr."""
+
+
+class Reader:
+    """
+    Streams that are being read, by one process or several.
+
+    Attributes:
+        kind: "compiled" or "python".
+        pids: Of the processes.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        requests: Sequence[bytes],
+        *,
+        kind: str,
+        num_processes: int,
+    ) -> None:
+        """
+        Open all streams; use `start_reader`.
+
+        Raises:
+            ReaderFailed: A process did not live to take its requests.
+        """
+        self.kind = kind
+        self._shares = [requests[first::num_processes] for first in range(num_processes)]
+        self._processes = [
+            started_process(
+                lambda: subprocess.Popen(  # noqa: S603 - our own program
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+            )
+            for _ in range(num_processes)
+        ]
+        self.pids = [process.pid for process in self._processes]
+        try:
+            for process, share in zip(self._processes, self._shares, strict=True):
+                self._send(process, pack_requests(share))
+        except BaseException:
+            self.close()
+            raise
+
+    def report(self) -> ReadCounts:
+        """
+        What was counted until now.
+
+        Raises:
+            ReaderFailed: As for every method.
+        """
+        return self._ask([b"report\n"] * len(self._processes))
+
+    def stall(self, num_streams: int) -> ReadCounts:
+        """Stop reading this many streams, the last ones; the other ones of them are read on."""
+        shares = [0] * len(self._shares)
+        for index in range(num_streams):
+            shares[index % len(shares)] += 1
+        return self._ask([b"stall %d\n" % share for share in shares])
+
+    def resume(self) -> ReadCounts:
+        """Read the stalled streams again."""
+        return self._ask([b"resume\n"] * len(self._processes))
+
+    def close(self) -> None:
+        """Close every stream and wait for the processes."""
+        for process in self._processes:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # it ended by itself
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(self, commands: Sequence[bytes]) -> ReadCounts:
+        for process, command in zip(self._processes, commands, strict=True):
+            self._send(process, command)
+        reports = []
+        for process in self._processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise ReaderFailed(f"the reader ended with {process.wait()}")
+            reports.append(_decode_counts(line))
+        return added_up(reports)
+
+    def _send(self, process: subprocess.Popen[bytes], content: bytes) -> None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(content)
+            process.stdin.flush()
+        except BrokenPipeError:
+            raise ReaderFailed(f"the reader ended with {process.wait()}") from None
+
+
+def pack_requests(requests: Sequence[bytes]) -> bytes:
+    """The beginning of a reader's standard input; see reader.c."""
+    parts = [struct.pack("<I", len(requests))]
+    for request in requests:
+        parts += [struct.pack("<I", len(request)), request]
+    return b"".join(parts)
+
+
+def start_reader(
+    address: str,
+    requests: Sequence[bytes],
+    *,
+    connections: int = 4,
+    kind: ReaderKind = "auto",
+    num_processes: int | None = None,
+) -> Reader:
+    """
+    Open a Generate stream per request, all at once, and count what comes.
+
+    Args:
+        address: host:port or unix:path of a public service, without TLS.
+        requests: Serialized GenerateRequests.
+        connections: HTTP/2 connections per process; stream i is on connection i modulo this.
+        kind: "compiled" needs a C compiler at its first use; "python" costs as much as the server
+            it reads from; "auto" takes the compiled one, or warns and takes the other.
+        num_processes: That share the streams; by default one where compiled, else a process per
+            two cores.
+
+    Raises:
+        NoCompiler: `kind` is "compiled" and it cannot be made.
+        ReaderFailed: A process did not live to take its requests.
+    """
+    if kind != "python":
+        try:
+            command = [str(compiled_reader())]
+        except NoCompiler as error:
+            if kind == "compiled":
+                raise
+            warnings.warn(
+                f"the compiled reader cannot be used ({error}); "
+                "the Python one in its place costs as much as the server",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            kind = "python"
+        else:
+            kind = "compiled"
+    if kind == "python":
+        command = [sys.executable, "-m", "tandem_bench.reader.python_reader"]
+        num_processes = num_processes or max(1, (os.cpu_count() or 1) // 2)
+    return Reader(
+        [*command, address, str(connections)],
+        requests,
+        kind=kind,
+        num_processes=min(num_processes or 1, max(1, len(requests))),
+    )

@@ -1,0 +1,78 @@
+"""
+`python -m tandem_bench scheduler [flags]`: what a decode-only step and an admission cost the
+scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from tandem.command_line import BenchParser, at_least_one, count, print_line, print_row
+from tandem_bench.scheduler.admission import AdmissionCosts, measure_admission
+from tandem_bench.scheduler.decode_step import StepCosts, measure_decode_step
+
+DEFAULT_RUNNING = (1, 32, 128, 256, 1024)
+FULL_RUNNING = (*DEFAULT_RUNNING, 4096)
+DEFAULT_WAITING = (0, 500, 5000)
+DEFAULT_TURNS = 2000
+
+_HEADINGS = ("running", "waiting", "mean us", "median us", "p99 us", "wall median us")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; gives the exit code."""
+    chosen = _parser().parse_args(arguments)
+    running = chosen.running or (FULL_RUNNING if chosen.full else DEFAULT_RUNNING)
+    if not chosen.json:
+        print_line("One decode-only turn, microseconds of CPU: apply, plan, encode, events out.")
+        print_row(_HEADINGS, _HEADINGS)
+    measured = []
+    for num_running in running:
+        for num_waiting in chosen.waiting:
+            costs = measure_decode_step(
+                num_running, num_waiting, num_turns=chosen.turns, window=chosen.window
+            )
+            measured.append(costs)
+            if not chosen.json:
+                print_row(_cells(costs), _HEADINGS)
+    if chosen.json:
+        print_line(json.dumps([costs.as_json() for costs in measured]))
+    else:
+        _print_admission(measure_admission())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = BenchParser(prog="python -m tandem_bench scheduler", description=__doc__)
+    parser.add_argument(
+        "--running", type=at_least_one, nargs="+", help="requests that decode, one measurement each"
+    )
+    parser.add_argument(
+        "--waiting",
+        type=count,
+        nargs="+",
+        default=DEFAULT_WAITING,
+        help="requests that wait meanwhile, one measurement each",
+    )
+    parser.add_argument("--full", action="store_true", help="also 4096 running")
+    parser.add_argument(
+        "--turns", type=at_least_one, default=DEFAULT_TURNS, help="turns per measurement"
+    )
+    parser.add_argument("--window", type=at_least_one, default=1, help="steps in flight")
+    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    return parser
+
+
+def _cells(costs: StepCosts) -> tuple[str, ...]:
+    times = (costs.mean_us, costs.median_us, costs.p99_us, costs.wall_median_us)
+    return str(costs.running), str(costs.waiting), *(f"{time_us:.1f}" for time_us in times)
+
+
+def _print_admission(costs: AdmissionCosts) -> None:
+    print_line("")
+    print_line(f"Admitting a prompt of {costs.prompt_len} tokens, median microseconds of CPU:")
+    print_line(f"{costs.given_us:10.1f}  submit, plan and encode, block digests given")
+    print_line(f"{costs.computed_us:10.1f}  the same, digests computed by the core")
+    print_line(f"{costs.hash_us:10.1f}  the digests alone")

@@ -1,0 +1,1 @@
+"""Streams measured: how many tokens reach how many clients."""

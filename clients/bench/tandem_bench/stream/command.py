@@ -1,0 +1,361 @@
+"""
+`python -m tandem_bench stream [flags]`: how many tokens reach how many clients.
+
+A whole scheduler service serves an executor without a model, whose steps take a fixed short time:
+every stream gets a token per step, and frontends merge what they cannot send at once. The reader is
+a compiled program where there is a C compiler. With --stalled some clients stop reading: the core
+must not notice, and those requests alone must end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tandem.command_line import (
+    BenchParser,
+    at_least_one,
+    count,
+    print_line,
+    print_row,
+    time_above_zero,
+)
+from tandem_bench.link.processes import BenchFailed, FixedStepExecutor, started_reader
+from tandem_bench.link.requests import generate_requests
+from tandem_bench.reader import ReadCounts, Reader
+from tandem_bench.reader.build import NoCompiler
+from tandem_bench.reader.readers import ReaderFailed, ReaderKind
+from tandem_bench.stream.service import StreamService, Usage
+
+MOST_PER_MS = 256
+"""Tokens made per millisecond, unless the step is set."""
+TIME_LIMIT_S = 38.0
+"""Without --full no measurement begins after this."""
+ABORTED = "10"
+"""The gRPC status of SLOW_CONSUMER."""
+_LIMIT_S = 60.0
+_SETTLE_S = 0.5
+_FULL_S = 1.0
+"""Clients that got nothing for so long have been sent all they may be sent unread."""
+_POLL_S = 0.05
+
+_HEADINGS = {
+    "streams": "streams",
+    "frontends": "frontends",
+    "stalled": "stalled",
+    "tokens_per_s": "tokens/s",
+    "messages_per_s": "messages/s",
+    "tokens_per_message": "tokens/msg",
+    "frontend_us_per_message": "us/msg",
+    "frontend_us_per_token": "us/token",
+    "core_us_per_step": "core us/step",
+    "step_ms": "step ms",
+    "reading_step_ms": "if read",
+    "frontend_mib": "MiB",
+    "slow_consumers": "slow ended",
+    "failed": "failed",
+    "bad_offsets": "bad offsets",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """
+    What is measured.
+
+    Attributes:
+        streams: Clients that are served.
+        frontends: Processes that serve them.
+        stalled: How many of the clients do not read meanwhile.
+    """
+
+    streams: int
+    frontends: int
+    stalled: int = 0
+
+    @property
+    def in_words(self) -> str:
+        """For a message about it."""
+        return f"{self.streams} streams, {self.frontends} frontends, {self.stalled} stalled"
+
+
+MAIN_POINTS = (
+    Point(256, 1),
+    Point(256, 1, 16),
+    Point(64, 1),
+    Point(1024, 1),
+    Point(256, 2),
+    Point(1024, 2),
+)
+"""What is measured without flags, most important first."""
+FULL_POINTS = (
+    *(Point(streams, frontends) for streams in (64, 256, 1024) for frontends in (1, 2)),
+    Point(256, 1, 16),
+    Point(256, 2, 16),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """
+    What was found; CPU is that of all threads.
+
+    Attributes:
+        streams, frontends, stalled: As in `Point`.
+        tokens_per_s: That clients got.
+        messages_per_s: That carried them.
+        tokens_per_message: Merged on average.
+        frontend_us_per_message: CPU of the frontends, microseconds.
+        frontend_us_per_token: The same CPU by token.
+        core_us_per_step: CPU of the core process, microseconds.
+        step_ms: From one step to the next on average; the executor's own time in it is fixed.
+        reading_step_ms: The same just before, while the stalled clients were still reading.
+        executor_step_ms: That fixed time.
+        frontend_mib: Memory of all frontends at the end.
+        slow_consumers: Streams that ended because they did not read.
+        failed: Other streams that did not end well.
+        bad_offsets: Messages that did not go on where the last one ended.
+        reader: "compiled" or "python".
+    """
+
+    streams: int
+    frontends: int
+    stalled: int
+    tokens_per_s: int
+    messages_per_s: int
+    tokens_per_message: float
+    frontend_us_per_message: float
+    frontend_us_per_token: float
+    core_us_per_step: float
+    step_ms: float
+    reading_step_ms: float | None
+    executor_step_ms: float
+    frontend_mib: float
+    slow_consumers: int
+    failed: int
+    bad_offsets: int
+    reader: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    counts: ReadCounts
+    usage: Usage
+    steps: float
+
+
+def measure(
+    point: Point, *, step_ms: float, seconds: float, connections: int, kind: ReaderKind
+) -> Delivery:
+    """
+    Start the processes of a point and measure once every stream was accepted.
+
+    Raises:
+        BenchFailed: They did not get there.
+    """
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as name:
+        directory = Path(name)
+        with (
+            FixedStepExecutor(step_ms, point.streams, "unix", directory) as executor,
+            StreamService(
+                executor,
+                point.streams,
+                point.frontends,
+                directory,
+                is_to_stall=point.stalled > 0,
+            ) as service,
+            started_reader(
+                service.address,
+                generate_requests(point.streams, 1),
+                connections=connections,
+                kind=kind,
+            ) as reader,
+        ):
+            time.sleep(_SETTLE_S)
+
+            def now() -> _Moment:
+                return _Moment(reader.report(), service.usage(), executor.report()["steps"])
+
+            reading_step_ms = None
+            if point.stalled:
+                first = now()
+                time.sleep(seconds)
+                reading_step_ms = _step_ms(first, now())
+                reader.stall(point.stalled)
+                _wait_until_full(reader)
+            before = now()
+            time.sleep(seconds)
+            after = now()
+            if point.stalled:
+                executor.wait_for_rows(point.streams - point.stalled)
+                # The end of a stream waits behind what its client did not read.
+                reader.resume()
+                _wait(
+                    reader,
+                    lambda counts: sum(counts.stalled_statuses.values()) == point.stalled,
+                    "stalled streams did not end",
+                )
+            return _delivery(point, (step_ms, reading_step_ms), before, after, reader)
+
+
+def _step_ms(before: _Moment, after: _Moment) -> float:
+    seconds = after.counts.time_s - before.counts.time_s
+    return round(1e3 * seconds / max(1, after.steps - before.steps), 3)
+
+
+def _delivery(
+    point: Point,
+    steps_ms: tuple[float, float | None],
+    before: _Moment,
+    after: _Moment,
+    reader: Reader,
+) -> Delivery:
+    last = reader.report()
+    seconds = after.counts.time_s - before.counts.time_s
+    tokens = after.counts.tokens - before.counts.tokens
+    messages = after.counts.messages - before.counts.messages
+    steps = after.steps - before.steps
+    if not (tokens and messages and steps):
+        raise BenchFailed("nothing was delivered while it was measured")
+    if last.malformed:
+        raise BenchFailed(f"{last.malformed} messages could not be read and were not counted")
+    frontend_us = (after.usage.frontend_cpu_ns - before.usage.frontend_cpu_ns) / 1e3
+    core_us = (after.usage.core_cpu_ns - before.usage.core_cpu_ns) / 1e3
+    return Delivery(
+        streams=point.streams,
+        frontends=point.frontends,
+        stalled=point.stalled,
+        tokens_per_s=round(tokens / seconds),
+        messages_per_s=round(messages / seconds),
+        tokens_per_message=round(tokens / messages, 1),
+        frontend_us_per_message=round(frontend_us / messages, 1),
+        frontend_us_per_token=round(frontend_us / tokens, 2),
+        core_us_per_step=round(core_us / steps, 1),
+        step_ms=_step_ms(before, after),
+        reading_step_ms=steps_ms[1],
+        executor_step_ms=steps_ms[0],
+        frontend_mib=round(after.usage.frontend_mib, 1),
+        slow_consumers=last.stalled_statuses.get(ABORTED, 0),
+        failed=last.failed
+        + sum(last.stalled_statuses.values())
+        - last.stalled_statuses.get(ABORTED, 0),
+        bad_offsets=last.bad_offsets,
+        reader=reader.kind,
+    )
+
+
+def _wait_until_full(reader: Reader) -> None:
+    deadline_s = time.monotonic() + _LIMIT_S
+    tokens = -1
+    while (counts := reader.report()).stalled_tokens != tokens:
+        if time.monotonic() > deadline_s:
+            raise BenchFailed(f"stalled streams went on for {_LIMIT_S:.0f} s: {counts}")
+        tokens = counts.stalled_tokens
+        time.sleep(_FULL_S)
+
+
+def _wait(
+    reader: Reader,
+    is_so: Callable[[ReadCounts], bool],
+    what: str,
+) -> None:
+    deadline_s = time.monotonic() + _LIMIT_S
+    while not is_so(counts := reader.report()):
+        if counts.failed:
+            raise BenchFailed(f"{what}: {counts.failed} failed, by status {counts.statuses}")
+        if time.monotonic() > deadline_s:
+            raise BenchFailed(f"{what} within {_LIMIT_S:.0f} s: {counts}")
+        time.sleep(_POLL_S)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    Measure and print; gives the exit code. A point that cannot be measured is named and left out,
+    and makes it 1.
+    """
+    given = _parser().parse_args(arguments)
+    points, is_default = _chosen(given)
+    if not given.json:
+        print_line("Delivered while an executor without a model makes a token per stream and step.")
+        print_row(list(_HEADINGS.values()), _HEADINGS.values())
+    deadline_s = time.monotonic() + TIME_LIMIT_S
+    measured = []
+    exit_code = 0
+    for number, point in enumerate(points):
+        if is_default and time.monotonic() > deadline_s:
+            left = len(points) - number
+            sys.stderr.write(f"bench stream: {left} measurements left out, the machine is slow\n")
+            break
+        try:
+            delivery = measure(
+                point,
+                step_ms=given.step_ms or max(1.0, point.streams / MOST_PER_MS),
+                seconds=given.seconds,
+                connections=given.connections,
+                kind=given.reader,
+            )
+        except (BenchFailed, NoCompiler, ReaderFailed) as error:
+            sys.stderr.write(f"bench stream: {point.in_words}: {error}\n")
+            exit_code = 1
+            continue
+        measured.append(asdict(delivery))
+        if not given.json:
+            cells = (measured[-1][name] for name in _HEADINGS)
+            print_row(["-" if one is None else str(one) for one in cells], _HEADINGS.values())
+    if given.json:
+        print_line(json.dumps(measured))
+    return exit_code
+
+
+def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
+    if given.full:
+        return FULL_POINTS, False
+    if not (given.streams or given.frontends or given.stalled):
+        return MAIN_POINTS, True
+    points = [
+        Point(streams, frontends, stalled)
+        for streams in given.streams or (256,)
+        for frontends in given.frontends or (1,)
+        for stalled in given.stalled or (0,)
+        if stalled < streams
+    ]
+    if not points:
+        _parser().error("--stalled must be less than --streams: some client has to read")
+    return points, False
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = BenchParser(prog="python -m tandem_bench stream", description=__doc__)
+    parser.add_argument("--streams", type=at_least_one, nargs="+", help="clients that are served")
+    parser.add_argument("--frontends", type=at_least_one, nargs="+", help="processes that serve")
+    parser.add_argument("--stalled", type=count, nargs="+", help="clients that do not read")
+    parser.add_argument("--full", action="store_true", help="more of them, some minutes")
+    parser.add_argument(
+        "--step-ms",
+        type=time_above_zero,
+        help="what a step takes (default: 1; with over 256 streams so much longer that no more "
+        "tokens are made)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=time_above_zero,
+        default=1.5,
+        help="how long each is measured (default 1.5)",
+    )
+    parser.add_argument(
+        "--connections", type=at_least_one, default=8, help="that streams share (default 8)"
+    )
+    parser.add_argument(
+        "--reader",
+        choices=("auto", "compiled", "python"),
+        default="auto",
+        help="a Python reader costs as much as what it measures",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    return parser

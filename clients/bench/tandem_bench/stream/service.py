@@ -1,0 +1,92 @@
+"""The scheduler service that the benchmark of streams measures, and what its processes use."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem_bench.link.processes import FixedStepExecutor, Process, cpu_ns
+
+STALL_DEADLINE_S = 3.0
+"""Where clients stop reading on purpose. Elsewhere the service's own deadline holds: a client that
+is late there is short of CPU, and no slow consumer."""
+_PAGE_BYTES = 4096
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """
+    What was used until a moment.
+
+    Attributes:
+        core_cpu_ns: CPU of the core process.
+        frontend_cpu_ns: CPU of all frontends.
+        frontend_mib: Memory of all frontends now.
+    """
+
+    core_cpu_ns: int
+    frontend_cpu_ns: int
+    frontend_mib: float
+
+
+class StreamService(Process):
+    """A whole scheduler service."""
+
+    def __init__(
+        self,
+        executor: FixedStepExecutor,
+        streams: int,
+        frontends: int,
+        directory: Path,
+        *,
+        is_to_stall: bool = False,
+    ) -> None:
+        """
+        Start it and wait until it listens; `is_to_stall` where clients will stop reading.
+
+        Raises:
+            BenchFailed: It does not.
+        """
+        ready_file = directory / "scheduler.json"
+        super().__init__(
+            (
+                "scheduler_svc",
+                f"--executor={executor.address}",
+                "--listen=127.0.0.1:0",
+                "--admin-listen=",
+                "--metrics-listen=",
+                f"--max-num-seqs={streams}",
+                f"--frontends={frontends}",
+                *([f"--stall-deadline-s={STALL_DEADLINE_S}"] if is_to_stall else []),
+                f"--ready-file={ready_file}",
+                "--drain-grace-s=0",
+                "--log-level=error",
+            )
+        )
+        with self.closed_on_failure():
+            self.wait_for(ready_file.exists, "the scheduler did not listen")
+        self.address: str = json.loads(ready_file.read_text())["address"]
+        self._frontends = _children(self.pid)
+
+    def usage(self) -> Usage:
+        """What core and frontends have used until now."""
+        return Usage(
+            core_cpu_ns=cpu_ns(self.pid),
+            frontend_cpu_ns=sum(map(cpu_ns, self._frontends)),
+            frontend_mib=sum(map(_memory_bytes, self._frontends)) / _MIB,
+        )
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
+    return found
+
+
+def _memory_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES

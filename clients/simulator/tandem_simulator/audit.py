@@ -1,0 +1,99 @@
+"""Proof that a simulation went right: what `--check` looks at, besides each request's tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_svc.core.scheduler import Scheduler
+from tandem.errors import InternalError
+from tandem.link.batch import Batch, Int32Column, StepResult
+from tandem.link.slot_state import SlotState
+from tandem_simulator.executor.executor_model import ModelExecutor
+from tandem_simulator.executor.model_tokens import powers_of_base, token_terms
+
+INTERVAL = 64
+"""Steps between two looks at everything."""
+
+
+class Audit:
+    """
+    Looks at every batch, and from time to time at all state of core and executor.
+
+    Each batch must keep the rules of the step link, with its state hash equal to the core's; every
+    KV position a live slot has computed must hold the fingerprint of that slot's own tokens; the
+    core's own integrity check must hold.
+    """
+
+    def __init__(self, core: Scheduler, executor: ModelExecutor) -> None:
+        geometry = executor.geometry
+        width = -(-geometry.max_model_len // geometry.block_size)
+        self._core = core
+        self._executor = executor
+        self._mirror = SlotState(
+            geometry.num_slots,
+            width,
+            geometry.block_size,
+            geometry.num_blocks,
+            geometry.num_host_blocks,
+        )
+        self._tokens: Int32Column = np.zeros(
+            (geometry.num_slots, geometry.max_model_len + 1), np.int32
+        )
+        self._weights = powers_of_base(geometry.max_model_len)
+        self._num_steps = 0
+
+    def before_step(self, batch: Batch) -> None:
+        """
+        Look at a batch that is about to run.
+
+        Raises:
+            SessionLost: It breaks a rule of the step link.
+            InternalError: The core's state hash is not that of the slot state after the batch, or
+                the KV of a slot that is released was written by somebody else.
+        """
+        for slot in batch.release_slot.tolist():
+            self._check_kv(slot)
+        self._mirror.apply(batch)
+        if self._mirror.state_hash != self._core.state_hash:
+            raise InternalError("the core's state hash differs from the executor's slot state")
+        for admission in batch.admits:
+            self._tokens[admission.slot, : len(admission.token_ids)] = admission.token_ids
+
+    def after_step(self, batch: Batch, result: StepResult) -> None:
+        """
+        Look at what a step left behind.
+
+        Raises:
+            InternalError: A slot reads KV that is not its own, or the core is inconsistent.
+        """
+        self._tokens[result.slot, result.position] = result.token
+        for admission in batch.admits:
+            self._check_kv(admission.slot)
+        self._num_steps += 1
+        if self._num_steps % INTERVAL == 0:
+            self.check_everything()
+
+    def check_everything(self) -> None:
+        """
+        Look at all KV and all of the core's state.
+
+        Raises:
+            InternalError: The first thing that is wrong.
+        """
+        self._core.check_integrity()
+        for slot in np.flatnonzero(self._mirror.live).tolist():
+            self._check_kv(slot)
+
+    def _check_kv(self, slot: int) -> None:
+        count = int(self._mirror.planned[slot])
+        positions = np.arange(count, dtype=np.int32)
+        terms = token_terms(self._tokens[slot, :count], self._weights[:count])
+        expected = np.cumsum(terms, dtype=np.uint64)
+        found = self._executor.kv.reshape(-1)[
+            self._executor.places(np.full(count, slot, np.int32), positions)
+        ]
+        wrong = np.flatnonzero(found != expected)
+        if len(wrong):
+            raise InternalError(
+                f"slot {slot} reads KV at position {wrong[0]} that was computed from other tokens"
+            )

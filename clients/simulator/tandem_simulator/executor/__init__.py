@@ -1,0 +1,1 @@
+"""The modelled executor: how long its steps take, and which tokens they give."""

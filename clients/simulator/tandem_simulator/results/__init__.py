@@ -1,0 +1,1 @@
+"""Results of simulations: recorded, summed up, printed and drawn."""

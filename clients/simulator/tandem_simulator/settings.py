@@ -1,0 +1,282 @@
+"""Every value a simulation is run with, by one flat name each, and how a name's text is read."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scheduler_svc.core.request.options import CoreOptions
+from tandem.engine_config import EngineConfig
+from tandem.errors import InvalidConfig
+from tandem_simulator.executor.step_time import StepTime
+from tandem_simulator.presets import MACHINES
+from tandem_simulator.simulation import MEASURED, Setup
+from tandem_simulator.workload.ask import Requests
+from tandem_simulator.workload.distributions import Arrivals, Lengths
+from tandem_simulator.workload.synthetic import PRESETS, Synthetic, Workload
+from tandem_simulator.workload.trace import read_trace
+
+Section = TypeVar("Section", Workload, EngineConfig, CoreOptions, StepTime)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """
+    What belongs to none of the other groups.
+
+    Attributes:
+        machine: Preset of the modelled executor and its limits.
+        workload: Preset of the requests.
+        trace: File of JSON lines to take the requests from instead.
+        seed: Of everything that is drawn.
+        core_us: Virtual microseconds that each plan and each result costs the scheduler; measured
+            for the time they really take here, which makes runs differ.
+        num_host_blocks: KV blocks in host memory, for swapping; default: as the machine.
+        slo_ttft_s: A request counts for goodput when its first token came within this
+        slo_tpot_s: and its mean time per further token was at most this.
+        check: Prove every token, every KV position and the core's state while running.
+    """
+
+    machine: str = "h100-8b"
+    workload: str = "plain"
+    trace: str | None = None
+    seed: int = 0
+    core_us: str = "0"
+    num_host_blocks: int | None = None
+    slo_ttft_s: float = 2.0
+    slo_tpot_s: float = 0.1
+    check: bool = False
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "run": Run,
+    "workload": Workload,
+    "executor's step time": StepTime,
+    "limits": EngineConfig,
+    "core options": CoreOptions,
+}
+"""Groups of names; each is a dataclass whose docstring says what its fields mean."""
+
+_HIDDEN = {"track_request_events", "track_token_events", "track_paused_events"}
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Name:
+    """One name: where it belongs, what it means, and how its text becomes a value."""
+
+    name: str
+    section: str
+    about: str
+    choices: tuple[str, ...]
+    is_flag: bool
+    parse: Callable[[str], Any]
+
+
+def known_names() -> dict[str, Name]:
+    """Every name, with underscores, in the order of its group."""
+    names: dict[str, Name] = {}
+    for section, cls in SECTIONS.items():
+        hints, about = typing.get_type_hints(cls), attribute_docs(cls)
+        for field in fields(cls):
+            if field.name in _HIDDEN:
+                continue
+            kind = hints[field.name]
+            choices = _choices(field.name, kind)
+            names[field.name] = Name(
+                name=field.name,
+                section=section,
+                about=about[field.name],
+                choices=choices,
+                is_flag=kind is bool,
+                parse=_parser(field.name, kind, choices),
+            )
+    return names
+
+
+def attribute_docs(cls: type[Any]) -> dict[str, str]:
+    """What a dataclass's docstring says about each attribute."""
+    text = (cls.__doc__ or "").partition("Attributes:")[2]
+    found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", text, re.MULTILINE)
+    return {name: " ".join(about.split()) for name, about in found}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A simulation that is ready to run, and the values it came from."""
+
+    setup: Setup
+    requests: Requests
+    slo_ttft_s: float
+    slo_tpot_s: float
+    settings: dict[str, Any]
+
+
+def build(texts: Mapping[str, str]) -> Experiment:
+    """
+    Put an experiment together from texts by name; what is not named is as in the presets.
+
+    Raises:
+        InvalidConfig: An unknown name, or a text that is no value of it.
+    """
+    names = known_names()
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, text in texts.items():
+        if name not in names:
+            raise InvalidConfig(f"unknown name {name!r}: see --help for all of them")
+        values[names[name].section][name] = names[name].parse(text)
+    run = Run(**values["run"])
+    machine = MACHINES[run.machine]
+    workload = _replaced(PRESETS[run.workload], values["workload"])
+    limits = _replaced(machine.limits, values["limits"])
+    options = _replaced(CoreOptions(), values["core options"])
+    step_time = _replaced(machine.step_time, values["executor's step time"])
+    num_host_blocks = run.num_host_blocks
+    setup = Setup(
+        limits=limits,
+        options=options,
+        step_time=step_time,
+        num_host_blocks=machine.num_host_blocks if num_host_blocks is None else num_host_blocks,
+        core_s=_core_s(run.core_us),
+        is_checked=run.check,
+    )
+    _check_run(run, setup)
+    requests: Requests
+    if run.trace is not None:
+        if values["workload"] or "workload" in values["run"]:
+            raise InvalidConfig("trace: a trace takes the place of a workload, leave out the other")
+        requests = read_trace(Path(run.trace), run.seed)
+    else:
+        requests = Synthetic(workload, run.seed, limits.max_model_len)
+    sections = [run, step_time, limits, options, *([] if run.trace else [workload])]
+    return Experiment(
+        setup=setup,
+        requests=requests,
+        slo_ttft_s=run.slo_ttft_s,
+        slo_tpot_s=run.slo_tpot_s,
+        settings=_printable(sections),
+    )
+
+
+def _core_s(text: str) -> float:
+    if text == "measured":
+        return MEASURED
+    core_us = _number("core_us", text)
+    if not 0 <= core_us < math.inf:
+        message = f"core_us is {core_us}: it must be 0 or more, or measured"
+        raise InvalidConfig(message, field="core_us")
+    return core_us / 1e6
+
+
+def _check_run(run: Run, setup: Setup) -> None:
+    limits = {"seed": (run.seed, 0), "num_host_blocks": (setup.num_host_blocks, 0)}
+    for name, (value, least) in limits.items():
+        if value < least:
+            raise InvalidConfig(f"{name} is {value}: it must be {least} or more", field=name)
+
+
+def _replaced(base: Section, values: dict[str, Any]) -> Section:
+    changed = replace(base, **values)
+    if not isinstance(changed, StepTime):
+        changed.validate()
+    return changed
+
+
+def _printable(sections: list[Any]) -> dict[str, Any]:
+    return {
+        field.name: value if _is_plain(value) else str(value)
+        for section in sections
+        for field in fields(section)
+        if field.name not in _HIDDEN
+        for value in [getattr(section, field.name)]
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    """True for what JSON can hold and a reader would expect as it is."""
+    return (
+        value is None
+        or isinstance(value, int)
+        or (isinstance(value, float) and math.isfinite(value))
+    )
+
+
+def _choices(name: str, kind: Any) -> tuple[str, ...]:
+    if name == "machine":
+        return tuple(MACHINES)
+    if name == "workload":
+        return tuple(PRESETS)
+    if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
+        return tuple(kind)
+    return ()
+
+
+def _parser(name: str, kind: Any, choices: tuple[str, ...]) -> Callable[[str], Any]:
+    is_optional = typing.get_origin(kind) in {typing.Union, types.UnionType}
+    if is_optional:
+        kind = next(one for one in typing.get_args(kind) if one is not type(None))
+
+    def parse(text: str) -> Any:
+        if is_optional and text == "none":
+            return None
+        if choices and text not in choices:
+            message = f"{name} is {text!r}: it must be one of {', '.join(choices)}"
+            raise InvalidConfig(message, field=name)
+        reader = _READERS.get(kind)
+        return kind(text) if reader is None else reader(name, text)
+
+    return parse
+
+
+def _truth(name: str, text: str) -> bool:
+    if text not in _TRUTHS:
+        raise InvalidConfig(f"{name} is {text!r}: it must be true or false", field=name)
+    return _TRUTHS[text]
+
+
+def _lengths(name: str, text: str) -> Lengths:
+    try:
+        return Lengths.parse(text)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{name}: {error.message}", field=name) from None
+
+
+def _arrivals(name: str, text: str) -> Arrivals:
+    try:
+        return Arrivals.parse(text)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{name}: {error.message}", field=name) from None
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        message = f"{name} is {text!r}: it must be a whole number"
+        raise InvalidConfig(message, field=name) from None
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidConfig(f"{name} is {text!r}: it must be a number", field=name) from None
+    if math.isnan(value):
+        raise InvalidConfig(f"{name} is {text!r}: it must be a number", field=name)
+    return value
+
+
+_READERS: dict[Any, Callable[[str, str], Any]] = {
+    bool: _truth,
+    int: _whole,
+    float: _number,
+    Lengths: _lengths,
+    Arrivals: _arrivals,
+}

@@ -1,0 +1,1 @@
+"""Workloads of a simulation: drawn at random, or read from a file."""

@@ -1,1 +1,0 @@
-"""What the executor can measure of itself, without a scheduler and without a checkpoint."""

@@ -1,1 +1,0 @@
-"""What one turn of the scheduler costs, without sockets and without an executor."""

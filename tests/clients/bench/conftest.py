@@ -1,0 +1,12 @@
+"""Benchmarks that wait for their processes on machines that are busy with other tests."""
+
+import pytest
+
+NEVER_S = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a benchmark may take as long to start and to get somewhere as a test may last."""
+    for limit in ("link.processes.START_DEADLINE_S", "stream.command._LIMIT_S"):
+        monkeypatch.setattr(f"tandem_bench.{limit}", NEVER_S)

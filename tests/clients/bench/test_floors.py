@@ -1,0 +1,92 @@
+"""The roofline of a decode step, against a table that was worked out by hand for an H200."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem_bench.device.floors import (
+    Ceilings,
+    kv_bytes_per_token,
+    kv_bytes_read,
+    matmul_parameters,
+    step_floor,
+)
+from tandem_bench.device.shapes import SHAPES
+
+H200 = Ceilings(bytes_per_s=4.3e12, flop_per_s=788e12)
+BF16_BYTES = 2
+
+TABLE = {
+    ("llama-1b", 1024): {
+        1: (0.58, 1717),
+        32: (0.82, 38813),
+        128: (1.57, 81342),
+        256: (2.80, 91410),
+    },
+    ("llama-8b", 1024): {1: (3.52, 284), 32: (4.49, 7128), 128: (7.49, 17099), 256: (12.87, 19896)},
+    ("qwen3-0.6b", 1024): {
+        1: (0.30, 3284),
+        32: (1.15, 27798),
+        128: (3.77, 33924),
+        256: (7.38, 34693),
+    },
+    ("llama-1b", 4096): {
+        1: (0.61, 1650),
+        32: (1.57, 20336),
+        128: (4.57, 28008),
+        256: (8.79, 29112),
+    },
+    ("llama-8b", 4096): {1: (3.62, 277), 32: (7.49, 4275), 128: (19.47, 6574)},
+    ("qwen3-0.6b", 4096): {
+        1: (0.39, 2588),
+        32: (3.77, 8481),
+        128: (14.26, 8976),
+        256: (28.35, 9029),
+    },
+}
+"""Milliseconds and tokens per second by model, context and batch."""
+
+
+class TestStepFloor:
+    @pytest.mark.parametrize(("name", "context"), TABLE, ids=str)
+    def test_is_that_of_the_published_table(self, name, context):
+        """
+        Weights read once or multiplied by, and the rows' cache, take the table's time at the table's rates.
+        """
+        for num_rows, (milliseconds, tokens_per_s) in TABLE[name, context].items():
+            floor = step_floor(SHAPES[name], BF16_BYTES, H200, [context] * num_rows)
+            assert milliseconds == pytest.approx(1e3 * floor.total_s, abs=0.0051)
+            assert tokens_per_s == pytest.approx(num_rows / floor.total_s, rel=2e-3)
+
+    @pytest.mark.parametrize(
+        ("name", "billions", "kv_bytes"),
+        [("llama-1b", 1.236, 32768), ("llama-8b", 7.505, 131072), ("qwen3-0.6b", 0.596, 114688)],
+    )
+    def test_sizes_are_those_of_the_models(self, name, billions, kv_bytes):
+        """
+        Matrices hold the published number of parameters, and a position the published bytes.
+        """
+        config = SHAPES[name]
+        assert billions == pytest.approx(matmul_parameters(config) / 1e9, abs=5e-4)
+        assert kv_bytes == kv_bytes_per_token(config, BF16_BYTES)
+
+    def test_many_rows_are_bound_by_products(self):
+        """
+        Past as many rows as a device multiplies per byte it reads, the weights' part grows with the batch.
+        """
+        config = SHAPES["llama-8b"]
+        few, some, many = (
+            step_floor(config, BF16_BYTES, H200, [1] * rows).weights_s for rows in (1, 183, 366)
+        )
+        assert few == some
+        assert 2.0 == pytest.approx(many / some, rel=2e-3)
+
+    def test_windows_bound_what_is_read(self):
+        """
+        A layer with a sliding window reads no more positions than it, rows of any lengths are added up.
+        """
+        config = replace(SHAPES["tiny"], windows=(None, 100))
+        per_layer = kv_bytes_per_token(config, BF16_BYTES) // 2
+        assert per_layer * (30 + 300 + 30 + 100) == kv_bytes_read(config, BF16_BYTES, [30, 300])

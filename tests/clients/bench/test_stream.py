@@ -1,0 +1,99 @@
+"""The benchmark of streams, on few of them and for a short time."""
+
+import contextlib
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tandem_bench.__main__ import main
+from tandem_bench.stream import command as stream
+
+SERVICE = SimpleNamespace(address="127.0.0.1:1")
+
+
+def measured(capsys, *flags: str) -> list[dict]:
+    assert main(["stream", "--json", "--seconds=1", "--step-ms=2", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+class TestDelivery:
+    def test_measured_numbers_agree(self, capsys):
+        """
+        What is printed is a list with one entry per point, whose rates agree and which lost nothing.
+        """
+        (one,) = measured(capsys, "--streams=8", "--frontends=2")
+        assert set(stream.Delivery.__dataclass_fields__) == set(one)
+        assert (8, 2, 0, 2.0) == (
+            one["streams"], one["frontends"], one["stalled"], one["executor_step_ms"],
+        )  # fmt: skip
+        assert (0, 0, 0) == (one["failed"], one["bad_offsets"], one["slow_consumers"])
+        assert one["step_ms"] > 0
+        # A stream's first and last message may carry no token; rates are rounded apart.
+        assert 0 < one["messages_per_s"] <= 1.1 * one["tokens_per_s"]
+        assert 0 < one["frontend_us_per_token"] <= 1.1 * one["frontend_us_per_message"]
+
+    def test_stalled_streams_end_alone(self, capsys):
+        """
+        Clients that stop reading end as slow consumers, and all others get every token in order.
+        """
+        (one,) = measured(capsys, "--streams=24", "--stalled=3", "--step-ms=0.5")
+        assert (24, 3, 3) == (one["streams"], one["stalled"], one["slow_consumers"])
+        assert (0, 0) == (one["failed"], one["bad_offsets"])
+
+    def test_python_reader_counts_the_same(self, capsys):
+        """
+        Without a C compiler the same is measured by a reader in Python.
+        """
+        (one,) = measured(capsys, "--streams=4", "--reader=python", "--connections=1")
+        assert ("python", 0, 0) == (one["reader"], one["failed"], one["bad_offsets"])
+
+
+class TestFlags:
+    @pytest.mark.parametrize(
+        ("flags", "why"),
+        [
+            (["--streams=4", "--stalled=4"], "some client has to read"),
+            (["--seconds=-1"], "must be above 0"),
+            (["--step-ms=0"], "must be above 0"),
+        ],
+        ids=["nobody reads", "no time", "no step"],
+    )
+    def test_what_cannot_be_measured_is_refused(self, capsys, flags, why):
+        """
+        Flags that leave nothing to measure are an error, not an empty table.
+        """
+        with pytest.raises(SystemExit) as stopped:
+            main(["stream", *flags])
+        assert 2 == stopped.value.code
+        assert why in capsys.readouterr().err
+
+
+class TestReader:
+    def test_missing_compiler_is_told(self, monkeypatch, tmp_path, capsys):
+        """
+        Where the compiled reader is asked for and nothing can compile it, one line says so.
+        """
+        monkeypatch.setenv("CC", "no-such-compiler")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(stream, "FixedStepExecutor", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(
+            stream, "StreamService", lambda *_, **__: contextlib.nullcontext(SERVICE)
+        )
+        assert 1 == main(["stream", "--reader=compiled", "--streams=1", "--json"])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "no C compiler 'no-such-compiler'" in line
+
+
+@pytest.mark.slow
+class TestUsage:
+    def test_table_has_a_column_per_number(self, capsys):
+        """
+        Without --json a table is printed, one row per point.
+        """
+        assert main(["stream", "--seconds=1", "--step-ms=2", "--streams=2"]) == 0
+        title, headings, row = capsys.readouterr().out.splitlines()
+        assert "token per stream" in title
+        assert "tokens/s" in headings
+        assert len(stream._HEADINGS) == len(row.split())
