@@ -11,6 +11,7 @@ from tandem.printing_commands import run_printing
 from tandem.process_start import refuse
 
 COMMANDS = {
+    "serve": "tandem_bench.load.command",
     "scheduler": "tandem_bench.scheduler.command",
     "link": "tandem_bench.link.command",
     "stream": "tandem_bench.stream.command",

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.clients.python.fake_server import fake_server
+
 NEVER_S = 3600.0
 
 
@@ -10,3 +12,10 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of a benchmark may take as long to start and to get somewhere as a test may last."""
     for limit in ("link.processes.START_DEADLINE_S", "stream.command._LIMIT_S"):
         monkeypatch.setattr(f"tandem_bench.{limit}", NEVER_S)
+
+
+@pytest.fixture
+def server():
+    """A fake server that answers well unless told otherwise."""
+    with fake_server() as running:
+        yield running

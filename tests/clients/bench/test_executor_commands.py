@@ -15,7 +15,7 @@ from tandem_bench.__main__ import main as bench_main
 from tandem_bench.kernels import command as kernels
 from tandem_bench.kernels.sampling_cases import KINDS
 from tandem_bench.model import decode_steps, roofline
-from tandem_client.cli import bench_executor
+from tandem_client.cli import bench
 from tandem_client.cli.app import app
 
 ON_CPU = [
@@ -246,10 +246,10 @@ class TestCommandLine:
         `tandem bench kernels`, `model` and `roofline` pass on all their flags, as the benchmark takes them.
         """
         asked = []
-        monkeypatch.setattr(bench_executor, "run_bench", lambda *given: asked.append(given))
+        monkeypatch.setattr(bench, "run_bench", asked.append)
         result = CliRunner().invoke(app, ["bench", name, *FLAGS[name], *ON_CPU, "--json"])
         assert 0 == result.exit_code, result.output
-        ((flags,),) = asked
+        (flags,) = asked
         monkeypatch.setattr(sys, "argv", ["bench", *flags])
         assert 0 == bench_main()
         (row,) = [

@@ -72,7 +72,6 @@ class TestEveryEntrance:
         [
             "generate hi --address",
             "chat --address",
-            "bench serve --address",
             "doctor --address",
             "doctor --admin-address",
             "top --once --admin-address",

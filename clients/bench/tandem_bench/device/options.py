@@ -18,10 +18,10 @@ from executor_svc.device.choice import (
     resolve_dtype,
 )
 from executor_svc.device.threads import use_threads
-from tandem.command_line import BenchParser, at_most, print_line, time_above_zero
 from tandem.engine_config import MAX_THREADS
 from tandem.errors import InvalidConfig
 from tandem.telemetry import configure_logging
+from tandem_bench.command_line import BenchParser, at_most, print_line, time_above_zero
 
 _LARGEST_BLOCK = 1024
 """Tokens: rows hold whole blocks, so that larger ones fill memory with what nobody reads."""
@@ -53,9 +53,9 @@ class Where:
         return f"{name}, {dtype_name(self.dtype)}, torch {torch.__version__}"
 
 
-def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+def parser(name: str, description: str | None) -> BenchParser:
     """A parser with the flags that all have."""
-    made = BenchParser(prog=f"python -m tandem_bench {name}", description=description)
+    made = BenchParser(name, description)
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument(
         "--dtype",
@@ -79,7 +79,7 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def add_block_size(parser: argparse.ArgumentParser) -> None:
+def add_block_size(parser: BenchParser) -> None:
     """The flag of those that have a KV cache."""
     parser.add_argument(
         "--block-size", type=at_most(_LARGEST_BLOCK), default=16, help="tokens per KV block"

@@ -1,5 +1,5 @@
 """
-`python -m tandem_bench kernels`: each operation at shapes that models have, its time, its
+`tandem bench kernels`: each operation at shapes that models have, its time, its
 rate and its percentage of the ceiling that bounds it, which is measured in the same run.
 
 On a GPU work is replayed from a captured graph on buffers that no cache still holds.
@@ -7,7 +7,6 @@ On a GPU work is replayed from a captured graph on buffers that no cache still h
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 from executor_svc.device.out_of_memory import is_out_of_memory
 from executor_svc.model.config import ModelConfig
 from kernels.paged_attention import AttentionShape
-from tandem.command_line import print_line, time_above_zero
+from tandem_bench.command_line import BenchParser, print_line, time_above_zero
 from tandem_bench.device.case import Case, measure
 from tandem_bench.device.ceilings import ceiling_rows, measure_ceilings
 from tandem_bench.device.json_rows import JsonRows
@@ -254,10 +253,10 @@ class _Run:
             self._table.row(names + numbers)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> BenchParser:
     made = parser("kernels", __doc__)
-    made.add_argument("--operation", nargs="+", help=f"only these of {', '.join(OPERATIONS)}")
-    made.add_argument("--model", nargs="+", help=f"sizes to take: {', '.join(SHAPES)}")
+    made.add_list("--operation", help=f"only these of {', '.join(OPERATIONS)}")
+    made.add_list("--model", help=f"sizes to take: {', '.join(SHAPES)}")
     add_block_size(made)
     made.add_argument("--no-peers", action="store_true", help="only ours")
     made.add_argument("--seconds", type=time_above_zero, help="for each measurement, about")

@@ -1,5 +1,5 @@
 """
-`python -m tandem_bench link [flags]`: how long an executor waits for its scheduler.
+`tandem bench link [flags]`: how long an executor waits for its scheduler.
 
 The executor has no model: its steps take a fixed time, as a device's would, and it keeps account of
 the time in which the device is idle although requests run. The scheduler is a core process with its
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scheduler_svc.frontend.request.validation import MAX_CHOICES
-from tandem.command_line import (
+from tandem_bench.command_line import (
     BenchParser,
     at_least_one,
     count,
@@ -256,16 +256,20 @@ def _points(
             yield point
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchParser(prog="python -m tandem_bench link", description=__doc__)
-    parser.add_argument("--step-ms", type=time_above_zero, nargs="+", help="what a step takes")
-    parser.add_argument("--rows", type=at_least_one, nargs="+", help="requests that decode")
-    parser.add_argument(
-        "--window", type=at_least_one, nargs="+", help="steps in flight; above 2: running ahead"
+def _parser() -> BenchParser:
+    parser = BenchParser("link", __doc__)
+    parser.add_list("--step-ms", type=time_above_zero, help="what a step takes")
+    parser.add_list("--rows", type=at_least_one, help="requests that decode")
+    parser.add_list(
+        "--window",
+        type=at_least_one,
+        help="steps in flight; above 2: running ahead",
     )
-    parser.add_argument("--transport", choices=TRANSPORTS, nargs="+")
-    parser.add_argument(
-        "--clients", type=count, nargs="+", help="streams that are read; 0 for no frontend"
+    parser.add_list("--transport", choices=TRANSPORTS)
+    parser.add_list(
+        "--clients",
+        type=count,
+        help="streams that are read; 0 for no frontend",
     )
     parser.add_argument("--full", action="store_true", help="all combinations, some minutes")
     parser.add_argument(

@@ -1,5 +1,5 @@
 """
-`python -m tandem_bench model`: decode steps of models of known sizes with random weights, as
+`tandem bench model`: decode steps of models of known sizes with random weights, as
 the executor's runner computes them, against the least time that they could take.
 
 The floor is that of `roofline`, with a bandwidth and a matrix rate measured in the same run.
@@ -7,15 +7,14 @@ The floor is that of `roofline`, with a bandwidth and a matrix rate measured in 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from executor_svc.device.out_of_memory import is_out_of_memory
 from executor_svc.step.graphs.cuda import CudaGraphs
-from tandem.command_line import at_least_one, print_line, time_above_zero
 from tandem.errors import OutOfMemory
+from tandem_bench.command_line import BenchParser, at_least_one, print_line, time_above_zero
 from tandem_bench.device.case import significant
 from tandem_bench.device.ceilings import measure_ceilings
 from tandem_bench.device.floors import step_floor
@@ -214,11 +213,11 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> BenchParser:
     made = parser("model", __doc__)
-    made.add_argument("--model", nargs="+", help=f"only these of {', '.join(SHAPES)}")
-    made.add_argument("--batch", type=at_least_one, nargs="+", help="rows of a step")
-    made.add_argument("--context", type=at_least_one, nargs="+", help="positions of each row")
+    made.add_list("--model", help=f"only these of {', '.join(SHAPES)}")
+    made.add_list("--batch", type=at_least_one, help="rows of a step")
+    made.add_list("--context", type=at_least_one, help="positions of each row")
     add_block_size(made)
     made.add_argument(
         "--batch-invariant", action="store_true", help="rows keep their bits in any batch; slower"

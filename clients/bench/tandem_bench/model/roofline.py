@@ -1,5 +1,5 @@
 """
-`python -m tandem_bench roofline`: the device's copy bandwidth and matrix rate, and the least
+`tandem bench roofline`: the device's copy bandwidth and matrix rate, and the least
 time that decode steps of known models could take with them.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.command_line import above_zero, at_least_one, print_line
+from tandem_bench.command_line import BenchParser, above_zero, at_least_one, print_line
 from tandem_bench.device.case import significant
 from tandem_bench.device.ceilings import measure_ceilings
 from tandem_bench.device.floors import Ceilings, step_floor
@@ -118,11 +118,11 @@ def _ceilings(given: argparse.Namespace, device: torch.device, dtype: torch.dtyp
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> BenchParser:
     made = parser("roofline", __doc__)
-    made.add_argument("--model", nargs="+", help=f"only these of {', '.join(SHAPES)}")
-    made.add_argument("--batch", type=at_least_one, nargs="+", help="rows of a step")
-    made.add_argument("--context", type=at_least_one, nargs="+", help="positions of each row")
+    made.add_list("--model", help=f"only these of {', '.join(SHAPES)}")
+    made.add_list("--batch", type=at_least_one, help="rows of a step")
+    made.add_list("--context", type=at_least_one, help="positions of each row")
     made.add_argument("--tb-per-s", type=above_zero, help="memory bandwidth, instead of measuring")
     made.add_argument("--tflop-per-s", type=above_zero, help="matrix rate, instead of measuring")
     return made

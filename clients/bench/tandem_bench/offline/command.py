@@ -1,5 +1,5 @@
 """
-`python -m tandem_bench offline [flags]`: tokens per second of whole engines on this
+`tandem bench offline [flags]`: tokens per second of whole engines on this
 machine's CPU, same weights, number type, threads and requests.
 
 Beside the embedded engine: transformers' continuous batching (`transformers`) and its `generate`
@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.command_line import BenchParser, at_least_one, at_most, print_line, print_row
 from tandem.engine_config import MAX_THREADS
 from tandem.errors import InvalidConfig, TandemError
 from tandem.printing_commands import EndedBySignal
+from tandem_bench.command_line import BenchParser, at_least_one, at_most, print_line, print_row
 from tandem_bench.device.sizes import MODEL_SIZES
 from tandem_bench.offline.checkpoints import random_model
 from tandem_bench.offline.engines import ENGINES, FLOOR
@@ -89,7 +89,7 @@ def _run(task: Task, engines: Sequence[str], num_rounds: int, rounds: Rounds) ->
     return _EXIT_FAILED if failed else 0
 
 
-def _engines(wanted: Sequence[str] | None, parser: argparse.ArgumentParser) -> list[str]:
+def _engines(wanted: Sequence[str] | None, parser: BenchParser) -> list[str]:
     """Those to run; whatever is not installed is an error if it was asked for, else it is said."""
     present = []
     for engine in ENGINES:
@@ -183,13 +183,12 @@ def _output_len(text: str) -> int:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchParser(prog="python -m tandem_bench offline", description=__doc__)
-    parser.add_argument("--engine", nargs="+", choices=ENGINES, help="which; default: all")
-    parser.add_argument(
+def _parser() -> BenchParser:
+    parser = BenchParser("offline", __doc__)
+    parser.add_list("--engine", choices=ENGINES, help="which; default: all")
+    parser.add_list(
         "--concurrency",
         type=at_least_one,
-        nargs="+",
         help="requests at once, one measurement each; default: 1, 8 and 32",
     )
     parser.add_argument("--full", action="store_true", help="1, 2, 4, 8, 16 and 32 requests")

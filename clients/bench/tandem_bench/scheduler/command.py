@@ -1,15 +1,14 @@
 """
-`python -m tandem_bench scheduler [flags]`: what a decode-only step and an admission cost the
+`tandem bench scheduler [flags]`: what a decode-only step and an admission cost the
 scheduler.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 
-from tandem.command_line import BenchParser, at_least_one, count, print_line, print_row
+from tandem_bench.command_line import BenchParser, at_least_one, count, print_line, print_row
 from tandem_bench.scheduler.admission import AdmissionCosts, measure_admission
 from tandem_bench.scheduler.decode_step import StepCosts, measure_decode_step
 
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_row(_HEADINGS, _HEADINGS)
     measured = []
     for num_running in running:
-        for num_waiting in chosen.waiting:
+        for num_waiting in chosen.waiting or DEFAULT_WAITING:
             costs = measure_decode_step(
                 num_running, num_waiting, num_turns=chosen.turns, window=chosen.window
             )
@@ -44,16 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchParser(prog="python -m tandem_bench scheduler", description=__doc__)
-    parser.add_argument(
-        "--running", type=at_least_one, nargs="+", help="requests that decode, one measurement each"
+def _parser() -> BenchParser:
+    parser = BenchParser("scheduler", __doc__)
+    parser.add_list(
+        "--running",
+        type=at_least_one,
+        help="requests that decode, one measurement each",
     )
-    parser.add_argument(
+    parser.add_list(
         "--waiting",
         type=count,
-        nargs="+",
-        default=DEFAULT_WAITING,
         help="requests that wait meanwhile, one measurement each",
     )
     parser.add_argument("--full", action="store_true", help="also 4096 running")

@@ -1,5 +1,5 @@
 """
-`python -m tandem_bench stream [flags]`: how many tokens reach how many clients.
+`tandem bench stream [flags]`: how many tokens reach how many clients.
 
 A whole scheduler service serves an executor without a model, whose steps take a fixed short time:
 every stream gets a token per step, and frontends merge what they cannot send at once. The reader is
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tandem.command_line import (
+from tandem_bench.command_line import (
     BenchParser,
     at_least_one,
     count,
@@ -330,11 +330,11 @@ def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
     return points, False
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = BenchParser(prog="python -m tandem_bench stream", description=__doc__)
-    parser.add_argument("--streams", type=at_least_one, nargs="+", help="clients that are served")
-    parser.add_argument("--frontends", type=at_least_one, nargs="+", help="processes that serve")
-    parser.add_argument("--stalled", type=count, nargs="+", help="clients that do not read")
+def _parser() -> BenchParser:
+    parser = BenchParser("stream", __doc__)
+    parser.add_list("--streams", type=at_least_one, help="clients that are served")
+    parser.add_list("--frontends", type=at_least_one, help="processes that serve")
+    parser.add_list("--stalled", type=count, help="clients that do not read")
     parser.add_argument("--full", action="store_true", help="more of them, some minutes")
     parser.add_argument(
         "--step-ms",

@@ -16,10 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from tandem_client.cli.exit_codes import EXIT_CODES_HELP
-from tandem_client.cli.help_texts import PlainHelp, hide_switch_types
-
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Context settings of a command that passes all arguments, --help too, to another program."""
+from tandem_client.cli.help_texts import PASS_ON, PlainHelp, hide_switch_types
 
 
 @dataclass(frozen=True, slots=True)

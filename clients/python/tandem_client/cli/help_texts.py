@@ -8,6 +8,9 @@ from typer.core import TyperCommand
 
 _OTHERS = "Options"
 
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Context settings of a command that passes all arguments, --help too, to another program."""
+
 
 class PlainHelp(TyperCommand):
     """A command with help in plain text, one section for each panel of options."""

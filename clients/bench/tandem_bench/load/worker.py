@@ -1,5 +1,5 @@
 """
-One load process: `python -m tandem_client.load.worker`.
+One load process: `python -m tandem_bench.load.worker`.
 
 The process reads one JSON line (a Task) from stdin, connects, warms up, prints "ready", waits for a
 line, sends its requests, and prints its outcomes as one JSON line.
@@ -20,8 +20,8 @@ import grpc
 from tandem.errors import TandemError
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.status import from_rpc_error
+from tandem_bench.load.workload import Workload
 from tandem_client.channel import ChannelOptions
-from tandem_client.load.workload import Workload
 from tandem_client.request import build_request
 
 WARM_UP_TOKENS = 8

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem_client.load.worker import Outcomes
+from tandem_bench.load.worker import Outcomes
 
 PERCENTILES = (50, 90, 99)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.command_line import (
+from tandem_bench.command_line import (
     BenchParser,
     above_zero,
     at_least_one,
@@ -37,7 +37,7 @@ class TestValues:
         """
         A value that is none, or absurd, ends with 2 and one line: the flag and what it takes.
         """
-        parser = BenchParser()
+        parser = BenchParser("link", None)
         parser.add_argument("--value", type=kind)
         with pytest.raises(SystemExit, match="2"):
             parser.parse_args([f"--value={text}"])

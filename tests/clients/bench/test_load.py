@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.errors import InvalidParameter, QueueFull
-from tandem_client.cli.app import app
-from tandem_client.load.report import percentiles, summarize
-from tandem_client.load.worker import Outcomes, Task
-from tandem_client.load.workload import Workload, read_prompts
+from tandem_bench.load.command import app
+from tandem_bench.load.report import percentiles, summarize
+from tandem_bench.load.worker import Outcomes, Task
+from tandem_bench.load.workload import Workload, read_prompts
 from tests.clients.python.fake_server import ANSWER, Act
 
 
@@ -132,6 +132,15 @@ class TestSummary:
 
 
 class TestBenchServe:
+    def test_address_that_is_a_url_is_a_usage_error(self):
+        """
+        An address that is no HOST:PORT ends with exit code 2 and one line that says so.
+        """
+        result = CliRunner().invoke(app, ["--address", "http://localhost:1"])
+
+        assert (2, 1) == (result.exit_code, result.stderr.count("\n"))
+        assert "give HOST:PORT, for example localhost:1, without http://" in result.stderr
+
     def test_json_has_exactly_the_agreed_keys(self, server):
         """
         --json prints one object with throughput, latencies, errors and requests, and nothing else.
@@ -139,8 +148,6 @@ class TestBenchServe:
         result = CliRunner().invoke(
             app,
             [
-                "bench",
-                "serve",
                 "--requests",
                 "6",
                 "--concurrency",
@@ -184,8 +191,6 @@ class TestBenchServe:
         result = CliRunner().invoke(
             app,
             [
-                "bench",
-                "serve",
                 "--requests",
                 "3",
                 "--concurrency",
@@ -210,7 +215,7 @@ class TestBenchServe:
         """
         server.play(Act(accept=False, error=QueueFull("full", retry_after_s=0.0)))
         result = CliRunner().invoke(
-            app, [*["bench", "serve", "--requests", "3", "--json"], "--address", server.address]
+            app, [*["--requests", "3", "--json"], "--address", server.address]
         )
 
         assert 1 == result.exit_code
@@ -224,7 +229,7 @@ class TestBenchServe:
         result = CliRunner().invoke(
             app,
             [
-                *["bench", "serve", "--requests", "2", "--warm-up", "0", "--max-time-s", "600"],
+                *["--requests", "2", "--warm-up", "0", "--max-time-s", "600"],
                 *["--address", server.address],
             ],
         )

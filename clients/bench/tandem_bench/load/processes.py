@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from tandem.errors import InternalError
-from tandem_client.load.worker import Outcomes, Task
+from tandem_bench.load.worker import Outcomes, Task
 
 KILL_AFTER_S = 5.0
 
@@ -38,7 +38,7 @@ def run_tasks(tasks: Sequence[Task]) -> list[Outcomes]:
 @contextlib.contextmanager
 def _process(errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tandem_client.load.worker"],
+        [sys.executable, "-m", "tandem_bench.load.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

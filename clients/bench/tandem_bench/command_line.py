@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 LONGEST_S = 3600.0
 LARGEST_COUNT = 1 << 20
@@ -14,10 +14,25 @@ _EXIT_USAGE = 2
 
 
 class BenchParser(argparse.ArgumentParser):
-    """
-    Parser that reports errors in one line, without usage: as a rule the flags were typed for
-    `tandem bench`.
-    """
+    """Parser that reports errors in one line, without usage."""
+
+    def __init__(self, name: str, description: str | None) -> None:
+        """
+        Name the program after the benchmark.
+
+        Args:
+            name: Name of the benchmark.
+            description: Text that `--help` prints as it is.
+        """
+        super().__init__(
+            prog=f"tandem bench {name}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def add_list(self, flag: str, **kind: Any) -> None:
+        """Add an option that takes several values, after one flag or each after its own."""
+        self.add_argument(flag, nargs="+", action="extend", **kind)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and end the process with exit code 2."""
