@@ -107,8 +107,8 @@ inline void join(const Sums& total, const Sums& more, int64_t rows, int64_t widt
     float* values = total.values + m * width;
     const float* added = more.values + m * width;
     for (int64_t at = 0; at < width; at += kLanes)
-      store(values + at, load(values + at) * mine + load(added + at) * theirs);
-    total.sum[m] = total.sum[m] * mine[0] + more.sum[m] * theirs[0];
+      store(values + at, fused(load(added + at), theirs, load(values + at) * mine));
+    total.sum[m] = fused(more.sum[m], theirs[0], total.sum[m] * mine[0]);
     total.most[m] = most;
   }
 }

@@ -144,7 +144,7 @@ inline void score_block(const float* query, int64_t query_stride, int head_dim,
     for (int v = 0; v < V; ++v) keys[v] = load(packed + d * kTile + v * kLanes);
     for (int q = 0; q < Q; ++q) {
       const Floats own = splat(query[q * query_stride + d]);
-      for (int v = 0; v < V; ++v) sums[q][v] += own * keys[v];
+      for (int v = 0; v < V; ++v) sums[q][v] = fused(own, keys[v], sums[q][v]);
     }
   }
   for (int q = 0; q < Q; ++q)
@@ -190,7 +190,7 @@ inline float weigh(float* scores, int first, int last, int from, int to, float* 
     weights += weight;
   }
   const float kept = exp_of(splat(*most - subtracted))[0];
-  *sum = *sum * kept + sum_of(weights);
+  *sum = fused(*sum, kept, sum_of(weights));
   *most = raised;
   return kept;
 }
@@ -208,7 +208,7 @@ inline void value_block(float* sums, int64_t sums_stride, const float* kept, con
     for (int v = 0; v < V; ++v) own[v] = load(value[j] + at + v * kLanes);
     for (int q = 0; q < Q; ++q) {
       const Floats weight = splat(weights[q * kTile + j]);
-      for (int v = 0; v < V; ++v) held[q][v] += weight * own[v];
+      for (int v = 0; v < V; ++v) held[q][v] = fused(weight, own[v], held[q][v]);
     }
   }
   for (int q = 0; q < Q; ++q)
@@ -230,7 +230,7 @@ void add_values(float* sums, int64_t sums_stride, const float* kept, const float
   for (int q = 0; q < Q; ++q) {  // the head's last lanes, fewer than a vector
     Floats held = load(sums + q * sums_stride + at) * splat(kept[q]);
     for (int j = from; j < to; ++j)
-      held += splat(weights[q * kTile + j]) * load_some(value[j] + at, head_dim - at);
+      held = fused(splat(weights[q * kTile + j]), load_some(value[j] + at, head_dim - at), held);
     store(sums + q * sums_stride + at, held);
   }
 }

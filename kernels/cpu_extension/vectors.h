@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#if defined(__F16C__) || defined(__AVX512F__)
+#if defined(__F16C__) || defined(__FMA__) || defined(__AVX512F__)
 #include <immintrin.h>
+#endif
+#if defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace tandem {
@@ -46,6 +49,29 @@ struct Float16 {
 };
 
 inline Floats splat(float value) { return value - Floats{}; }  // keeps the sign of zero
+
+// a * b + sum, rounded once where the processor can. A compiler that is left to choose may fuse
+// either product of x * y + z * w, or one that it finds in the loop before, here so and there so:
+// results that must have the same bits wherever they are computed say which one it is.
+inline Floats fused(Floats a, Floats b, Floats sum) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+  return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + sum;
+#endif
+}
+
+inline float fused(float a, float b, float sum) {
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
+  return __builtin_fmaf(a, b, sum);
+#else
+  return a * b + sum;
+#endif
+}
 
 template <class To, class From>
 inline To as(From from) {
