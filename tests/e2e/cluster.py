@@ -18,6 +18,7 @@ from tandem.errors import TandemError
 from tandem_client import NO_RETRY, AdminClient, Client, RequestSummary, Stats, is_serving
 from tests.e2e.step_gate import StepGate
 from tests.ports import free_port
+from tests.threads import NUM_THREADS
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,7 +169,7 @@ class Cluster:
     def start_executor(self, *, ready: bool = True) -> None:
         """Start an executor on the cluster's port; wait until requests are served, or not."""
         arguments = [f"--model={self._model}", f"--listen={self._executor_address}"]
-        options = ["--dtype=float32", "--num-threads=1", *self._limits]
+        options = ["--dtype=float32", f"--num-threads={NUM_THREADS}", *self._limits]
         self.executor = Process(
             "tests.e2e.gated_executor",
             [*arguments, *options],

@@ -10,12 +10,11 @@ import torch
 
 from tests.executor_svc.server.harness import DEADLINE_S, RunningServer, start_server
 from tests.model_zoo import FAMILIES
+from tests.threads import NUM_THREADS
 
 Start = Callable[..., RunningServer]
 
-torch.set_num_threads(
-    1
-)  # the tests' products are tiny; waking threads on a busy machine costs seconds
+torch.set_num_threads(NUM_THREADS)  # also where torch was imported before the variable was set
 
 
 @pytest.fixture(scope="session")

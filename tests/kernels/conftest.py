@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 
-# One unless a run asks for more (tests/conftest.py), also where torch was imported before.
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+from tests.threads import NUM_THREADS
+
+torch.set_num_threads(NUM_THREADS)  # also where torch was imported before the variable was set
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import pytest
 import torch
 
 from kernels import cpu_features
-from kernels.cpu_extension import build, library
 from kernels.paged_attention import (
     AttentionShape,
     PagedSequences,
@@ -22,6 +18,7 @@ from kernels.paged_attention import (
     reference,
 )
 from tests.kernels.attention_error import Attended, assert_errs_little, attended
+from tests.kernels.other_processors import OTHER_PROCESSORS, library_for
 from tests.kernels.test_paged_attention import shape
 
 pytestmark = pytest.mark.compiler
@@ -183,41 +180,17 @@ class TestValues:
         assert longest(torch.bfloat16) > 2**30
 
 
-@pytest.fixture
-def built_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Makes the library one of attention alone, for another processor than this machine's own."""
-
-    def build_for(processor: str) -> None:
-        sources = build._SOURCES
-        for source in (sources / "paged_attention.cpp", *sources.glob("*.h")):
-            shutil.copy(source, tmp_path)
-        monkeypatch.setattr(build, "_SOURCES", tmp_path)
-        flags = [flag for flag in build.FLAGS if not flag.startswith("-march")]
-        monkeypatch.setattr(build, "FLAGS", (*flags, f"-march={processor}"))
-        monkeypatch.setattr(library, "_loaded", [])
-        cpu_extension._library.cache_clear()
-
-    yield build_for
-    cpu_extension._library.cache_clear()
-
-
-OTHER_PROCESSORS = {"x86_64": ["x86-64", "x86-64-v3"]}.get(platform.machine(), [])
-"""Of this machine's kind: vectors of 4 and of 8 numbers; the machine's own may be any."""
-
-
 @pytest.mark.slow
 class TestOtherProcessors:
     @pytest.mark.parametrize("processor", OTHER_PROCESSORS)
-    def test_narrower_vectors_err_as_little(
-        self, processor: str, built_for: Callable[[str], None], all_in_cpp: None
-    ):
+    def test_narrower_vectors_err_as_little(self, processor: str, tmp_path: Path, all_in_cpp: None):
         """
-        Compiled for processors with vectors of 4 and of 8 numbers, every type and head size keeps the bound.
+        Compiled for processors with narrower vectors, every type and head size keeps the bound.
         """
-        built_for(processor)
-        for of in SHAPES.values():
-            for dtype in TYPES.values():
-                assert_scene_errs_little(Scene(ROWS, replace(of, dtype=dtype)))
+        with library_for(processor, cpu_extension, "paged_attention.cpp", tmp_path):
+            for of in SHAPES.values():
+                for dtype in TYPES.values():
+                    assert_scene_errs_little(Scene(ROWS, replace(of, dtype=dtype)))
 
 
 class TestBits:

@@ -13,6 +13,7 @@ from scheduler_svc.core.request.options import CoreOptions
 from tandem.engine_config import EngineConfig
 from tandem_embedded import CompletedRequest, InferenceEngine
 from tests.model_zoo import FAMILIES
+from tests.threads import NUM_THREADS
 from tests.truth.equality import Comparison
 from tests.truth.requests import GREEDY, NEIGHBOURS, OUTPUT_LEN, TARGETS, TruthRequest
 
@@ -36,7 +37,7 @@ def build_engine(model_dir: Path, block_size: int, *, chunked: bool) -> Inferenc
         config,
         model_dir,
         dtype="float32",
-        num_threads=1,
+        num_threads=NUM_THREADS,
         collect_margins=True,
         options=CoreOptions(prefix_caching=False),
     )

@@ -23,6 +23,7 @@ from tandem_embedded import CompletedRequest, InferenceEngine
 from tests.kernels.sampling.edit_oracle import RowEdits, edited_row
 from tests.kernels.sampling.rows import make_columns
 from tests.model_zoo import FAMILIES
+from tests.threads import NUM_THREADS
 from tests.truth.equality import Comparison, compared_length
 from tests.truth.requests import GREEDY, OUTPUT_LEN, PENALISED, PENALISED_NEIGHBOURS, TruthRequest
 from tests.truth.test_truth_sharing import ALONE, SHARING, Output, Served
@@ -54,7 +55,7 @@ def build_engine(model_dir: Path, *, window: int, num_blocks: int = 300, **optio
         ),
         model_dir,
         dtype="float32",
-        num_threads=1,
+        num_threads=NUM_THREADS,
         collect_margins=True,
         window=window,
         swap_space_gb=options.pop("swap_space_gb", 0.0),

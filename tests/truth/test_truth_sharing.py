@@ -19,6 +19,7 @@ from tandem.engine_config import EngineConfig
 from tandem.link.batch import Batch, StepResult
 from tandem_embedded.backend import Backend, load_backend
 from tests.model_zoo import FAMILIES
+from tests.threads import NUM_THREADS
 from tests.truth.equality import Comparison
 from tests.truth.requests import GREEDY, NEIGHBOURS, OUTPUT_LEN, SEEDED, TARGETS, TruthRequest
 
@@ -58,7 +59,12 @@ class Served:
             memory_threshold=1.0,
         )
         config, self.backend = load_backend(
-            config, model_dir, dtype="float32", device="cpu", num_threads=1, collect_margins=True
+            config,
+            model_dir,
+            dtype="float32",
+            device="cpu",
+            num_threads=NUM_THREADS,
+            collect_margins=True,
         )
         self.core = Scheduler(config, _geometry(config, self.backend), options)
         self.cached: list[int] = []

@@ -10,6 +10,7 @@ from executor_svc.memory.host_blocks import HostBlocks
 from tandem.engine_config import EngineConfig
 from tandem_embedded import CoreOptions, GenerationParams, InferenceEngine, PreemptionMode
 from tests.model_zoo import llama_gqa_llama3_rope
+from tests.threads import NUM_THREADS
 from tests.truth.equality import Comparison
 
 PROMPTS = [f"The quick brown fox {number} jumps over" for number in range(4)]
@@ -51,7 +52,7 @@ def serve(model_dir, *, num_blocks: int, swap_space_gb: float = 0.0, window: int
         ),
         model_dir,
         dtype="float32",
-        num_threads=1,
+        num_threads=NUM_THREADS,
         collect_margins=True,
         window=window,
         swap_space_gb=swap_space_gb,

@@ -28,6 +28,7 @@ from tandem.link.wire import decode_response, encode_attach
 from tandem.status import from_rpc_error
 from tests import waiting
 from tests.executor_svc.stepping import Row, admission, batch
+from tests.threads import NUM_THREADS
 
 DEADLINE_S = 120.0
 """Long enough to compile the C++ kernels on a busy machine that has not yet."""
@@ -118,7 +119,7 @@ def start_server(
             "--dtype",
             "float32",
             "--num-threads",
-            "1",
+            str(NUM_THREADS),
             "--listen",
             "127.0.0.1:0",
             *flags,

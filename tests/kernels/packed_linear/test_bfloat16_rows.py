@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from kernels import packed_linear as package
-from kernels.cpu_extension import build, library
-from kernels.cpu_features import cpu_has_any
 from kernels.dispatch import configure
 from kernels.packed_linear import PackedWeight, cpu_extension, packed_linear
+from tests.kernels.other_processors import OTHER_PROCESSORS, library_for
 
 pytestmark = pytest.mark.compiler
 
@@ -175,44 +172,20 @@ class TestWeights:
         assert torch.equal(weight[index], found)
 
 
-OTHER_PROCESSORS = {
-    "x86_64": ["x86-64", "x86-64-v3", *(["x86-64-v4"] if cpu_has_any("avx512f") else [])]
-}.get(platform.machine(), [])
-"""Of this machine's kind, none of which multiplies pairs: rows are widened there."""
-
-
-@pytest.fixture
-def built_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Makes the library one of these products alone, for another processor than this machine's."""
-
-    def build_for(processor: str) -> None:
-        sources = build._SOURCES
-        for source in (sources / "linear.cpp", *sources.glob("*.h")):
-            shutil.copy(source, tmp_path)
-        monkeypatch.setattr(build, "_SOURCES", tmp_path)
-        flags = [flag for flag in build.FLAGS if not flag.startswith("-march")]
-        monkeypatch.setattr(build, "FLAGS", (*flags, f"-march={processor}"))
-        monkeypatch.setattr(library, "_loaded", [])
-        cpu_extension._library.cache_clear()
-
-    yield build_for
-    cpu_extension._library.cache_clear()
-
-
 class TestOtherProcessors:
     @pytest.mark.slow
     @pytest.mark.parametrize("processor", OTHER_PROCESSORS)
-    def test_rows_are_widened_where_pairs_are_not_multiplied(
-        self, processor: str, built_for: Callable[[str], None]
-    ):
+    def test_rows_are_widened_where_pairs_are_not_multiplied(self, processor: str, tmp_path: Path):
         """
         Compiled for other processors, sums have the bits of float32 rows with the same numbers, and
         are rounded once.
         """
-        built_for(processor)
-        for rows, width, columns in (*SHAPES, BLOCK_OF_ROWS, ODD_WIDTH):
-            x, weight = numbers(rows, width), PackedWeight.of(numbers(columns, width, seed=1))
-            bias, residual = numbers(columns, seed=2), numbers(rows, columns, seed=3)
-            in_float32 = packed_linear(x.float(), weight, bias.float(), residual=residual.float())
-            found = packed_linear(x, weight, bias, residual=residual)
-            assert torch.equal(in_float32.bfloat16(), found)
+        with library_for(processor, cpu_extension, "linear.cpp", tmp_path):
+            for rows, width, columns in (*SHAPES, BLOCK_OF_ROWS, ODD_WIDTH):
+                x, weight = numbers(rows, width), PackedWeight.of(numbers(columns, width, seed=1))
+                bias, residual = numbers(columns, seed=2), numbers(rows, columns, seed=3)
+                in_float32 = packed_linear(
+                    x.float(), weight, bias.float(), residual=residual.float()
+                )
+                found = packed_linear(x, weight, bias, residual=residual)
+                assert torch.equal(in_float32.bfloat16(), found)

@@ -1,0 +1,8 @@
+"""How many threads an operation of PyTorch gets in the tests and in what they start."""
+
+from __future__ import annotations
+
+import os
+
+NUM_THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+"""One unless a run asks for more (tests.processors): products are tiny, and cores are few."""
