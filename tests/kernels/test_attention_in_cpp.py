@@ -44,12 +44,14 @@ SHAPES = {
     "gqa3-D64-b16": shape(9, 3, 64, 16),
     "gqa2-D64-b5": shape(10, 5, 64, 5),  # more heads than one item of a lone query takes
     "gqa4-D80-b7": shape(4, 1, 80, 7),
+    "mha-D80-b1": shape(2, 2, 80, 1),
     "gqa3-D96-b1": shape(6, 2, 96, 1),
     "gqa8-D128-b256": shape(8, 1, 128, 256),
     "gqa2-D256-b64": shape(4, 2, 256, 64),
     "gqa5-D20-b3": shape(5, 1, 20, 3),
     "mqa40-D16-b32": shape(40, 1, 16, 32),
 }
+CHUNKED = {name: SHAPES[name] for name in ("gqa3-D64-b16", "mha-D80-b1", "mqa40-D16-b32")}
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -132,6 +134,24 @@ def assert_scene_errs_little(scene: Scene, weight_dtype: torch.dtype = torch.flo
         assert_errs_little(scene.attended(window, weight_dtype), scene.attend(window))
 
 
+def assert_chunks_do_not_matter(of: AttentionShape) -> None:
+    """Attend to a prompt at once and, as other rows of a batch, in chunks of 1 and of 37 queries."""
+    length = 530
+    scene = Scene([(length, length)], of)
+    for window in (None, 100):
+        at_once = scene.attend(window)
+        for chunk in (1, 37):
+            first = np.arange(0, length, chunk)
+            seq_len = np.minimum(first + chunk, length)
+            chunks = PagedSequences(
+                query_len=(seq_len - first).astype(np.int32),
+                seq_len=seq_len.astype(np.int32),
+                block_table=np.repeat(scene.sequences.block_table, len(first), axis=0),
+            )
+            plan = cpu_extension.plan(chunks, of, window)
+            assert torch.equal(at_once, paged_attention(scene.query, scene.cache, plan, SCALE))
+
+
 class TestValues:
     @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
     @pytest.mark.parametrize("of", SHAPES.values(), ids=SHAPES)
@@ -192,6 +212,18 @@ class TestOtherProcessors:
                 for dtype in TYPES.values():
                     assert_scene_errs_little(Scene(ROWS, replace(of, dtype=dtype)))
 
+    @pytest.mark.parametrize("processor", OTHER_PROCESSORS)
+    def test_narrower_vectors_keep_bits_in_any_chunk(
+        self, processor: str, tmp_path: Path, all_in_cpp: None
+    ):
+        """
+        Compiled for processors with narrower vectors, chunks of a prompt do not matter either.
+        """
+        with library_for(processor, cpu_extension, "paged_attention.cpp", tmp_path):
+            for of in CHUNKED.values():
+                for dtype in TYPES.values():
+                    assert_chunks_do_not_matter(replace(of, dtype=dtype))
+
 
 class TestBits:
     """Everything here is exact equality."""
@@ -216,25 +248,13 @@ class TestBits:
                 found = paged_attention(scene.query[own], scene.cache, alone, SCALE)
                 assert torch.equal(together[own], found)
 
-    @pytest.mark.parametrize("of", [OF, SHAPES["mqa40-D16-b32"]], ids=["gqa3", "mqa40"])
-    def test_chunks_do_not_matter(self, of: AttentionShape, all_in_cpp: None):
+    @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+    @pytest.mark.parametrize("of", CHUNKED.values(), ids=CHUNKED)
+    def test_chunks_do_not_matter(self, of: AttentionShape, dtype: torch.dtype, all_in_cpp: None):
         """
         A prompt's queries get the same bits whether computed at once, in chunks or one by one.
         """
-        length = 530
-        scene = Scene([(length, length)], of)
-        for window in (None, 100):
-            at_once = scene.attend(window)
-            for chunk in (1, 37):
-                first = np.arange(0, length, chunk)
-                seq_len = np.minimum(first + chunk, length)
-                chunks = PagedSequences(
-                    query_len=(seq_len - first).astype(np.int32),
-                    seq_len=seq_len.astype(np.int32),
-                    block_table=np.repeat(scene.sequences.block_table, len(first), axis=0),
-                )
-                plan = cpu_extension.plan(chunks, of, window)
-                assert torch.equal(at_once, paged_attention(scene.query, scene.cache, plan, SCALE))
+        assert_chunks_do_not_matter(replace(of, dtype=dtype))
 
     def test_threads_and_blocks_do_not_matter(self):
         """
