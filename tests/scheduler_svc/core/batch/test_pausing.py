@@ -13,7 +13,7 @@ from tests.scheduler_svc.core.harness import Rig, queue_position, small_config
 
 
 def pausing(budget: int, **changes) -> CoreOptions:
-    """Pauses within a budget; admits whatever fits now."""
+    """Return options that pause within a budget and admit whatever fits now."""
     defaults = {"schedule_conservativeness": 0.0, "prefix_caching": False}
     return CoreOptions(
         victim_rule=VictimRule.PAUSED_BUDGET,
@@ -25,7 +25,10 @@ def pausing(budget: int, **changes) -> CoreOptions:
 def crowd(
     num_requests: int, budget: int, *, num_blocks: int, delay: int = 1, stagger: int = 0, **changes
 ) -> Rig:
-    """Requests that outgrow the pool together; each starts `stagger` steps after the one before."""
+    """
+    Return a rig with requests that outgrow the pool together, each started `stagger` steps after
+    the one before.
+    """
     config = small_config(
         max_num_blocks=num_blocks, max_model_len=40, max_batch_size=8, max_total_tokens=64
     )
@@ -38,7 +41,7 @@ def crowd(
 
 
 def paused(rig: Rig) -> list[int]:
-    """Handles of who is paused, first one first."""
+    """Return the handles of paused requests, the first paused one first."""
     return [int(rig.core._state.slots.handle[slot]) for slot in rig.core._state.paused]
 
 
@@ -55,7 +58,7 @@ class TestPausing:
     @pytest.mark.parametrize("budget", [0, 3, 7, 100])
     def test_a_pool_for_two_of_three_gives_all_their_tokens(self, budget, delay):
         """
-        Three growing requests, blocks for two: all end with the tokens of a large pool.
+        Three growing requests with blocks for two all end with the tokens of a large pool.
         """
         rig = crowd(3, budget, num_blocks=14, delay=delay)
         rig.run()
@@ -86,7 +89,7 @@ class TestPausing:
 
     def test_blocks_go_to_who_arrived_first(self):
         """
-        When two rows need a block and there is one, the one that arrived first gets it.
+        The request that arrived first gets the block when two rows need one and one is left.
         """
         rig = crowd(2, 100, num_blocks=7)
         step_until_paused(rig)
@@ -113,7 +116,7 @@ class TestPausing:
 
     def test_nobody_is_admitted_while_anyone_is_paused(self):
         """
-        Blocks that become free go to the paused before anyone who waits.
+        Blocks that become free go to paused requests before any waiting one.
         """
         rig = crowd(3, 100, num_blocks=10, stagger=1)
         step_until_paused(rig)
@@ -131,7 +134,7 @@ class TestPausing:
     @pytest.mark.parametrize("num_requests", [2, 3, 5])
     def test_somebody_always_runs(self, num_requests, budget):
         """
-        There is never a paused request without one that runs.
+        At least one request runs whenever any is paused.
         """
         rig = crowd(num_requests, budget, num_blocks=9)
         while rig.core.has_pending_work():
@@ -158,7 +161,7 @@ class TestPausing:
 
     def test_blocks_that_paused_requests_share_count_once(self):
         """
-        Two choices of one prompt, paused, hold its blocks once.
+        Blocks that paused choices of one prompt share count once against the budget.
         """
         rig = Rig(
             small_config(max_num_blocks=13, max_model_len=40, max_total_tokens=64),
@@ -179,7 +182,8 @@ class TestPausing:
 
     def test_who_was_paused_last_is_evicted_first(self):
         """
-        Beyond the budget the latest pause ends first; what it held is free in the same batch.
+        The request that was paused last is evicted first beyond the budget, and its blocks are free
+        in the same batch.
         """
         rig = crowd(6, 8, num_blocks=24, stagger=1)
         before: list[int] = []
@@ -197,7 +201,7 @@ class TestPausing:
 
     def test_an_evicted_request_waits_in_front(self):
         """
-        Who loses its blocks stands ahead of everyone who never ran.
+        An evicted request stands ahead of all requests that never ran.
         """
         rig = crowd(3, 0, num_blocks=10, stagger=1)
         late = rig.submit(prompt_len=30, max_tokens=4)
@@ -212,7 +216,8 @@ class TestPausing:
 class TestEndsWhilePaused:
     def test_a_paused_request_can_be_cancelled(self):
         """
-        Its slot and blocks are free in the next batch, and others go on with them.
+        A paused request that is cancelled frees its slot and blocks in the next batch, and others
+        go on with them.
         """
         rig = crowd(3, 100, num_blocks=10, stagger=1)
         step_until_paused(rig)
@@ -226,7 +231,7 @@ class TestEndsWhilePaused:
     @pytest.mark.parametrize("delay", [2, 4])
     def test_a_result_under_way_may_end_a_paused_request(self, delay):
         """
-        Tokens in flight when it was paused count, also one that ends it.
+        Tokens that were in flight when a request was paused count, also one that ends it.
         """
         rig = crowd(0, 100, num_blocks=7, delay=delay)
         rig.submit(prompt_len=8, max_tokens=20)
@@ -255,7 +260,7 @@ class TestEndsWhilePaused:
 
     def test_an_executor_that_dies_takes_the_paused_along(self):
         """
-        After a loss nobody is paused; all wait and finish.
+        An executor loss leaves no request paused; all wait and finish.
         """
         rig = crowd(3, 100, num_blocks=10, stagger=1)
         step_until_paused(rig)
@@ -276,7 +281,7 @@ class TestEvents:
 
     def test_each_step_that_leaves_a_request_paused_is_an_event(self):
         """
-        As many PAUSE events come as requests were left out of steps; none unless asked for.
+        A PAUSE event is recorded for each paused request in each step, and none unless asked for.
         """
         for asked in (True, False):
             rig = crowd(
@@ -295,7 +300,7 @@ class TestEvents:
 
     def test_a_step_of_prompts_alone_leaves_the_paused_out_too(self):
         """
-        Who is paused while others compute prompts stays paused for that step.
+        A request that is paused while others compute prompts stays paused for that step.
         """
         rig = Rig(
             small_config(max_num_blocks=7, max_model_len=24, max_batch_size=2, max_total_tokens=2),
@@ -328,8 +333,8 @@ class TestEvents:
 class TestWhoRanIsGone:
     def test_an_end_that_frees_no_block_leaves_nobody_stuck(self):
         """
-        When the last one that ran ends and its blocks are all shared with paused ones, one of these
-        is evicted so that the others go on.
+        A paused request is evicted when the last running one ends and all its blocks are shared
+        with paused ones, so that the others go on.
         """
         rig = Rig(
             small_config(max_num_blocks=5, max_model_len=20, max_total_tokens=64),
@@ -351,7 +356,8 @@ class TestWhoRanIsGone:
 
     def test_who_is_alone_and_lacks_a_block_fails_at_once(self):
         """
-        Blocks that are missing, which no request can cause, make a request fail and not wait.
+        A request that runs alone and lacks a block, which only a leak can cause, fails and does not
+        wait.
         """
         rig = Rig(
             small_config(max_num_blocks=16, max_total_tokens=64), options=pausing(4), checked=False

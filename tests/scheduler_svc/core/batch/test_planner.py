@@ -1,4 +1,4 @@
-"""What a batch holds: decodes first, then prompts in chunks, then who waits."""
+"""Contents of a batch: decodes first, then prompts in chunks, then waiting requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.scheduler_svc.core.harness import Rig, geometry_of, queue_position, s
 
 
 def rows(batch) -> list[tuple[int, int, int, int]]:
-    """(slot, tokens, start, flags) of each row."""
+    """Return (slot, tokens, start, flags) of each row."""
     columns = (batch.row_slot, batch.row_num_tokens, batch.row_start, batch.row_flags)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -20,7 +20,7 @@ def rows(batch) -> list[tuple[int, int, int, int]]:
 class TestDecodes:
     def test_all_decodes_run_and_prompts_fill_the_rest(self):
         """
-        With D decodes ready and budget to spare all D are in the batch, before any prompt.
+        All D ready decodes are in the batch, before any prompt, when the budget has room for them.
         """
         rig = Rig(small_config(max_total_tokens=16))
         rig.submit(prompt_len=4)
@@ -71,7 +71,7 @@ class TestDecodes:
 
     def test_with_less_budget_than_decodes_the_longest_unserved_run(self):
         """
-        With 5 decodes ready and budget 2 each gets its tokens in turn, and no prompt starts.
+        Five ready decodes get their tokens in turn under a budget of 2, and no prompt starts.
         """
         config = small_config(max_batch_size=6, max_total_tokens=6, max_num_blocks=64)
         rig = Rig(config)
@@ -90,7 +90,7 @@ class TestDecodes:
 
     def test_requests_over_max_batch_size_wait_and_none_starves(self):
         """
-        With 33 requests and max_batch_size 32 the last one runs when a place is free.
+        The last of 33 requests runs when a place is free under max_batch_size 32.
         """
         config = small_config(max_batch_size=32, max_total_tokens=256, max_num_blocks=512)
         rig = Rig(config)
@@ -111,8 +111,8 @@ class TestChunkedPrefill:
     @pytest.mark.parametrize("off_by", [-1, 0, 1, 2])
     def test_a_prompt_over_the_budget_is_split(self, chunks, off_by):
         """
-        A prompt near a multiple of the budget is computed in budget-sized chunks, the last of them
-        at least two tokens, same tokens.
+        A prompt near a multiple of the budget is computed in budget-sized chunks, the last one of
+        at least two tokens, and its output is the same.
         """
         prompt_len = 16 * chunks + off_by
         rig = Rig(small_config(max_total_tokens=16, max_num_blocks=64))
@@ -137,7 +137,7 @@ class TestChunkedPrefill:
 
     def test_started_prompts_go_before_new_ones(self):
         """
-        A started prompt gets the budget first; who waits gets what is left.
+        A started prompt gets the budget first; waiting requests get what is left.
         """
         rig = Rig(small_config(max_total_tokens=8))
         rig.submit(prompt_len=12)
@@ -160,7 +160,7 @@ class TestChunkedPrefill:
 class TestAdmission:
     def test_requests_start_in_arrival_order(self):
         """
-        First come, first served.
+        Requests start and end in the order of their arrival where one runs at a time.
         """
         rig = Rig(small_config(max_batch_size=1))
         for _ in range(4):
@@ -170,7 +170,7 @@ class TestAdmission:
 
     def test_a_head_that_does_not_fit_is_not_overtaken(self):
         """
-        When the next request has to wait for blocks, smaller ones behind it wait too.
+        Smaller requests wait too while the next request in the queue has to wait for blocks.
         """
         rig = Rig(small_config(max_num_blocks=12, max_total_tokens=64))
         rig.submit(prompt_len=24, max_tokens=4)
@@ -207,7 +207,7 @@ class TestAdmission:
 
     def test_an_ended_requests_slot_and_blocks_serve_in_the_same_batch(self):
         """
-        A batch releases first, so what it releases can be admitted to in it.
+        A batch releases first, so a request can be admitted in it to what it releases.
         """
         rig = Rig(small_config(max_batch_size=1, max_num_blocks=4))
         rig.submit(prompt_len=12, max_tokens=1)
@@ -230,7 +230,8 @@ class TestAdmission:
 
     def test_the_threshold_stops_prompts_until_use_falls(self):
         """
-        Over memory_threshold nobody is admitted, decodes go on, and admission resumes after.
+        No request is admitted at or over memory_threshold; decodes go on, and admission resumes
+        after.
         """
         rig = Rig(small_config(max_num_blocks=10, memory_threshold=0.5, max_total_tokens=64))
         rig.submit(prompt_len=19, max_tokens=6)
@@ -246,7 +247,7 @@ class TestAdmission:
 class TestIdle:
     def test_nothing_to_do_plans_nothing(self):
         """
-        Without work there is no batch.
+        A core without work plans no batch.
         """
         assert Rig().core.schedule(0.0) is None
 
@@ -264,7 +265,7 @@ class TestIdle:
 
     def test_while_all_is_under_way_nothing_is_planned(self):
         """
-        When every position of every request was sent, the core waits for results.
+        The core waits for results once every position of every request was sent.
         """
         rig = Rig(delay=4)
         rig.submit(prompt_len=2, max_tokens=2)
@@ -275,7 +276,7 @@ class TestIdle:
 
     def test_the_executor_may_have_more_slots_than_the_batch(self):
         """
-        With more slots than max_batch_size still no batch has more rows than that.
+        No batch has more rows than max_batch_size, even where the executor has more slots.
         """
         config = small_config()
         rig = Rig(config, geometry=geometry_of(config, num_slots=16))
@@ -306,8 +307,8 @@ class TestMessages:
         self, monkeypatch, most, num_admitted
     ):
         """
-        Requests whose prompts are cached cost a step few tokens and its message all of them: who
-        no longer fits into the message is first in the next step, and who never fits goes alone.
+        A step admits no more tokens than its message holds, cached ones included: a request that no
+        longer fits is first in the next step, and one that never fits goes alone.
         """
         options = CoreOptions(schedule_conservativeness=0.0)
         rig = Rig(small_config(max_total_tokens=64), options=options)

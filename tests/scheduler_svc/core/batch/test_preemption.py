@@ -1,4 +1,4 @@
-"""What happens when decodes need more blocks than there are."""
+"""Preemption when decodes need more blocks than there are."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tandem.errors import NeverFits
 from tests.scheduler_svc.core.harness import Rig, queue_position, small_config
 
 BOLD = CoreOptions(schedule_conservativeness=0.0)
-"""Admits whatever fits now, so that blocks run out."""
+"""Options that admit whatever fits now, so that blocks run out."""
 
 
 def tight(delay: int = 1) -> Rig:
-    """Two requests that together outgrow a pool either of them fits in."""
+    """Return a rig with two requests that together outgrow a pool either of them fits in."""
     rig = Rig(small_config(max_num_blocks=8, max_model_len=32), delay=delay, options=BOLD)
     rig.submit(prompt_len=8, max_tokens=20)
     rig.submit(prompt_len=8, max_tokens=20)
@@ -36,7 +36,7 @@ class TestPreemption:
     @pytest.mark.parametrize("delay", [1, 2, 4])
     def test_preempted_requests_produce_the_same_tokens(self, delay):
         """
-        With too few blocks for both, both still produce what they produce alone.
+        Two requests with too few blocks for both still produce what they produce alone.
         """
         rig = tight(delay)
         rig.run()
@@ -46,7 +46,7 @@ class TestPreemption:
 
     def test_freed_blocks_are_used_in_the_same_batch(self):
         """
-        The batch that preempts gives the victim's blocks to who needed one.
+        The batch that preempts gives the victim's blocks to the rows that need one.
         """
         rig = tight()
         batch = step_until_preempted(rig)
@@ -55,7 +55,7 @@ class TestPreemption:
 
     def test_nobody_is_admitted_in_a_batch_that_preempts(self):
         """
-        Blocks freed by force go to who runs, not to who waits.
+        Blocks freed by preemption go to running requests, not to waiting ones.
         """
         rig = tight()
         rig.submit(prompt_len=1, max_tokens=1)
@@ -65,7 +65,7 @@ class TestPreemption:
 
     def test_the_victim_waits_in_front(self):
         """
-        A preempted request stands ahead of everyone who never ran.
+        A preempted request stands ahead of all requests that never ran.
         """
         rig = tight()
         rig.step()
@@ -110,7 +110,8 @@ class TestPreemption:
 class TestDraining:
     def test_a_victim_with_results_under_way_drains_first(self):
         """
-        A preempted request is readmitted only after all its results were seen, tokens kept.
+        A preempted request is readmitted only after all its results were seen, and keeps their
+        tokens.
         """
         rig = tight(delay=4)
         step_until_preempted(rig)
@@ -143,7 +144,7 @@ class TestDraining:
 
     def test_nobody_overtakes_who_drains(self):
         """
-        While a preempted request drains nobody is admitted, since it stands first.
+        No request is admitted while a preempted one drains, since that one stands first.
         """
         rig = tight(delay=4)
         rig.submit(prompt_len=1, max_tokens=1)
@@ -172,7 +173,7 @@ class TestDraining:
 
 class TestVictims:
     def victim(self, generated: list[int], prompts: list[int]) -> int:
-        """The victim among rows with these outputs and prompts, in arrival order."""
+        """Return the victim among rows with these outputs and prompts, in arrival order."""
 
         class Columns:
             number = np.arange(len(prompts))
@@ -183,18 +184,19 @@ class TestVictims:
 
     def test_fewest_generated_goes_first(self):
         """
-        The request with the fewest outputs loses the least work.
+        The request with the fewest outputs is the victim, since it loses the least work.
         """
         assert 1 == self.victim([5, 2, 9], [4, 4, 4])
 
     def test_among_equals_the_longest_prompt_goes(self):
         """
-        With equal outputs the longest prompt frees the most.
+        The request with the longest prompt is the victim among equal outputs, since it frees the
+        most.
         """
         assert 2 == self.victim([2, 2, 2], [4, 3, 8])
 
     def test_among_full_equals_the_latest_goes(self):
         """
-        With all else equal who came last goes.
+        The request that arrived last is the victim when all else is equal.
         """
         assert 2 == self.victim([2, 2, 2], [4, 4, 4])

@@ -1,4 +1,4 @@
-"""How a step is divided between prompts and decodes, and among prompts."""
+"""Division of a step between prompts and decodes, and among prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFILL_FIRST = StepPriority.PREFILL_FIRST
 
 
 def make(budget: int = 32, *, delay: int = 1, batch_size: int = 8, **changes) -> Rig:
-    """Memory to spare, `budget` tokens per step."""
+    """Return a rig with memory to spare and `budget` tokens per step."""
     config = small_config(
         max_num_blocks=256, max_model_len=200, max_total_tokens=budget, max_batch_size=batch_size
     )
@@ -23,8 +23,8 @@ def make(budget: int = 32, *, delay: int = 1, batch_size: int = 8, **changes) ->
 
 def chunks_of(rig: Rig, handle: int, slot: int | None = None, since: int = 0) -> list[int]:
     """
-    Tokens per batch of a request's prompt, from batch `since` on, where it ran in one slot, by
-    default the one with its number.
+    Return the tokens per batch of a request's prompt, from batch `since` on, where it ran in one
+    slot, by default the one with its number.
     """
     prompt_len = len(rig.submitted[handle].prompt)
     chunks = []
@@ -37,7 +37,7 @@ def chunks_of(rig: Rig, handle: int, slot: int | None = None, since: int = 0) ->
 
 
 def start_decoding(rig: Rig, count: int, max_tokens: int = 150) -> list[int]:
-    """Requests that decode from now on."""
+    """Submit requests, step until each of them decodes, and return their handles."""
     handles = [rig.submit(prompt_len=2, max_tokens=max_tokens) for _ in range(count)]
     while any(not rig.outputs[handle] for handle in handles):
         rig.step()
@@ -50,7 +50,8 @@ class TestChunks:
     @pytest.mark.parametrize("count", [1, 2, 5])
     def test_prompts_around_multiples_of_the_chunk(self, count, off_by, delay):
         """
-        Chunks are full ones and a rest of at least two tokens; the tokens are those of one chunk.
+        Chunks are full but for a rest of at least two tokens; the outputs are those of an uncut
+        prompt.
         """
         rig = make(chunked_prefill_size=8, delay=delay)
         handle = rig.submit(prompt_len=8 * count + off_by, max_tokens=5)
@@ -65,7 +66,7 @@ class TestChunks:
     @pytest.mark.parametrize("off_by", [-1, 0, 1, 2])
     def test_with_a_cached_prefix_the_rest_is_chunked(self, off_by):
         """
-        What the prefix cache holds is no part of any chunk.
+        Tokens that the prefix cache holds are no part of any chunk.
         """
         rig = make(chunked_prefill_size=8, prefix_caching=True)
         shared = np.arange(20, dtype=np.int32)
@@ -98,7 +99,7 @@ class TestChunks:
 
     def test_only_the_last_chunk_samples(self):
         """
-        Until the prompt is computed to its end no token is drawn.
+        No token is sampled until the prompt is computed to its end.
         """
         rig = make(chunked_prefill_size=4)
         rig.submit(prompt_len=12, max_tokens=3)
@@ -115,7 +116,7 @@ class TestChunks:
 
     def test_a_prompt_of_one_token_is_computed(self):
         """
-        What is whole needs no second token.
+        A prompt of one token is computed in one chunk of one token.
         """
         rig = make()
         handle = rig.submit(prompt_len=1, max_tokens=2)
@@ -124,7 +125,7 @@ class TestChunks:
 
     def test_a_single_token_of_a_longer_prompt_waits(self):
         """
-        When another prompt leaves one token of a step, the next prompt starts a step later.
+        A prompt for which another one leaves a single token of a step starts a step later.
         """
         rig = make(budget=8)
         rig.submit(prompt_len=7)
@@ -151,7 +152,7 @@ class TestChunks:
     @pytest.mark.parametrize("prompt_len", range(1, 14))
     def test_tiny_steps_end(self, budget, prompt_len):
         """
-        With any budget every prompt is computed once, whole, and no chunk is empty.
+        Every prompt is computed once and to its end under any budget, and no chunk is empty.
         """
         rig = make(budget=budget, batch_size=2)
         handles = [rig.submit(prompt_len=prompt_len, max_tokens=3) for _ in range(3)]
@@ -165,7 +166,7 @@ class TestChunks:
 class TestDecodeFirst:
     def test_every_decode_has_its_token_in_every_batch(self):
         """
-        However many prompts wait, who decodes gets one token per step.
+        Each decoding request gets one token per step, however many prompts wait.
         """
         rig = make(budget=12)
         decoding = start_decoding(rig, 4)
@@ -180,8 +181,8 @@ class TestDecodeFirst:
     @pytest.mark.parametrize(("share", "most"), [(0.5, 16), (0.25, 8), (0.01, 1)])
     def test_prompts_get_no_more_than_their_share_beside_decodes(self, share, most):
         """
-        While others decode a step computes at most the share of max_total_tokens of prompts, and
-        at least one token.
+        A step computes at most the share of max_total_tokens of prompts while others decode, and at
+        least one token.
         """
         rig = make(max_prefill_share=share)
         start_decoding(rig, 2)
@@ -210,7 +211,7 @@ class TestPrefillFirst:
     @pytest.mark.parametrize("delay", [1, 4])
     def test_prompts_go_before_decodes(self, delay):
         """
-        While prompts are computed decodes get what these leave; tokens are the same.
+        Decodes get what prompts leave of a step while these are computed; tokens are the same.
         """
         rig = make(budget=16, step_priority=PREFILL_FIRST, delay=delay)
         decoding = start_decoding(rig, 2, max_tokens=30)
@@ -238,7 +239,7 @@ class TestPrefillFirst:
 
     def test_the_share_keeps_tokens_for_decodes(self):
         """
-        With a share under 1 decodes get the rest of every step.
+        Decodes get the rest of every step under a share below 1.
         """
         rig = make(budget=16, step_priority=PREFILL_FIRST, max_prefill_share=0.5)
         decoding = start_decoding(rig, 3)
@@ -251,7 +252,7 @@ class TestPrefillFirst:
     @pytest.mark.parametrize("delay", [1, 2])
     def test_blocks_that_run_out_wait_for_a_step_of_decodes(self, delay):
         """
-        With little memory everyone still ends with the tokens of unlimited memory.
+        Every request ends with the tokens of unlimited memory, though blocks run out.
         """
         config = small_config(max_num_blocks=16, max_batch_size=6, max_total_tokens=8)
         options = CoreOptions(
@@ -276,7 +277,8 @@ class TestLongPrompts:
 
     def test_a_short_prompt_is_not_stuck_behind_long_ones(self):
         """
-        With a threshold it starts at once, however many long prompts are ahead; without it waits.
+        A short prompt starts at once under a threshold, however many long ones are ahead, and waits
+        without one.
         """
         steps = []
         for threshold in (8, None):
@@ -294,7 +296,7 @@ class TestLongPrompts:
 
     def test_a_threshold_over_the_budget_leaves_half_of_the_step(self):
         """
-        However high the threshold, prompts over it leave shorter ones half of what there is.
+        Prompts over the threshold, however high it is, leave shorter ones half of what there is.
         """
         rig = make(budget=16, long_prefill_threshold=100)
         rig.submit(prompt_len=150, max_tokens=2)
@@ -304,7 +306,7 @@ class TestLongPrompts:
 
     def test_long_prompts_use_what_nobody_else_needs(self):
         """
-        Alone a long prompt gets whole steps.
+        A long prompt alone gets whole steps.
         """
         rig = make(budget=16, long_prefill_threshold=4)
         handle = rig.submit(prompt_len=50, max_tokens=2)
@@ -313,7 +315,7 @@ class TestLongPrompts:
 
     def test_a_last_token_of_the_step_goes_to_a_long_prompt_too(self):
         """
-        Where shorter prompts leave a single token, it is used.
+        A single token that shorter prompts leave of a step goes to a long prompt.
         """
         rig = make(budget=9, long_prefill_threshold=4)
         rig.submit(prompt_len=40, max_tokens=2)

@@ -1,4 +1,4 @@
-"""Priority preemption: who gives way to whom, how often, and that nobody takes turns at a slot."""
+"""Priority preemption: which request gives way, how often, and that no two take turns at a slot."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class TestGivingWay:
     @pytest.mark.parametrize("delay", [1, 2, 4])
     def test_a_better_priority_takes_the_slot(self, delay):
         """
-        With all slots taken a request of better priority gets the slot of a worse one as soon as
-        the results under way are back, and both produce what they would have alone.
+        A request of better priority gets the slot of a worse one when all are taken, as soon as the
+        results under way are back, and both produce what they would have alone.
         """
         rig = rig_of(delay=delay)
         worse = rig.submit(max_tokens=30, priority=1)
@@ -58,7 +58,7 @@ class TestGivingWay:
 
     def test_the_worst_goes_first_and_of_equals_the_latest(self):
         """
-        Of those that run the worst priority gives way, among equals whoever arrived last.
+        The running request of the worst priority gives way, among equals the one that arrived last.
         """
         rig = rig_of(num_rows=4)
         for priority in (1, 3, 3, 2):
@@ -73,7 +73,7 @@ class TestGivingWay:
 
     def test_it_is_off_by_default(self):
         """
-        Unless it is asked for, priority only orders the queue.
+        Priority only orders the queue unless priority preemption is asked for.
         """
         rig = Rig(small_config(max_batch_size=1))
         rig.submit(max_tokens=20, priority=9)
@@ -84,8 +84,8 @@ class TestGivingWay:
 
     def test_blocks_are_taken_too(self):
         """
-        Where slots are free but blocks are not, those of worse priority give way until a better one
-        fits.
+        Requests of worse priority give way where slots are free but blocks are not, until a better
+        one fits.
         """
         rig = rig_of(num_rows=4, max_num_blocks=12)
         for _ in range(3):
@@ -132,7 +132,7 @@ class TestGivingWay:
 class TestTakingTurns:
     def test_a_request_gives_way_once(self):
         """
-        Once it has its slot back a request keeps it, whoever comes.
+        A request that has its slot back after giving way keeps it, whatever arrives.
         """
         rig = rig_of()
         rig.submit(max_tokens=30, priority=1)
@@ -171,8 +171,8 @@ class TestTakingTurns:
     )
     def test_any_arrivals_end_with_their_tokens(self, arrivals, num_rows, delay, ageing_s):
         """
-        Whatever arrives, each request gives way at most once and ends with the tokens it would have
-        produced alone.
+        Each request gives way at most once, whatever arrives, and ends with the tokens it would
+        have produced alone.
         """
         rig = rig_of(num_rows, ageing_s, delay)
         for priority, max_tokens, num_steps in arrivals:

@@ -1,4 +1,4 @@
-"""Whose blocks are taken when there are not enough, how many, and what is said about it."""
+"""Retraction when blocks run out: the victims, their number, and what is logged about them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.scheduler_svc.core.harness import Rig, small_config
 
 
 def bold(rule: VictimRule = VictimRule.FEWEST_GENERATED, **changes) -> CoreOptions:
-    """Admits whatever fits now."""
+    """Return options that admit whatever fits now."""
     return CoreOptions(schedule_conservativeness=0.0, victim_rule=rule, **changes)
 
 
 def growing(num_requests: int, options: CoreOptions, *, num_blocks: int, delay: int = 1) -> Rig:
-    """Requests that all fit at first and outgrow the pool together."""
+    """Return a rig with requests that all fit at first and outgrow the pool together."""
     config = small_config(max_num_blocks=num_blocks, max_batch_size=8, max_total_tokens=64)
     rig = Rig(config, options=options, delay=delay)
     for _ in range(num_requests):
@@ -26,7 +26,7 @@ def growing(num_requests: int, options: CoreOptions, *, num_blocks: int, delay: 
 
 
 def step_until_retracted(rig: Rig):
-    """The batch that retracts, and how many it does."""
+    """Return the batch that retracts, and the number of its victims."""
     for _ in range(100):
         before = rig.core.stats().retractions
         batch = rig.step()
@@ -57,7 +57,8 @@ class TestVictims:
     )
     def test_the_rule_chooses_the_first_victim(self, rule, victim):
         """
-        Among rows that generated as much the longest prompt goes first, or who was admitted last.
+        The first victim among rows that generated as much has the longest prompt, or was admitted
+        last.
         """
         config = small_config(max_num_blocks=14, max_total_tokens=64)
         rig = Rig(config, options=bold(rule))
@@ -103,7 +104,7 @@ class TestVictims:
     @pytest.mark.parametrize("caching", [True, False])
     def test_tokens_are_those_of_unlimited_memory(self, rule, delay, caching):
         """
-        Whatever is retracted or paused, each request produces what it produces alone.
+        Each request produces what it produces alone, whatever is retracted or paused.
         """
         options = bold(rule, prefix_caching=caching, paused_budget_blocks=6)
         rig = growing(6, options, num_blocks=20, delay=delay)
@@ -116,7 +117,7 @@ class TestVictims:
 class TestHowMany:
     def test_retraction_goes_on_until_twenty_tokens_are_free_per_row(self):
         """
-        After a retraction there is room for 20 steps of those left, or only one is left.
+        A retraction leaves room for 20 steps of the remaining rows, or only one row.
         """
         rig = growing(6, bold(prefix_caching=False), num_blocks=24)
         _, count = step_until_retracted(rig)
@@ -143,7 +144,8 @@ class TestHowMany:
 
     def test_blocks_that_hold_more_than_twenty_tokens_must_still_do_for_all(self):
         """
-        With large blocks each row that grows gets one, though 20 tokens per row were free before.
+        Each row that grows gets a block where blocks are large, though 20 tokens per row were free
+        before.
         """
         config = small_config(
             block_size=32, max_num_blocks=5, max_model_len=128, max_total_tokens=256
@@ -158,7 +160,7 @@ class TestHowMany:
 
     def test_cached_blocks_go_before_anybody_is_retracted(self):
         """
-        While the prefix cache holds blocks nobody uses, nobody loses its slot.
+        No request loses its slot while the prefix cache holds blocks that no request uses.
         """
         rig = Rig(small_config(max_num_blocks=16, max_total_tokens=64), options=bold())
         rig.submit(prompt_len=24, max_tokens=2)
@@ -195,7 +197,7 @@ class TestWhatIsSaid:
 
     def test_no_shortage_is_no_line(self):
         """
-        With memory to spare nothing is said.
+        No line is logged while there is memory to spare.
         """
         rig = growing(3, bold(), num_blocks=64)
         rig.run()

@@ -1,4 +1,4 @@
-"""Preempted requests whose KV is kept in host memory."""
+"""Preempted requests with their KV kept in host memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def swapping(
     rule: VictimRule = VictimRule.FEWEST_GENERATED,
     block_size: int = 4,
 ) -> Rig:
-    """Requests that outgrow the pool together, with host memory to swap to."""
+    """Return a rig with requests that outgrow the pool together, with host memory to swap to."""
     config = small_config(
         block_size=block_size, max_num_blocks=num_blocks, max_batch_size=8, max_total_tokens=64
     )
@@ -57,7 +57,7 @@ class TestSwapping:
     )
     def test_tokens_are_those_of_unlimited_memory(self, rule, caching, num_host_blocks, delay):
         """
-        With host blocks for all victims or for some, everyone produces what it produces alone.
+        Each request produces what it produces alone, with host blocks for all victims or for some.
         """
         rig = swapping(
             5, num_host_blocks=num_host_blocks, delay=delay, caching=caching, rule=rule
@@ -81,7 +81,7 @@ class TestSwapping:
     @pytest.mark.parametrize("block_size", [1, 4, 7])
     def test_nothing_is_computed_twice(self, block_size):
         """
-        With host memory for every victim each position is computed once, whatever is preempted.
+        Each position is computed once, whatever is preempted, with host memory for every victim.
         """
         rig = swapping(4, num_blocks=64 // block_size, num_host_blocks=256, block_size=block_size)
         rig.run()
@@ -92,7 +92,7 @@ class TestSwapping:
 
     def test_blocks_go_out_in_the_batch_that_releases_their_slot(self):
         """
-        What the victim has computed is copied, in whole blocks, from the blocks it held.
+        The KV that the victim has computed is copied, in whole blocks, from the blocks it held.
         """
         rig = swapping(3)
         tables = {}
@@ -109,7 +109,7 @@ class TestSwapping:
 
     def test_a_victim_comes_back_with_its_positions_computed(self):
         """
-        It is admitted with its KV swapped in from the host blocks it was swapped out to, and
+        A victim is admitted with its KV swapped in from the host blocks it was swapped out to, and
         computes only the token that has none.
         """
         rig = swapping(2, num_blocks=14)
@@ -126,7 +126,7 @@ class TestSwapping:
 
     def test_a_prompt_half_computed_goes_on_where_it_was(self):
         """
-        A victim whose prompt was not finished computes only the rest of it.
+        A victim that had not finished its prompt computes only the rest of it.
         """
         rig = swapping(0)
         rig.submit(prompt_len=40, max_tokens=4)
@@ -160,7 +160,7 @@ class TestSwapping:
     def test_what_was_computed_before_a_flush_is_not_found_after_it(self, flushed, num_cached):
         """
         A request that is swapped out before or after a flush comes back with what it had computed,
-        and nobody else gets it.
+        and no other request gets that KV.
         """
         rig = swapping(2, num_blocks=14, caching=True)
         for _ in range(3):
@@ -235,7 +235,7 @@ class TestHostMemoryRunsOut:
 
     def test_blocks_out_and_in_are_counted(self):
         """
-        Without aborts every block that goes out comes back.
+        Every block that is swapped out comes back while no request is aborted.
         """
         rig = swapping(5)
         rig.run()
@@ -247,7 +247,7 @@ class TestHostMemoryRunsOut:
 class TestEnds:
     def test_cancelling_a_swapped_request_frees_its_host_blocks(self):
         """
-        Nobody keeps host memory for a request that is gone.
+        A cancelled request holds no host memory.
         """
         rig = swapping(3)
         step_until_swapped_out(rig)
@@ -259,7 +259,7 @@ class TestEnds:
 
     def test_cancelling_before_the_copy_was_planned_copies_nothing(self):
         """
-        Between losing its slot and the next plan a request may end; its blocks are not copied.
+        A request that ends between losing its slot and the next plan has no blocks copied.
         """
         rig = swapping(1)
         for _ in range(3):
@@ -272,7 +272,8 @@ class TestEnds:
 
     def test_a_lost_executor_takes_its_host_blocks_along(self):
         """
-        After a loss what was swapped out is computed again, and the host pool is empty.
+        KV that was swapped out is computed again after an executor loss, and all host blocks are
+        free.
         """
         rig = swapping(3)
         step_until_swapped_out(rig)

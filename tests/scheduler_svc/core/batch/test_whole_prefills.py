@@ -25,7 +25,7 @@ def rig_with(lengths, *, options: CoreOptions = WHOLE, config=CONFIG, max_tokens
 
 
 def cut_prompts(rig: Rig) -> int:
-    """Rows that compute a part of a prompt and do not reach its end."""
+    """Return the number of rows that compute a part of a prompt and do not reach its end."""
     return sum(int((batch.row_flags == 0).sum()) for batch in rig.batches)
 
 
@@ -34,8 +34,8 @@ class TestWholePrefills:
     @pytest.mark.parametrize("seed", range(4))
     def test_no_prompt_is_cut_and_all_finish(self, priority, seed):
         """
-        Prompts up to the longest that fits, decodes in between: each is computed in one step, and
-        every request has its tokens.
+        Each prompt, up to the longest that fits, is computed in one step with decodes in between,
+        and every request has its tokens.
         """
         source = random.Random(seed)
         lengths = [source.choice([1, 7, 20, 34]) for _ in range(20)]
@@ -72,7 +72,7 @@ class TestWholePrefills:
 
     def test_prompts_are_cut_once_memory_ran_out(self):
         """
-        Where the executor has no memory for a whole prompt its request finishes all the same.
+        A request finishes all the same where the executor has no memory for its whole prompt.
         """
         rig = rig_with([34, 34])
         rig.fits = lambda batch: batch.num_tokens <= 20
