@@ -1,4 +1,4 @@
-"""Steps that the executor has no memory for: they become smaller, and one request alone fails at last."""
+"""Steps that the executor has no memory for: they become smaller until a request alone fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDE = small_config(
 
 
 def rig_with(count: int, *, max_tokens: int = 30, delay: int = 1) -> Rig:
-    """A core with so many requests that all run at once."""
+    """Return a rig with `count` requests that all run at once."""
     rig = Rig(WIDE, options=BOLD, delay=delay, checked=False)
     for _ in range(count):
         rig.submit(prompt_len=6, max_tokens=max_tokens)
@@ -31,12 +31,12 @@ def rig_with(count: int, *, max_tokens: int = 30, delay: int = 1) -> Rig:
 
 
 def handles_in(rig: Rig, batch) -> set[int]:
-    """Whose rows a step has that is being sent."""
+    """Return the handles of the rows in a step that is being sent."""
     return set(rig.core._state.slots.handle[batch.row_slot].tolist())
 
 
 def assert_only_failed(rig: Rig, failed: set[int]) -> None:
-    """These fail for want of memory; all others have every token."""
+    """Check that these fail for want of memory and that all others have every token."""
     assert failed == set(rig.failed)
     assert all(isinstance(rig.failed[handle].error, OutOfMemory) for handle in failed)
     for handle in rig.submitted.keys() - failed:
@@ -68,7 +68,7 @@ class TestTooMuchTogether:
 
     def test_running_requests_are_as_many_as_fitted(self):
         """
-        After a failure of sixteen decodes eight run at a time, and the operator is told.
+        Eight decodes run at a time after a step of sixteen failed, and the operator is told.
         """
         rig = rig_with(16)
         rig.fits = lambda batch: len(batch.row_slot) < 16 or batch.num_tokens > 16
@@ -87,8 +87,9 @@ class TestTooMuchTogether:
 class TestTooMuchAlone:
     def test_a_request_that_outgrows_the_memory_fails_and_no_other_does(self):
         """
-        A request whose steps run out of memory whenever it has grown so far fails OUT_OF_MEMORY, after as
-        many failures as there are halvings down to it alone and a few more; all others finish.
+        A request that steps run out of memory with once it has grown so far fails as OUT_OF_MEMORY,
+        after as many failures as there are halvings down to it alone and a few more; all others
+        finish.
         """
         rig = rig_with(16)
         grows = rig.submit(prompt_len=6, max_tokens=200)
@@ -99,7 +100,7 @@ class TestTooMuchAlone:
 
     def test_getting_on_in_between_does_not_help_it(self):
         """
-        A request alone fails at its third failure, however many tokens it got on between them.
+        A request alone fails at its third failure, however many tokens it produced between them.
         """
         rig = rig_with(1, max_tokens=200)
         lengths = []
@@ -118,7 +119,7 @@ class TestTooMuchAlone:
 
     def test_error_says_what_to_do(self):
         """
-        Who sent it reads how long it was, and that operators can make room.
+        The error says how long the request was, and that operators can make room.
         """
         rig = rig_with(1, max_tokens=200)
         rig.fits = lambda batch: context_of(batch) <= 100
@@ -129,7 +130,7 @@ class TestTooMuchAlone:
 
     def test_others_run_together_again_once_it_is_gone(self):
         """
-        When the request has failed that did not fit, steps grow within some dozens of steps.
+        Steps grow within some dozens of steps once the request that did not fit has failed.
         """
         rig = rig_with(16, max_tokens=100)
         rig.fits = lambda batch: 0 not in handles_in(rig, batch)
@@ -144,7 +145,7 @@ class TestTooMuchAlone:
 
     def test_choice_that_ended_meanwhile_fails_nobody(self):
         """
-        A step whose only request has ended by the time it fails counts against nobody.
+        A failed step counts against no request when its only one has ended by then.
         """
         rig = rig_with(1, delay=2)
         rig.fits = lambda batch: not len(batch.row_slot)
@@ -157,7 +158,7 @@ class TestTooMuchAlone:
 class TestLargeSteps:
     def test_prompt_is_computed_in_as_many_steps_as_it_takes(self):
         """
-        A long prompt alone whose chunks are too large does not fail: they are halved until they fit.
+        A long prompt alone does not fail for too large chunks: they are halved until they fit.
         """
         config = small_config(max_num_blocks=512, max_total_tokens=1024, max_model_len=1000)
         rig = Rig(config, options=BOLD, checked=False)
@@ -169,7 +170,7 @@ class TestLargeSteps:
 
     def test_decodes_keep_their_share_of_smaller_steps(self):
         """
-        Where prompts go first they leave decodes the same share of a step, however small it is.
+        Prompts that go first leave decodes the same share of a step, however small it is.
         """
         options = replace(BOLD, step_priority=StepPriority.PREFILL_FIRST, max_prefill_share=0.5)
         rig = Rig(WIDE, options=options, checked=False)
@@ -184,7 +185,7 @@ class TestLargeSteps:
 
     def test_command_without_rows_leaves_steps_as_they_are(self):
         """
-        An executor without memory for what a suspension asks of it has not died, and steps stay as large.
+        An executor that runs out of memory in a suspension has not died, and steps stay as large.
         """
         rig = rig_with(2)
         rig.step()
@@ -200,7 +201,8 @@ class TestLargeSteps:
 class TestRoom:
     def test_prompts_halve_tokens_and_rows(self):
         """
-        A step with prompts is halved in both; one of decodes leaves the tokens of prompts alone.
+        A failed step with prompts halves rows and tokens; one of decodes leaves the tokens as they
+        are.
         """
         room = StepRoom()
         room.note_failure(6, 100, 0)
@@ -244,7 +246,7 @@ class TestRoom:
 
     def test_what_does_not_fit_is_tried_ever_more_rarely(self):
         """
-        In n steps, each as large as there is room for, about log2(n) run out of memory.
+        About log2(n) of n steps run out of memory when each is as large as there is room for.
         """
         room, num_failures, num_steps = StepRoom(), 0, 100_000
         for step in range(num_steps):

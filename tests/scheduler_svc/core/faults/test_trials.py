@@ -1,4 +1,4 @@
-"""Requests that executors die of: they fail and no other does, and everything else works meanwhile."""
+"""Requests that executors die of: they fail, no other does, and everything else works meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDE = small_config(max_num_blocks=128, max_batch_size=16, max_total_tokens=64)
 
 
 def rig_with(count: int, *, delay: int = 1, max_tokens: int = 24, **changes) -> Rig:
-    """A core with so many requests that all run at once."""
+    """Return a rig with `count` requests that all run at once."""
     rig = Rig(changes.pop("config", WIDE), delay=delay, options=changes.pop("options", BOLD))
     for _ in range(count):
         rig.submit(prompt_len=6, max_tokens=max_tokens, **changes)
@@ -25,7 +25,7 @@ def rig_with(count: int, *, delay: int = 1, max_tokens: int = 24, **changes) -> 
 
 
 def accused(count: int = 4, *, config=WIDE) -> Rig:
-    """A core in which the first requests were in two steps that died, and are suspects."""
+    """Return a rig of which the first requests were in two steps that died, and are suspects."""
     rig = rig_with(count, config=config)
     for _ in range(2):
         while len(rig.core._state.in_flight) == 0:
@@ -35,7 +35,7 @@ def accused(count: int = 4, *, config=WIDE) -> Rig:
 
 
 def check_only_failed(rig: Rig, failed: set[int]) -> None:
-    """These fail as poison, and all others have every token."""
+    """Check that these fail as poison and that all others have every token."""
     assert failed == set(rig.failed)
     assert all(isinstance(rig.failed[handle].error, PoisonRequest) for handle in failed)
     for handle in rig.submitted.keys() - failed:
@@ -48,8 +48,8 @@ class TestKillers:
     @pytest.mark.parametrize("position", [0, 5, 6, 14], ids=["start", "last", "first", "ninth"])
     def test_a_request_that_kills_fails_and_no_other_does(self, delay, position):
         """
-        Whether executors die of its prompt or of its n-th output token, and however many steps are
-        in flight, one request fails as poison and the others produce every token.
+        A request that executors die of, by its prompt or its n-th output token and with any number
+        of steps in flight, fails as poison, and the others produce every token.
         """
         rig = rig_with(10, delay=delay)
         rig.deaths.kills_at = {4: position}
@@ -73,8 +73,8 @@ class TestKillers:
     @pytest.mark.parametrize("run_ahead", [1, 8])
     def test_one_that_kills_in_a_step_not_known_is_found_too(self, position, run_ahead):
         """
-        Where the results before the step that died are lost with it, so that an older step is
-        blamed, steps go one at a time until all have got on, and the one that kills is found.
+        A request that kills is found also where an older step is blamed, since the results before
+        the one that died are lost with it: steps go one at a time until all have got on.
         """
         options = CoreOptions(window=4, run_ahead=run_ahead, schedule_conservativeness=0.0)
         rig = rig_with(6, options=options)
@@ -88,7 +88,7 @@ class TestKillers:
 
     def test_a_choice_that_kills_fails_alone(self):
         """
-        Of the choices of one request only the one that kills fails.
+        Only the choice that kills fails, and not the other choices of its request.
         """
         rig = rig_with(2)
         first = rig.submit(prompt_len=9, max_tokens=20, num_choices=3)
@@ -99,7 +99,7 @@ class TestKillers:
     @pytest.mark.parametrize("mode", PreemptionMode)
     def test_memory_may_be_short_meanwhile(self, mode):
         """
-        Trials and preemption for want of blocks go together.
+        Trials work while requests are preempted for want of blocks.
         """
         config = small_config(max_num_blocks=12)
         options = CoreOptions(schedule_conservativeness=0.0, preemption_mode=mode)
@@ -113,7 +113,7 @@ class TestKillers:
 
     def test_one_slot_is_enough(self):
         """
-        Where only one request runs at a time every death is one alone, and still no other fails.
+        No other request fails where one runs at a time, so that every death is one alone.
         """
         rig = rig_with(5, config=small_config(max_batch_size=1))
         rig.deaths.kills_at = {1: 8, 3: 2}
@@ -140,7 +140,7 @@ class TestKillers:
 class TestBlame:
     def test_only_the_step_that_was_running_is_blamed(self):
         """
-        Of steps in flight only the one that was running counts, neither those before nor after.
+        Only the step that was running is blamed, not those in flight before or after it.
         """
         rig = Rig(WIDE, options=BOLD)
         for _ in range(3):
@@ -156,8 +156,8 @@ class TestBlame:
     )
     def test_what_was_in_flight_is_to_be_passed(self, died_in, cleared_at):
         """
-        Eight tokens clear, of which a prompt counts as one, but never fewer than were in flight up
-        to the step that died.
+        A request is trusted again after eight tokens, of which a prompt counts as one, but never
+        after fewer than were in flight up to the step that died.
         """
         rig = rig_with(1)
         for _ in range(10):
@@ -170,7 +170,7 @@ class TestBlame:
     @pytest.mark.parametrize("num_steps", [1, 5])
     def test_a_decode_has_to_get_eight_tokens_further(self, num_steps):
         """
-        Who decodes is trusted when eight tokens past those computed at the death are.
+        A request that decodes is trusted again eight tokens past those computed at the death.
         """
         rig = rig_with(1)
         for _ in range(num_steps):
@@ -184,7 +184,7 @@ class TestBlame:
     @pytest.mark.parametrize("died_in", [None, 3, 99])
     def test_no_step_no_blame(self, died_in):
         """
-        A loss without a step that was running, or with one that is not known, blames nobody.
+        A loss without a step that was running, or with one that is not known, blames no request.
         """
         rig = rig_with(3)
         for _ in range(3):
@@ -196,7 +196,7 @@ class TestBlame:
 
     def test_who_drains_is_blamed_and_who_ended_is_not(self):
         """
-        A row whose request was preempted meanwhile counts against it, one that ended nobody.
+        A row counts against a request that was preempted meanwhile, and against none that ended.
         """
         rig = rig_with(3)
         rig.step()
@@ -210,7 +210,7 @@ class TestBlame:
 
     def test_who_shared_the_step_with_one_that_ended_did_not_die_alone(self):
         """
-        The other may be what the executor died of: two such deaths make no poison.
+        A request that shared both its deaths with one that ended is no poison: the other may be.
         """
         rig = rig_with(2)
         for other in ("r0", "r2"):
@@ -225,7 +225,7 @@ class TestBlame:
 
     def test_a_suspension_in_flight_blames_nobody(self):
         """
-        An executor that dies on a command says nothing of any request.
+        An executor that dies on a command blames no request.
         """
         rig = rig_with(2)
         rig.step()
@@ -239,7 +239,7 @@ class TestBlame:
 
     def test_progress_clears(self):
         """
-        After eight tokens more than at the death a second one is a first one again.
+        A request with eight tokens more than at a death has no mark, and dies a first time again.
         """
         rig = rig_with(2)
         rig.plan()
@@ -258,7 +258,7 @@ class TestBlame:
 class TestCaution:
     def test_one_step_at_a_time_until_all_have_got_on(self):
         """
-        After a death the depth is one until nobody has a mark.
+        One step at a time is in flight after a death until no request has a mark.
         """
         rig = rig_with(2)
         rig.plan()
@@ -273,7 +273,8 @@ class TestCaution:
 
     def test_who_waits_long_with_a_mark_slows_nobody_down(self):
         """
-        A mark of somebody who is not computed keeps others at one step for 64 results only.
+        A mark that is not cleared for long keeps requests at one step in flight for 64 results
+        only.
         """
         rig = rig_with(2, config=small_config(max_batch_size=2, max_model_len=120), max_tokens=100)
         rig.plan()
@@ -290,8 +291,7 @@ class TestCaution:
 class TestTrial:
     def test_only_the_tried_run_and_one_step_at_a_time(self):
         """
-        While there are suspects half of them run and no step is planned before the result of the
-        last.
+        Only half of the suspects run while there are any, with one step at a time in flight.
         """
         rig = accused(4)
         rig.submit(prompt_len=6)
@@ -305,7 +305,8 @@ class TestTrial:
 
     def test_the_other_half_has_its_turn_and_then_all_run(self):
         """
-        Who passed a trial makes way for the next one, and when all have passed all run again.
+        A request that passed a trial makes way for the next trial, and all run again when all have
+        passed.
         """
         rig = accused(4)
         seen = []
@@ -322,7 +323,7 @@ class TestTrial:
 
     def test_a_lost_connection_does_not_end_it(self):
         """
-        A loss that blames nobody leaves the trial to those who were tried.
+        A loss that blames no request leaves the same requests in the trial.
         """
         rig = accused(4)
         rig.plan()
@@ -345,7 +346,7 @@ class TestTrial:
     @pytest.mark.parametrize("handle", [0, 3], ids=["tried", "waiting"])
     def test_an_abort_works_in_it(self, handle):
         """
-        Who is tried and who waits for a trial can be ended, and is no suspect any more.
+        A suspect that is tried or waits for a trial can be ended, and is no suspect any more.
         """
         rig = accused(4)
         rig.plan()
@@ -357,7 +358,7 @@ class TestTrial:
 
     def test_a_deadline_works_in_it(self):
         """
-        Who waits during a trial ends by its deadline at its time.
+        A request that waits during a trial ends at its deadline.
         """
         rig = rig_with(4)
         late = rig.submit(prompt_len=6, max_tokens=20, deadline_s=rig.now + 5)
@@ -387,7 +388,7 @@ class TestTrial:
 
     def test_a_preemption_works_in_it(self):
         """
-        Who is tried and loses its slot gets one again before anybody else.
+        A tried request that loses its slot gets one again before any other request.
         """
         rig = accused(4)
         rig.step()
@@ -401,7 +402,7 @@ class TestTrial:
 
     def test_priority_takes_no_slot_in_it(self):
         """
-        A better priority waits like all others while suspects are tried.
+        A request of better priority waits like all others while suspects are tried.
         """
         config = small_config(max_batch_size=2)
         options = CoreOptions(priority_preemption=True, schedule_conservativeness=0.0)
@@ -422,7 +423,7 @@ class TestTrial:
 
     def test_who_has_waited_long_does_not_stand_in_its_way(self):
         """
-        Requests that have waited so long that nobody passes them are passed by a trial.
+        Requests that have waited so long that no later one may overtake them are passed by a trial.
         """
         options = CoreOptions(ageing_s=0.1, schedule_conservativeness=0.0)
         rig = rig_with(3, config=small_config(max_batch_size=2), options=options)
@@ -442,8 +443,8 @@ class TestUnluckyExecutors:
     @pytest.mark.parametrize("delay", [1, 2, 4, 8])
     def test_kills_that_are_nobody_s_fault_fail_nobody(self, seed, delay):
         """
-        Executors that are killed at random, whenever everybody who was in the last such step has
-        got on, take no request along.
+        Executors that are killed at random, each after all requests of the last such step have got
+        on, make no request fail.
         """
         generator = random.Random(seed)
         rig = rig_with(8, delay=delay, max_tokens=40)
@@ -458,8 +459,8 @@ class TestUnluckyExecutors:
     @pytest.mark.parametrize("seed", range(5))
     def test_kills_at_any_time_fail_nobody_who_did_not_die_alone_twice(self, seed):
         """
-        However often executors are killed, who fails as poison died alone twice without getting on
-        in between, and all others produce every token.
+        A request fails only after it died alone, and as poison only after it did so twice without
+        getting on in between, however often executors are killed; all others produce every token.
         """
         generator = random.Random(seed)
         rig = rig_with(8, delay=generator.choice([1, 2, 4, 8]))
@@ -480,8 +481,8 @@ class TestUnluckyExecutors:
 
     def test_an_executor_that_dies_of_anything_is_blamed_itself(self):
         """
-        Where every step dies, requests fail as EXECUTOR_LOST, which may be tried elsewhere, and
-        only the last few that are left over as poison.
+        Requests fail as EXECUTOR_LOST, which may be tried elsewhere, where every step dies, and
+        only the last few that are left over fail as poison.
         """
         rig = rig_with(16)
         for _ in range(200):

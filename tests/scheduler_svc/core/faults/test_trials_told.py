@@ -1,4 +1,4 @@
-"""What operators are told of executors that die, of suspects and of poison."""
+"""Warnings, events and counters about executors that die, suspects and poison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.scheduler_svc.core.harness import Rig, small_config
 
 
 def rig_with(count: int) -> Rig:
-    """A core with so many requests that all run at once, which keeps events."""
+    """Return a rig with `count` requests that all run at once; it keeps events."""
     options = CoreOptions(schedule_conservativeness=0.0, track_request_events=True)
     config = small_config(max_num_blocks=128, max_batch_size=16, max_total_tokens=64)
     rig = Rig(config, options=options)
@@ -24,7 +24,7 @@ class TestTold:
 
     def test_the_log_tells_the_story(self):
         """
-        Deaths, trials, who passed and who failed are each a warning that names requests.
+        Deaths, trials, passed trials and failures are each a warning that names requests.
         """
         rig = rig_with(2)
         rig.deaths.kills_at = {1: 3}
@@ -73,7 +73,7 @@ class TestTold:
 
     def test_counters_tell_how_many(self):
         """
-        Stats count deaths and poison, and those suspected now.
+        Stats count deaths, poison and present suspects.
         """
         rig = rig_with(2)
         rig.deaths.kills_at = {1: 3}
@@ -102,7 +102,7 @@ class TestTold:
 
     def test_a_step_without_requests_names_nobody(self):
         """
-        An executor that dies when all of its step have ended is told of without names.
+        An executor death is logged without names when all requests of its step have ended.
         """
         rig = rig_with(1)
         rig.plan()

@@ -1,4 +1,4 @@
-"""Executors that are not heard any more: their steps are blamed when they are seen to have died."""
+"""Executors that fall silent: their steps are blamed when they are seen to have died."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FAULTS = st.lists(
     st.tuples(
         st.integers(0, 9),  # steps before the fault
         st.integers(0, 3),  # the step that ran when last heard
-        st.sampled_from(["here", "there"]),  # who fell silent
-        st.sampled_from(["here", "there", "nobody"]),  # who is seen alive then
+        st.sampled_from(["here", "there"]),  # the executor that falls silent
+        st.sampled_from(["here", "there", "nobody"]),  # the executor seen alive then
     ),
     max_size=12,
 )
 
 
 def rig_with(count: int, max_tokens: int = 24) -> Rig:
-    """A core with so many requests that all run at once."""
+    """Return a rig with `count` requests that all run at once."""
     rig = Rig(WIDE, options=CoreOptions(schedule_conservativeness=0.0), checked=False)
     for _ in range(count):
         rig.submit(prompt_len=6, max_tokens=max_tokens)
@@ -33,7 +33,7 @@ def rig_with(count: int, max_tokens: int = 24) -> Rig:
 
 
 def lose_sight(rig: Rig, boot_id: str = "a") -> None:
-    """An executor falls silent in the step that was just sent."""
+    """Let an executor fall silent in the step that was just sent."""
     rig.plan()
     rig.deaths.note(rig.core, 0, rig.owners)
     rig.lose_executor(died_in=0, may_live=boot_id)
@@ -44,8 +44,8 @@ class TestFaultsOfTheNetwork:
     @given(count=st.integers(1, 4), faults=FAULTS)
     def test_never_accuse_anybody(self, count, faults):
         """
-        However often executors that live are not heard, and in whatever order they are found again,
-        no request is suspected or fails, and all have every token.
+        No request is suspected or fails, and all have every token, however often executors that
+        live are not heard and in whatever order they are found again.
         """
         rig = rig_with(count)
         for num_steps, died_in, silent, seen in faults:
@@ -79,7 +79,7 @@ class TestProof:
     @pytest.mark.parametrize("num_outputs", [0, 30])
     def test_tokens_known_before_are_no_sign_of_getting_on(self, num_outputs):
         """
-        A request of which the first of several chunks kills is blamed, though it has more tokens
+        A request is blamed when the first of its several chunks kills, though it has more tokens
         than those it was to get past.
         """
         rig = Rig(LONG, checked=False)
@@ -95,7 +95,7 @@ class TestProof:
 
     def test_first_new_token_is_a_sign_where_all_tokens_are_computed_again(self):
         """
-        A request whose first chunk did not kill elsewhere is not blamed for a death in it.
+        A request with a first chunk that did not kill elsewhere is not blamed for a death in it.
         """
         rig = Rig(LONG, checked=False)
         rig.submit(prompt_len=100, max_tokens=60)
@@ -109,7 +109,7 @@ class TestProof:
 
     def test_one_death_counts_once(self):
         """
-        What is known of an executor is asked once: seeing its successor again says nothing new.
+        A death counts once, however often its executor is seen to have died.
         """
         rig = rig_with(2)
         lose_sight(rig)
@@ -120,7 +120,8 @@ class TestProof:
 
     def test_who_got_on_elsewhere_is_not_blamed(self):
         """
-        Requests that have produced eight tokens more by the time the death is seen did not cause it.
+        Requests that have produced eight tokens more by the time a death is seen are not blamed for
+        it.
         """
         rig = rig_with(2)
         lose_sight(rig)
@@ -134,7 +135,8 @@ class TestProof:
 
     def test_who_ended_since_may_be_to_blame_as_well(self):
         """
-        Who is left of a step of several did not die alone, whatever became of the others.
+        The request that is left of a step of two did not die alone, though the other has ended
+        since.
         """
         rig = rig_with(2)
         for boot_id in ("a", "b"):
@@ -148,7 +150,7 @@ class TestProof:
 
     def test_memory_is_bounded_by_the_executors(self):
         """
-        Of each boot only the latest silence is kept, and none of those that were seen again.
+        Only the latest silence of each boot is kept, and none of those that were seen again.
         """
         rig = rig_with(2)
         for _ in range(5):

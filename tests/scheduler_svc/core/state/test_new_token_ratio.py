@@ -1,4 +1,4 @@
-"""How much output is expected of those who run, and what that leaves for others."""
+"""Output that running requests are expected to produce, and the room this leaves for others."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from scheduler_svc.core.state.new_token_ratio import (
 from tests.scheduler_svc.core.harness import Rig, small_config
 
 AN_EOS = frozenset({99})
-"""Of requests that might end early, and never do: tokens are below 50."""
+"""EOS ids of requests that might end early and never do, since tokens are below 50."""
 
 
 def columns(generated, max_new, prompt=5, running=True):
-    """Slots of requests with so many outputs of so many allowed."""
+    """Return slots of requests with so many outputs of so many allowed."""
 
     class Columns:
         prompt_len = np.full(len(generated), prompt, np.int32)
@@ -67,7 +67,7 @@ class TestRatio:
 
     def test_it_equals_the_ratio_stepped_one_by_one(self):
         """
-        What follows from a count of steps is what subtracting in each step gives.
+        The ratio computed from a count of steps is the one that subtracting in each step gives.
         """
         ratio, stepped = NewTokenRatio(1.3), 0.91
         for step in range(1, 700):
@@ -76,7 +76,7 @@ class TestRatio:
 
     def test_idleness_starts_it_over(self):
         """
-        When nothing is left to do the ratio is back where it began, and falls from there.
+        The ratio is back where it began when nothing is left to do, and falls from there.
         """
         ratio = NewTokenRatio(1.0)
         ratio.reset(450)
@@ -104,7 +104,7 @@ class TestRatio:
 
     def test_no_survivors_divide_nothing(self):
         """
-        Without survivors the ratio is 1.
+        The ratio is 1 without survivors.
         """
         ratio = NewTokenRatio(1.0)
         ratio.note_retraction(columns([], []), 0)
@@ -131,7 +131,7 @@ class TestBudget:
 
     def test_who_does_not_run_reserves_nothing(self):
         """
-        Slots on their way out count for nothing.
+        Slots that do not run reserve nothing.
         """
         assert 0 == AdmissionBudget.of(columns([1], [50], running=False), 1.0).reserved
 
@@ -145,7 +145,7 @@ class TestBudget:
 
     def test_a_newcomers_output_is_clipped_too(self):
         """
-        Nobody is charged more than 4,096 tokens of output.
+        No request is charged more than 4,096 tokens of output.
         """
         budget = AdmissionBudget(0.0)
         assert budget.fits(CLIP_MAX_NEW_TOKENS + 11, extend_len=10, max_new=1_000_000)
@@ -171,7 +171,7 @@ class TestLasts:
             (5, [8, 2], [8, 30], True),
             (4, [8, 2], [8, 30], False),
             (5, [40, 2], [8, 30], False),
-            # Who may end any time takes nothing and frees nothing.
+            # A request that may end any time takes nothing and frees nothing.
             (9, [8, 0, -3], [8, 30, 30], True),
             (8, [8, 0, -3], [8, 30, 30], False),
             (0, [0], [8], True),
@@ -179,7 +179,7 @@ class TestLasts:
     )
     def test_who_has_least_left_frees_memory_first(self, free, left, held, expected):
         """
-        Memory lasts when some is free at each end, all ends being those of max_tokens.
+        Memory lasts when some is free at each end, all requests ending at their max_tokens.
         """
         assert expected is lasts(free, np.array(left), np.array(held))
 
@@ -189,7 +189,8 @@ class TestLasts:
     )
     def test_it_is_what_a_simulation_finds(self, free, requests):
         """
-        Taking a token for each step by step, and back at each end, never runs out of memory.
+        The answer is that of a simulation that takes a token per request and step and gives all
+        back at each end.
         """
         left, held = map(np.array, zip(*requests, strict=True))
         going_on, now = [list(one) for one in requests if one[0] > 0], free
@@ -211,7 +212,7 @@ def options(conservativeness: float = 1.0) -> CoreOptions:
 class TestAdmission:
     def test_a_request_is_refused_until_what_is_expected_leaves_room(self):
         """
-        With 76 free tokens and 27.3 reserved, a request of 49 waits and one of 48 does not.
+        A request of 49 tokens waits with 76 tokens free and 27.3 reserved, and one of 48 does not.
         """
         for max_tokens, admitted in ((45, False), (44, True)):
             rig = Rig(small_config(max_num_blocks=22, max_model_len=88), options=options())
@@ -225,8 +226,8 @@ class TestAdmission:
     @pytest.mark.parametrize(("num_blocks", "admitted"), [(20, True), (19, False)])
     def test_who_has_no_eos_is_admitted_if_memory_lasts(self, num_blocks, admitted):
         """
-        Without a prefix cache it counts that the first of two requests ends after 10 steps and
-        leaves the other what it needs; nobody is retracted then.
+        A request without EOS is admitted where the one before it ends after 10 steps and leaves it
+        what it needs, and then none is retracted; there is no prefix cache.
         """
         rig = Rig(small_config(max_num_blocks=num_blocks, max_model_len=76), options=options())
         rig.submit(prompt_len=8, max_tokens=10)
@@ -250,7 +251,7 @@ class TestAdmission:
 
     def test_a_lower_conservativeness_admits_more(self):
         """
-        What 1.0 keeps waiting 0.3 admits.
+        A conservativeness of 0.3 admits a request that 1.0 keeps waiting.
         """
         running = []
         for conservativeness in (1.0, 0.3):
@@ -267,7 +268,7 @@ class TestAdmission:
 
     def test_without_others_a_request_may_ask_for_the_whole_pool(self):
         """
-        With nothing running a request whose prompt fits is admitted, whatever it may produce.
+        A request with a prompt that fits is admitted when none runs, whatever it may produce.
         """
         rig = Rig(small_config(max_num_blocks=16), options=options(5.0))
         handle = rig.submit(prompt_len=8, max_tokens=56)
@@ -277,7 +278,8 @@ class TestAdmission:
 
     def test_who_was_refused_is_not_asked_again_before_somebody_is_gone(self, monkeypatch):
         """
-        While those who run go on the refused head costs nothing; it starts when one ends.
+        The refused head of the queue costs nothing while the running requests go on, and starts
+        when one ends.
         """
         rig = Rig(small_config(max_num_blocks=20, max_model_len=80), options=options())
         rig.submit(prompt_len=8, max_tokens=10, eos_token_ids=AN_EOS)
@@ -295,7 +297,7 @@ class TestAdmission:
 
     def test_a_step_without_a_free_place_sums_nothing_up(self, monkeypatch):
         """
-        With max_batch_size requests running nobody asks what they will need.
+        The reserve is not summed up while max_batch_size requests run.
         """
         rig = Rig(small_config(max_batch_size=2, max_num_blocks=64), options=options())
         for _ in range(3):

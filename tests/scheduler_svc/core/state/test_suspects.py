@@ -1,4 +1,4 @@
-"""Who is blamed for deaths of executors, who is tried, and what follows from each death."""
+"""Requests blamed for deaths of executors, the trials, and the consequences of each death."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.scheduler_svc.core.harness import GREEDY
 
 
 def request(number: int, request_id: str | None = None) -> Request:
-    """A request with a prompt of four tokens."""
+    """Return a request with a prompt of four tokens."""
     new = NewRequest(
         request_id=request_id or f"r{number}", handle=number, prompt=np.arange(4, dtype=np.int32),
         sampling=GREEDY, max_tokens=50, arrival_s=0.0,
@@ -27,7 +27,7 @@ class Court:
         self.live = {number: request(number) for number in range(count)}
 
     def die(self, *numbers: int, cleared_at: int = 10 + CLEARED_AFTER):
-        """An executor dies in a step of these requests; whom it fails leaves."""
+        """Note a death of an executor in a step of these requests; those that it fails leave."""
         rows = [(self.live[number], cleared_at) for number in numbers]
         verdict = self.suspects.note_death(rows, len(self.live))
         failed = [] if verdict.poison is None else [verdict.poison]
@@ -36,22 +36,22 @@ class Court:
         return verdict
 
     def leave(self, number: int, *, got_on: bool = False) -> None:
-        """A request leaves the system."""
+        """Remove a request from the system."""
         del self.live[number]
         self.suspects.note_left(number, got_on=got_on)
 
     def try_next(self) -> list[int]:
-        """Who is tried next."""
+        """Begin the next trial; return the numbers of its requests."""
         return [mark.request.number for mark in self.suspects.begin_trial(self.live.values())]
 
     def get_on(self, *numbers: int, count: int = 10 + CLEARED_AFTER) -> list[int]:
-        """These have so many tokens computed; returns who is trusted again."""
+        """Note that these have so many tokens computed; return those that are trusted again."""
         marks = [mark for mark in self.suspects.marks() if mark.request.number in numbers]
         cleared = self.suspects.note_progress((mark, count) for mark in marks)
         return [mark.request.number for mark in cleared]
 
     def marked(self) -> dict[int, tuple[int, int]]:
-        """Deaths and deaths alone that count against whom."""
+        """Return the deaths and the deaths alone that count against each request."""
         marks = self.suspects.marks()
         return {mark.request.number: (mark.deaths, mark.deaths_alone) for mark in marks}
 
@@ -73,7 +73,7 @@ class TestLateProof:
 class TestBlame:
     def test_one_death_makes_nobody_a_suspect(self):
         """
-        After one death its requests are watched, and nothing is held up.
+        The requests of one death are watched, and nothing is held up.
         """
         court = Court(4)
         court.die(0, 1)
@@ -83,7 +83,7 @@ class TestBlame:
 
     def test_only_the_step_that_died_counts(self):
         """
-        Two deaths make suspects of those alone that were in both steps.
+        Two deaths make suspects only of requests that were in both steps.
         """
         court = Court(4)
         court.die(0, 1, 2)
@@ -94,7 +94,7 @@ class TestBlame:
     @pytest.mark.parametrize(("count", "cleared"), [(17, []), (18, [0]), (400, [0])])
     def test_who_gets_on_is_trusted_as_before(self, count, cleared):
         """
-        Who has as many tokens computed as clear it has no mark any more.
+        A request that has as many tokens computed as clear it has no mark any more.
         """
         court = Court(2)
         court.die(0, 1)
@@ -113,7 +113,7 @@ class TestBlame:
 
     def test_a_death_without_requests_blames_nobody(self):
         """
-        A step whose requests all ended meanwhile, or a command, says nothing.
+        A step of which all requests ended meanwhile, or a command, blames no request.
         """
         court = Court(2)
         court.die()
@@ -122,7 +122,7 @@ class TestBlame:
 
     def test_who_leaves_is_forgotten(self):
         """
-        An end of whatever kind takes the mark along.
+        An end of whatever kind removes the mark of its request.
         """
         court = Court(3)
         court.die(0, 1)
@@ -137,8 +137,8 @@ class TestBisection:
     @pytest.mark.parametrize("place", [0.0, 0.5, 0.99])
     def test_one_killer_of_many_is_found(self, count, place):
         """
-        One request that kills whatever step it is in is found after about log2(n) deaths more than
-        four, wherever it stands, and nobody else fails.
+        A request that kills every step it is in is found after about log2(n) + 4 deaths, wherever
+        it stands, and no other fails.
         """
         court, killer = Court(count + 1), int(place * count)
         court.die(*range(count))
@@ -157,7 +157,7 @@ class TestBisection:
 
     def test_halves_are_tried_in_order_of_arrival(self):
         """
-        The first half goes first, the larger one of an odd number.
+        The first half of the suspects goes first, the larger one of an odd number.
         """
         court = Court(5)
         court.die(*range(5))
@@ -181,8 +181,8 @@ class TestBisection:
 
     def test_a_death_narrows_to_its_step(self):
         """
-        Who was not in the step of the trial that died has one death left against it, and one more
-        makes it a suspect again.
+        A suspect that was not in the step of the trial that died has one death left against it, and
+        one more makes it a suspect again.
         """
         court = Court(8)
         court.die(*range(8))
@@ -226,7 +226,7 @@ class TestAlone:
 
     def test_a_request_alone_in_the_system_is_poison_at_its_second_death(self):
         """
-        Where nobody else is there to be a control, two deaths alone are enough.
+        Two deaths alone are enough where no other request is there to be a control.
         """
         court = Court(1)
         assert court.die(0).poison is None
@@ -234,7 +234,7 @@ class TestAlone:
 
     def test_progress_between_two_deaths_alone_forgives_the_first(self):
         """
-        Who gets on between two deaths alone has died alone once.
+        A request that gets on between two deaths alone has died alone once.
         """
         court = Court(1)
         court.die(0)
@@ -243,7 +243,7 @@ class TestAlone:
 
     def test_somebody_else_is_tried_in_between(self):
         """
-        After a death alone another request runs alone, to see whether the executor lives at all.
+        Another request runs alone after a death alone, to see whether the executor lives at all.
         """
         court = Court(3)
         court.die(0)
@@ -268,7 +268,7 @@ class TestAlone:
 
     def test_a_second_death_alone_without_control_does_not_count(self):
         """
-        While there is somebody who could be a control, deaths alone one after the other count once.
+        Deaths alone in a row count once while another request could be a control.
         """
         court = Court(2)
         for _ in range(3):
@@ -277,8 +277,8 @@ class TestAlone:
 
     def test_a_control_that_dies_too_is_watched_and_the_next_one_is_tried(self):
         """
-        Another control is asked for when one dies, and the one that died is no suspect of others'
-        deaths.
+        Another control is chosen when one dies, and the one that died is no suspect for the deaths
+        of others.
         """
         court = Court(4)
         court.die(0)
@@ -290,8 +290,8 @@ class TestAlone:
 
     def test_who_is_least_suspicious_and_soon_computed_is_the_control(self):
         """
-        A control has no deaths, is no choice of who died, has outputs and few tokens, if there is
-        such a one.
+        A control has no deaths, is no choice of a request that died, has outputs and few tokens, if
+        there is such a request.
         """
         court = Court(4)
         court.live[4] = request(4, "r0")
@@ -320,7 +320,7 @@ class TestAlone:
 
     def test_a_control_without_a_suspect_left_is_over(self):
         """
-        When the last suspect leaves, nobody is tried any more.
+        No request is tried any more once the last suspect leaves.
         """
         court = Court(3)
         court.die(0)
@@ -333,8 +333,8 @@ class TestAlone:
 class TestBrokenExecutor:
     def test_an_executor_that_always_dies_is_to_blame_itself(self):
         """
-        When so many requests died alone one after the other and nobody got on, these fail as the
-        loss of an executor, none as poison.
+        Requests that died alone one after the other while no other got on fail as the loss of an
+        executor once there are BROKEN_AT of them, none as poison.
         """
         court = Court(10)
         court.die(*range(10))
@@ -349,7 +349,7 @@ class TestBrokenExecutor:
 
     def test_few_requests_fail_as_poison_at_last(self):
         """
-        With fewer requests than that in the system each dies alone twice before it fails.
+        Each request dies alone twice before it fails where fewer than BROKEN_AT are in the system.
         """
         court, num_deaths, order = Court(3), 0, []
         while court.live:
@@ -361,7 +361,7 @@ class TestBrokenExecutor:
 
     def test_one_that_gets_on_starts_the_count_anew(self):
         """
-        Deaths alone before somebody got on say nothing against the executor.
+        Deaths alone before another request got on say nothing against the executor.
         """
         court = Court(12)
         court.die(0)
