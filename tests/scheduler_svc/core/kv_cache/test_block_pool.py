@@ -1,4 +1,4 @@
-"""The block pool: which KV blocks are free."""
+"""The block pool: the KV blocks that are free, and the holders of the others."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TestBlockPool:
 
     def test_a_free_block_cannot_be_shared(self):
         """
-        Sharing a block nobody holds and nothing indexes is an error that changes nothing.
+        Sharing a block that has no holder and is not indexed is an error that changes nothing.
         """
         pool = BlockPool(4)
         taken = pool.try_take(1)
@@ -114,7 +114,7 @@ class TestBlockPool:
     @given(st.lists(st.integers(min_value=-6, max_value=6), max_size=40))
     def test_random_use_agrees_with_a_set(self, changes):
         """
-        Whatever is taken and given back, the pool hands out each block to one owner.
+        The pool hands out each block to one owner, whatever is taken and given back.
         """
         pool, held = BlockPool(12), []
         for change in changes:

@@ -1,4 +1,4 @@
-"""Free blocks: a sequence's blocks lie one behind the other where they can."""
+"""Free blocks: the blocks of a sequence are adjacent where they can be."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def blocks(*ids: int):
 
 
 def num_runs(table) -> int:
-    """How many runs of adjacent blocks a table consists of."""
+    """Return the number of runs of adjacent blocks in a table."""
     return 1 + int(np.count_nonzero(np.diff(table) != 1))
 
 
 class TestTaking:
     def test_a_new_sequence_gets_adjacent_blocks(self):
         """
-        Blocks taken together follow one another while there are as many in a row.
+        Blocks taken together are adjacent while there are as many free ones in a row.
         """
         free = FreeBlocks(1000)
         for count in (1, 7, 8, 9, 64, 65, 128):
@@ -55,7 +55,8 @@ class TestTaking:
 
     def test_the_last_blocks_come_in_order(self):
         """
-        Whoever takes all that is left gets it in order of ids, so that what is adjacent stays so.
+        A caller that takes all that is left gets it in order of ids, so that adjacent blocks stay
+        so.
         """
         free = FreeBlocks(100)
         free.take(100)
@@ -90,7 +91,7 @@ class TestGrowing:
 
     def test_who_cannot_go_on_gets_an_extent_of_its_own(self):
         """
-        Where the block behind is taken a sequence goes on at the beginning of free room.
+        A sequence goes on at the beginning of free room where the block behind its last is taken.
         """
         free = FreeBlocks(1024)
         table = free.take(10)
@@ -109,7 +110,7 @@ class TestGrowing:
 
 
 class _Shuffled:
-    """The free blocks of a pool whose ids mean nothing: any of them is taken, by chance."""
+    """Free blocks of a pool in which ids mean nothing: any of them is taken, at random."""
 
     def __init__(self, num_blocks: int) -> None:
         self._free = list(range(1, num_blocks + 1))
@@ -133,8 +134,8 @@ class _Shuffled:
 
 def mean_runs(free, seed: int, *, most_live: int = 24, num_turns: int = 1500) -> float:
     """
-    Runs per sequence at the end of a random history in which sequences begin with 1 to 32 blocks,
-    grow by up to as many, each in its own turn of 16, and end.
+    Return the runs per sequence at the end of a random history in which sequences begin with 1 to
+    32 blocks, grow by up to as many, each in its own turn of 16, and end.
     """
     chance = random.Random(seed)
     live: list[tuple[list[int], int, int]] = []
@@ -157,8 +158,8 @@ def mean_runs(free, seed: int, *, most_live: int = 24, num_turns: int = 1500) ->
 class TestHistories:
     def test_sequences_consist_of_few_runs(self):
         """
-        After random histories that use two thirds of a pool sequences have on average at most two runs, by
-        chance they would have more than ten times as many.
+        Sequences have on average at most two runs after random histories that use two thirds of a
+        pool, and more than ten times as many with blocks taken at random.
         """
         runs = [mean_runs(FreeBlocks(1024), seed) for seed in range(3)]
         by_chance = mean_runs(_Shuffled(1024), 0, num_turns=300)
@@ -167,7 +168,7 @@ class TestHistories:
 
     def test_histories_repeat(self):
         """
-        The same history gives the same blocks, whether somebody checks them in between or not.
+        The same history gives the same blocks, with integrity checks in between or without.
         """
         first, second = ([], [])
         for taken in (first, second):
@@ -191,7 +192,7 @@ class TestHistories:
     )
     def test_any_history_agrees_with_a_set(self, num_blocks, changes):
         """
-        Whatever is taken and given back, no block is handed out twice or lost, and all are found.
+        No block is handed out twice or lost, and all are found, whatever is taken and given back.
         """
         free, held = FreeBlocks(num_blocks), []
         for change, count in changes:
@@ -242,15 +243,15 @@ class TestIntegrity:
 
 
 def lose_an_extent(free):
-    """An extent is taken off its list and stays free."""
+    """Take an extent off its list while it stays free."""
     free._extents[1].pop(free.is_free)
 
 
 class TestSequences:
     def test_sequences_that_decode_together_stay_in_one_run_each(self):
         """
-        Prompts of any length that are admitted together and decode side by side are one run each to the
-        end, whether a step's rows are new or those of the step before.
+        Prompts of any length that are admitted together and decode side by side are one run each to
+        the end, whether a step's rows are new or those of the step before.
         """
         rig = Rig(small_config(max_num_blocks=1024, max_model_len=256))
         for prompt_len in (3, 4, 9, 21):

@@ -1,4 +1,4 @@
-"""KV that is computed once: what is found, what is waited for, and what is forgotten."""
+"""Prefix cache: KV that is found, waited for and forgotten."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rig_of(options: CoreOptions = EAGER, delay: int = 1, **config) -> Rig:
 
 
 def cached_in_order(rig: Rig) -> list[int]:
-    """Cached tokens of every admission so far."""
+    """Return the number of cached tokens of every admission so far."""
     return [admission.num_cached_tokens for batch in rig.batches for admission in batch.admits]
 
 
@@ -41,8 +41,8 @@ class TestFinding:
     @pytest.mark.parametrize("delay", [1, 2, 4])
     def test_equal_prompts_that_come_together_share_from_the_second_on(self, delay):
         """
-        Of equal prompts submitted together the first is computed; the others wait one step and use
-        its full blocks.
+        Equal prompts submitted together compute the first one only: the others wait one step and
+        use its full blocks.
         """
         rig = rig_of(delay=delay)
         for _ in range(3):
@@ -68,7 +68,7 @@ class TestFinding:
 
     def test_others_may_pass_a_request_that_waits_for_a_prefix(self):
         """
-        A request that waits for another's prefix keeps its place and holds nobody up.
+        A request that waits for another's prefix keeps its place and holds up no other request.
         """
         rig = rig_of()
         for prompt in (prompt_of(20), prompt_of(20), prompt_of(4, start=30)):
@@ -80,7 +80,8 @@ class TestFinding:
 
     def test_a_long_prefix_is_used_chunk_by_chunk_as_it_is_computed(self):
         """
-        Who shares only the beginning of a long prompt goes on once that beginning was sent.
+        A request that shares only the beginning of a long prompt goes on once that beginning was
+        sent.
         """
         rig = rig_of(replace(EAGER, chunked_prefill_size=4))
         rig.submit(prompt=prompt_of(40))
@@ -121,7 +122,7 @@ class TestFinding:
 
     def test_nothing_is_copied_where_the_last_token_has_a_block_of_its_own(self):
         """
-        With blocks of one token a cached prompt shares all but the last block.
+        A cached prompt shares all but the last block where blocks have one token.
         """
         rig = rig_of(block_size=1)
         rig.submit(prompt=prompt_of(8))
@@ -135,7 +136,7 @@ class TestFinding:
 
     def test_only_equal_salts_share(self):
         """
-        Equal prompts under different salts share nothing, under the same salt they do.
+        Equal prompts share nothing under different salts, and do under the same salt.
         """
         rig = rig_of()
         for salt in (b"", b"a", b"b", b"a"):
@@ -145,7 +146,7 @@ class TestFinding:
 
     def test_digests_that_came_with_the_prompt_are_not_computed_again(self, monkeypatch):
         """
-        The core hashes no prompt block whose digest the frontend sent.
+        The core hashes no prompt block for which the frontend sent a digest.
         """
         rig = rig_of()
         hashed = []
@@ -166,7 +167,8 @@ class TestFinding:
 class TestModes:
     def test_ref_zero_shares_only_what_somebody_holds(self):
         """
-        Under ref_zero a prefix is found while a request holds it and gone with the last of them.
+        A prefix is found under ref_zero while a request holds it, and is gone with the last of
+        them.
         """
         rig = rig_of(REF_ZERO)
         rig.submit(prompt=prompt_of(9), max_tokens=6)
@@ -181,7 +183,7 @@ class TestModes:
 
     def test_without_prefix_caching_everything_is_computed(self):
         """
-        With the cache off equal prompts are admitted together and share nothing.
+        Equal prompts are admitted together and share nothing with the cache off.
         """
         rig = rig_of(NO_CACHE)
         for _ in range(2):
@@ -240,7 +242,7 @@ class TestMemory:
 
     def test_a_copy_is_given_up_where_there_is_no_block_for_it(self):
         """
-        Where a cached prompt fits but for the block it would copy, it computes that block again.
+        A cached prompt that fits but for the block it would copy computes that block again.
         """
         rig = rig_of(max_num_blocks=8, max_model_len=32)
         rig.submit(prompt=prompt_of(12), max_tokens=1)
@@ -254,7 +256,7 @@ class TestMemory:
 
     def test_a_preempted_request_finds_most_of_its_tokens(self):
         """
-        Who lost its slot comes back with its full blocks cached, outputs included.
+        A request that lost its slot comes back with its full blocks cached, outputs included.
         """
         rig = rig_of()
         handle = rig.submit(prompt=prompt_of(9), max_tokens=20)
@@ -268,8 +270,8 @@ class TestMemory:
 
     def test_flush_forgets_what_was_and_is_being_computed(self):
         """
-        After a flush nothing computed before is found, blocks nobody holds are free, and those who
-        run go on.
+        A flush leaves no KV to be found and frees the blocks that no request holds; the running
+        requests go on.
         """
         rig = rig_of()
         rig.submit(prompt=prompt_of(8, start=60), max_tokens=1)
@@ -287,7 +289,8 @@ class TestMemory:
     @pytest.mark.parametrize("block_size", [4, 8])
     def test_a_new_executor_has_nothing_cached(self, block_size):
         """
-        After an executor is lost or replaced, also by one with other blocks, all is computed again.
+        All KV is computed again after an executor is lost or replaced, also by one with other
+        blocks.
         """
         rig = rig_of()
         rig.submit(prompt=prompt_of(9), max_tokens=12)
@@ -302,8 +305,8 @@ class TestMemory:
 
     def test_digests_for_other_blocks_are_not_used(self):
         """
-        When the block size changes, digests that came with prompts name nothing any more, also
-        where there are as many as before.
+        Digests that came with prompts name nothing any more when the block size changes, also where
+        there are as many as before.
         """
         rig = rig_of(max_num_seqs=8)
         prompts = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]]
@@ -322,8 +325,8 @@ class TestRowErrors:
     @pytest.mark.parametrize("delay", [1, 2, 4])
     def test_who_shares_a_bad_row_starts_over_and_ends_well(self, delay):
         """
-        A row error fails its request only: those that share its KV compute it anew, and nobody
-        finds it any more.
+        A row error fails its request only: those that share its KV compute it anew, and no later
+        request finds it.
         """
         rig = rig_of(delay=delay)
         bad = rig.submit(prompt=prompt_of(9), max_tokens=12)
@@ -342,7 +345,7 @@ class TestRowErrors:
     @pytest.mark.parametrize("delay", [1, 3])
     def test_bad_kv_left_in_the_cache_fails_nobody(self, delay):
         """
-        Who finds bad KV that an aborted request left computes everything itself, once.
+        A request that finds bad KV of an aborted one computes everything itself, once.
         """
         rig = rig_of(delay=delay, max_total_tokens=8)
         rig.submit(prompt=prompt_of(12), max_tokens=12)

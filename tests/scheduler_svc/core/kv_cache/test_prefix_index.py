@@ -1,4 +1,4 @@
-"""The index of full blocks: chains, leaf-first eviction, and counts that never lie."""
+"""The index of full blocks: chains, leaf-first eviction, and exact counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITER = 7
 
 
 def digests_of(names: str) -> list[bytes]:
-    """One digest per prefix of a string: "ABC" -> A, AB, ABC."""
+    """Return one digest per prefix of a string: "ABC" -> A, AB, ABC."""
     return [names[: end + 1].encode() for end in range(len(names))]
 
 
@@ -35,7 +35,10 @@ class Cache:
         self.pool = BlockPool(num_blocks, self.index)
 
     def admit(self, names: str, num_partial: int = 0):
-        """Match, hold, take the rest and index it; the table ends with unindexed blocks."""
+        """
+        Match, hold, take the rest and index it; returns the table, which ends with unindexed
+        blocks, or None where there is no room.
+        """
         digests = digests_of(names)
         matched = np.array(self.index.match(digests), np.int32)
         self.pool.share(matched)
@@ -52,7 +55,7 @@ class Cache:
         return table
 
     def use(self, names: str):
-        """Admit and let go at once."""
+        """Admit and let go at once; returns the table."""
         table = self.admit(names)
         self.pool.give_back(table)
         return table
@@ -64,7 +67,8 @@ class Cache:
 class TestEviction:
     def test_leaves_go_first_and_oldest_first(self):
         """
-        Of A-B-{C, F} and A-D-E with F used before C and C before E, evicting three takes F, C, B.
+        Evicting three blocks of A-B-{C, F} and A-D-E, with F used before C and C before E, takes F,
+        C, B.
         """
         cache = Cache(6)
         for path in ("ABF", "ABC", "ADE"):
@@ -122,7 +126,8 @@ class TestEviction:
 
     def test_unheld_among_matched_blocks_are_counted(self):
         """
-        What an admission is about to hold is told apart from what can be evicted for it.
+        Matched blocks without a holder are counted, since they can no longer be evicted for an
+        admission.
         """
         cache = Cache(6)
         cache.use("AB")
@@ -133,7 +138,7 @@ class TestEviction:
 
     def test_ref_zero_keeps_nothing(self):
         """
-        Where unheld blocks are not kept they are free and gone from the index at once.
+        Blocks without a holder are free and gone from the index at once where they are not kept.
         """
         cache = Cache(4, keeps_unheld=False)
         first, second = cache.admit("AB"), cache.admit("A")
@@ -148,7 +153,7 @@ class TestLookup:
     @pytest.mark.parametrize("length", range(10))
     def test_the_longest_indexed_prefix_is_found(self, length):
         """
-        However many leading blocks are indexed, exactly those match, in order.
+        Exactly the leading blocks that are indexed match, in order, however many there are.
         """
         cache = Cache(9)
         names = "ABCDEFGHI"
@@ -175,7 +180,7 @@ class TestLookup:
 
     def test_a_chain_must_continue_what_is_indexed(self):
         """
-        Indexing twice, or behind a block that is not indexed, is our bug and says so.
+        Indexing twice, or behind a block that is not indexed, is an internal error.
         """
         cache = Cache(4)
         table = cache.admit("AB")
@@ -223,14 +228,14 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(4, 12), keeps_unheld=st.booleans())
     def start(self, num_blocks, keeps_unheld):
         """
-        A pool of some size in either mode.
+        Make a pool of some size in either mode.
         """
         self.cache = Cache(num_blocks, keeps_unheld=keeps_unheld)
         self.tables: list[tuple[str, np.ndarray]] = []
         self.indexed: dict[str, int] = {}
-        """Prefix to its block."""
+        """Block of each prefix."""
         self.let_go: dict[str, int] = {}
-        """Prefix to when it was last let go."""
+        """Time at which each prefix was last let go."""
         self.clock = 0
 
     @rule(names=st.text("ABC", min_size=1, max_size=5), num_partial=st.integers(0, 1))
@@ -284,7 +289,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def flush(self):
         """
-        Everything is forgotten now and then.
+        Forget everything now and then.
         """
         freed = len(self.indexed.keys() - self._held())
         assert freed == self.cache.pool.flush()
@@ -331,8 +336,8 @@ class PoolMachine(RuleBasedStateMachine):
 class TestAgainstAModel:
     def test_any_use_agrees_with_a_naive_cache(self):
         """
-        Whatever is admitted, let go and flushed, matches, counts and evictions are those of a
-        model that searches for the oldest leaf.
+        Matches, counts and evictions are those of a model that searches for the oldest leaf,
+        whatever is admitted, let go and flushed.
         """
         run_state_machine_as_test(
             PoolMachine,
