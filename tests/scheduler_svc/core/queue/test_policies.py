@@ -1,4 +1,4 @@
-"""In which order each policy admits those of one level."""
+"""The order in which each policy admits the requests of one level."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _split(digests: bytes) -> list[bytes]:
 
 
 def prompt_of(*blocks: int) -> list[int]:
-    """A prompt of whole blocks, named by numbers, and one token more."""
+    """Return a prompt of whole blocks, named by numbers, and one token more."""
     return [block for block in blocks for _ in range(BLOCK)] + [999]
 
 
@@ -110,7 +110,7 @@ class TestLpm:
 
     def test_equal_prefixes_keep_to_arrival(self):
         """
-        Among requests with equally long cached prefixes the earliest goes first.
+        The earliest of the requests with equally long cached prefixes goes first.
         """
         cache = FakeCache(prompt_of(7), prompt_of(8))
         prompts = [prompt_of(1), prompt_of(8, 1), prompt_of(7, 2), prompt_of(2), prompt_of(8)]
@@ -122,7 +122,7 @@ class TestLpm:
     )
     def test_beyond_128_waiting_it_is_fcfs(self, num_waiting, first):
         """
-        With 128 waiting the cached request goes first, with 129 the earliest, unmatched.
+        The cached request goes first with 128 waiting, and the earliest, unmatched, with 129.
         """
         cache = FakeCache(prompt_of(127))
         requests = [request(number) for number in range(num_waiting)]
@@ -141,14 +141,14 @@ class TestLpm:
 
     def test_without_a_cache_it_is_fcfs(self):
         """
-        Where prefixes are not cached, lpm keeps to arrival.
+        Requests keep to arrival under lpm where prefixes are not cached.
         """
         queue = queue_of(SchedulePolicy.LPM, [request(number) for number in (0, 1, 2)])
         assert [0, 1, 2] == order_of(queue)
 
     def test_nothing_is_matched_again_until_the_cache_changes(self):
         """
-        Each prompt is matched once per version of the cache, whoever comes or goes.
+        Each prompt is matched once per version of the cache, whichever requests come or go.
         """
         cache = FakeCache(prompt_of(1))
         requests = [request(number) for number in range(3)]
@@ -166,7 +166,7 @@ class TestLpm:
 class TestDfsWeight:
     def test_the_branch_most_wait_under_goes_first(self):
         """
-        Of the branches at a node the one with the most requests beneath is emptied first.
+        The branch with the most requests beneath it is emptied first at each node.
         """
         prompts = [
             prompt_of(1, 1), prompt_of(2, 1), prompt_of(1, 2), prompt_of(2, 2), prompt_of(2, 3),
@@ -177,7 +177,7 @@ class TestDfsWeight:
 
     def test_it_goes_deep_before_it_goes_on(self):
         """
-        Within a branch its own heaviest branch goes first, and a request that ends at a node goes
+        The heaviest branch within a branch goes first, and a request that ends at a node goes
         behind that node's branches.
         """
         prompts = [
@@ -190,7 +190,7 @@ class TestDfsWeight:
 
     def test_equal_branches_go_by_arrival(self):
         """
-        Of branches with equally many requests the one with the earliest goes first.
+        The branch with the earliest request goes first among those with equally many.
         """
         prompts = [prompt_of(2, 1), prompt_of(1, 1), prompt_of(1, 2), prompt_of(2, 2)]
         requests = [request(i, p) for i, p in enumerate(prompts)]
@@ -217,7 +217,7 @@ class TestDfsWeight:
 
     def test_without_a_cache_it_is_fcfs(self):
         """
-        Where prefixes are not cached, dfs-weight keeps to arrival.
+        Requests keep to arrival under dfs-weight where prefixes are not cached.
         """
         prompts = [prompt_of(1), prompt_of(2, 1), prompt_of(2, 2)]
         requests = [request(i, p) for i, p in enumerate(prompts)]
@@ -226,7 +226,7 @@ class TestDfsWeight:
     def test_prefixes_nested_very_deep_are_ordered(self):
         """
         Two thousand prompts, each one block longer than the one before, go longest first; the last
-        block is shared with nobody, so the last two go by arrival.
+        block is shared with no other prompt, so the last two go by arrival.
         """
         chain, cache = _digests([1] * BLOCK * 2000), FakeCache()
         cache.digests_of = lambda one: chain[: (one.number + 1) * DIGEST_BYTES]
@@ -250,7 +250,7 @@ class TestDfsWeight:
 
 
 def _walk(group, node, cache) -> list[int]:
-    """The definition of dfs-weight: (number, path) pairs under a node."""
+    """Return the order of (number, path) pairs under a node by the definition of dfs-weight."""
     depth, children, own = len(node), {}, []
     for number, path in group:
         if len(path) > depth:
@@ -270,14 +270,14 @@ def _walk(group, node, cache) -> list[int]:
 class TestLofAndRandom:
     def test_the_longest_output_goes_first(self):
         """
-        Under lof requests go by the output they ask for, longest first, then by arrival.
+        Requests under lof go by the output they ask for, longest first, then by arrival.
         """
         requests = [request(i, max_tokens=n) for i, n in enumerate([3, 9, 1, 9, 4])]
         assert [1, 3, 4, 0, 2] == order_of(queue_of(SchedulePolicy.LOF, requests))
 
     def test_random_is_fixed_and_unlike_arrival(self):
         """
-        Under random the order follows from the requests' numbers alone and is not that of arrival.
+        The order under random follows from the requests' numbers alone and is not that of arrival.
         """
         requests = [request(number) for number in range(64)]
         order = order_of(queue_of(SchedulePolicy.RANDOM, requests))
@@ -288,7 +288,7 @@ class TestLofAndRandom:
 
     def test_scatter_has_known_values(self):
         """
-        The hash is SplitMix64's, whose first outputs from seed 0 are published.
+        The hash is SplitMix64, with its published first outputs from seed 0.
         """
         golden = 0x9E3779B97F4A7C15
         first = [scatter(i * golden % 2**64) for i in range(3)]
@@ -307,7 +307,7 @@ class TestLofAndRandom:
 )
 def test_taking_one_by_one_follows_the_order(policy, wanted, skipped):
     """
-    Under every policy candidates come in the queue's order, each once, taken or passed over.
+    Candidates come in the queue's order under every policy, each once, taken or passed over.
     """
     requests = [request(i, prompt_of(*path), n) for i, (path, n) in enumerate(wanted)]
     queue, cache, seen = queue_of(policy, requests), FakeCache(prompt_of(1, 2)), []
@@ -335,8 +335,8 @@ class TestInTheCore:
     )
     def test_requests_are_admitted_in_the_order_of_the_policy(self, options, order):
         """
-        Behind a request that holds the only slot others wait in their policy's order, which is the
-        order that is told to them, and its head is admitted when the slot is free.
+        Requests behind one that holds the only slot wait in their policy's order, which is the
+        order that is told to them, and the head is admitted when the slot is free.
         """
         config = small_config(max_batch_size=1, max_num_blocks=64)
         rig = Rig(config, options=CoreOptions(**options, ageing_s=1000.0))
@@ -360,7 +360,7 @@ class TestInTheCore:
     @pytest.mark.parametrize("policy", SchedulePolicy)
     def test_a_preempted_request_is_next_under_every_policy(self, policy):
         """
-        Who lost its slot stands ahead of all of its priority that never ran.
+        A request that lost its slot stands ahead of all of its priority that never ran.
         """
         rig = Rig(small_config(max_batch_size=1), options=CoreOptions(schedule_policy=policy))
         for _ in range(12):
@@ -378,7 +378,8 @@ class TestCost:
     @pytest.mark.parametrize("policy", SchedulePolicy)
     def test_a_step_that_cannot_admit_leaves_the_queue_alone(self, policy, monkeypatch):
         """
-        While every slot is taken no step asks the queue for candidates or the cache for matches.
+        A step in which every slot is taken asks neither the queue for candidates nor the cache for
+        matches.
         """
         rig = Rig(
             small_config(max_batch_size=2, max_num_seqs=1000),
@@ -401,7 +402,7 @@ class TestCost:
     @pytest.mark.parametrize("policy", [SchedulePolicy.FCFS, SchedulePolicy.LOF])
     def test_the_head_of_a_long_queue_is_found_without_ordering_it(self, policy):
         """
-        Asking for the first candidate of 5,000 looks at a handful of them.
+        Asking for the first of 5,000 candidates looks at a handful of them.
         """
         queue = queue_of(policy, [CountedRequest.of(number) for number in range(5000)])
         CountedRequest.num_reads = 0

@@ -1,4 +1,4 @@
-"""Who waits where: returns, levels, ageing, and what the queue keeps."""
+"""The waiting queue: returned requests, levels, ageing, and the entries it keeps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(queue: WaitingQueue, now: float = 0.0) -> list[int]:
 class TestPlaces:
     def test_new_requests_leave_in_arrival_order(self):
         """
-        Under fcfs the first candidate is who came first.
+        The first candidate under fcfs is the request that came first.
         """
         queue = queue_of()
         for number in range(3):
@@ -61,8 +61,8 @@ class TestPlaces:
 
     def test_a_returned_request_is_ahead_of_new_ones_that_waited_longer(self):
         """
-        Under a policy that lets later requests pass, one that passed and lost its slot is still
-        ahead of those it passed, whatever level these have reached.
+        A request that overtook others under its policy and lost its slot is still ahead of those,
+        whatever level they have reached.
         """
         queue, late = queue_of(SchedulePolicy.LOF), request(2, max_tokens=9)
         queue.add(request(0), 0.0)
@@ -98,7 +98,7 @@ class TestPlaces:
 
     def test_anyone_can_leave(self):
         """
-        A request in the middle can be removed; removing a stranger does nothing.
+        A request in the middle can be removed; removing one that does not wait does nothing.
         """
         queue, waiting = queue_of(), [request(number) for number in range(3)]
         for entry in waiting:
@@ -109,7 +109,7 @@ class TestPlaces:
 
     def test_an_empty_queue_has_no_candidate(self):
         """
-        When nobody waits there is no candidate and no best priority.
+        An empty queue has no candidate and no best priority.
         """
         queue = queue_of()
         assert [] == list(queue.candidates(0.0, None))
@@ -161,7 +161,7 @@ class TestAgeing:
 
     def test_the_order_of_two_stays_as_they_wait(self):
         """
-        As time passes, requests that wait together keep their order until one is aged.
+        Requests that wait together keep their order as time passes, until one is aged.
         """
         queue = queue_of()
         queue.add(request(0, priority=3), 1.0)
@@ -171,7 +171,7 @@ class TestAgeing:
 
     def test_aged_requests_go_first_in_order_of_arrival(self):
         """
-        Whoever waited ten periods goes ahead of all that did not, the earliest first.
+        A request that waited ten periods goes ahead of all that did not, the earliest one first.
         """
         queue = queue_of()
         queue.add(request(0, priority=900), 0.0)
@@ -183,7 +183,7 @@ class TestAgeing:
 
     def test_returned_requests_age_among_the_others(self):
         """
-        Among aged requests arrival decides alone, whether they ran before or not.
+        Arrival alone decides among aged requests, whether they ran before or not.
         """
         queue, ran = queue_of(), request(1)
         queue.add(request(0), 0.0)
@@ -213,7 +213,7 @@ class TestAgeing:
 class TestCandidates:
     def test_a_skipped_candidate_lets_the_next_pass(self):
         """
-        Whoever is not taken stays, and the next one is offered.
+        A candidate that is not taken stays, and the next one is offered.
         """
         queue, taken = queue_of(), []
         for number in range(4):
@@ -228,7 +228,7 @@ class TestCandidates:
     @pytest.mark.parametrize("ran", [False, True], ids=["new", "returned"])
     def test_an_aged_candidate_is_never_passed(self, ran):
         """
-        When an aged request is not taken nobody else is offered.
+        No other request is offered after an aged one that is not taken.
         """
         queue = queue_of()
         for number in range(3):
@@ -242,7 +242,7 @@ class TestCandidates:
 
     def test_all_who_are_taken_are_offered_once(self):
         """
-        When each candidate is taken all are offered, aged, returned and new ones.
+        All requests are offered when each candidate is taken, aged, returned and new ones.
         """
         queue, offered = queue_of(), []
         queue.add(request(0), 0.0)
@@ -290,8 +290,9 @@ class TestAnyUse:
     @given(st.sampled_from(SchedulePolicy), _moves())
     def test_the_order_follows_its_rules(self, policy, moves):
         """
-        Under any use: aged ones first by arrival; returned ones ahead of new ones of their
-        priority; everyone once; and new ones of equal priority keep to their periods.
+        Aged requests stand first, by arrival; returned ones stand ahead of new ones of their
+        priority; new ones of equal priority keep to their periods; and each request stands in the
+        queue once.
         """
         queue, ran, now, count = queue_of(policy), [], 0.0, 0
         for move, priority, passed_s in moves:
@@ -338,8 +339,8 @@ class TestKeyedHeap:
     @given(st.lists(st.tuples(st.booleans(), st.integers(0, 15)), max_size=200))
     def test_random_use_agrees_with_a_dictionary(self, operations):
         """
-        Under any pushes and removals the top is the smallest that is there, and items that come
-        back with another order surface by that.
+        The top is the smallest item that is there, under any pushes and removals, and items that
+        come back with another order surface by that.
         """
         heap, model = KeyedHeap(), {}
         for turn, (is_push, number) in enumerate(operations):
