@@ -1,4 +1,4 @@
-"""How requests end: by a token, a length, a deadline, from outside, or by an error."""
+"""Ends of requests: by a token, a length, a deadline, from outside, or by an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class TestTokens:
 
     def test_length_that_the_context_set_ends_with_context_limit(self):
         """
-        Output that may fill the context ends CONTEXT_LIMIT, a number asked for MAX_TOKENS.
+        Output that may fill the context ends with CONTEXT_LIMIT, a length asked for with
+        MAX_TOKENS.
         """
         rig = Rig()
         filling = rig.submit(max_tokens=6, fills_context=True)
@@ -65,7 +66,8 @@ class TestTokens:
 
     def test_eos_wins_over_stop_token_and_length(self):
         """
-        Where several ends meet at one token, EOS comes before stop tokens before max_tokens.
+        EOS comes before stop tokens and these before max_tokens where several ends meet at one
+        token.
         """
         rig = Rig()
         probe = rig.submit(max_tokens=1)
@@ -109,7 +111,7 @@ class TestEndRequest:
     @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 9])
     def test_an_abort_takes_effect_in_the_next_batch(self, delay, steps):
         """
-        Whatever a request is doing, an abort frees its slot and blocks in the next batch planned.
+        An abort frees a request's slot and blocks in the next batch planned, whatever it is doing.
         """
         rig = Rig(small_config(max_total_tokens=4), delay=delay)
         handle = rig.submit(prompt_len=11, max_tokens=20)
@@ -146,7 +148,7 @@ class TestEndRequest:
 
     def test_a_stop_string_end_counts_up_to_its_token(self):
         """
-        An end found in the text is reported with the count its finder gives.
+        An end by a stop string is reported with the number of tokens that the caller gives.
         """
         rig = Rig()
         rig.submit(max_tokens=20)
@@ -160,7 +162,7 @@ class TestEndRequest:
     @pytest.mark.parametrize("request_id", ["never", "r0"])
     def test_ending_who_is_not_there_is_an_error(self, request_id):
         """
-        An id that never was, or whose request has ended, is not found.
+        An id that never was, or that belongs to a request that has ended, is not found.
         """
         rig = Rig()
         rig.submit(max_tokens=1)
@@ -172,7 +174,7 @@ class TestEndRequest:
 class TestDeadline:
     def test_a_running_request_keeps_its_partial_output(self):
         """
-        At its deadline a running request ends with DEADLINE and what it has produced.
+        A running request ends at its deadline with DEADLINE and what it has produced.
         """
         rig = Rig()
         handle = rig.submit(max_tokens=40, deadline_s=6.0)
@@ -183,7 +185,7 @@ class TestDeadline:
 
     def test_a_waiting_request_ends_without_output(self):
         """
-        A request whose deadline comes while it waits never runs.
+        A request that reaches its deadline while it waits never runs.
         """
         rig = Rig(small_config(max_batch_size=1))
         rig.submit(max_tokens=20)
@@ -224,7 +226,7 @@ class TestRowErrors:
     @pytest.mark.parametrize("delay", [1, 2, 4])
     def test_a_bad_row_fails_alone(self, delay):
         """
-        A request whose logits are NaN fails with INVALID_LOGITS; its neighbours go on.
+        A request with NaN logits fails with INVALID_LOGITS; its neighbours go on.
         """
         rig = Rig(delay=delay)
         handles = [rig.submit(max_tokens=12) for _ in range(3)]

@@ -1,4 +1,6 @@
-"""Every output token of who asked has its log probabilities, whatever happened meanwhile."""
+"""
+Log probabilities of every output token where they were asked for, whatever happened meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,19 @@ from scheduler_svc.core.request.request import FinishReason
 from tests.scheduler_svc.core.harness import GREEDY, Rig, geometry_of, small_config
 
 BOLD = CoreOptions(schedule_conservativeness=0.0)
-"""Admits whatever fits now, so that blocks run out."""
+"""Options that admit whatever fits now, so that blocks run out."""
 
 
 def submit(rig: Rig, num_top: int | None, **changes) -> int:
-    """A request that wants to be told."""
+    """
+    Submit a request that asks for log probabilities with `num_top` likeliest ids; None: for none.
+    """
     sampling = replace(changes.pop("sampling", GREEDY), logprobs=num_top)
     return rig.submit(sampling=sampling, **changes)
 
 
 def check(rig: Rig) -> None:
-    """Everybody was told what belongs to the own tokens."""
+    """Check that every request was told the log probabilities of its own tokens, and no others."""
     for handle in rig.submitted:
         assert rig.expected_logprobs(handle) == rig.logprobs[handle], handle
 
@@ -31,7 +35,7 @@ def check(rig: Rig) -> None:
 class TestEveryToken:
     def test_asking_and_not_asking_side_by_side(self, delay):
         """
-        Each request is told as much as it asked for, and who did not ask is told nothing.
+        Each request is told as much as it asked for, and one that did not ask is told nothing.
         """
         rig = Rig(delay=delay)
         for num_top in (0, None, 3, 20, None, 1):
@@ -98,7 +102,7 @@ class TestEveryToken:
 
     def test_ended_requests_are_told_nothing_more(self, delay):
         """
-        What is under way for a request that was ended is dropped with its tokens.
+        Log probabilities under way for a request that was ended are dropped with its tokens.
         """
         rig = Rig(delay=delay)
         handles = [submit(rig, 2, prompt_len=4, max_tokens=30) for _ in range(3)]
@@ -111,7 +115,7 @@ class TestEveryToken:
 
     def test_bad_row_takes_only_its_own(self, delay):
         """
-        A row that fails alone is told nothing of that step; the others of its step are.
+        A row that fails alone is told nothing of that step; the other rows of its step are.
         """
         rig = Rig(delay=delay)
         submit(rig, 2, prompt_len=4, max_tokens=10)
