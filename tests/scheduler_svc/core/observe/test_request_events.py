@@ -1,4 +1,4 @@
-"""What operators can learn of one request."""
+"""Events of one request and the list of requests, for operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kinds(rig: Rig, request_id: str) -> list[EventKind]:
 
 
 def tight(options: CoreOptions, delay: int = 1) -> Rig:
-    """Two requests that together outgrow a pool either of them fits in."""
+    """Return a rig with two requests that together outgrow a pool either of them fits in."""
     rig = Rig(small_config(max_num_blocks=8, max_model_len=32), delay=delay, options=options)
     rig.submit(prompt_len=8, max_tokens=20)
     rig.submit(prompt_len=8, max_tokens=20)
@@ -52,7 +52,7 @@ class TestLife:
 
     def test_every_token_has_an_event_with_its_id(self):
         """
-        With token events there is one per output token, in order, with the token's id.
+        Each output token has an event, in order and with the token's id, under track_token_events.
         """
         rig = tight(ALL, delay=2)
         rig.run()
@@ -119,7 +119,8 @@ class TestLife:
 
     def test_a_lost_executor_retracts_who_ran(self):
         """
-        Who ran when the executor was lost is retracted for that reason; who waited is not.
+        A request that ran when the executor was lost is retracted for that reason; one that waited
+        is not.
         """
         rig = Rig(small_config(max_batch_size=1), options=PLAIN)
         rig.submit()
@@ -157,7 +158,7 @@ class TestLife:
 
     def test_a_refused_request_leaves_no_event(self):
         """
-        Only what was taken has events.
+        A refused request has no events.
         """
         rig = Rig(options=ALL)
         with pytest.raises(Exception, match="max_model_len"):
@@ -169,7 +170,7 @@ class TestLife:
 class TestSwitch:
     def test_by_default_nothing_is_kept(self):
         """
-        Without any of the options there is no recorder, and asking says which option to set.
+        A core without any of the options has no recorder, and asking it says which option to set.
         """
         rig = Rig()
         rig.submit()
@@ -204,7 +205,7 @@ class TestSwitch:
 class TestBounds:
     def test_the_middle_of_a_long_life_is_left_out(self, monkeypatch):
         """
-        Of too many events the first and the last are kept, with the number left out between them.
+        The first and the last of too many events are kept, with the number left out between them.
         """
         monkeypatch.setattr(request_events, "MAX_EVENTS_PER_CHOICE", 8)
         rig = Rig(options=ALL)
@@ -236,7 +237,7 @@ class TestBounds:
 
     def test_a_reused_id_means_the_latest_request(self):
         """
-        Where an id was used again, the events are those of its latest use.
+        An id that was used again has the events of its latest use.
         """
         rig = Rig(options=PLAIN)
         rig.submit(request_id="same")
@@ -323,7 +324,7 @@ class TestOrder:
 
     def test_a_request_without_events_is_an_inconsistency(self):
         """
-        Every live request has events, and nobody else has any as a live one.
+        Every live request has events, and no other request has any as a live one.
         """
         recorder, request = EventRecorder(ALL), make_request()
         with pytest.raises(InternalError, match="not those in the system"):

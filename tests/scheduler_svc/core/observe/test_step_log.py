@@ -1,4 +1,4 @@
-"""The lines operators watch say what is so at that moment."""
+"""Log lines of steps: their texts, and their numbers, which are those of the moment."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ class TestTexts:
     )
     def test_the_first_and_every_fiftieth_preemption_warn(self, count, warns):
         """
-        One warning in fifty, so that a crowded service can still be read.
+        The first preemption and then one in fifty warns, so that a crowded log can still be read.
         """
         line = preemption_line("r1", "recompute", count)
         assert warns is (line is not None)
 
     def test_the_preemption_warning_holds_the_sentence_of_the_source(self):
         """
-        It says what happens, what it costs, what to change and how often it happened.
+        The warning says what happens, what it costs, what to change and how often it happened.
         """
         text = preemption_line("r1", "recompute", 50).text
         assert (
@@ -110,7 +110,8 @@ class TestDecodeLines:
     @pytest.mark.parametrize("delay", [1, 4])
     def test_every_fortieth_decode_pass_has_one(self, delay):
         """
-        Passes are counted over all requests; batches without a decode are none.
+        Every fortieth decode pass over all requests has a line; batches without a decode are no
+        pass.
         """
         rig = Rig(small_config(max_num_blocks=256), delay=delay)
         num_passes = 0
@@ -135,7 +136,8 @@ class TestDecodeLines:
 
     def test_its_numbers_are_those_of_the_moment(self):
         """
-        Running and waiting requests, tokens in blocks somebody holds, and their share of all.
+        The line has running and waiting requests, tokens in blocks that requests hold, and their
+        share of all.
         """
         rig = Rig(
             small_config(max_num_blocks=40, max_batch_size=3, max_total_tokens=32, max_num_seqs=64),
@@ -165,7 +167,7 @@ class TestDecodeLines:
 
     def test_throughput_is_tokens_seen_since_the_line_before(self):
         """
-        Output tokens between two lines, by the seconds between them.
+        Throughput is the output tokens between two lines, by the seconds between them.
         """
         rig = Rig(small_config(max_num_blocks=128, max_model_len=120))
         for _ in range(3):
@@ -188,7 +190,7 @@ class TestDecodeLines:
 
     def test_idle_time_does_not_count(self):
         """
-        After the core was idle, throughput is counted from the first request on.
+        Throughput is counted from the first request on after the core was idle.
         """
         rig = Rig(small_config(max_num_blocks=64))
         rig.submit(prompt_len=4, max_tokens=10)
@@ -206,7 +208,8 @@ class TestDecodeLines:
 class TestPrefillLines:
     def test_each_batch_with_prompts_has_one(self):
         """
-        Sequences and tokens of prompts in the batch; the others that run; who waits.
+        The line has the sequences and tokens of prompts in the batch, the other running requests,
+        and the waiting ones.
         """
         rig = Rig(small_config(max_batch_size=3, max_num_blocks=64))
         rig.submit(prompt_len=4, max_tokens=30)
