@@ -1,4 +1,6 @@
-"""Successive decode steps: what is kept or written late changes nothing that anybody can see."""
+"""
+Successive decode steps: columns that are kept or written late change nothing that can be seen.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def outputs(core: BenchService) -> dict[int, list[int]]:
 
 
 def walk(bench: BenchService, seed: int, num_turns: int, *, looks: bool) -> list[tuple]:
-    """Random arrivals and ends, rare enough for runs of equal steps; returns every batch."""
+    """Make random arrivals and ends, rare enough for runs of equal steps; returns every batch."""
     choose, sent = random.Random(seed), []
     core = bench.core
     for turn in range(num_turns):
@@ -80,8 +82,8 @@ class TestLateColumns:
     @pytest.mark.parametrize("num_blocks", [1024, 60])
     def test_looking_changes_nothing(self, window, num_blocks):
         """
-        Whether anybody looks at the columns at each step or at none, batches, state hashes, outputs
-        and columns are the same, with blocks to spare and without.
+        Batches, state hashes, outputs and columns are the same whether the columns are read at each
+        step or at none, with blocks to spare and without.
         """
         watched, alone = (service(window, num_blocks) for _ in range(2))
         sent = walk(watched, seed=3, num_turns=300, looks=True)
@@ -97,7 +99,7 @@ class TestLateColumns:
     )
     def test_columns_are_complete_after_any_run(self, num_turns):
         """
-        After any number of equal steps the columns and outputs hold every one of them.
+        The columns and outputs hold every step after any number of equal steps.
         """
         bench = service()
         for prompt_len in (1, 15, 16, 17):
@@ -120,7 +122,7 @@ class TestLateColumns:
 
     def test_equal_steps_are_written_when_looked_at_or_many(self):
         """
-        Results and blocks of equal steps stay unwritten until somebody looks or there are many.
+        Results and blocks of equal steps stay unwritten until they are read or there are many.
         """
         bench = service()
         for prompt_len in range(BLOCK_SIZE):
@@ -162,8 +164,8 @@ class TestLateColumns:
 class TestSharedColumns:
     def test_steps_of_the_same_rows_share_their_columns(self):
         """
-        While nobody starts, ends or is added, a step's slots and handles are the same read-only
-        columns as the last one's; then they are others.
+        The slots and handles of a step are the same read-only columns as the last one's while no
+        request starts, ends or is added; then they are others.
         """
         bench = service()
         for _ in range(3):
