@@ -28,7 +28,7 @@ def column(tokens):
 
 
 def by_definition(tokens, block_size, salt=b""):
-    """The chain, spelled out one block at a time."""
+    """Return the chain of digests, spelled out one block at a time."""
     digest = sha256(salt).digest() if salt else bytes(32)
     digests = []
     for end in range(block_size, len(tokens) + 1, block_size):

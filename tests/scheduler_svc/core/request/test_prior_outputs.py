@@ -17,7 +17,7 @@ WHOLE = expected_outputs(PROMPT, 12, frozenset())
 
 
 def column(tokens) -> Int32Column:
-    """Token ids as a column."""
+    """Return token ids as a column."""
     return np.array(tokens, np.int32)
 
 
@@ -98,7 +98,7 @@ class TestGoingOn:
 
     def test_a_conversation_s_cache_is_found(self):
         """
-        KV of prompt and outputs together is found where somebody else computed the same tokens.
+        KV of prompt and outputs together is found where another request computed the same tokens.
         """
         rig = Rig()
         rig.submit(prompt=column([*PROMPT, *WHOLE[:7]]), max_tokens=1)
@@ -165,7 +165,7 @@ class TestChoices:
 
     def test_finished_ones_are_not_produced(self):
         """
-        Of a choice that had ended nothing is computed or told; the others keep handle and choice.
+        A choice that had ended is neither computed nor told; the others keep handle and choice.
         """
         rig = Rig()
         first = resume(rig, 12, 2, 0, finished_choices=frozenset({0}))
@@ -227,7 +227,7 @@ class TestRefused:
     @pytest.mark.parametrize("finished", [{0, 1}, {2}])
     def test_finished_choices_that_make_no_sense(self, finished):
         """
-        Something is left to produce, and only choices that there are can have ended.
+        Finished choices that leave none to produce, or that the request does not have, are refused.
         """
         self.refused(InvalidParameter, None, 5, 5, finished_choices=frozenset(finished))
 
