@@ -26,13 +26,13 @@ class Mutant:
 
     Attributes:
         path: The file, relative to the repository.
-        function: Qualified name of what it is in; empty at module level.
-        line: Where, counted from 1.
+        function: Qualified name of the function or class it is in; empty at module level.
+        line: Its line, counted from 1.
         start: Offset of the first changed character.
         end: Offset past the last one.
         was: The text there.
         becomes: The text instead.
-        occurrence: Which of several equal changes in that function.
+        occurrence: Its number among equal changes in that function, counted from 0.
     """
 
     path: str
@@ -46,17 +46,17 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Names the change for as long as its function keeps it, wherever its line moves."""
+        """Return the name of the change, which stays the same when its line moves."""
         text = "\0".join([self.path, self.function, self.was, self.becomes, str(self.occurrence)])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def apply(self, source: str) -> str:
-        """The source with this change."""
+        """Return the source with this change."""
         return source[: self.start] + self.becomes + source[self.end :]
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
-    """Every mutant of a source that still compiles, in order of place."""
+    """Return every mutant of a source that still compiles, in order of place."""
     seen: dict[tuple[str, str, str], int] = {}
     found = []
     for function, node in _nodes(ast.parse(source), ""):
@@ -72,7 +72,7 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
 
 
 class _Text:
-    """A source and where its nodes are; offsets count characters."""
+    """A source and the places of its nodes; offsets count characters."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -92,7 +92,7 @@ class _Text:
 
 
 def _nodes(tree: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:
-    """Every node that does something, with the function it is in: no docstring, type or message."""
+    """Yield every node that does something, with its function: no docstring, type or message."""
     for field, value in ast.iter_fields(tree):
         if field in {"annotation", "returns", "decorator_list", "type_params", "bases"}:
             continue

@@ -1,12 +1,12 @@
 """
-Mutation testing of the scheduler core: which wrong changes do the core's fast tests notice?
+Mutation testing of the scheduler core: the wrong changes that the core's fast tests notice.
 
     python -m tests.scheduler_svc.core.mutants.run [--per-file N] [--jobs N] [--files NAME ...]
 
 Draws mutants of every module of the core, tries each one and keeps the verdicts in `results.tsv`
 beside this file. A verdict is kept for as long as its function keeps that change, so a run that was
 stopped goes on where it was, and after a change of the core only what changed is tried again.
-Why a survivor changes nothing that matters stands in `survivors.tsv`, by key.
+`survivors.tsv` has the reason why each survivor changes nothing that matters, by key.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RESULTS = HERE / "results.tsv"
 COLUMNS = ["key", "file", "function", "line", "was", "becomes", "noticed_by"]
 CORE = "scheduler_svc/core"
 ORACLES = {"integrity.py"}
-"""What finds bugs and is not part of what can be wrong: `test_integrity.py` plants what it finds."""
+"""Modules that find bugs and are not mutated: `test_integrity.py` plants what they find."""
 
 
 def sample(per_file: int, seed: int) -> list[Mutant]:
-    """So many mutants of each module, the same for the same sources and seed."""
+    """Return so many mutants of each module, the same for the same sources and seed."""
     chosen = []
     for path in sorted((ROOT / CORE).rglob("*.py")):
         if path.name in ORACLES:
@@ -48,7 +48,7 @@ def sample(per_file: int, seed: int) -> list[Mutant]:
 
 
 def load_results() -> dict[str, dict[str, str]]:
-    """Verdicts so far, by key."""
+    """Return the verdicts so far, by key."""
     if not RESULTS.exists():
         return {}
     with RESULTS.open(newline="") as file:
@@ -56,7 +56,7 @@ def load_results() -> dict[str, dict[str, str]]:
 
 
 def row_of(mutant: Mutant, noticed_by: str) -> dict[str, str]:
-    """A verdict as a row of the table."""
+    """Return a verdict as a row of the table."""
     return {
         "key": mutant.key,
         "file": mutant.path.removeprefix(f"{CORE}/"),
@@ -96,7 +96,7 @@ def try_all(table: Table, mutants: list[Mutant], jobs: int, *, is_brief: bool) -
 
 
 def trials(mutants: list[Mutant], jobs: int, *, is_brief: bool) -> Iterator[tuple[Mutant, str]]:
-    """Each mutant and what noticed it, in the order in which the trials end."""
+    """Yield each mutant and what noticed it, in the order in which the trials end."""
     left, running = list(reversed(mutants)), dict[int, tuple[Mutant, int]]()
     while left or running:
         while left and len(running) < jobs:
@@ -146,7 +146,7 @@ def repeat(count: int, jobs: int) -> None:
 
 
 def noticed(table: Table, mutant: Mutant) -> bool:
-    """True when some test failed."""
+    """Return True when some test failed."""
     return bool(table.rows.get(mutant.key, {}).get("noticed_by"))
 
 

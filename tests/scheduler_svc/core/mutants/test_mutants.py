@@ -1,4 +1,4 @@
-"""The core's tests bite: of the mutants that were tried, some are tried again."""
+"""Mutants of the core and their verdicts: the tests notice nearly all, and some are tried again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TestMutations:
 class TestResults:
     def test_at_least_95_of_100_mutants_are_noticed(self):
         """
-        Of all mutants tried nearly all are noticed, and of each of the others it is said why not.
+        Nearly all mutants that were tried are noticed, and each of the others has a reason why not.
         """
         rows = load_results()
         survivors = {key for key, row in rows.items() if not row["noticed_by"]}

@@ -1,5 +1,5 @@
 """
-Whether the core's fast tests notice a mutant: one forked process per mutant.
+Trials of mutants by the core's fast tests: one forked process per mutant.
 
 The process is forked from one that has imported all but the core and its tests, and compiles the
 mutant in place of the module: nothing on disk changes.
@@ -26,10 +26,13 @@ ROOT = Path(__file__).parents[4]
 TESTS = ROOT / "tests/scheduler_svc/core"
 NOT_RUN = {"test_mutants.py", "test_planted_bugs.py", "test_properties.py", "test_random_walks.py"}
 SELECTED = "not test_any_ and not very_deep"
-"""Leaves out what searches at random, so that a verdict can be repeated, and what takes long."""
+"""
+Expression that leaves out tests that search at random, so that a verdict can be repeated, and tests
+that take long.
+"""
 NUM_WALKS = 30
 MAX_CPU_S = {True: 50, False: 200}
-"""Time in which any brief trial ends, and any other: a mutant that never ends is noticed."""
+"""Most CPU seconds of a brief trial and of any other; a mutant that never ends is noticed."""
 
 RELATED = {
     "admission": ("limits", "overlength", "choices", "recovery", "prior_outputs"),
@@ -71,7 +74,7 @@ RELATED = {
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module from a changed source."""
+    """Importer of one module from a changed source."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._path = ROOT / mutant.path
@@ -91,22 +94,22 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _FirstFailure:
-    """Remembers which test failed first."""
+    """The first test that failed."""
 
     def __init__(self) -> None:
         self.test = ""
 
     def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        """A report came in."""
+        """Note a report that came in."""
         if report.failed and not self.test:
             self.test = report.nodeid.split("/")[-1]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Called by pytest."""
+        """Note a test's report; called by pytest."""
         self.note(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Called by pytest."""
+        """Note a report of test collection; called by pytest."""
         self.note(report)
 
 
@@ -116,7 +119,7 @@ def begin(mutant: Mutant | None, *, is_brief: bool) -> tuple[int, int]:
     mutant's module.
 
     Returns:
-        The process and a pipe that gives the verdict: which test failed first, or nothing.
+        The process and a pipe that gives the verdict: the test that failed first, or nothing.
     """
     reading, writing = os.pipe()
     process = os.fork()
