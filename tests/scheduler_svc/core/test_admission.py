@@ -1,4 +1,4 @@
-"""Which requests the core takes, and what it says to those it refuses."""
+"""Requests that the core takes, and what it says to those it refuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.scheduler_svc.core.harness import Rig, geometry_of, queue_position, s
 class TestLengths:
     def test_a_prompt_and_output_of_exactly_max_model_len_is_taken(self):
         """
-        Prompt plus max_tokens may equal max_model_len and runs to its end.
+        A prompt and max_tokens that together equal max_model_len are taken and run to their end.
         """
         rig = Rig()
         handle = rig.submit(prompt_len=60, max_tokens=4)
@@ -74,7 +74,7 @@ class TestLengths:
 
     def test_nothing_fits_under_a_threshold_of_zero(self):
         """
-        With memory_threshold 0 no prompt could ever start, so each fails at submission.
+        A prompt fails at submission under memory_threshold 0, since none could ever start.
         """
         rig = Rig(small_config(memory_threshold=0.0))
         with pytest.raises(NeverFits, match="memory_threshold"):
@@ -93,7 +93,7 @@ class TestLengths:
 class TestCapacity:
     def test_max_num_seqs_counts_waiting_and_running(self):
         """
-        With max_num_seqs requests in the system the next one is refused with retry advice and what vLLM calls so.
+        A request beyond max_num_seqs is refused with retry advice and our name for vLLM's limit.
         """
         rig = Rig(small_config(max_num_seqs=6))
         for _ in range(6):
@@ -108,7 +108,7 @@ class TestCapacity:
     @pytest.mark.parametrize("how", ["finish", "cancel"])
     def test_a_place_is_free_again_after_an_end(self, how):
         """
-        When a request has ended another is taken in its place.
+        Another request is taken in the place of one that has ended.
         """
         rig = Rig(small_config(max_num_seqs=1))
         handle = rig.submit()
@@ -131,7 +131,7 @@ class TestCapacity:
 
     def test_a_refused_request_leaves_nothing(self):
         """
-        After a refusal only the counter of refusals differs.
+        A refused request changes only the counter of refusals.
         """
         rig = Rig()
         for _ in range(3):
@@ -152,7 +152,7 @@ class TestCapacity:
 
 
 def _filled(num_blocks: int, on_pressure: OnPressure) -> Rig:
-    """An engine of 1024 blocks and threshold 0.9 with `num_blocks` in use by decoding requests."""
+    """Return a rig of 1024 blocks and threshold 0.9 with `num_blocks` used by decoding requests."""
     config = EngineConfig(max_batch_size=64, max_total_tokens=20000, max_model_len=16000)
     rig = Rig(config, options=CoreOptions(on_pressure=on_pressure), checked=False)
     rig.submit(prompt_len=16 * (num_blocks - 1) - 8, max_tokens=40)
@@ -165,7 +165,7 @@ def _filled(num_blocks: int, on_pressure: OnPressure) -> Rig:
 class TestPressure:
     def test_one_block_below_the_threshold_is_accepted(self):
         """
-        With 921 of 1024 blocks in use and threshold 0.9 a request is taken and admitted.
+        A request is taken and admitted with 921 of 1024 blocks in use and threshold 0.9.
         """
         rig = _filled(921, OnPressure.REFUSE)
         handle = rig.submit()
@@ -174,7 +174,7 @@ class TestPressure:
 
     def test_at_the_threshold_a_refusing_engine_refuses(self):
         """
-        With 922 of 1024 blocks in use and threshold 0.9 the request is refused at once.
+        A request is refused at once with 922 of 1024 blocks in use and threshold 0.9.
         """
         rig = _filled(922, OnPressure.REFUSE)
         with pytest.raises(MemoryPressure, match="922 of 1024 KV blocks") as caught:
@@ -184,7 +184,7 @@ class TestPressure:
 
     def test_at_the_threshold_a_queueing_engine_waits_and_decodes(self):
         """
-        With 922 of 1024 blocks in use the request waits while decodes go on, and runs after.
+        A request waits with 922 of 1024 blocks in use while decodes go on, and runs after.
         """
         rig = _filled(922, OnPressure.QUEUE)
         handle = rig.submit()

@@ -23,7 +23,8 @@ class TestPassedOver:
     @pytest.mark.parametrize(("num_followers", "is_admitted"), [(31, True), (32, False)])
     def test_one_plan_passes_over_so_many_that_wait_for_a_prefix(self, num_followers, is_admitted):
         """
-        Behind 32 requests that wait for a prefix being computed the plan looks no further.
+        A plan looks no further once it has passed 32 requests that wait for a prefix being
+        computed.
         """
         options = CoreOptions(schedule_policy=SchedulePolicy.FCFS, schedule_conservativeness=0.0)
         rig = Rig(small_config(**WIDE), options=options)
@@ -42,7 +43,7 @@ class TestBadRows:
     @pytest.mark.parametrize("caching", [True, False])
     def test_what_a_bad_row_computed_is_not_found(self, caching):
         """
-        After a row error the same prompt is computed anew, and well.
+        A prompt is computed anew, and well, after a row error of a request with the same one.
         """
         rig = Rig(options=CoreOptions(prefix_caching=caching))
         rig.submit(prompt_len=9)
@@ -89,7 +90,7 @@ class TestCounts:
 
     def test_a_new_request_has_not_waited(self):
         """
-        Waiting counts from the submission.
+        The waiting time of a request counts from its submission.
         """
         rig = Rig()
         rig.now = 7.0

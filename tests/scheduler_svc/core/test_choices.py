@@ -55,8 +55,8 @@ class TestForks:
 
     def test_only_a_block_that_is_written_on_is_copied(self):
         """
-        A prompt that ends inside a block has that block copied; one whose last token opens a block
-        has nothing copied.
+        The block of a prompt's last token is copied for each further choice, unless that token
+        opens it.
         """
         for prompt_len, num_copies in ((10, 2), (8, 2), (9, 0)):
             rig = rig_of()
@@ -81,7 +81,7 @@ class TestForks:
     @each_cache
     def test_forks_wait_until_the_whole_prompt_was_sent(self, options):
         """
-        While the prompt is computed in chunks no other choice is admitted.
+        No other choice is admitted while the prompt is computed in chunks.
         """
         rig = rig_of(options, max_total_tokens=8)
         rig.submit(21, num_choices=2)
@@ -93,7 +93,7 @@ class TestForks:
     @pytest.mark.parametrize("delay", [1, 2, 4])
     def test_a_fork_may_wait_until_everyone_is_gone(self, options, delay):
         """
-        With one slot the choices run one after the other, each with what is still cached.
+        Choices run one after the other in one slot, each with what is still cached.
         """
         rig = rig_of(options, delay, max_batch_size=1)
         rig.submit(9, max_tokens=5, num_choices=3)
@@ -106,7 +106,7 @@ class TestForks:
     @pytest.mark.parametrize("delay", [1, 2, 4])
     def test_the_leader_may_end_first(self, options, delay):
         """
-        When choice 0 ends before the others were admitted, another one leads.
+        Another choice leads when choice 0 ends before the others were admitted.
         """
         rig = rig_of(options, delay)
         rig.submit(9, max_tokens=8, num_choices=3)
@@ -158,7 +158,7 @@ class TestForks:
     )
     def test_any_memory_gives_the_same_tokens(self, options, num_blocks, delay, requests):
         """
-        However little memory there is, every choice produces what it would alone.
+        Every choice produces what it would alone, however little memory there is.
         """
         rig = rig_of(options, delay, max_num_blocks=num_blocks, max_model_len=32)
         for prompt_len, max_tokens, num_choices in requests:
@@ -184,7 +184,7 @@ class TestAllOrNone:
 
     def test_ending_the_request_ends_every_choice(self):
         """
-        `end_request` ends those that run and those that wait.
+        `end_request` ends running and waiting choices.
         """
         rig = rig_of(max_batch_size=2)
         rig.submit(9, max_tokens=20, num_choices=3)
@@ -230,7 +230,8 @@ class TestAllOrNone:
 
     def test_a_bad_choice_that_shared_starts_over(self):
         """
-        A choice whose shared prompt may have been wrong computes it anew before it fails.
+        A choice with NaN logits computes its shared prompt anew before it fails, as that may be
+        wrong.
         """
         rig = rig_of()
         rig.submit(9, max_tokens=10, num_choices=3)

@@ -1,4 +1,4 @@
-"""The integrity check notices whatever is put wrong: the properties rest on it."""
+"""The integrity check, on which the properties rest, notices whatever is put wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = CoreOptions(
 
 
 def busy() -> Rig:
-    """Two requests that decode in slots 0 and 1, one that drains, one that waits."""
+    """Return a rig in which slots 0 and 1 decode, one request drains and one waits."""
     rig = Rig(small_config(max_batch_size=3), delay=3, options=OPTIONS, checked=False)
     for _ in range(4):
         rig.submit(prompt_len=9, max_tokens=20)
@@ -213,7 +213,7 @@ class TestIntegrity:
     @pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda corrupt: corrupt.__name__)
     def test_a_corrupted_state_is_noticed(self, corrupt):
         """
-        After one wrong change of any part of the state the check fails.
+        The check fails after one wrong change of any part of the state.
         """
         geometry = geometry_of(small_config(max_batch_size=3), num_host_blocks=8)
         rig = busy()

@@ -1,4 +1,4 @@
-"""Limits on who is taken: at each limit, one over it, and what a refusal says and leaves."""
+"""Limits on the requests taken: at each limit, one over it, and what a refusal says and leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.scheduler_svc.core.harness import Rig, queue_position, small_config
 
 
 def rig_of(num_running: int = 0, **options) -> Rig:
-    """An engine with one row, taken by as many requests as are to be in the system already."""
+    """Return a rig with one row and as many requests as are to be in the system already."""
     rig = Rig(small_config(max_batch_size=1), options=CoreOptions(**options))
     for _ in range(num_running):
         rig.submit()
@@ -40,7 +40,8 @@ def limit_of(error) -> tuple[str, str]:
 class TestQueuedRequests:
     def test_as_many_wait_as_are_allowed(self):
         """
-        With max_queued_requests 3 and one running, three more are taken and the next is refused.
+        Three requests are taken beside a running one under max_queued_requests 3, and the next is
+        refused.
         """
         rig = rig_of(1, max_queued_requests=3)
         for _ in range(3):
@@ -54,7 +55,7 @@ class TestQueuedRequests:
 
     def test_a_place_is_free_when_one_is_admitted(self):
         """
-        When a waiting request gets a slot another may wait.
+        Another request may wait when a waiting one gets a slot.
         """
         rig = rig_of(1, max_queued_requests=1)
         waits = rig.submit()
@@ -67,7 +68,7 @@ class TestQueuedRequests:
 
     def test_all_choices_are_taken_or_none(self):
         """
-        With two places left a request for three choices is refused whole and one for two taken.
+        A request for three choices is refused whole with two places left, and one for two is taken.
         """
         rig = rig_of(1, max_queued_requests=3)
         rig.submit()
@@ -105,7 +106,7 @@ class TestQueuedTokens:
 
     def test_cached_tokens_do_not_count(self):
         """
-        Of a prompt whose first blocks are cached only the rest counts.
+        Cached tokens at the start of a prompt do not count, only the rest does.
         """
         rig = rig_of(max_queued_tokens=20)
         prompt = np.arange(20, dtype=np.int32)
@@ -130,7 +131,8 @@ class TestQueuedTokens:
 
     def test_they_are_counted_without_a_limit_too(self):
         """
-        What waits is counted for operators where no limit asks for it, and leaves with who waits.
+        Queued tokens are counted for operators where no limit asks for it, until their requests
+        leave the queue.
         """
         rig = rig_of(1)
         rig.submit(prompt_len=12, num_choices=2)
@@ -151,7 +153,8 @@ class TestQueuedTokens:
 class TestTenants:
     def test_each_tenant_has_a_limit_of_its_own(self):
         """
-        With max_tenant_requests 2 a tenant's third is refused while another's first is taken.
+        A tenant's third request is refused under max_tenant_requests 2 while another's first is
+        taken.
         """
         rig = rig_of(max_tenant_requests=2)
         rig.submit(tenant="red")
@@ -165,7 +168,7 @@ class TestTenants:
 
     def test_every_choice_counts_for_its_tenant(self):
         """
-        With one place left a tenant's request for two choices is refused and one for one is taken.
+        A tenant's request for two choices is refused with one place left, and one for one is taken.
         """
         rig = rig_of(max_tenant_requests=3)
         rig.submit(tenant="red", num_choices=2)
@@ -190,7 +193,7 @@ class TestTenants:
 
     def test_an_end_makes_room(self):
         """
-        When a tenant's request ends, its next is taken.
+        A tenant's next request is taken when its running one has ended.
         """
         rig = rig_of(max_tenant_requests=1)
         first = rig.submit(tenant="red")
@@ -220,7 +223,7 @@ class TestTenants:
 class TestSystem:
     def test_every_choice_counts_for_max_num_seqs(self):
         """
-        With one place left a request for two choices is refused and one for one is taken.
+        A request for two choices is refused with one place left, and one for one is taken.
         """
         rig = Rig(small_config(max_num_seqs=4))
         rig.submit(num_choices=3)
@@ -315,7 +318,7 @@ class TestRefusals:
 
     def test_memory_pressure_says_when_to_retry(self):
         """
-        Under pressure a refusing engine advises to come back after the time one end takes.
+        A refusing engine advises under pressure to come back after the time one end takes.
         """
         config = small_config(max_num_blocks=10, memory_threshold=0.5, max_batch_size=2)
         rig = Rig(config, options=CoreOptions(on_pressure=OnPressure.REFUSE))
@@ -342,8 +345,8 @@ class TestRefusals:
     )
     def test_any_refusal_leaves_nothing_and_every_limit_holds(self, wanted, refuses):
         """
-        Whatever is submitted, limits hold after each submission, a refused request leaves nothing,
-        and all that were taken run to their end.
+        Limits hold after each submission, a refused request leaves nothing, and all that were taken
+        run to their end, whatever is submitted.
         """
         options = CoreOptions(
             max_queued_requests=5, max_queued_tokens=60, max_tenant_requests=6,
@@ -398,7 +401,7 @@ def _without_refusals(rig: Rig) -> dict[str, object]:
 class TestRetryAdvice:
     def test_without_ends_there_is_none(self):
         """
-        Before two requests have ended nothing can be said.
+        No advice is given before two requests have ended.
         """
         advice = RetryAdvice()
         assert advice.after_ends(1, 0.0) is None
@@ -407,7 +410,7 @@ class TestRetryAdvice:
 
     def test_it_follows_the_rate_of_ends(self):
         """
-        With one end per half second, four more take two seconds.
+        Four more ends take two seconds at one end per half second.
         """
         advice = RetryAdvice()
         for i in range(11):
@@ -436,7 +439,8 @@ class TestRetryAdvice:
 
     def test_a_refusal_carries_it(self):
         """
-        When requests end every second, who needs one end is told to come back after one second.
+        A request that needs one end is told to come back after one second when requests end every
+        second.
         """
         rig = rig_of(max_queued_requests=1)
         for _ in range(8):

@@ -45,7 +45,7 @@ class TestReject:
     )
     def test_overlong_requests_are_refused_by_default(self, prompt_len, max_tokens, error):
         """
-        Unless told otherwise the core refuses what does not fit and cuts nothing.
+        The core refuses what does not fit and cuts nothing, unless told otherwise.
         """
         with pytest.raises(error) as caught:
             submit(Rig(), new_request(prompt_len, max_tokens))
@@ -86,8 +86,8 @@ class TestTruncate:
         self, prompt_len, asked, num_cut, granted, reason
     ):
         """
-        So many that what was asked for has room, up to half of max_model_len, and what comes is
-        right for the rest.
+        A prompt that leaves no room loses as many of its oldest tokens as make room for what was
+        asked, up to half of max_model_len, and its output is right for the rest.
         """
         rig, new = rig_of(), new_request(prompt_len, asked)
         accepted = submit(rig, new)
@@ -113,7 +113,7 @@ class TestTruncate:
 
     def test_a_small_pool_cuts_too(self):
         """
-        Where the KV memory holds less than max_model_len, that is what a request is cut to.
+        A request is cut to what the KV memory holds where that is less than max_model_len.
         """
         rig = rig_of(max_num_blocks=10)
         assert Acceptance(num_truncated_tokens=19, max_tokens=9) == submit(rig, new_request(50, 9))
@@ -131,14 +131,14 @@ class TestTruncate:
 
     def test_nothing_is_cut_for_a_threshold_of_zero(self):
         """
-        Where no prompt is ever admitted cutting does not help, and the request is refused.
+        A request is refused where no prompt is ever admitted, since cutting does not help.
         """
         with pytest.raises(NeverFits, match="memory_threshold"):
             submit(rig_of(memory_threshold=0.0), new_request(5, 5))
 
     def test_digests_of_a_prompt_that_stays_whole_are_used(self):
         """
-        Where nothing is cut the digests that came with the prompt are not computed again.
+        The digests that came with a prompt are not computed again where nothing is cut.
         """
         rig, digests = rig_of(), [bytes([number]) * 32 for number in range(15)]
         submit(rig, new_request(60, 100, block_digests=b"".join(digests)))
@@ -147,8 +147,8 @@ class TestTruncate:
 
     def test_digests_of_the_uncut_prompt_are_not_used(self):
         """
-        After a cut other tokens stand in each block, so the given digests name nothing: the prompt
-        shares KV with its own tokens and with nobody else's.
+        A prompt that was cut shares KV with its own tokens and with no others, since other tokens
+        stand in each block and the given digests name nothing.
         """
         rig = rig_of(max_model_len=66)
         whole = np.arange(67, dtype=np.int32) % 50
@@ -181,7 +181,7 @@ class TestTruncate:
     )  # fmt: skip
     def test_any_length_is_served(self, prompt_len, max_tokens, num_blocks, threshold):
         """
-        Whatever its length a request is taken, cut by no more than it must be, and served.
+        A request of any length is taken, cut by no more than it must be, and served.
         """
         rig = rig_of(max_num_blocks=num_blocks, memory_threshold=threshold)
         new = new_request(prompt_len, max_tokens)

@@ -1,4 +1,4 @@
-"""Bugs planted in the core are found by the properties: the other tests of this folder bite."""
+"""Bugs planted in the core: the random walks find each, so these tests would notice it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drop_late_tokens(monkeypatch):
 
 
 def keep_running_past_the_end(monkeypatch):
-    """Nobody ends by a token."""
+    """No request ends by a token."""
     monkeypatch.setattr(
         slots.EndIds,
         "may_end",
@@ -163,7 +163,7 @@ def find_what_is_not_sent(monkeypatch):
 
 
 def fail_who_read_bad_rows(monkeypatch):
-    """Whoever shares KV with a bad row fails with it: it neither starts over nor gets a retry."""
+    """A request that shares KV with a bad row fails with it, without a new start or a retry."""
 
     def fail(core_state, victim):
         core_state.fail(victim, InvalidLogits("NaN"))
@@ -196,13 +196,13 @@ def never_resume(monkeypatch):
 
 
 def forget_who_is_aged(monkeypatch):
-    """Whoever waited long is passed like anyone else."""
+    """A request that has waited long is passed like any other."""
     monkeypatch.setattr(WaitingQueue, "_aged", lambda *_: iter(()))
     monkeypatch.setattr(WaitingQueue, "_aged_before_s", lambda *_: float("-inf"))
 
 
 def forget_prior_outputs(monkeypatch):
-    """What a request came with is taken to be told anew."""
+    """Outputs that a request came with are produced and told anew."""
     choices_of = admission.choices_of
 
     def without_prior(new, **what):
@@ -212,7 +212,7 @@ def forget_prior_outputs(monkeypatch):
 
 
 def try_suspects_beside_others(monkeypatch):
-    """While suspects are tried everybody else goes on running."""
+    """All other requests go on running while suspects are tried."""
     monkeypatch.setattr(planner, "hold_trial", lambda _: None)
 
 
@@ -243,7 +243,7 @@ def blame_one_of_many(monkeypatch):
 
 
 def never_forgive(monkeypatch):
-    """Progress clears nobody."""
+    """Progress clears no request."""
     monkeypatch.setattr(output_processor, "note_progress", lambda *_: None)
 
 
@@ -283,7 +283,7 @@ WHERE = {
 }
 """Options without which a bug could not show."""
 FOUND_LATE = {share_across_salts, forget_host_copies, never_resume, blame_one_of_many}
-"""What walks run into only after seconds."""
+"""Bugs that walks run into only after seconds."""
 
 
 class TestPlantedBugs:

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the core keeps its promises."""
+"""Promises that the core keeps whatever happens, in whatever order."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.scheduler_svc.core.core_machine import check
 class TestProperties:
     def test_any_history_keeps_every_promise(self):
         """
-        Under any options and mix of events limits hold, nothing leaks or starves, and tokens are
-        exact.
+        Limits hold, nothing leaks or starves, and tokens are exact under any options and mix of
+        events.
         """
         check(examples=40, steps=25)
 
     @pytest.mark.slow
     def test_many_long_histories_keep_every_promise(self):
         """
-        The same over many more and longer histories.
+        The same holds over many more and longer histories.
         """
         check(examples=100, steps=60)

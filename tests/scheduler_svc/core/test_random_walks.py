@@ -19,11 +19,11 @@ MET = {
     "POISON_REQUEST", "executor_deaths", "OUT_OF_MEMORY", "out_of_memory_steps", "RETRACT waits while others are tried",
     "retractions", "swapped_out_blocks", "swapped_in_blocks", "swap_fallbacks", "prefix_hit_tokens",
 }  # fmt: skip
-"""What twenty long histories must come across, or they would prove little."""
+"""Events that twenty long histories must come across, or they would prove little."""
 
 
 def what_happened(world: CoreWorld) -> Counter[str]:
-    """How often a history met what."""
+    """Return how often a history met each event."""
     rig = world.rig
     counters = asdict(rig.core._state.counters)
     del counters["refused_by_limit"]  # asdict counts a Counter's pairs
@@ -42,7 +42,7 @@ class TestRandomWalks:
     @pytest.mark.parametrize("first_seed", range(0, 60, 10))
     def test_short_walks_keep_every_promise(self, first_seed):
         """
-        Any options and any history: limits hold, nothing leaks or starves, tokens are exact.
+        Limits hold, nothing leaks or starves, and tokens are exact under any options and history.
         """
         walk_all(range(first_seed, first_seed + 10), num_events=25)
 
@@ -50,7 +50,7 @@ class TestRandomWalks:
     @pytest.mark.parametrize("first_seed", range(10_000, 10_040, 20))
     def test_long_walks_keep_every_promise(self, first_seed):
         """
-        The same over histories of many requests, which meet every kind of preemption and end.
+        The same holds over histories of many requests, which meet every kind of preemption and end.
         """
         seen = Counter[str]()
         for seed in range(first_seed, first_seed + 20):

@@ -1,4 +1,4 @@
-"""The executor is lost, replaced, or answers what it was not asked."""
+"""The loss or replacement of the executor, and results that do not fit a step in flight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.scheduler_svc.core.fake_executor import FakeExecutor
 from tests.scheduler_svc.core.harness import Rig, geometry_of, small_config
 
 BOLD = CoreOptions(schedule_conservativeness=0.0)
-"""Admits whoever fits at present."""
+"""Options that admit whatever fits at present."""
 
 
 class TestExecutorLost:
@@ -23,7 +23,7 @@ class TestExecutorLost:
     @pytest.mark.parametrize("steps", [1, 2, 5, 9])
     def test_no_token_is_lost_or_repeated(self, delay, steps):
         """
-        After the loss of the executor at any step each request produces its tokens once.
+        Each request produces its tokens once, after the loss of the executor at any step.
         """
         rig = Rig(small_config(max_total_tokens=8), delay=delay)
         handles = [rig.submit(prompt_len=9, max_tokens=12) for _ in range(6)]
@@ -53,8 +53,8 @@ class TestExecutorLost:
 
     def test_the_order_of_the_queue_forgets_the_lost_cache(self):
         """
-        What was cached on the lost executor gives nobody a better place, however many changes the
-        new cache has seen.
+        The cache of the lost executor gives no request a better place, however many changes the new
+        cache has seen.
         """
         rig = Rig(small_config(max_batch_size=1))
         cached = np.arange(9, dtype=np.int32)
@@ -73,7 +73,8 @@ class TestExecutorLost:
     @pytest.mark.parametrize("delay", [1, 3])
     def test_what_is_lost_is_counted(self, delay):
         """
-        The tokens sent for computing of everybody who ran or drained count as to be recomputed.
+        The tokens sent for computing of every request that ran or drained count as to be
+        recomputed.
         """
         rig = Rig(delay=delay)
         for _ in range(3):
@@ -137,7 +138,8 @@ class TestUseGeometry:
 
     def test_a_shorter_context_ends_requests_at_its_limit(self):
         """
-        At a shorter max_model_len output ends with CONTEXT_LIMIT; who is over it already fails.
+        A request ends with CONTEXT_LIMIT at a shorter max_model_len; one that is over it already
+        fails.
         """
         rig = Rig()
         short, over = rig.submit(prompt_len=5, max_tokens=30), rig.submit(prompt_len=20)
@@ -162,7 +164,7 @@ class TestUseGeometry:
 
     def test_a_larger_executor_gives_more_room(self):
         """
-        After moving to a larger executor more requests run at once.
+        More requests run at once after moving to a larger executor.
         """
         rig = Rig(
             small_config(max_batch_size=4),
@@ -215,7 +217,7 @@ class TestWrongResults:
 
     def test_a_result_without_a_batch_loses_the_session(self):
         """
-        A result that nobody asked for is refused.
+        A result that was not asked for is refused.
         """
         rig = self.planned()
         result = rig.pending[0]
@@ -235,7 +237,7 @@ class TestRequestStates:
     @pytest.mark.parametrize("start", RequestState)
     def test_only_legal_moves_are_possible(self, start):
         """
-        A request can make exactly the documented moves; any other is our bug.
+        A request can make exactly the documented moves; any other is an internal error.
         """
         for target in RequestState:
             request = self.request(start)
@@ -249,6 +251,6 @@ class TestRequestStates:
 
     def test_an_end_is_final(self):
         """
-        Nothing follows ENDED.
+        ENDED is the last state: no move leads out of it.
         """
         assert frozenset() == LEGAL_MOVES[RequestState.ENDED]

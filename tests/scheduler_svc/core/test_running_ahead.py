@@ -1,4 +1,4 @@
-"""Planning steps before the results of those before are back: the four rules, and how many steps."""
+"""Lookahead: the four rules of planning before earlier results are back, and the depth."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WIDE = small_config(max_num_blocks=64, max_batch_size=4)
 
 
 def in_flight(rig: Rig, count: int) -> None:
-    """Plan until so many steps are under way, whose results are not back."""
+    """Plan until so many steps are in flight, with their results not back."""
     while len(rig.pending) < count:
         rig.plan()
 
 
 def decoding(window: int, count: int = 3, **changes) -> Rig:
-    """Requests that decode with `window` steps in flight."""
+    """Return a rig with requests that decode with `window` steps in flight."""
     rig = Rig(changes.pop("config", WIDE), delay=window, options=changes.pop("options", BOLD))
     for _ in range(count):
         rig.submit(prompt_len=5, max_tokens=30, **changes)
@@ -63,7 +63,7 @@ class TestRule1:
     @WINDOWS
     def test_tokens_past_an_end_are_dropped(self, window):
         """
-        Of the tokens in flight of a row that drains those up to its end are kept and no other.
+        Tokens in flight of a draining row are kept up to its end and dropped after it.
         """
         rig = Rig(WIDE, delay=window)
         end = rig.submit(prompt_len=5, max_tokens=30)
@@ -82,8 +82,8 @@ class TestRule1:
     @WINDOWS
     def test_a_slot_s_new_row_gets_none_of_the_old_one_s_tokens(self, window):
         """
-        Results are matched by slot and generation: who takes over a slot at once is not given what
-        was in flight for the row before.
+        A request that takes over a slot at once is not given what was in flight for the row before:
+        results are matched by slot and generation.
         """
         rig = decoding(window, config=small_config(max_batch_size=3), count=4)
         rig.core.end_request("r0", FinishReason.CANCELLED, rig.now)
@@ -99,7 +99,8 @@ class TestRule1:
     @WINDOWS
     def test_victims_are_chosen_by_what_is_known(self, window):
         """
-        Who has fewest outputs known is retracted, whatever is in flight for whom.
+        The request with the fewest known outputs is retracted, whatever is in flight for any of
+        them.
         """
         rig = Rig(small_config(max_num_blocks=9, max_total_tokens=8), delay=window, options=BOLD)
         for _ in range(3):
@@ -118,13 +119,13 @@ class TestRule1:
 
 
 class TestRule2:
-    """What a batch released the next one may use; host blocks too, in order."""
+    """The next batch may use slots and blocks that one released; host blocks too, in order."""
 
     @WINDOWS
     def test_slots_and_blocks_are_used_again_at_once(self, window):
         """
-        Slot and blocks of a row that ended are another's in the next batch planned, while steps
-        that write them are in flight; its KV is right all the same.
+        The slot and blocks of a row that ended belong to another in the next batch planned, while
+        steps that write them are in flight; its KV is right all the same.
         """
         config = small_config(max_batch_size=1, max_num_blocks=4, max_model_len=16)
         rig = Rig(config, delay=window, options=CoreOptions(prefix_caching=False))
@@ -167,8 +168,8 @@ class TestRule3:
     @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.STOP_STRING])
     def test_blocks_are_back_in_the_next_batch_planned(self, window, reason):
         """
-        After an abort or an end by a stop string no further step computes the row, and its blocks
-        are back after at most one result and one plan, which is within window + 1 steps.
+        A row that is aborted or ended by a stop string is computed by no further step, and its
+        blocks are back after at most one result and one plan, which is within window + 1 steps.
         """
         rig = decoding(window)
         held = rig.core.stats().used_blocks
@@ -186,8 +187,8 @@ class TestRule3:
     @WINDOWS
     def test_all_blocks_are_back_when_all_are_aborted(self, window):
         """
-        When everybody is aborted the next batch holds nothing but releases, and all is free before
-        the results in flight are back.
+        The next batch holds nothing but releases when all requests are aborted, and all blocks are
+        free before the results in flight are back.
         """
         rig = decoding(window)
         for handle in range(3):
@@ -218,7 +219,8 @@ class TestRule3:
     @pytest.mark.parametrize("mode", KvMode)
     def test_a_suspension_waits_for_nothing_in_flight(self, window, mode):
         """
-        Steps in flight are applied during a suspension, and who ran goes on with equal tokens.
+        Steps in flight are applied during a suspension, and running requests go on with equal
+        tokens.
         """
         rig = decoding(window)
         rig.core.suspend(mode, rig.now)
@@ -232,7 +234,7 @@ class TestRule3:
 
 
 class TestRule4:
-    """What a step that was sent writes can be matched by the next one."""
+    """KV that a step writes can be matched by the next one as soon as that step was sent."""
 
     @WINDOWS
     def test_a_prompt_is_found_before_its_result_is_back(self, window):
@@ -252,7 +254,7 @@ class TestRule4:
     @WINDOWS
     def test_a_row_error_takes_back_what_others_found(self, window):
         """
-        Who found KV of a row whose error comes later starts over and has right tokens.
+        A request that found KV of a row with a later error starts over and has right tokens.
         """
         rig = Rig(WIDE, delay=window)
         prompt = np.arange(13, dtype=np.int32)
@@ -271,8 +273,8 @@ class TestLengths:
     @pytest.mark.parametrize("window", [1, 2, 4, 8, 16])
     def test_no_step_computes_past_an_end_by_length(self, window):
         """
-        However many steps are in flight, a request computes all of its tokens but the last and no
-        position twice.
+        A request computes all of its tokens but the last and no position twice, however many steps
+        are in flight.
         """
         rig = Rig(WIDE, delay=window)
         rig.usual_step_s = None
@@ -297,7 +299,7 @@ class TestDepth:
 
     def test_more_steps_run_while_nobody_waits(self):
         """
-        While all decode and nobody waits, short steps are sent up to run_ahead.
+        Short steps are sent up to run_ahead while all requests decode and none waits.
         """
         rig = self.rig()
         assert 6 == rig.core.depth(0.001)
@@ -314,13 +316,13 @@ class TestDepth:
 
     def test_run_ahead_under_the_window_does_nothing(self):
         """
-        The window is never undercut.
+        The depth is never less than the window.
         """
         assert 4 == self.rig(window=4, run_ahead=3).core.depth(0.001)
 
     def test_who_waits_is_not_made_to_wait_longer(self):
         """
-        With somebody in the queue, or a prompt under way, the window holds.
+        The window holds while a request waits or a prompt is under way.
         """
         rig = self.rig()
         rig.submit(prompt_len=20, max_tokens=2)
@@ -351,7 +353,7 @@ class TestDepth:
 
     def test_a_paused_row_keeps_to_the_window(self):
         """
-        Nobody runs ahead while somebody is paused for want of a block.
+        The window holds while a request is paused for want of a block.
         """
         options = CoreOptions(
             victim_rule=VictimRule.PAUSED_BUDGET, paused_budget_blocks=4,
@@ -379,8 +381,8 @@ class TestDepth:
 
     def test_arrivals_find_the_window(self):
         """
-        When a request arrives while many steps are in flight, none is planned before its own until
-        fewer than the window are left.
+        A request that arrives while many steps are in flight is in the next step planned, which
+        comes only when fewer than the window are left.
         """
         rig = self.rig()
         rig.usual_step_s = 0.001

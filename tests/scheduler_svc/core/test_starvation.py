@@ -1,4 +1,4 @@
-"""Nothing starves: the bound that `queue.WaitingQueue` states, under every policy and adversary."""
+"""Starvation: the bound that `queue.WaitingQueue` states holds under every policy and adversary."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ COMMON = np.arange(16, dtype=np.int32)
 @dataclass
 class Watch:
     """
-    Follows admissions and holds each against the bound.
+    Watch of admissions, each held against the bound.
 
-    For who is aged the requests ahead are those that arrived before and had not ended: everyone
-    else arrives too late to pass.
+    The requests ahead of an aged one are those that arrived before it and had not ended: all others
+    arrive too late to pass.
     """
 
     rig: Rig
 
     def __post_init__(self) -> None:
         self.waited_s: dict[int, float] = defaultdict(float)
-        """Per handle; a step takes a second, and only steps that begin in the queue count."""
+        """Seconds waited by handle; a step takes one, and counts if it begins in the queue."""
         self.deadline_s: dict[int, float] = {}
 
     def step(self) -> None:
-        """One step, after which no promise is broken."""
+        """Run one step, and check that no promise is broken after it."""
         rig, before = self.rig, self.rig.core.waiting_handles()
         for handle in before:
             self.waited_s[handle] += 1.0
@@ -71,8 +71,8 @@ def rig_of(policy: SchedulePolicy, num_rows: int, delay: int, *, preemption: boo
 @pytest.mark.parametrize("policy", SchedulePolicy)
 def test_a_victim_is_served_within_the_bound(policy, preemption):
     """
-    A request that every policy and priority puts last is served by ten periods and the time those
-    ahead of it take, though better ones arrive in every step.
+    A request that every policy and priority puts last is served within ten periods and the time of
+    those ahead of it, though better ones arrive in every step.
     """
     rig = rig_of(policy, num_rows=2, delay=2, preemption=preemption)
     watch = Watch(rig)
@@ -93,7 +93,7 @@ def test_a_victim_is_served_within_the_bound(policy, preemption):
 
 def test_without_ageing_the_victim_would_wait():
     """
-    The adversary is one: with periods too long to matter its victim is not served.
+    The victim of the adversary is not served where periods are too long to matter.
     """
     options = CoreOptions(schedule_policy=SchedulePolicy.LPM, ageing_s=1e6)
     rig = Rig(small_config(max_batch_size=2, max_num_seqs=10**6), options=options)
@@ -119,8 +119,8 @@ def test_without_ageing_the_victim_would_wait():
 )
 def test_any_arrivals_keep_the_bound(policy, steps, num_rows, delay, preemption):
     """
-    Whatever arrives when, every aged request is admitted in order of arrival, none passes it, and
-    each is admitted within its bound.
+    Every aged request is admitted in order of arrival and within its bound, and none passes it,
+    whatever arrives when.
     """
     rig = rig_of(policy, num_rows, delay, preemption=preemption)
     watch = Watch(rig)

@@ -1,4 +1,4 @@
-"""Giving the executor's memory back for a while."""
+"""Suspension: the executor gives its memory back for a while."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODES = [KvMode.PERSIST, KvMode.OFFLOAD, KvMode.RECOMPUTE]
 
 
 class SuspendableRig(Rig):
-    """A rig whose executor takes commands too, and forgets KV where the mode says so."""
+    """A rig with an executor that takes commands too, and forgets KV where the mode says so."""
 
     suspended: KvMode | None = None
 
@@ -58,7 +58,7 @@ class SuspendableRig(Rig):
         return batch
 
     def settle(self):
-        """Turn until the executor is suspended and every result is in."""
+        """Take turns until the executor is suspended and every result is in."""
         while self.suspended is None or self.pending:
             command = self.core.take_command()
             if command is not None:
@@ -109,7 +109,7 @@ class TestSuspension:
 
     def test_requests_are_taken_and_wait(self):
         """
-        A request submitted meanwhile waits and runs after the resume.
+        A request submitted during a suspension waits and runs after the resume.
         """
         rig = started()
         rig.core.suspend(KvMode.PERSIST, rig.now)
@@ -122,7 +122,7 @@ class TestSuspension:
 
     def test_recompute_leaves_no_slot_no_block_and_nothing_cached(self):
         """
-        Before memory is dropped every slot is released and every cached block forgotten.
+        Every slot is released and every cached block forgotten before memory is dropped.
         """
         rig = started()
         rig.core.suspend(KvMode.RECOMPUTE, rig.now)
@@ -167,7 +167,7 @@ class TestSuspension:
 
     def test_another_mode_asked_for_before_the_resume_was_taken_is_obeyed(self):
         """
-        Resumed and at once suspended in another mode, the executor gets both commands.
+        An executor that is resumed and at once suspended in another mode gets both commands.
         """
         rig = started()
         rig.core.suspend(KvMode.PERSIST, rig.now)
@@ -197,7 +197,8 @@ class TestSuspension:
 
     def test_another_executor_is_suspended_too(self):
         """
-        When the executor is lost meanwhile, the next one is told before anything else.
+        A new executor is told of the suspension before anything else when the old one is lost
+        meanwhile.
         """
         rig = started()
         rig.core.suspend(KvMode.OFFLOAD, rig.now)

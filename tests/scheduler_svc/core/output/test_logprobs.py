@@ -1,6 +1,4 @@
-"""
-Log probabilities of every output token where they were asked for, whatever happened meanwhile.
-"""
+"""Log probabilities of every output token, where asked for, whatever happened meanwhile."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ BOLD = CoreOptions(schedule_conservativeness=0.0)
 
 
 def submit(rig: Rig, num_top: int | None, **changes) -> int:
-    """
-    Submit a request that asks for log probabilities with `num_top` likeliest ids; None: for none.
-    """
+    """Submit a request that asks for log probabilities with `num_top` ids; None: for none."""
     sampling = replace(changes.pop("sampling", GREEDY), logprobs=num_top)
     return rig.submit(sampling=sampling, **changes)
 

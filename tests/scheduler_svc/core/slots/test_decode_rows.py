@@ -1,6 +1,4 @@
-"""
-Successive decode steps: columns that are kept or written late change nothing that can be seen.
-"""
+"""Successive decode steps: columns kept or written late change nothing that can be seen."""
 
 from __future__ import annotations
 
