@@ -1,4 +1,4 @@
-"""What every batch must keep to, said of the slots before and after it, apart from the planner."""
+"""Rules for every batch, in terms of the slots before and after it, apart from the planner."""
 
 from __future__ import annotations
 
@@ -54,32 +54,32 @@ class BatchRules:
             assert not self.left_out(batch), "a prefill ran before a decode"
         if self.is_trial and self.state.suspects.num_suspects:  # A deadline may have ended it.
             tried = set(self.state.suspects.trial)
-            is_alone = not self.num_in_flight or not len(slot)  # Releases alone disturb nobody.
+            is_alone = not self.num_in_flight or not len(slot)  # Releases alone disturb no trial.
             assert is_alone, "a trial of several steps at a time"
             assert tried.issuperset(slots.number[slot].tolist()), "a trial is not alone"
         self._check_threshold(batch)
         self._check_nobody_passes_the_aged(batch)
 
     def left_out(self, batch: Batch) -> list[tuple[int, int]]:
-        """Slot and generation of each decode that has something to compute and no row."""
+        """Return slot and generation of each decode that has something to compute and no row."""
         slots = self.state.slots
         ready = slots.running & slots.decoding & (slots.planned < slots.stop_len - 1)
         ready[batch.row_slot] = False
         return [(slot, int(slots.generation[slot])) for slot in np.flatnonzero(ready).tolist()]
 
     def max_left_out(self) -> int:
-        """Batches in a row that may leave a decode out, as those with a row take turns."""
+        """Return for how many batches in a row a decode may be left out, as rows take turns."""
         return 2 * -(-self.limits.max_running // self.limits.max_total_tokens) + 1
 
     def _check_nobody_passes_the_aged(self, batch: Batch) -> None:
-        """Who has waited long is passed only by those that arrived before."""
+        """Check that a request that has waited long is passed only by those that arrived before."""
         passed = [r.number for r in self.aged if r.state is RequestState.WAITING]
         for admission in batch.admits:
             number = self.state.slots.number[admission.slot]
             assert number < min(passed, default=number + 1), "an aged request is passed"
 
     def _check_threshold(self, batch: Batch) -> None:
-        """Nobody is admitted while those who run hold the memory that the threshold allows."""
+        """Check that none is admitted while running requests hold what the threshold allows."""
         if not batch.admits:
             return
         admitted = {admission.slot for admission in batch.admits}

@@ -19,14 +19,14 @@ class CoreMachine(RuleBasedStateMachine):
     """
     Random requests, steps, late results, ends, NaNs, preemptions and executor losses.
 
-    The fake executor checks who owns each KV position, the rig that every batch keeps to the limits
-    and that tokens arrive once and in order; integrity is checked after every change.
+    The fake executor checks the owner of each KV position, the rig that every batch keeps to the
+    limits and that tokens arrive once and in order; integrity is checked after every change.
     """
 
     @initialize(data=st.data())
     def start(self, data):
         """
-        An engine small enough that every limit is met, under any options.
+        Make an engine small enough that every limit is met, under any options.
         """
         self.world = CoreWorld(lambda values: data.draw(st.sampled_from(values)))
 
@@ -35,21 +35,21 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def happen(self, data, name):
         """
-        Something happens.
+        Let something happen.
         """
         getattr(self.world, name)(lambda values: data.draw(st.sampled_from(values)))
 
     @invariant()
     def outputs_are_those_of_the_prefix(self):
         """
-        What has come out is a prefix of what unlimited memory would give.
+        Check that the outputs so far are a prefix of what unlimited memory would give.
         """
         if hasattr(self, "world"):
             self.world.check_outputs()
 
     def teardown(self):
         """
-        In the end all is finished, all tokens are there and all blocks are back.
+        Check that in the end all is finished, all tokens are there and all blocks are back.
         """
         if hasattr(self, "world"):
             self.world.finish()

@@ -1,7 +1,7 @@
 """
 Everything that can happen to a core, as methods that draw what they need.
 
-Whoever drives a world gives it a `choose` that takes one of several values: hypothesis, so that
+The driver of a world gives it a `choose` that takes one of several values: hypothesis, so that
 failures shrink, or a seeded generator, so that long histories are cheap.
 """
 
@@ -44,7 +44,7 @@ ALL_EVENTS = {
 
 
 def draw_options(choose: Choose) -> CoreOptions:
-    """Any combination of what an operator can choose, the defaults more often."""
+    """Return any combination of what an operator can choose, the defaults more often."""
     return CoreOptions(
         schedule_policy=choose(list(SchedulePolicy)),
         ageing_s=choose([5.0, 1.0, 50.0]),
@@ -71,7 +71,7 @@ def draw_options(choose: Choose) -> CoreOptions:
 
 
 class CoreWorld:
-    """One core, its executor and those who use it; see the module."""
+    """One core, its executor and its clients; see the module."""
 
     def __init__(self, choose: Choose, options: CoreOptions | None = None) -> None:
         num_blocks, block_size = choose([8, 12, 24]), choose([4, 1, 7])
@@ -93,18 +93,18 @@ class CoreWorld:
         self.delay = choose([2, 1, 4, 8])
         self.rig = Rig(self.config, delay=self.delay, options=options, geometry=self.geometry)
         self.rig.usual_step_s = choose([None, None, 0.001, 1.0])
-        # Who does not keep to the depth must know which step an executor died in.
+        # A rig that does not keep to the depth must know which step an executor died in.
         self.rig.loses_results = choose([False, self.rig.usual_step_s is not None])
         self.options = options
         self.cut: set[int] = set()
-        """Handles that somebody ended, or whose rows went bad."""
+        """Handles that were ended from outside, and those of rows that went bad."""
         self.may_fail: set[int] = set()
         """Handles that a smaller executor may not hold."""
         self.has_died: dict[str, bool] = {}
-        """By boot id, whether an executor that was not heard any more had died."""
+        """Boot ids of executors that fell silent, each with True when it had died."""
 
     def submit(self, choose: Choose) -> None:
-        """Requests arrive together; a refused one is typed and leaves no trace."""
+        """Submit some requests together; a refused one is typed and leaves no trace."""
         max_tokens = choose([12, 1, 4, 20, 20, 28])
         lives_s = choose([*[None] * 8, 3, 20])
         fields = {
@@ -128,7 +128,7 @@ class CoreWorld:
                     self.cut.update(range(before, self.rig.num_handles))
 
     def _draw_prior_outputs(self, choose: Choose, fields: dict[str, Any], max_tokens: int):
-        """Perhaps a former life, which knew the prompt as it is and ended somewhere."""
+        """Draw prior outputs, from a former life of the same prompt, or none."""
         prompt, num_choices = fields["prompt"], fields["num_choices"]
         limits = self.rig.core.limits
         fits = len(prompt) + max_tokens <= min(limits.max_model_len, int(
@@ -144,7 +144,7 @@ class CoreWorld:
         return {"prior_outputs": tuple(prior), "finished_choices": finished}
 
     def _draw_prompt(self, choose: Choose):
-        """A prompt of its own, one of a family, or a conversation that goes on."""
+        """Draw a prompt of its own, one of a family, or a conversation that goes on."""
         length, kind = choose([13, 1, 2, 3, 4, 5, 8, 16, 30]), choose([0, 1, 2, 3])
         if kind == 0 and self.rig.outputs:
             handle = choose(sorted(self.rig.outputs))
@@ -157,17 +157,17 @@ class CoreWorld:
         return prompt
 
     def step(self, choose: Choose) -> None:
-        """Time passes."""
+        """Let time pass."""
         for _ in range(choose([5, 1, 2, 12, 20])):
             self.rig.step()
 
     def plan_ahead(self, _choose: Choose) -> None:
-        """A batch goes out without a result coming in."""
+        """Send a batch out without a result coming in."""
         if len(self.rig.pending) < 8:
             self.rig.plan()
 
     def end_request(self, choose: Choose) -> None:
-        """Somebody goes away with all the choices of a request."""
+        """End a request from outside, with all its choices."""
         if live := self.live_handles():
             request_id = self.rig.submitted[choose(live)].request_id
             for handle, new in self.rig.submitted.items():
@@ -177,7 +177,7 @@ class CoreWorld:
             self.rig.collect()
 
     def end_handle(self, choose: Choose) -> None:
-        """One choice ends by a stop string found in its text."""
+        """End one choice by a stop string found in its text."""
         if live := self.live_handles():
             handle = choose(live)
             self.cut.add(handle)
@@ -187,7 +187,7 @@ class CoreWorld:
             assert num_outputs == self.rig.ended[handle].num_output_tokens
 
     def poison(self, choose: Choose) -> None:
-        """The model produces NaN for one row from now on, or for the next one from its start."""
+        """Make the model produce NaN for a row from now on, or for the next one from its start."""
         slots = self.rig.core._state.slots
         if choose([True, False]):
             self.rig.poisons_next = True
@@ -197,13 +197,13 @@ class CoreWorld:
             self.rig.executor.poisoned.add((slot, int(slots.generation[slot])))
 
     def preempt(self, choose: Choose) -> None:
-        """Somebody who runs loses the slot, and nothing else."""
+        """Preempt a request if it runs: it loses its slot, and nothing else."""
         if live := self.live_handles():
             self.rig.core.preempt(self.rig.submitted[choose(live)].request_id)
             self.rig.check()
 
     def flush_prefix_cache(self, _choose: Choose) -> None:
-        """What was computed so far is not to be found any more; who shares it goes on."""
+        """Forget the prefixes computed so far; requests that share them go on."""
         pool = self.rig.core._state.pool
         num_free = pool.num_free
         num_flushed = self.rig.core.flush_prefix_cache()
@@ -212,20 +212,20 @@ class CoreWorld:
         self.rig.check()
 
     def suspend(self, choose: Choose) -> None:
-        """The executor is to give its memory back, before or after what is under way."""
+        """Make the executor give its memory back, before or after what is under way."""
         self.rig.core.suspend(choose(list(KvMode)), self.rig.now)
         self.rig.check()
 
     def resume(self, _choose: Choose) -> None:
-        """A suspension, if there is one, ends."""
+        """End a suspension, if there is one."""
         self.rig.core.resume()
 
     def lose_executor(self, choose: Choose) -> None:
-        """The executor dies, perhaps in a step, or a step of it fails as a whole."""
+        """Let the executor die, perhaps in a step in flight."""
         self.rig.lose_executor(choose([0, None, 0, 1, 3]))
 
     def lose_sight(self, choose: Choose) -> None:
-        """An executor is not heard any more, and it or another is perhaps seen, alive or dead."""
+        """Let an executor fall silent; then it or another one is seen, alive or dead."""
         boot_id, died_in = choose(["boot-1", "boot-2"]), choose([0, 0, 1])
         self.has_died[boot_id] = choose([False, True])
         if self.has_died[boot_id]:
@@ -237,8 +237,8 @@ class CoreWorld:
 
     def run_out_of_memory(self, choose: Choose) -> None:
         """
-        The executor has no memory for a step in flight, or from now on for rows with so much
-        context, or again for all there are.
+        Let the executor run out of memory in a step in flight, or from now on for steps with so
+        much context, or give it memory for all steps again.
         """
         most = choose([None, None, 24, 40])
         self.rig.fits = lambda batch: most is None or context_of(batch) <= most
@@ -246,14 +246,14 @@ class CoreWorld:
             self.rig.lose_executor(choose([0, 1]), out_of_memory=True)
 
     def plant_killer(self, choose: Choose) -> None:
-        """From now on executors die when they compute a certain token of somebody."""
+        """Let executors die from now on when they compute a certain token of some request."""
         if live := self.live_handles():
             handle = choose(live)
             prompt_len = len(self.rig.submitted[handle].prompt)
             self.rig.deaths.kills_at[handle] = choose([prompt_len - 1, 0, prompt_len + 4])
 
     def change_executor(self, choose: Choose) -> None:
-        """Another executor takes over, with more memory or less."""
+        """Let another executor take over, with more memory or less."""
         geometry = replace(
             self.geometry,
             num_blocks=choose([self.geometry.num_blocks, 6, 16]),
@@ -263,25 +263,25 @@ class CoreWorld:
         self.rig.use_geometry(geometry)
 
     def fail_all(self, choose: Choose) -> None:
-        """Once in a while all is given up."""
+        """Fail all requests, once in a while."""
         if choose([False, False, True]):
             self.cut.update(self.live_handles())
             self.rig.core.fail_all(InvalidLogits("NaN"), self.rig.now)
             self.rig.collect()
 
     def live_handles(self) -> list[int]:
-        """Who is in the system."""
+        """Return the handles of all requests in the system."""
         return sorted(self.rig.core._state.by_handle)
 
     def check_outputs(self) -> None:
-        """What has come out is a prefix of what unlimited memory would give."""
+        """Check that the outputs so far are a prefix of what unlimited memory would give."""
         for handle, outputs in self.rig.outputs.items():
             assert self.rig.expected(handle)[: len(outputs)] == outputs, "a wrong token"
             told = self.rig.logprobs[handle]
             assert self.rig.expected_logprobs(handle) == told, "a token without what was asked"
 
     def finish(self) -> None:
-        """In the end all is finished, all tokens are there and all blocks are back."""
+        """Run to the end; check that all is finished, with all tokens there and all blocks back."""
         self.rig.core.resume()
         self.rig.run()
         self.check_outputs()
@@ -299,7 +299,7 @@ class CoreWorld:
             self._check_events()
 
     def _check_blamed(self, handle: int, error: TandemError) -> None:
-        """Nobody fails for deaths who has not died alone, once or twice."""
+        """Check that a request that fails for deaths died alone, twice if it fails as poison."""
         deaths = self.rig.deaths
         if isinstance(error, PoisonRequest):
             assert deaths.may_be_poison(handle), "it did not die alone twice"
@@ -327,7 +327,7 @@ class CoreWorld:
         assert ended.reason in reasons
 
     def _check_stats(self) -> None:
-        """What the core counted is what was seen from outside."""
+        """Check that the core counted what was seen from outside."""
         rig, stats = self.rig, self.rig.core.stats()
         assert len(rig.submitted) == stats.accepted_requests
         assert (len(rig.ended), len(rig.failed)) == (stats.finished_requests, stats.failed_requests)
@@ -344,7 +344,7 @@ class CoreWorld:
             assert sum(values) == pytest.approx(histogram.total)
 
     def _check_events(self) -> None:
-        """Each request's events tell its life: in time, a token each, and how it ended."""
+        """Check that each request's events tell its life: in time, a token each, and its end."""
         for request_id in {new.request_id for new in self.rig.submitted.values()}:
             events = self.rig.core.request_events(request_id)
             times = [event.time_s for event in events]
@@ -373,4 +373,4 @@ EVERYTHING: dict[str, int] = {
     "preempt": 1, "suspend": 1, "resume": 3, "lose_executor": 1, "lose_sight": 1, "run_out_of_memory": 1, "change_executor": 1, "fail_all": 1,
     "plant_killer": 2,
 }  # fmt: skip
-"""What can happen, and how often in a random walk, relative to each other."""
+"""Events that can happen, and their frequencies in a random walk, relative to each other."""

@@ -1,6 +1,6 @@
 """
-An executor without a model: checks who owns each KV position it reads or writes, and draws tokens
-that are a pure function of the prefix.
+An executor without a model: checks the owner of each KV position it reads or writes, and draws
+tokens that are a pure function of the prefix.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.scheduler_svc.core.kv_memory import KvMemory, Writer, fold, move_bloc
 
 
 def next_token(fingerprint: int, vocab_size: int, choice: int = 0) -> int:
-    """The token that follows a prefix; every choice draws others."""
+    """Return the token that follows a prefix; every choice draws others."""
     if choice:
         fingerprint = fold(fingerprint, choice)
     return (fingerprint >> 24) % vocab_size
@@ -33,7 +33,7 @@ def next_token(fingerprint: int, vocab_size: int, choice: int = 0) -> int:
 def expected_outputs(
     prompt, max_tokens: int, ends=frozenset(), vocab_size: int = 50, choice: int = 0
 ) -> list[int]:
-    """What a request produces with unlimited memory."""
+    """Return what a request produces with unlimited memory."""
     fingerprint = 0
     for token in prompt:
         fingerprint = fold(fingerprint, int(token))
@@ -49,14 +49,14 @@ def expected_outputs(
 def made_up_logprobs(
     position: int, token: int, num_top: int
 ) -> tuple[float, list[tuple[int, float]]]:
-    """What is told of a token: its log probability, and ids with theirs."""
+    """Return what is told of a token: its log probability, and ids with theirs."""
     top = [(int(token) + place, -float(position + place)) for place in range(num_top)]
     return -float(64 * position + token), top
 
 
 class FakeExecutor:
     """
-    Applies batches in order to KV memory that remembers, per position, who wrote it and what.
+    Executor that applies batches in order to a `KvMemory`, which knows each position's writer.
 
     All rows of a batch read before any writes, as on a device: what one row computes in a batch
     another can read only in the next. A row that reads what was computed with NaN has NaN too.
@@ -74,14 +74,14 @@ class FakeExecutor:
         self.memory = KvMemory(geometry.num_blocks, bs)
         self.host = KvMemory(geometry.num_host_blocks, bs)
         self.holders: dict[int, Writer] = {}
-        """By slot: who is in it."""
+        """Request in each slot, as a writer of KV."""
         self.choice: dict[int, int] = {}
         self.num_top: dict[int, int | None] = {}
-        """By slot: how many likeliest ids its request wants to be told, None for nothing."""
+        """Number of likeliest ids that each slot's request asks for, None for nothing."""
         self.admitted_len: dict[int, int] = {}
         self.cached_len: dict[int, int] = {}
         self.poisoned: set[tuple[int, int]] = set()
-        """(slot, generation) of rows whose logits are NaN."""
+        """(slot, generation) of rows with NaN logits."""
         self.num_steps = 0
         self.is_suspended = False
 
@@ -153,7 +153,7 @@ class FakeExecutor:
             self._take_fresh(admission.block_ids[num_whole : num_whole + 1], in_partial)
 
     def _take_fresh(self, blocks, first_offset: int = 0) -> None:
-        """Blocks that a slot is to write have no other holder, and nobody reads what they held."""
+        """Take blocks for a slot to write: they have no other holder, and forget their KV."""
         assert (self.slots.num_holders[blocks] == 1).all(), "a block to write has two holders"
         self.memory.forget(blocks, first_offset)
 
@@ -195,7 +195,7 @@ class FakeExecutor:
         )
 
     def _logprobs(self, columns: np.ndarray) -> LogprobColumns | None:
-        """Of rows that asked: made up, but so that it shows whose they are."""
+        """Return log probabilities for the rows that asked, made up so that they show their row."""
         asked = [row for row, slot in enumerate(columns[:, 0]) if self.num_top[slot] is not None]
         if not asked:
             return None

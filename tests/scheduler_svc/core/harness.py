@@ -30,7 +30,7 @@ GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 def geometry_of(
     config: EngineConfig, num_slots: int | None = None, num_host_blocks: int = 0
 ) -> ExecutorGeometry:
-    """An executor that is exactly as large as a configuration."""
+    """Return the geometry of an executor that is exactly as large as a configuration."""
     return ExecutorGeometry(
         num_blocks=config.max_num_blocks,
         block_size=config.block_size,
@@ -43,7 +43,7 @@ def geometry_of(
 
 
 def small_config(**changes) -> EngineConfig:
-    """A configuration with which limits are reached by a handful of requests."""
+    """Return a configuration with which limits are reached by a handful of requests."""
     values = {
         "block_size": 4, "max_num_blocks": 32, "max_batch_size": 4, "max_num_seqs": 64,
         "max_model_len": 64, "max_total_tokens": 16, "memory_threshold": 1.0,
@@ -52,18 +52,18 @@ def small_config(**changes) -> EngineConfig:
 
 
 def context_of(batch: Batch) -> int:
-    """Tokens that the rows of a step attend to."""
+    """Return the number of tokens that the rows of a step attend to."""
     return int((batch.row_start + batch.row_num_tokens).sum())
 
 
 def queue_position(core: Scheduler, handle: int) -> int | None:
-    """Requests ahead of a waiting one; None when it does not wait."""
+    """Return the number of requests ahead of a waiting one; None when it does not wait."""
     order = core.waiting_handles()
     return order.index(handle) if handle in order else None
 
 
 class Rig:
-    """Drives a core step by step; results come back `delay` steps after their batch was sent."""
+    """Driver of a core, step by step; results come back `delay` steps after their batch."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Rig:
         self.executor = FakeExecutor(self.geometry)
         self.delay = delay
         self.usual_step_s: float | None = None
-        """Keep as many steps in flight as the core says for steps of this length."""
+        """Seconds per step, by which the core says how many are in flight; None: `delay` are."""
         self.checked = checked
         self.now = 0.0
         self.pending: deque[StepResult | None] = deque()
@@ -88,33 +88,33 @@ class Rig:
         self.deaths = Deaths()
         self.is_dead = False
         self.fits: Callable[[Batch], bool] = lambda _: True
-        """Whether the executor has memory for a step."""
+        """Predicate on a step: True when the executor has memory for it."""
         self.ran_out = False
-        """It died for want of memory."""
+        """True when the executor died for want of memory."""
         self.num_out_of_memory = 0
         self.num_alone: dict[int, int] = defaultdict(int)
-        """By handle: steps of it alone that ran out of memory."""
+        """Number of steps of each handle alone that ran out of memory."""
         self.loses_results = False
-        """Results that were under way when an executor dies are lost, and the oldest is blamed."""
+        """True when a dying executor loses results under way, and the oldest step is blamed."""
         self.owners: dict[tuple[int, int], int] = {}
         """Handles by slot and generation."""
         self.batches: list[Batch] = []
         self.submitted: dict[int, NewRequest] = {}
         self.num_handles = 0
         self.num_prior = 0
-        """Output tokens that requests came with."""
+        """Number of output tokens that requests came with."""
         self.outputs: dict[int, list[int]] = defaultdict(list)
         self.token_times: dict[int, list[float]] = defaultdict(list)
         self.logprobs: dict[int, list[tuple[float, list[tuple[int, float]]]]] = defaultdict(list)
-        """By handle: of each output token, as `fake_executor.made_up_logprobs` tells them."""
+        """Log probabilities of each output token, by handle, as `made_up_logprobs` tells them."""
         self.ended: dict[int, Ended] = {}
         self.failed: dict[int, Failed] = {}
         self.progress: list[Progress] = []
         self.log_lines: list[LogLine] = []
         self.poisons_next = False
-        """The model is to produce NaN for whoever is admitted next, from the first token on."""
+        """True when the model is to produce NaN for the next admission, from its first token on."""
         self.poisoned: set[int] = set()
-        """Handles for which it does or did."""
+        """Handles for which the model produces NaN, or did."""
         self.sampled: set[tuple[int, int]] = set()
         """(handle, position) of every token the present executor has sampled."""
         self.left_out: dict[tuple[int, int], int] = {}
@@ -147,12 +147,12 @@ class Rig:
         return handle
 
     def num_prior_of(self, handle: int) -> int:
-        """Output tokens that a request came with."""
+        """Return the number of output tokens that a request came with."""
         new = self.submitted[handle]
         return len(new.prior_outputs[new.sampling.choice]) if new.prior_outputs else 0
 
     def _as_taken(self, new: NewRequest, acceptance: Acceptance) -> NewRequest:
-        """The request as the core runs it: cut where it is too long, else as it is."""
+        """Return the request as the core runs it: cut where it is too long, else as it is."""
         limits = self.core.limits
         bs, num_blocks = limits.block_size, limits.num_blocks
         longest = min(limits.max_model_len, num_blocks * bs)
@@ -204,7 +204,7 @@ class Rig:
             self.owners[admission.slot, admission.generation] = int(handles[admission.slot])
 
     def _note_left_out(self, rules: BatchRules, batch: Batch) -> None:
-        """No decode is left out for long, but where prompts go first."""
+        """Check that no decode is left out for long, except where prompts go first."""
         if rules.options.step_priority is StepPriority.PREFILL_FIRST:
             return
         before, self.left_out = self.left_out, {}
@@ -218,7 +218,7 @@ class Rig:
         self.executor.poisoned.add((admission.slot, admission.generation))
 
     def deliver(self) -> None:
-        """Apply the oldest result; where the executor died instead, that is noticed."""
+        """Apply the oldest result, or note that the executor died instead."""
         if self.pending[0] is None:
             self.lose_executor(died_in=0, out_of_memory=self.ran_out)
             return
@@ -230,7 +230,7 @@ class Rig:
         self.check()
 
     def step(self) -> Batch | None:
-        """One turn: plan, and apply what is due; None when there was nothing to plan."""
+        """Plan, and apply what is due; returns None when there was nothing to plan."""
         for handle, request in self.core._state.by_handle.items():
             self.waited[handle] += request.state is RequestState.WAITING
         self.now += 1.0
@@ -274,8 +274,9 @@ class Rig:
         self, died_in: int | None = None, *, out_of_memory: bool = False, may_live: str = ""
     ) -> None:
         """
-        The executor dies, perhaps in a step in flight, and an empty one takes its place; or it has
-        no memory for that step, which its session ends with; or it may live, unheard.
+        Let the executor die, perhaps in a step in flight, and an empty one take its place; or let
+        it have no memory for that step, which its session ends with; or let it fall silent, perhaps
+        alive.
         """
         if out_of_memory:
             self._note_out_of_memory(died_in or 0)
@@ -298,7 +299,7 @@ class Rig:
             self.num_alone[self.owners[int(rows.slot[0]), int(rows.generation[0])]] += 1
 
     def use_geometry(self, geometry: ExecutorGeometry) -> None:
-        """The executor dies and one of another size takes its place."""
+        """Let the executor die and one of another size take its place."""
         self.pending.clear()
         self.sampled.clear()
         self.owners.clear()
@@ -310,13 +311,13 @@ class Rig:
         self.check()
 
     def expected(self, handle: int) -> list[int]:
-        """What a request must have produced."""
+        """Return the outputs that a request must have produced."""
         new = self.submitted[handle]
         ends = new.eos_token_ids | new.stop_token_ids
         return expected_outputs(new.prompt, new.max_tokens, ends, choice=new.sampling.choice)
 
     def expected_logprobs(self, handle: int) -> list[tuple[float, list[tuple[int, float]]]]:
-        """What must have been told of the tokens a request got here; nothing if it did not ask."""
+        """Return the log probabilities of the tokens a request got here; none if it did not ask."""
         new, prior = self.submitted[handle], self.num_prior_of(handle)
         if new.sampling.logprobs is None:
             return []
@@ -327,7 +328,7 @@ class Rig:
         ]
 
     def collect(self) -> None:
-        """Take events; tokens come once, in order and before the end of their request."""
+        """Take events; check that tokens come once, in order and before their request's end."""
         events = self.core.take_events()
         columns = zip(events.token_handle, events.token_offset, events.token, strict=True)
         for handle, offset, token in columns:
@@ -347,7 +348,7 @@ class Rig:
         self.log_lines += events.log_lines
 
     def _note_logprobs(self, told: TokenLogprobs) -> None:
-        """They come once, in order and with their tokens."""
+        """Check that log probabilities come once, in order and with their tokens; keep them."""
         entries = zip(
             told.handle.tolist(), told.offset.tolist(), told.columns.entries(), strict=True
         )
@@ -364,7 +365,7 @@ class Rig:
             self.sampled.add(key)
 
     def _forget_dropped(self) -> None:
-        """Who shared KV with a bad row starts over: what it had under way is sampled again."""
+        """Forget samples under way of requests that shared KV with a bad row and start over."""
         known = {
             handle: request.num_known
             for handle, request in self.core._state.by_handle.items()
@@ -377,7 +378,7 @@ class Rig:
         }
 
     def check(self) -> None:
-        """Everything the core keeps is consistent."""
+        """Check that everything the core keeps is consistent."""
         if self.checked:
             self.core.check_integrity()
             self.deaths.check_forgiven(self.core)

@@ -1,4 +1,4 @@
-"""Requests that executors die of, and what each death says about whom, told apart from the core."""
+"""Deaths of executors, and the requests that each counts against, told apart from the core."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from scheduler_svc.core.request.request import RequestState
 from tandem.link.batch import Batch
 
 NUM_PROGRESS = 8
-"""Tokens after a step that died which show that it was not this request's fault."""
+"""Tokens past a step that died which show that a request was not the cause."""
 
 
 class Deaths:
     """
-    Deaths of executors as somebody sees them who knows which request was in which step.
+    Deaths of executors, to an observer of the requests in each step.
 
     Attributes:
-        kills_at: By handle, the position whose computation kills.
+        kills_at: By handle, the position that kills when it is computed.
         in_step: Of each death, the handles in the step that was running.
         died_alone: By handle, its outputs at each of its deaths alone, and with those in flight.
     """
@@ -30,7 +30,7 @@ class Deaths:
         self.died_alone: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def is_deadly(self, core, batch: Batch) -> bool:
-        """True when an executor dies of a batch that was just planned."""
+        """Return True when an executor dies of a batch that was just planned."""
         columns = zip(
             core._state.slots.handle[batch.row_slot].tolist(),
             batch.row_start.tolist(),
@@ -43,7 +43,7 @@ class Deaths:
         )
 
     def note(self, core, died_in: int | None, owners: dict[tuple[int, int], int]) -> None:
-        """An executor is about to be lost in this step in flight."""
+        """Note that an executor is about to be lost in this step in flight."""
         in_flight = core._state.in_flight
         if died_in is None or died_in >= len(in_flight):
             return
@@ -56,13 +56,13 @@ class Deaths:
             num_outputs = len(core.outputs(handle))
             bound = num_outputs + max(NUM_PROGRESS, died_in + 1)
             self.forgiven_at[handle] = max(self.forgiven_at[handle], bound)
-        if len(live) == len(handles) == 1:  # Whoever has ended may be what it died of.
+        if len(live) == len(handles) == 1:  # A request that has ended may be what it died of.
             (handle,) = live
             num_outputs = len(core.outputs(handle))
             self.died_alone[handle].append((num_outputs, num_outputs + died_in + 1))
 
     def check_forgiven(self, core) -> None:
-        """Nobody who runs and has got on since its latest death has any against it."""
+        """Check that no running request that got on since its latest death has any against it."""
         for mark in core._state.suspects.marks():
             handle = mark.request.new.handle
             if mark.deaths and mark.request.state is RequestState.DECODE:
@@ -70,7 +70,7 @@ class Deaths:
                 assert num_outputs <= self.forgiven_at[handle], "who got on is not forgiven"
 
     def may_be_poison(self, handle: int) -> bool:
-        """Whether a request died alone twice without getting on in between."""
+        """Return True when a request died alone twice without getting on in between."""
         deaths = self.died_alone[handle]
         return any(
             after <= max(before + NUM_PROGRESS, end)

@@ -1,4 +1,4 @@
-"""KV memory that remembers, per position, what was written, by whom and for whom."""
+"""KV memory that remembers, per position, the prefix written, its writer and its salt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS = ("owner", "position", "fingerprint", "salt", "is_bad")
 
 
 def fold(fingerprint: int, token: int) -> int:
-    """Fingerprint of a prefix with one more token."""
+    """Return the fingerprint of a prefix with one more token."""
     return ((fingerprint ^ (token + 1)) * _PRIME + 0x9E3779B97F4A7C15) & _WORD
 
 
@@ -31,8 +31,8 @@ class KvMemory:
     """
     Blocks of positions; each position's "KV" is the fingerprint of the prefix up to it.
 
-    A wrong or stale read would change tokens; who wrote what is checked besides, so that it fails
-    where it happens.
+    A wrong or stale read would change tokens; the writer is checked besides, so that it fails where
+    it happens.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -43,10 +43,10 @@ class KvMemory:
         self.fingerprint = np.zeros(shape, np.uint64)
         self.salt = np.full(shape, b"", object)
         self.is_bad = np.zeros(shape, np.bool_)
-        """Computed with NaN in it."""
+        """True for positions computed with NaN."""
 
     def forget(self, blocks, first_offset: int = 0) -> None:
-        """What these blocks hold from an offset on means nothing from now on."""
+        """Forget what these blocks hold from an offset on."""
         self.position[blocks, first_offset:] = -1
         self.is_bad[blocks, first_offset:] = False
 

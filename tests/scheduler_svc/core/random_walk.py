@@ -1,4 +1,4 @@
-"""Random histories of a core, each fixed by its seed: cheaper than hypothesis, without shrinking."""
+"""Random histories of a core, fixed by their seeds: cheaper than hypothesis, but not shrunk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.scheduler_svc.core.core_world import EVERYTHING, CoreWorld, draw_opti
 
 def walk(seed: int, num_events: int, **options) -> CoreWorld:
     """
-    A history of so many events and what follows from it, under drawn options but for those given;
-    the world at its end.
+    Make a history of so many events and what follows from it, under drawn options but for those
+    given; return the world at its end.
     """
     generator = random.Random(seed)
     drawn = draw_options(generator.choice)
@@ -24,6 +24,6 @@ def walk(seed: int, num_events: int, **options) -> CoreWorld:
 
 
 def walk_all(seeds, num_events: int, **options) -> None:
-    """One history per seed."""
+    """Make one history per seed."""
     for seed in seeds:
         walk(seed, num_events, **options)
