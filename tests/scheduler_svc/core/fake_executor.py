@@ -33,7 +33,7 @@ def next_token(fingerprint: int, vocab_size: int, choice: int = 0) -> int:
 def expected_outputs(
     prompt, max_tokens: int, ends=frozenset(), vocab_size: int = 50, choice: int = 0
 ) -> list[int]:
-    """Return what a request produces with unlimited memory."""
+    """Return the outputs of a request with unlimited memory."""
     fingerprint = 0
     for token in prompt:
         fingerprint = fold(fingerprint, int(token))
@@ -49,7 +49,7 @@ def expected_outputs(
 def made_up_logprobs(
     position: int, token: int, num_top: int
 ) -> tuple[float, list[tuple[int, float]]]:
-    """Return what is told of a token: its log probability, and ids with theirs."""
+    """Return made-up values for a token: its log probability, and ids with theirs."""
     top = [(int(token) + place, -float(position + place)) for place in range(num_top)]
     return -float(64 * position + token), top
 
@@ -153,7 +153,7 @@ class FakeExecutor:
             self._take_fresh(admission.block_ids[num_whole : num_whole + 1], in_partial)
 
     def _take_fresh(self, blocks, first_offset: int = 0) -> None:
-        """Take blocks for a slot to write: they have no other holder, and forget their KV."""
+        """Check that blocks for a slot to write have no other holder, and forget their old KV."""
         assert (self.slots.num_holders[blocks] == 1).all(), "a block to write has two holders"
         self.memory.forget(blocks, first_offset)
 

@@ -1,4 +1,4 @@
-"""Deaths of executors, and the requests that each counts against, told apart from the core."""
+"""Deaths of executors and the requests that each counts against, worked out without the core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_PROGRESS = 8
 
 class Deaths:
     """
-    Deaths of executors, to an observer of the requests in each step.
+    Deaths of executors, to an observer that sees the requests of each step.
 
     Attributes:
         kills_at: By handle, the position that kills when it is computed.
@@ -26,7 +26,7 @@ class Deaths:
         self.kills_at: dict[int, int] = {}
         self.in_step: list[frozenset[int]] = []
         self.forgiven_at: dict[int, int] = defaultdict(int)
-        """By handle, the outputs with which its deaths so far are to be forgiven at the latest."""
+        """By handle, the number of outputs at which its deaths are forgiven at the latest."""
         self.died_alone: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def is_deadly(self, core, batch: Batch) -> bool:

@@ -1,4 +1,4 @@
-"""Bugs planted in the core: the random walks find each, so these tests would notice it."""
+"""Bugs planted in the core: the random walks find each of them."""
 
 from __future__ import annotations
 

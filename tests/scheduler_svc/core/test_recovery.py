@@ -73,8 +73,7 @@ class TestExecutorLost:
     @pytest.mark.parametrize("delay", [1, 3])
     def test_what_is_lost_is_counted(self, delay):
         """
-        The tokens sent for computing of every request that ran or drained count as to be
-        recomputed.
+        The tokens sent for every request that ran or drained count as to be recomputed.
         """
         rig = Rig(delay=delay)
         for _ in range(3):

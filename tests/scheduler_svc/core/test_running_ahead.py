@@ -239,7 +239,7 @@ class TestRule4:
     @WINDOWS
     def test_a_prompt_is_found_before_its_result_is_back(self, window):
         """
-        A block is found from the batch after the one that writes its last position on.
+        A block can be found from the batch on that follows the one writing its last position.
         """
         rig = Rig(WIDE, delay=window)
         prompt = np.arange(9, dtype=np.int32)
@@ -337,7 +337,7 @@ class TestDepth:
 
     def test_who_drains_or_was_just_ended_keeps_to_the_window(self):
         """
-        Results in flight that make room, and slots to be released, are waited for.
+        The window holds while a request drains or an ended one's slot is to be released.
         """
         rig = self.rig()
         rig.core.end_handle(0, FinishReason.CANCELLED, rig.now)
@@ -370,7 +370,8 @@ class TestDepth:
     @pytest.mark.parametrize(("num_free", "depth"), [(5, 2), (6, 6)])
     def test_blocks_for_all_of_the_steps_must_be_free(self, num_free, depth):
         """
-        Each decode may need a block for every four of the steps sent: so many must be available.
+        Short steps are sent ahead only while each decode has a block available for every four of
+        them.
         """
         rig = self.rig()
         pool = rig.core._state.pool

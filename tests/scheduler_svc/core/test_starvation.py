@@ -46,7 +46,7 @@ class Watch:
             self.waited_s[handle] += 1.0
         rig.step()
         still = set(rig.core.waiting_handles())
-        # Sorted, since the order that was told before the step is of a second ago.
+        # Sorted, since the order from before the step is a second old.
         admitted = sorted(handle for handle in before if handle not in still)
         aged = sorted(handle for handle in before if self.waited_s[handle] >= AGED_S)
         taken = [handle for handle in admitted if handle in aged]

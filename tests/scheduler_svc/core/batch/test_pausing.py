@@ -147,7 +147,7 @@ class TestPausing:
     @pytest.mark.parametrize("budget", [0, 2, 4, 7])
     def test_paused_requests_keep_no_more_than_the_budget(self, budget):
         """
-        After each plan the blocks of paused requests are within the budget.
+        Paused requests hold no more blocks than the budget after each plan.
         """
         rig = crowd(6, budget, num_blocks=24, stagger=1)
         while rig.core.has_pending_work():
@@ -238,7 +238,7 @@ class TestEndsWhilePaused:
         handle = rig.submit(prompt_len=8, max_tokens=20)
         while handle not in paused(rig):
             rig.step()
-        # The last token under way when it was paused, which is the first of its kind.
+        # The last token in flight when it was paused; no earlier output equals it.
         offset = int(rig.core._state.slots.planned[rig.core._state.by_handle[handle].slot]) - 8
         token = rig.expected(handle)[offset]
         assert token not in rig.expected(handle)[:offset]

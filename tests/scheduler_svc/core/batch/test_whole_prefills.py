@@ -1,4 +1,4 @@
-"""Without chunked prefill every prompt is computed in one step."""
+"""Whole prefills: without chunked prefill every prompt is computed in one step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestWholePrefills:
 
     def test_with_chunked_prefill_they_are_cut(self):
         """
-        The same requests are cut where that is allowed.
+        The same prompts are cut where chunked prefill is allowed.
         """
         rig = rig_with([34, 34, 34], options=CoreOptions())
         rig.run()
@@ -94,14 +94,15 @@ class TestRefusals:
     )
     def test_what_cuts_prompts_is_refused_beside_it(self, values, name):
         """
-        An option that cuts prompts contradicts whole ones.
+        An option that cuts prompts is refused without chunked prefill.
         """
         with pytest.raises(InvalidConfig, match=name):
             CoreOptions(chunked_prefill=False, **values).validate()
 
     def test_steps_too_small_for_the_longest_sequence_are_refused(self):
         """
-        max_total_tokens under max_model_len would leave prompts that no step can hold.
+        A max_total_tokens below max_model_len is refused, as no step could hold the longest
+        prompts.
         """
         config = small_config(max_model_len=40, max_total_tokens=39)
         with pytest.raises(InvalidConfig, match="max_total_tokens is 39, max_model_len 40"):

@@ -1,4 +1,4 @@
-"""Steps that the executor has no memory for: they become smaller until a request alone fails."""
+"""Steps that the executor has no memory for: they become smaller, and at last a request fails."""
 
 from __future__ import annotations
 
@@ -87,9 +87,8 @@ class TestTooMuchTogether:
 class TestTooMuchAlone:
     def test_a_request_that_outgrows_the_memory_fails_and_no_other_does(self):
         """
-        A request that steps run out of memory with once it has grown so far fails as OUT_OF_MEMORY,
-        after as many failures as there are halvings down to it alone and a few more; all others
-        finish.
+        A request that outgrows the memory for steps fails as OUT_OF_MEMORY, after as many failures
+        as there are halvings down to it alone and a few more; all others finish.
         """
         rig = rig_with(16)
         grows = rig.submit(prompt_len=6, max_tokens=200)
@@ -100,7 +99,8 @@ class TestTooMuchAlone:
 
     def test_getting_on_in_between_does_not_help_it(self):
         """
-        A request alone fails at its third failure, however many tokens it produced between them.
+        A request fails at its third step alone that runs out of memory, however many tokens it
+        produced between them.
         """
         rig = rig_with(1, max_tokens=200)
         lengths = []
@@ -158,7 +158,8 @@ class TestTooMuchAlone:
 class TestLargeSteps:
     def test_prompt_is_computed_in_as_many_steps_as_it_takes(self):
         """
-        A long prompt alone does not fail for too large chunks: they are halved until they fit.
+        A long prompt alone does not fail when its chunks are too large: they are halved until they
+        fit.
         """
         config = small_config(max_num_blocks=512, max_total_tokens=1024, max_model_len=1000)
         rig = Rig(config, options=BOLD, checked=False)

@@ -113,7 +113,7 @@ class TestKillers:
 
     def test_one_slot_is_enough(self):
         """
-        No other request fails where one runs at a time, so that every death is one alone.
+        No other request fails where one runs at a time and every death is of one alone.
         """
         rig = rig_with(5, config=small_config(max_batch_size=1))
         rig.deaths.kills_at = {1: 8, 3: 2}
@@ -239,7 +239,7 @@ class TestBlame:
 
     def test_progress_clears(self):
         """
-        A request with eight tokens more than at a death has no mark, and dies a first time again.
+        A request with eight tokens more than at a death is trusted: its next one counts as a first.
         """
         rig = rig_with(2)
         rig.plan()

@@ -59,7 +59,7 @@ class TestBlockPool:
 
     def test_usage_is_the_share_of_used_blocks(self):
         """
-        Usage goes from 0 to 1 and free plus used are all blocks.
+        Usage is the share of used blocks, and free and used ones make up the pool.
         """
         pool = BlockPool(4)
         pool.try_take(3)

@@ -41,8 +41,8 @@ class TestFinding:
     @pytest.mark.parametrize("delay", [1, 2, 4])
     def test_equal_prompts_that_come_together_share_from_the_second_on(self, delay):
         """
-        Equal prompts submitted together compute the first one only: the others wait one step and
-        use its full blocks.
+        The first of equal prompts submitted together is computed; the others wait one step and use
+        its full blocks.
         """
         rig = rig_of(delay=delay)
         for _ in range(3):
@@ -350,7 +350,7 @@ class TestRowErrors:
         rig = rig_of(delay=delay, max_total_tokens=8)
         rig.submit(prompt=prompt_of(12), max_tokens=12)
         rig.step()
-        # The executor keeps the NaN to itself: the prompt's first chunk samples nothing.
+        # The executor does not report the NaN, as the prompt's first chunk samples nothing.
         rig.executor.memory.is_bad[rig.core._state.slots.block_table[0, :2]] = True
         rig.core.end_request("r0", 7, rig.now)
         handle = rig.submit(prompt=prompt_of(12), max_tokens=12)

@@ -271,7 +271,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data):
         """
-        A holder lets go of its whole table.
+        Let a holder give back its whole table.
         """
         at = data.draw(st.integers(0, len(self.tables) - 1))
         names, table = self.tables.pop(at)
@@ -299,7 +299,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self):
         """
-        Index, counts and integrity agree with the model.
+        Check that index, counts and integrity agree with the model.
         """
         if not hasattr(self, "cache"):
             return

@@ -99,7 +99,7 @@ class TestLife:
 
     def test_without_token_events_there_are_none(self):
         """
-        Request events alone keep tokens out.
+        Tokens have no events where only request events are tracked.
         """
         rig = Rig(options=PLAIN)
         rig.submit(max_tokens=3)

@@ -167,7 +167,7 @@ class TestDecodeLines:
 
     def test_throughput_is_tokens_seen_since_the_line_before(self):
         """
-        Throughput is the output tokens between two lines, by the seconds between them.
+        Throughput is the output tokens between two lines, divided by the seconds between them.
         """
         rig = Rig(small_config(max_num_blocks=128, max_model_len=120))
         for _ in range(3):

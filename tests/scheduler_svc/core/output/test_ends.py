@@ -54,8 +54,8 @@ class TestTokens:
 
     def test_length_that_the_context_set_ends_with_context_limit(self):
         """
-        Output that may fill the context ends with CONTEXT_LIMIT, a length asked for with
-        MAX_TOKENS.
+        Output that may fill the context ends with CONTEXT_LIMIT, and output of a requested length
+        with MAX_TOKENS.
         """
         rig = Rig()
         filling = rig.submit(max_tokens=6, fills_context=True)

@@ -91,7 +91,7 @@ def order_of(queue: WaitingQueue, cache: FakeCache | None = None) -> list[int]:
 class TestFcfs:
     def test_it_asks_the_cache_nothing(self):
         """
-        Order is that of arrival, and no prompt is matched.
+        Requests keep to arrival, and no prompt is matched.
         """
         cache = FakeCache(prompt_of(2))
         queue = queue_of(SchedulePolicy.FCFS, [request(number) for number in range(4)])

@@ -84,7 +84,7 @@ class TestPlaces:
 
     def test_a_request_can_return_twice(self):
         """
-        Returning, leaving and returning again keeps one entry.
+        A request that returns, leaves and returns again has one entry.
         """
         queue, ran = queue_of(), request(0)
         for _ in range(3):
@@ -142,7 +142,7 @@ class TestPlaces:
 class TestAgeing:
     def test_better_priority_goes_first(self):
         """
-        Lower numbers go first, negative ones too, then arrival.
+        Lower priority numbers go first, negative ones too, then arrival.
         """
         queue = queue_of()
         for number, priority in enumerate([1, 0, -3, 1, 0]):

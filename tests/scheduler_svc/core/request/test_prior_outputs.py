@@ -86,7 +86,7 @@ class TestGoingOn:
     @pytest.mark.parametrize("delay", [1, 4])
     def test_a_preemption_before_the_first_new_token_changes_no_time(self, delay):
         """
-        A request that loses its slot before it produced anything has no token's time to go on from.
+        A request that loses its slot before its first new token has no token to measure a gap from.
         """
         rig = Rig(small_config(max_total_tokens=4), delay=delay)
         handle = resume(rig, 7)
@@ -207,20 +207,20 @@ class TestRefused:
 
     def test_more_than_max_tokens(self):
         """
-        More outputs than max_tokens cannot be this request's.
+        Prior outputs longer than max_tokens are refused, as they cannot be this request's.
         """
         self.refused(InvalidParameter, None, 9, max_tokens=8)
 
     @pytest.mark.parametrize("kind", ["eos_token_ids", "stop_token_ids"])
     def test_an_end_before_the_last_token(self, kind):
         """
-        A choice that ended earlier cannot have gone on.
+        Prior outputs that go on past an end are refused, as the choice had ended there.
         """
         self.refused(InvalidParameter, None, 5, **{kind: frozenset({WHOLE[2]})})
 
     def test_columns_of_other_choices(self):
         """
-        There is a column for each choice or none at all.
+        Prior outputs that are not one column for each choice are refused.
         """
         self.refused(InvalidParameter, None, 5, 5, num_choices=3)
 

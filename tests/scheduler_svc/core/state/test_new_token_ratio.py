@@ -58,7 +58,7 @@ class TestRatio:
 
     def test_it_falls_linearly_and_stops(self):
         """
-        Each decode step takes the same off; after 600 the ratio stays where it is.
+        Each decode step lowers the ratio by the same amount; after 600 it stays where it is.
         """
         ratio = NewTokenRatio(1.0)
         assert [0.7, 0.7 - 0.602 / 600] == pytest.approx([ratio.at(0), ratio.at(1)])

@@ -217,7 +217,7 @@ class TestBisection:
 
 class TestAlone:
     def lone(self, count: int) -> Court:
-        """A court in which request 0 has just died alone in a trial."""
+        """Return a court in which request 0 died alone, then with all others, and is tried."""
         court = Court(count)
         court.die(0)
         court.die(0, *range(1, count))
@@ -257,7 +257,7 @@ class TestAlone:
     @pytest.mark.parametrize("reason", ["ended", "went away"])
     def test_a_control_that_ends_well_is_one(self, reason):
         """
-        A control that ends by what it produced has got on; one that goes away has not.
+        A control that ends by what it produced has got on; one that leaves otherwise has not.
         """
         court = Court(4)
         court.die(0)
