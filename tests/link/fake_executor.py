@@ -1,4 +1,6 @@
-"""An executor for the link's model whose KV memory knows what every position holds, and checks it."""
+"""
+Executor for the link's model; its KV memory records what each position holds and checks every read.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class FakeExecutor:
         return epoch
 
     def end_stream(self, why: TandemError) -> None:
-        """Tell the attached stream that it is over: its scheduler may be waiting for a result."""
+        """
+        Tell the attached stream that it is over, since its scheduler may be waiting for a result.
+        """
         if self.stream is not None:
             self.stream.send_up(why)
             self.stream = None
@@ -96,7 +100,7 @@ class FakeExecutor:
             self.stream.send_up(encoded)
 
     def fail(self) -> None:
-        """The running step fails as a whole, without an effect."""
+        """Fail the running step as a whole: it has no effect."""
         step, self.running = self.running, None
         assert step is not None
         failure = StepFailed(
@@ -182,7 +186,7 @@ class FakeExecutor:
         self.move(self.host_kv, batch.swap_in_host, self.kv, batch.swap_in_block)
 
     def move(self, origin, source: Int32Column, target, destination: Int32Column) -> None:
-        """Copy whole blocks, what they do not hold included."""
+        """Copy whole blocks; a position without content becomes empty at its destination too."""
         pairs = zip(source.tolist(), destination.tolist(), strict=True)
         found = [
             ((there, offset), origin.get((here, offset)))

@@ -17,7 +17,9 @@ MAX_LIVE_REQUESTS = 5
 MAX_REQUESTS = 16
 MAX_PROMPT_LEN = 14
 MAX_FORK_OUTPUTS = 5
-"""Prompt plus outputs stay below the 20 tokens a slot can hold."""
+"""
+Number of outputs of a fork: prompt plus outputs stay below the 20 tokens that a slot can hold.
+"""
 
 EVENTS = ("plan", "plan", "down", "down", "up", "up", "start", "finish", "compute", "beat")
 DISASTERS = (
@@ -29,7 +31,7 @@ TRAFFIC = st.lists(st.tuples(st.sampled_from(EVENTS + REPEATS), ANY), min_size=2
 
 
 class LinkMachine(RuleBasedStateMachine):
-    """One rule per kind of event; the invariants and the end are the world's."""
+    """One rule per kind of event; the world checks the invariants and the end."""
 
     window = 1
     parts = Parts()
@@ -40,7 +42,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     @initialize(prompts=st.lists(TOKENS, min_size=1, max_size=3), rounds=st.integers(0, 5))
     def begin(self, prompts: list[list[int]], rounds: int) -> None:
-        """A first scheduler is attached and at work."""
+        """Attach a first scheduler and let it work."""
         for prompt in prompts:
             self.submit(0, prompt, 10)
         self.world.mend(0, take_over=False)
@@ -59,7 +61,9 @@ class LinkMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, which=ANY, tail=st.lists(st.integers(0, 3), max_size=2), chunk=st.integers(1, 5))
     def fork(self, who: int, which: int, tail: list[int], chunk: int) -> None:
-        """A request continues what another has so far, so blocks are shared and copied."""
+        """
+        Submit a request that continues the tokens of another, so that blocks are shared and copied.
+        """
         rows = list(self.world.schedulers[who].rows.values())
         if rows:
             parent = rows[which % len(rows)].request
@@ -69,7 +73,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, events=TRAFFIC, which=ANY)
     def traffic(self, who: int, events: list[tuple[str, int]], which: int) -> None:
-        """Messages move in any order; `which` picks among streams old and new."""
+        """Move messages in any order; `which` picks among streams old and new."""
         self.world.mend(who, take_over=False)
         for kind, number in events:
             self.one_event(who, kind, number, which)
@@ -97,7 +101,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, chunk=st.integers(1, 5), rounds=st.integers(1, 6))
     def pump(self, who: int, chunk: int, rounds: int) -> None:
-        """Rounds without a fault."""
+        """Run rounds without a fault."""
         self.world.mend(who, take_over=False)
         for _ in range(rounds):
             self.world.pump(who, chunk, 2)
@@ -114,7 +118,10 @@ class LinkMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, which=ANY, detach=st.booleans())
     def connect(self, who: int, which: int, detach: bool) -> None:
-        """A new stream replaces one that may still deliver, or whose end comes to light now."""
+        """
+        Open a new stream; the stream before it may still deliver, or its end is noticed now
+        (`detach`).
+        """
         self.world.connect(who)
         if detach:
             self.world.late_detach(which)

@@ -1,4 +1,4 @@
-"""What a token is in the link's model: a pure function of the prefix, so that every run is comparable."""
+"""Tokens of the link's model: a pure function of the prefix, so that every run is comparable."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _WORD = (1 << 61) - 1
 
 
 def extend(identity: int, token: int) -> int:
-    """Identity of a prefix from that of the prefix one shorter."""
+    """Return the identity of a prefix, given that of the prefix shorter by one token."""
     return (identity * 1_000_003 + token + 1) % _WORD
 
 
 def identity_of(tokens: list[int]) -> int:
-    """Identity of a whole prefix."""
+    """Return the identity of a whole prefix."""
     identity = 7
     for token in tokens:
         identity = extend(identity, token)
@@ -24,12 +24,12 @@ def identity_of(tokens: list[int]) -> int:
 
 
 def next_token(identity: int) -> int:
-    """The token the model's "language model" draws after a prefix."""
+    """Return the token that the model's "language model" samples after a prefix."""
     return (identity * 0x9E3779B97F4A7C15 % _WORD >> 20) % VOCAB_SIZE
 
 
 class Place(enum.Enum):
-    """Where a request of the model is."""
+    """State of a request of the model."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -55,7 +55,10 @@ class ModelRequest:
         return self.prompt + self.outputs
 
     def take(self, position: int, token: int) -> None:
-        """Append a token, checking that it is the one and only next one."""
+        """
+        Append a token after checking its position and that it is the token which the prefix
+        demands.
+        """
         assert position == len(self.tokens), f"{self.name}: position {position} is not the next one"
         assert token == next_token(identity_of(self.tokens)), f"{self.name}: wrong token"
         self.outputs.append(token)

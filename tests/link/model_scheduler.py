@@ -35,7 +35,7 @@ class Geometry:
 
 @dataclass(eq=False)
 class Row:
-    """A slot in use: `num_known` counts tokens whose value the executor will have."""
+    """A slot in use: `num_known` counts the tokens with a value that the executor will have."""
 
     request: ModelRequest
     slot: int
@@ -102,7 +102,7 @@ class ModelScheduler:
         self.forget_executor()
 
     def forget_executor(self) -> None:
-        """Every slot and block is gone; requests keep their outputs and wait, in arrival order."""
+        """Forget every slot and block; requests keep their outputs and wait, in arrival order."""
         self.rows: dict[int, Row] = {}
         self.generations = [0] * self.geometry.num_slots
         self.free_blocks = list(range(1, self.geometry.num_blocks + 1))
@@ -158,7 +158,9 @@ class ModelScheduler:
         return plan.batch(), self.state_hash()
 
     def plan_suspension(self, mode: KvMode) -> tuple[Command, int] | None:
-        """Suspend, or for RECOMPUTE first ask for every row's release."""
+        """
+        Plan a suspension; with rows in slots, RECOMPUTE first plans a batch that releases them all.
+        """
         if self.suspended:
             return None
         if mode is KvMode.RECOMPUTE and self.rows:
@@ -175,7 +177,7 @@ class ModelScheduler:
         return Resume(), self.state_hash()
 
     def apply(self, result: StepResult) -> None:
-        """Take a result that the end let through, checking it against what was sent."""
+        """Take a result that the end let through, checking it against the step that was sent."""
         assert result.step_id in self.in_flight, "a result was let through that nobody waits for"
         drawn = self.in_flight.pop(result.step_id)
         expected = [(row.slot, row.generation, position) for row, position in drawn]
@@ -193,7 +195,7 @@ class ModelScheduler:
                 request.place = Place.WAITING
 
     def snapshot(self) -> dict[int, tuple[int, int, tuple[int, ...]]]:
-        """Generation, planned length and blocks of every live slot."""
+        """Return generation, planned length and blocks of every live slot."""
         return {
             slot: (row.generation, row.planned, tuple(row.blocks))
             for slot, row in self.rows.items()
@@ -208,7 +210,10 @@ class ModelScheduler:
         return fresh.value
 
     def check(self) -> None:
-        """Own bookkeeping: every block is free or held as often as tables say; one place each."""
+        """
+        Check the own bookkeeping: every block is free or held as often as block tables name it, and
+        a request has at most one row.
+        """
         held = Counter(block for row in self.rows.values() for block in row.blocks)
         assert held == +self.holders
         assert sorted([*self.free_blocks, *held]) == list(range(1, self.geometry.num_blocks + 1))
@@ -235,7 +240,9 @@ class ModelScheduler:
             row.request.place = self._place_after_preemption(row.request)
 
     def _save(self, row: Row, plan: Plan) -> None:
-        """Swap out what the row has computed, if there is room for all of it."""
+        """
+        Swap out the blocks that the row has computed, if host blocks have room for all of them.
+        """
         count = -(-row.planned // self.geometry.block_size)
         if 0 < count <= len(self.free_host_blocks):
             hosts = [self.free_host_blocks.pop(0) for _ in range(count)]
@@ -246,7 +253,9 @@ class ModelScheduler:
         return Place.DRAINING if request.num_pending else Place.WAITING
 
     def _extend(self, row: Row, chunk: int, plan: Plan) -> None:
-        """Plan the next tokens of a running row; without blocks, the newest row gives way."""
+        """
+        Plan the next tokens of a running row; preempt the newest row if too few blocks are free.
+        """
         request = row.request
         num_drawn = len(request.outputs) + request.num_pending
         if row.doomed or num_drawn >= request.max_outputs:
@@ -317,7 +326,9 @@ class ModelScheduler:
         return True
 
     def _cached(self, request: ModelRequest, written: dict[int, int]) -> tuple[Row | None, int]:
-        """A row computing the same prefix, and how many leading tokens earlier steps wrote."""
+        """
+        Return a row that computes the same prefix, and how many leading tokens earlier steps wrote.
+        """
         for row in self.rows.values():
             if request.parent is not None and row.request is request.parent:
                 same = 0

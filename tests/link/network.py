@@ -9,7 +9,7 @@ from tandem.link.session import Attach
 
 
 class Stream:
-    """Messages under way between one scheduler and one boot; after a cut, whatever is sent vanishes."""
+    """Messages under way between one scheduler and one boot; those sent after a cut are lost."""
 
     def __init__(self, owner: str, boot_id: str, attach: Attach) -> None:
         self.owner = owner

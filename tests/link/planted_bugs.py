@@ -89,7 +89,7 @@ class LetsTheFencedInherit(ExecutorEnd):
 
 
 class KnowsOnlyNames(ExecutorEnd):
-    """Takes every incarnation for the holder itself."""
+    """An end that takes every incarnation for the holder itself."""
 
     def open_session(self, scheduler, take_over, lease_s, now):
         is_namesake = self.holder is not None and scheduler.name == self.holder.name
@@ -120,7 +120,7 @@ class ResendsNothing(SchedulerEnd):
 
 
 class ResendsEverythingAnew(SchedulerEnd):
-    """Steps under way are encoded again, with what is acknowledged by now."""
+    """An end that encodes steps in flight again, with the results acknowledged by now."""
 
     def on_attached(self, attached):
         missing = super().on_attached(attached)
@@ -217,11 +217,11 @@ class ReusesBlocksInUse(ModelScheduler):
         return block
 
     def check(self):
-        """Its bookkeeping is wrong, so the executor's end has to notice."""
+        """Accept wrong bookkeeping, so that the executor's end has to notice."""
 
 
 class UncheckedSlots(SlotState):
-    """Takes batches on trust, so the KV memory has to notice."""
+    """Slots that apply batches unchecked, so that the KV memory has to notice."""
 
     def apply(self, batch):
         for slot in batch.release_slot.tolist():
@@ -233,7 +233,10 @@ class UncheckedSlots(SlotState):
 
 
 class CopiesNothing(ModelScheduler):
-    """No copy on write: the child believes its fresh block holds what its parent's last one does."""
+    """
+    A scheduler without copy on write: the child's fresh block lacks the content of its parent's
+    last.
+    """
 
     def _admit(self, request, chunk, written, plan):
         admitted = super()._admit(request, chunk, written, plan)
@@ -259,7 +262,7 @@ class ReusesGenerations(ModelScheduler):
 
 
 class KeepsOutputsOfLostSteps(ModelScheduler):
-    """After a lost session it does not admit the newest output again."""
+    """A scheduler that keeps a wrong newest output after a lost session."""
 
     def forget_executor(self):
         super().forget_executor()
@@ -329,7 +332,7 @@ class ReadsHostBlocksOfTheLastSession(ModelScheduler):
 
 
 class SwapsInAtOnce(ModelScheduler):
-    """Reads host blocks in the very batch that writes them."""
+    """A scheduler that reads host blocks in the very batch that writes them."""
 
     def _admit(self, request, chunk, written, plan):
         swaps_out, plan.swaps_out = plan.swaps_out, []

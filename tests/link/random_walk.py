@@ -1,4 +1,4 @@
-"""Long dense histories of the link's world from a seed: faults are rare enough for work to pile up."""
+"""Long dense histories of the link's world from a seed; faults are rare, so that work piles up."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def run(end: ExecutorEnd, step_id: int, *, failed: bool = False) -> bool:
 
 @pytest.fixture
 def end():
-    """An end with credit for three steps, its first session attached by scheduler "a"."""
+    """Return an end with credit for three steps, its first session attached by scheduler "a"."""
     end = ExecutorEnd("boot", 3)
     end.open_session(A, False, LEASE_S, 0.0)
     end.attach(attach(), 0.0)
@@ -58,7 +58,7 @@ class TestSession:
 
     def test_refusals_say_the_same_each_time(self, end):
         """
-        Whoever asks again gets the same words, so that nobody who compares them takes them for news.
+        A refusal that is repeated says the same words, so that no caller takes it for news.
         """
         words = set()
         for now in (1.0, 2.5, 7.0):
@@ -189,7 +189,7 @@ class TestAttach:
 
     def test_result_is_kept_until_acknowledged(self, end):
         """
-        A result sent is still replayed, and is gone only once a step or an attach acknowledges it.
+        A result that was sent is replayed until a step or an attach acknowledges it.
         """
         receive(end, 1)
         assert run(end, 1)
@@ -255,7 +255,7 @@ class TestReceive:
 
     def test_gap_is_lost(self, end):
         """
-        A step whose predecessor never came ends the session for good.
+        A step that comes without its predecessor ends the session for good.
         """
         with pytest.raises(SessionLost, match="the ones between are missing"):
             receive(end, 2)
@@ -274,7 +274,7 @@ class TestReceive:
 
     def test_step_over_the_credit_is_lost(self, end):
         """
-        step_id minus acked_step_id is at most max_inflight_steps.
+        A step that would exceed max_inflight_steps, counted from acked_step_id, ends the session.
         """
         for step_id in (1, 2, 3):
             receive(end, step_id)
@@ -385,7 +385,8 @@ class TestHeirs:
     @pytest.mark.parametrize("take_over", [False, True])
     def test_replaced_incarnation_never_inherits(self, end, take_over):
         """
-        Whoever was replaced, by an heir or by force, waits for the new holder's lease even when its stream is gone.
+        A scheduler that was replaced, by an heir or by force, waits for the new holder's lease even
+        when the new holder has no stream.
         """
         end.detach(1, 1)
         end.open_session(HEIR, take_over, LEASE_S, 1.0)
@@ -405,7 +406,8 @@ class TestHeirs:
 
     def test_fenced_scheduler_is_told_by_whom(self, end):
         """
-        What ends a fenced scheduler's stream, and refuses its messages, names cause and new holder.
+        The error that ends a fenced scheduler's stream and refuses its messages names cause and new
+        holder.
         """
         end.open_session(B, True, LEASE_S, 0.0)
         expected = {"cause": "fenced", "holder": "b", "incarnation": "1"}
@@ -417,7 +419,7 @@ class TestHeirs:
     @pytest.mark.parametrize("cause", list(LossCause))
     def test_cause_of_a_loss_travels_with_every_refusal(self, end, cause):
         """
-        A session given up by the executor says why to whoever attaches.
+        A session that the executor gave up names the cause to every scheduler that attaches.
         """
         end.lose("a test", cause)
         with pytest.raises(SessionLost) as lost:
@@ -426,7 +428,7 @@ class TestHeirs:
 
     def test_other_boot_is_a_cause_of_its_own(self, end):
         """
-        A stream for a process that is gone learns that the KV is.
+        A stream for a process that is gone is refused with a cause of its own, `new_boot`.
         """
         with pytest.raises(SessionLost) as lost:
             end.attach(attach(2, boot_id="older"), 0.0)

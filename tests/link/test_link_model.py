@@ -1,4 +1,4 @@
-"""The step link against a model of everything that can happen to it, and bugs the model must find."""
+"""The step link against a model of all that can happen to it, and bugs that the model must find."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ THOROUGH = settings(EVERYDAY, max_examples=120, stateful_step_count=80, derandom
 NUM_WALKS = 15
 NUM_THOROUGH_WALKS = 60
 NUM_HUNTS = 60
-"""Walks within which a planted bug must be found; the slowest is found in the 18th."""
+"""Number of walks within which a planted bug must be found; the slowest is found in the 18th."""
 
 
 def machine(window: int, parts: Parts | None = None) -> type[LinkMachine]:
-    """The machine with a window and, where given, with planted parts."""
+    """Return the machine with a window and, where given, with planted parts."""
     attributes = {"window": window, "parts": parts or Parts()}
     return type(f"LinkMachineWindow{window}", (LinkMachine,), attributes)
 
@@ -43,7 +43,8 @@ def hunt(planted: type[LinkMachine]) -> None:
 class TestLinkModel:
     def test_any_history_keeps_tokens_blocks_and_order(self, window):
         """
-        However messages are delayed, repeated or lost, and whoever dies or takes over, tokens follow from their prefix and no block has two owners.
+        Tokens follow from their prefix and no block has two owners, however messages are delayed,
+        repeated or lost and whichever process dies or takes over.
         """
         run_state_machine_as_test(machine(window), settings=EVERYDAY)
 
@@ -74,7 +75,7 @@ class TestPlantedBugs:
     @pytest.mark.parametrize("bug", PLANTED)
     def test_planted_bug_is_found(self, bug):
         """
-        A model whose parts have one bug planted does not pass.
+        A model with one planted bug in its parts does not pass.
         """
         with pytest.raises((AssertionError, TandemError, pytest.fail.Exception)):
             hunt(machine(4, PLANTED[bug]))

@@ -1,4 +1,4 @@
-"""Both ends joined by hand: what a broken stream, a diverged state and a new boot look like."""
+"""Both ends joined by hand: a broken stream, a diverged state and a new boot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pair:
         self.scheduler.open(self.executor.boot_id, epoch)
 
     def attach(self) -> tuple[list[bytes], list[bytes]]:
-        """Begin a stream; gives the results and the steps that go out again."""
+        """Begin a stream; return the results and the steps that are sent again."""
         attach = decode_request(encode_attach(self.scheduler.attach()))
         attached, replayed = self.executor.attach(attach, 0.0)
         return replayed, self.scheduler.on_attached(decode_response(encode_response(attached)))
@@ -46,7 +46,7 @@ class Pair:
         return self.scheduler.send(batch, self.mine.state_hash)[1]
 
     def execute(self, raw: bytes) -> bytes:
-        """Receive and run a step as an executor does, the hash compared at the end."""
+        """Receive and run a step as an executor does, and compare the state hash at its end."""
         step = decode_request(raw)
         assert self.executor.receive(step, raw, self.executor.attach_id, 0.0)
         self.executor.start(step.step_id, 0.0)
@@ -61,7 +61,7 @@ class Pair:
 
 @pytest.fixture
 def pair():
-    """Two ends in their first session, attached."""
+    """Return two ends in their first session, attached."""
     pair = Pair()
     pair.open()
     pair.attach()
@@ -71,7 +71,8 @@ def pair():
 class TestStory:
     def test_broken_stream_recomputes_nothing(self, pair):
         """
-        After a cut, the results that were lost come again, the steps that were lost go out again, and each step ran once.
+        A cut stream recomputes nothing: lost results are replayed, lost steps are resent, and each
+        step runs once.
         """
         first, second, third = pair.plan(FIRST), pair.plan(SECOND), pair.plan(THIRD)
         pair.execute(first)
@@ -89,7 +90,8 @@ class TestStory:
 
     def test_diverged_state_ends_the_session(self, pair):
         """
-        When slot state differs between the ends, the step that shows it ends the session, and a new one starts clean.
+        Slot state that differs between the ends ends the session at the step that shows it, and a
+        new session starts clean.
         """
         pair.mine.apply(Batch(admits=(admission(1, 1, 3, [8]),)))
         with pytest.raises(SessionLost, match="hashes differ"):

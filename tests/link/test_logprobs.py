@@ -1,4 +1,4 @@
-"""Columns of log probabilities: choosing entries keeps each with its own likeliest ids."""
+"""Columns of log probabilities: an entry that is chosen keeps its own likeliest ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_ROWS = 6
 
 
 def listed(columns: LogprobColumns) -> list[tuple[int, str]]:
-    """Row and entry, one by one; NaN as text, so that equal is equal."""
+    """Return (row, entry) pairs; an entry is text, since NaN would not equal itself."""
     return [
         (int(row), str(entry)) for row, entry in zip(columns.row, columns.entries(), strict=True)
     ]
@@ -39,7 +39,7 @@ def test_selected_entries_keep_what_is_theirs(columns, data):
 @given(logprobs(NUM_ROWS), st.data())
 def test_rows_that_are_left_are_numbered_anew(columns, data):
     """
-    When rows of a result are dropped, the entries of the others name the places these have then.
+    Entries of the rows that are left name the new places of these rows.
     """
     kept = np.array([data.draw(st.booleans()) for _ in range(NUM_ROWS)], np.bool_)
     place = {row: number for number, row in enumerate(kept.nonzero()[0].tolist())}

@@ -1,4 +1,4 @@
-"""Messages of a call on their way out."""
+"""Outgoing messages of a call."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestOutgoing:
 
     def test_close_waits_for_what_was_put(self):
         """
-        Once closed nothing more is taken, and the caller is told when the last message has left.
+        A closed call takes no more messages, and the caller is told when the last one has left.
         """
         begun: list[bytes] = []
         told: list[str] = []
@@ -62,7 +62,7 @@ class TestOutgoing:
 
     def test_close_of_an_empty_call_tells_at_once(self):
         """
-        Where nothing waits, closing is over at once.
+        A close with no message waiting is over at once.
         """
         told: list[str] = []
         OutgoingMessages(lambda _: None).close(lambda: told.append("empty"))
@@ -70,7 +70,7 @@ class TestOutgoing:
 
     def test_dropped_messages_do_not_begin(self):
         """
-        After a call's end those that wait are forgotten, and later ones too.
+        Messages that wait when a call ends are dropped, and so are later ones.
         """
         begun: list[bytes] = []
         outgoing = OutgoingMessages(begun.append)

@@ -24,7 +24,7 @@ def failed(step_id: int) -> StepFailed:
 
 @pytest.fixture
 def end():
-    """An end with credit for three steps, attached to session 5 of a boot."""
+    """Return an end with credit for three steps, attached to session 5 of a boot."""
     end = SchedulerEnd(3)
     end.open("boot", 5)
     end.attach()
@@ -35,7 +35,7 @@ def end():
 class TestSession:
     def test_new_end_is_closed(self):
         """
-        Before any session nothing can be sent and nothing can be attached to.
+        An end without a session can neither send nor attach.
         """
         end = SchedulerEnd(1)
         assert LinkState.CLOSED is end.state
@@ -69,7 +69,7 @@ class TestSession:
 
     def test_lost_session_keeps_nothing(self, end):
         """
-        After a loss no step is in flight, the reason is kept, and only a new session helps.
+        A lost session has no step in flight, keeps the reason, and is left only by a new session.
         """
         end.send(Batch(), 0)
         end.lose("the executor went away")
@@ -91,7 +91,7 @@ class TestSession:
 class TestSend:
     def test_step_carries_its_place(self, end):
         """
-        A step names its session, its id, what was applied and the hash after it.
+        A step names its session, its id, the last result applied and the hash after it.
         """
         end.send(Batch(), 7)
         end.on_result(result(1))
@@ -113,7 +113,7 @@ class TestSend:
 
     def test_detached_end_sends_nothing(self, end):
         """
-        Nothing new is planned while no stream is attached.
+        An end without an attached stream sends no new step.
         """
         end.detach()
         assert not end.can_send
@@ -166,7 +166,7 @@ class TestAttach:
     )
     def test_executor_that_knows_other_steps_is_lost(self, end, received, completed):
         """
-        Applied <= completed <= received <= sent, or the two ends do not share a session.
+        An answer ends the session unless applied <= completed <= received <= sent.
         """
         for _ in range(3):
             end.send(Batch(), 0)
@@ -178,7 +178,7 @@ class TestAttach:
 
     def test_other_boot_is_lost(self, end):
         """
-        An answer from another boot means that the KV is gone.
+        An answer from another boot ends the session, since the KV cache is gone.
         """
         end.attach()
         with pytest.raises(SessionLost, match="'reboot' answered for boot 'boot'"):
@@ -206,7 +206,7 @@ class TestResults:
 
     def test_missing_result_is_lost(self, end):
         """
-        A result that comes before the one due means that one is missing.
+        A result that comes before the next one due ends the session, since that one is missing.
         """
         end.send(Batch(), 0)
         end.send(Batch(), 0)
@@ -241,7 +241,7 @@ class TestResults:
 
     def test_failed_step_ends_the_session(self, end):
         """
-        A StepFailed is let through in its turn and nothing can be sent after it.
+        A StepFailed is let through in its turn and ends the session.
         """
         end.send(Batch(), 0)
         end.send(Batch(), 0)
@@ -254,7 +254,7 @@ class TestResults:
 class TestHeartbeat:
     def test_heartbeat_of_a_step_that_was_sent_changes_nothing(self, end):
         """
-        Whether a step that was sent runs or is done, its heartbeat is taken.
+        A heartbeat of a step that was sent is accepted whether the step runs or is done.
         """
         end.send(Batch(), 0)
         for running, completed in ((1, 0), (0, 1), (0, 0)):
@@ -265,7 +265,7 @@ class TestHeartbeat:
 
     def test_heartbeat_without_a_stream_is_left_alone(self, end):
         """
-        What comes while no stream is attached says nothing of this session.
+        A heartbeat that comes while no stream is attached is ignored.
         """
         end.detach()
         end.on_heartbeat(Heartbeat(running_step_id=9, elapsed_ms=0, last_completed_step_id=8))

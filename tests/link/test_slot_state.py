@@ -1,4 +1,4 @@
-"""The mirrored slot state: what a batch may do, and that a batch that may not changes nothing."""
+"""The mirrored slot state: what a batch may do, and that a refused batch changes nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ COLUMNS = (
 @pytest.fixture
 def slots():
     """
-    Four slots of up to five blocks of four tokens, 20 blocks; slot 0 has 6 tokens in blocks 1 and 2, all computed and
-    the next one sampled, slot 1 has 3 of 9 tokens computed in block 3.
+    Return four slots of up to five blocks of four tokens, 20 blocks; slot 0 has 6 tokens in blocks
+    1 and 2, all computed and the next one sampled, slot 1 has 3 of 9 tokens computed in block 3.
     """
     slots = SlotState(4, 5, 4, 20)
     slots.apply(
@@ -38,7 +38,7 @@ def slots():
 
 
 def frozen(slots: SlotState) -> dict[str, object]:
-    """Everything a batch could change."""
+    """Return everything that a batch could change."""
     state: dict[str, object] = {name: getattr(slots, name).tolist() for name in COLUMNS}
     state["hash"] = slots.state_hash
     return state
@@ -92,7 +92,8 @@ class TestApply:
 
     def test_released_slot_and_blocks_serve_the_same_batch(self, slots):
         """
-        Releases come first: slot and blocks may be used again at once, under a new generation.
+        A slot and blocks that a batch releases may be used again by the same batch, under a new
+        generation.
         """
         slots.apply(
             Batch(release_slot=ints(0), admits=(admission(0, 2, 4, [2]),), **rows((0, 0, 4, 1)))
@@ -102,7 +103,7 @@ class TestApply:
 
     def test_cached_blocks_may_be_shared(self, slots):
         """
-        A full block can stand in several tables; only its holders' later blocks are written.
+        A full block may stand in several block tables; only the later blocks are written.
         """
         slots.apply(Batch(admits=(admission(2, 1, 6, [1, 9], cached=4),), **rows((2, 4, 2, 1))))
         assert 2 == slots.num_holders[1]
@@ -209,7 +210,7 @@ class TestRefusal:
 
     def test_late_problem_undoes_nothing_because_nothing_was_done(self, slots):
         """
-        A batch whose last row is wrong has no effect of its releases, admissions and appends either.
+        A batch with a wrong last row does not apply its releases, admissions and appends either.
         """
         before = frozen(slots)
         batch = Batch(
@@ -227,7 +228,7 @@ class TestRefusal:
 class TestHash:
     def test_hash_follows_every_kind_of_change(self, slots):
         """
-        After admissions, appends, rows and releases the running hash is that of the columns.
+        The running hash equals that of the columns after admissions, appends, rows and releases.
         """
         batches = (
             Batch(admits=(admission(2, 3, 6, [1, 9], cached=4),), **rows((2, 4, 2, 1))),
@@ -253,7 +254,7 @@ class TestHash:
 
     def test_free_slots_do_not_count(self, slots):
         """
-        What a free slot held before has no part in the hash.
+        The former content of a free slot has no part in the hash.
         """
         slots.apply(Batch(release_slot=ints(0, 1)))
         assert 0 == slots.state_hash

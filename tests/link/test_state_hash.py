@@ -1,4 +1,4 @@
-"""The state hash: sensitive to everything it covers, blind to the order of changes."""
+"""The state hash: it depends on everything it covers, and not on the order of changes."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class TestStateHash:
 
     def test_empty_state_is_zero(self):
         """
-        No live slot hashes to 0, so a reset needs no agreement.
+        A state without live slots hashes to 0, so a reset needs no agreement.
         """
         assert 0 == StateHash().value
 
     def test_terms_of_small_numbers_all_differ(self):
         """
-        Over small slots, generations, lengths, indexes and blocks no two terms are equal.
+        Terms of small slots, generations, lengths, indexes and blocks all differ.
         """
         pairs = [(slot, number) for slot in range(40) for number in range(40)]
         triple = [grid.ravel() for grid in np.meshgrid(range(20), range(20), range(40))]
@@ -92,8 +92,8 @@ class TestStateHash:
     )
     def test_tables_that_differ_hash_differently(self, one, other, data):
         """
-        Two blocks that change places, within a table or between tables, or one block for another
-        change the hash, shared blocks included.
+        The hash changes when two blocks change places, within a table or between tables, or when
+        one block replaces another, shared blocks included.
         """
         before = table_terms(3, one) + table_terms(4, other)
         place = data.draw(st.integers(1, len(one) - 1))
@@ -157,4 +157,4 @@ KNOWN = (
     + (_mix(3 + SLOT) | 1) * (_mix(0 + INDEX) | 1) * (_mix(12 + BLOCK) | 1)
     + (_mix(3 + SLOT) | 1) * (_mix(1 + INDEX) | 1) * (_mix(4 + BLOCK) | 1)
 ) % 2**64
-"""The same definition in plain integers."""
+"""Hash of the known state, computed in plain integers."""

@@ -1,4 +1,4 @@
-"""Batches that repeat the one before: taken with fewer checks, to the same effect."""
+"""Batches that repeat the one before: they get fewer checks and have the same effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = ("live", "planned", "num_tokens_known", "num_blocks_held", "block_tabl
 
 
 class Planner:
-    """Plans decode steps of four slots of different lengths, in the order of slots."""
+    """Planner of decode steps for four slots of different lengths, in the order of slots."""
 
     def __init__(self) -> None:
         self.length = {slot: 3 + slot for slot in SLOTS}
@@ -69,7 +69,7 @@ def columns(slots: SlotState) -> dict[str, list]:
 
 
 def outcome(slots: SlotState, batch: Batch) -> tuple:
-    """What a copy of the state becomes, or the error."""
+    """Return the error's message or "", and the state that a copy has after the batch."""
     slots = deepcopy(slots)
     try:
         slots.apply(batch)
@@ -128,7 +128,7 @@ DAMAGE = {
 class TestSteadyRows:
     def test_repeated_batches_do_what_fully_checked_ones_do(self):
         """
-        Over 60 steps, state and hash are those of an end that checks each batch in full.
+        State and hash stay those of an end that checks each batch in full, over 60 steps.
         """
         slots, planner = after(0)
         checked = deepcopy(slots)
@@ -147,8 +147,8 @@ class TestSteadyRows:
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_what_is_no_repetition_is_checked_in_full(self, damage, num_steps):
         """
-        A batch that is anything but the next step of the same rows has the outcome, error message
-        included, that it has at an end that checks each batch in full.
+        A batch other than the next step of the same rows has the outcome, error message included,
+        that it has at an end which checks each batch in full.
         """
         slots, planner = after(num_steps)
         assert slots._steady is not None
@@ -158,7 +158,7 @@ class TestSteadyRows:
 
     def test_a_block_twice_is_refused(self):
         """
-        Two rows that fill a block in the same step cannot get the same one.
+        Two rows that need a block in the same step cannot get the same one.
         """
         slots = state()
         twins = (admission(0, 1, 3, [1]), admission(1, 1, 3, [2]))
@@ -180,7 +180,7 @@ class TestSteadyRows:
 
     def test_a_full_table_is_refused(self):
         """
-        A row whose table is full gets no block.
+        A row with a full block table gets no block.
         """
         slots, planner = after(9)
         slots.max_blocks_per_slot = 4
@@ -192,7 +192,7 @@ class TestSteadyRows:
 
     def test_rows_with_a_block_to_spare_are_checked_in_full(self):
         """
-        A row with more blocks than it needs never takes the short way, and may use them up.
+        A row with more blocks than it needs always gets the full checks, and may use its blocks up.
         """
         slots = state()
         row = {"row_slot": ints(2), "row_flags": flags(1)}
@@ -212,7 +212,7 @@ class TestSteadyRows:
 
     def test_a_reset_forgets_them(self):
         """
-        After a reset nothing is a repetition.
+        A reset state takes no batch for a repetition.
         """
         slots, planner = after(9)
         slots.reset()

@@ -1,4 +1,4 @@
-"""How old a step may get before it counts as late."""
+"""The time that a step may take before it counts as late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.link.step_cost import (
 
 
 def batch(*rows: tuple[int, int]) -> Batch:
-    """Rows of (start, tokens)."""
+    """Return a batch with rows of (start, tokens)."""
     columns = np.array(rows, np.int32).reshape(-1, 2)
     return Batch(
         row_slot=np.arange(len(columns), dtype=np.int32),
@@ -48,7 +48,7 @@ class TestWork:
 class TestCost:
     def test_nothing_known_allows_what_is_always_allowed(self):
         """
-        Before the first step any step may take ten seconds.
+        A first step of any kind may take ten seconds.
         """
         assert ALWAYS_ALLOWED_S == StepCost().allowed_s(PROMPT)
 
@@ -56,7 +56,7 @@ class TestCost:
     @pytest.mark.parametrize("seconds", [0.002, 1.0, 7.0])
     def test_step_like_those_before_gets_the_slack_and_at_most_twice_it(self, work, seconds):
         """
-        After steps of one kind, another of it is predicted at their time or up to double.
+        A step like those before it is predicted to take their time or up to twice that.
         """
         cost = StepCost()
         for _ in range(100):
@@ -94,7 +94,7 @@ class TestCost:
 
     def test_slower_machine_is_learned(self):
         """
-        What counts is the latest steps.
+        The latest steps decide the prediction.
         """
         cost = StepCost()
         for seconds in [0.01] * 200 + [1.0] * 200:
@@ -112,6 +112,6 @@ class TestCost:
     @pytest.mark.parametrize("command", [Suspend(kv_mode=KvMode.OFFLOAD), Resume()])
     def test_moving_kv_memory_has_minutes(self, command):
         """
-        Suspending and resuming move memory, which takes as long as it takes.
+        A suspension or resumption, which moves KV memory, may take minutes.
         """
         assert COMMAND_ALLOWED_S == StepCost().allowed_s(command)

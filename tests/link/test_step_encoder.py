@@ -1,4 +1,4 @@
-"""Steps written by hand: the messages that protobuf would make of them."""
+"""The hand-written step encoder gives the messages that protobuf would write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS = ("session_epoch", "step_id", "acked_step_id", "state_hash")
 
 
 def decode_rows(count: int) -> Batch:
-    """Decode rows with the read-only columns that one step hands to the next."""
+    """Return decode rows with the read-only columns that one step hands to the next."""
     columns = {
         "row_slot": np.arange(count, dtype=np.int32),
         "row_num_tokens": np.ones(count, np.int32),
@@ -36,7 +36,7 @@ def decode_rows(count: int) -> Batch:
 
 def parsed(raw: bytes) -> batch_pb2.ExecuteRequest:
     request = batch_pb2.ExecuteRequest.FromString(raw)
-    request.ClearField("crc32")  # fields may come in any order, and have another one then
+    request.ClearField("crc32")  # it differs: fields may come in another order
     return request
 
 
@@ -56,8 +56,8 @@ class TestStepEncoder:
     )
     def test_repeated_rows_are_the_same_message(self, count, num_appends, numbers):
         """
-        Whatever the numbers and lengths, the first step of some rows and those that repeat it
-        parse like the message that protobuf writes.
+        A first step of some rows, and each that repeats it, parses like the message that protobuf
+        writes, whatever the numbers and lengths.
         """
         encoder, batch = StepEncoder(), decode_rows(count)
         appends = np.arange(num_appends, dtype=np.int32)
@@ -72,7 +72,8 @@ class TestStepEncoder:
 
     def test_rows_that_change_are_encoded_anew(self):
         """
-        Other rows, and columns somebody may write to, are never taken for those of the last step.
+        Other rows, and columns that can still be written to, are never taken for those of the last
+        step.
         """
         encoder = StepEncoder()
         few, many = decode_rows(3), decode_rows(5)
@@ -97,8 +98,8 @@ class TestStepEncoder:
     )
     def test_nothing_else_gets_lost(self, more):
         """
-        A batch of the same rows with anything else is encoded whole, and the next one again
-        without it.
+        A batch of the same rows with anything more is encoded whole, and the next one without it
+        again.
         """
         encoder, batch = StepEncoder(), decode_rows(3)
         for command in (batch, replace(batch, **more), batch):
@@ -107,13 +108,13 @@ class TestStepEncoder:
     @pytest.mark.parametrize("command", [Batch(), Suspend(kv_mode=KvMode.OFFLOAD), Resume()])
     def test_other_commands(self, command):
         """
-        Empty batches, suspensions and resumptions are encoded like anywhere else.
+        Empty batches, suspensions and resumptions are encoded as the plain encoder does.
         """
         assert expected(command, ONES) == parsed(StepEncoder().encode(command, **ONES))
 
     def test_wide_starts_are_refused(self):
         """
-        A column that would have to be narrowed is a TypeError, in repeated rows too.
+        A column that would have to be narrowed raises TypeError, in repeated rows too.
         """
         encoder, batch = StepEncoder(), decode_rows(3)
         encoder.encode(batch, **ONES)

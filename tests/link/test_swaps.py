@@ -1,4 +1,6 @@
-"""Swapping to host blocks over the step link: what a batch may name, and what both ends remember."""
+"""
+Swapping to host blocks over the step link: what a batch may name, and what both ends remember.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from tests.link.values import admission, ints, rows, same, step
 @pytest.fixture
 def slots():
     """
-    Four slots, 20 blocks of four tokens and 6 host blocks; slot 0 holds blocks 1 and 2, host blocks 1 and 2 were
-    written.
+    Return four slots, 20 blocks of four tokens and 6 host blocks; slot 0 holds blocks 1 and 2, and
+    host blocks 1 and 2 were written.
     """
     slots = SlotState(4, 5, 4, 20, num_host_blocks=6)
     slots.apply(Batch(admits=(admission(0, 1, 6, [1, 2]),), **rows((0, 0, 6, 1))))
@@ -35,7 +37,7 @@ def frozen(slots: SlotState) -> tuple[object, ...]:
 class TestApply:
     def test_swapped_out_host_blocks_count_as_written(self, slots):
         """
-        Exactly the destinations of swaps out may be read, and their contents outlive being read.
+        The destinations of swaps out, and no other host blocks, may be read, any number of times.
         """
         assert [1, 2] == slots.is_host_written.nonzero()[0].tolist()
         for _ in range(2):
@@ -44,7 +46,8 @@ class TestApply:
 
     def test_a_whole_preemption_fits_two_batches(self, slots):
         """
-        A row is released and swapped out by one batch, swapped in and admitted elsewhere by a later one.
+        A row is released and swapped out by one batch, swapped in and admitted elsewhere by a later
+        one.
         """
         slots.apply(
             Batch(release_slot=ints(0), swap_out_block=ints(1, 2), swap_out_host=ints(3, 4))
@@ -62,7 +65,8 @@ class TestApply:
 
     def test_block_released_and_swapped_out_serves_the_same_batch(self, slots):
         """
-        A block may be swapped out and be written by a copy or a swap in of the same batch, which come later.
+        A block that a batch swaps out may be written by a copy or a swap in of the same batch,
+        which come later.
         """
         slots.apply(
             Batch(
@@ -80,7 +84,7 @@ class TestApply:
 
     def test_swaps_leave_the_hash_alone(self, slots):
         """
-        Swaps move content, not ownership.
+        Swaps move content, not ownership, so they leave the hash alone.
         """
         before = slots.state_hash
         slots.apply(Batch(swap_out_block=ints(2), swap_out_host=ints(5)))

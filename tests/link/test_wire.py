@@ -1,4 +1,4 @@
-"""The step link's encoding: nothing is lost on the way, and garbage has one outcome."""
+"""The step link's encoding: it loses nothing, and malformed bytes have one outcome."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ QUICK = settings(max_examples=60, deadline=None)
 
 
 def request_of(**batch: object) -> bytes:
-    """A request with one batch of raw fields."""
+    """Return a request with one batch of raw fields."""
     message = batch_pb2.ExecuteRequest()
     message.step.batch.CopyFrom(batch_pb2.ExecutionBatch(**batch))
     return message.SerializeToString()
 
 
 def admit_of(**changes: object) -> bytes:
-    """A request that admits one row, well-formed but for the changes."""
+    """Return a request that admits one row, well-formed but for the changes."""
     usual = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
     sampling = {**usual, **changes.pop("sampling", {})}
     row = batch_pb2.AdmittedRow(sampling=batch_pb2.RowSampling(**sampling), **changes)
@@ -53,14 +53,14 @@ def admit_of(**changes: object) -> bytes:
 
 
 def result_of(**changes: object) -> bytes:
-    """A response with one result of raw fields."""
+    """Return a response with one result of raw fields."""
     message = result_pb2.ExecuteResponse()
     message.result.CopyFrom(result_pb2.ExecutionResult(**changes))
     return message.SerializeToString()
 
 
 def logprobs_of(**columns: bytes) -> bytes:
-    """A response with the log probabilities of a result without rows."""
+    """Return a response with the log probabilities of a result without rows."""
     return result_of(logprobs=result_pb2.LogprobColumns(**columns))
 
 
@@ -85,7 +85,7 @@ class TestRoundTrip:
     @given(RESPONSES)
     def test_response_arrives_as_it_was_sent(self, value):
         """
-        Every field of whatever goes up the link survives encoding.
+        Every field of a message up the link survives encoding.
         """
         assert same(value, decode_response(encode_response(value)))
 
@@ -133,7 +133,7 @@ class TestRoundTrip:
 
     def test_wide_column_is_refused(self):
         """
-        A column of int64 is a TypeError at the sender instead of silently narrowed.
+        A column of int64 raises TypeError at the sender instead of being narrowed silently.
         """
         wide = Batch(release_slot=np.arange(3, dtype=np.int64))
         with pytest.raises(TypeError, match="int64"):
@@ -269,7 +269,7 @@ class TestMalformed:
 
 
 def outcome(decode: object, raw: bytes) -> str:
-    """What decoding does; anything but a value or SessionLost escapes."""
+    """Return "decoded", or "lost" on SessionLost; let any other error escape."""
     try:
         decode(raw)
     except SessionLost:

@@ -1,4 +1,6 @@
-"""Values of the step link for its tests: strategies, builders and a comparison that sees columns."""
+"""
+Values of the step link for its tests: strategies, builders and a comparison that sees columns.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +34,24 @@ SLOT = st.integers(0, 2**31 - 1)
 
 
 def scheduler_id(name: str, incarnation: str = "1") -> SchedulerId:
-    """Who a scheduler is."""
+    """Return the identity of a scheduler."""
     return SchedulerId(name=name, incarnation=incarnation)
 
 
 def ints(*values: int) -> np.ndarray:
-    """An int32 column."""
+    """Return an int32 column."""
     return np.array(values, np.int32)
 
 
 def flags(*values: int) -> np.ndarray:
-    """A uint8 column."""
+    """Return a uint8 column."""
     return np.array(values, np.uint8)
 
 
 def admission(
     slot: int, generation: int, tokens: int, blocks: list[int], cached: int = 0
 ) -> Admission:
-    """A row with this many tokens, all of them prompt."""
+    """Return the admission of a row with this many tokens, all of them prompt."""
     return Admission(
         slot=slot,
         generation=generation,
@@ -62,7 +64,7 @@ def admission(
 
 
 def rows(*entries: tuple[int, int, int, int]) -> dict[str, np.ndarray]:
-    """Row columns from (slot, start, number of tokens, flags)."""
+    """Return row columns from (slot, start, number of tokens, flags)."""
     table = np.array(entries, np.int64).reshape(-1, 4)
     return {
         "row_slot": table[:, 0].astype(np.int32),
@@ -79,7 +81,7 @@ def step(
     state_hash: int = 0,
     command: Command | None = None,
 ) -> Step:
-    """A step, by default with an empty batch."""
+    """Return a step, by default with an empty batch."""
     return Step(
         session_epoch=epoch,
         step_id=step_id,
@@ -90,7 +92,7 @@ def step(
 
 
 def result(step_id: int, boot_id: str = "boot") -> StepResult:
-    """A result without a token."""
+    """Return a result without a token."""
     return StepResult(
         boot_id=boot_id,
         step_id=step_id,
@@ -102,7 +104,7 @@ def result(step_id: int, boot_id: str = "boot") -> StepResult:
 
 
 def same(left: object, right: object) -> bool:
-    """Equality of values whose fields may be columns, types of columns included."""
+    """Return if two values are equal, columns in them and the types of columns included."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return left.dtype == right.dtype and np.array_equal(
             left, right, equal_nan=left.dtype == "f4"
@@ -117,7 +119,7 @@ def same(left: object, right: object) -> bool:
 
 
 def columns(dtype: type, length: int) -> st.SearchStrategy[np.ndarray]:
-    """Columns of any values of an integer type."""
+    """Return a strategy for columns of any values of an integer type."""
     info = np.iinfo(dtype)
     values = st.lists(st.integers(info.min, info.max), min_size=length, max_size=length)
     return values.map(lambda found: np.array(found, dtype))
@@ -194,7 +196,7 @@ ROW_ERRORS = st.builds(
 
 @st.composite
 def logprobs(draw: st.DrawFn, num_rows: int) -> LogprobColumns:
-    """Of some rows of a result that has so many."""
+    """Draw log probabilities of some of the `num_rows` rows of a result."""
     row = sorted(draw(st.sets(st.integers(0, num_rows - 1)))) if num_rows else []
     count = [draw(st.integers(0, 3)) for _ in row]
     floats = st.floats(width=32)

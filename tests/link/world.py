@@ -1,9 +1,9 @@
 """
-The world of the link's model: three schedulers, the third a later incarnation of the first, one executor
-that can be replaced, streams that break.
+The world of the link's model: three schedulers, the third a later incarnation of the first, one
+executor that can be replaced, and streams that break.
 
-Every method is one event. Whatever an end raises is compared with what this world's own reckoning of
-boots, epochs, streams and leases says must be raised; anything else is a failure.
+Every method is one event. The world keeps its own account of boots, epochs, streams and leases, and
+an end must raise the error that follows from it; any other error is a failure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Response = Attached | Heartbeat | StepResult | StepFailed
 LEASE_S = 10.0
 MAX_SETTLE_ROUNDS = 400
 IDENTITIES = {"a": scheduler_id("a"), "b": scheduler_id("b"), "heir": scheduler_id("a", "2")}
-"""Who each scheduler of the model says it is."""
+"""Identity that each scheduler of the model gives."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class World:
         self.boot()
 
     def boot(self) -> None:
-        """Start an executor process; the one before, if any, is gone with its streams."""
+        """Start an executor process; the process before it, if any, is gone with its streams."""
         for stream in [*self.streams.values(), *self.old_streams]:
             if stream is not None:
                 stream.cut()
@@ -89,7 +89,7 @@ class World:
         self.failed_step_id: int | None = None
 
     def open(self, who: int, *, take_over: bool, answer_arrives: bool) -> None:
-        """A scheduler asks for a session."""
+        """Ask for a session on behalf of a scheduler."""
         scheduler = self.schedulers[who]
         identity = IDENTITIES[scheduler.name]
         if self.must_refuse(scheduler.name, take_over=take_over):
@@ -120,7 +120,10 @@ class World:
             scheduler.end.open(self.executor.end.boot_id, epoch)
 
     def must_refuse(self, name: str, *, take_over: bool) -> bool:
-        """Whether a session is held by another; an heir to its name without a stream may have it."""
+        """
+        Return if another scheduler holds the session; an heir may have it while no stream is
+        attached.
+        """
         if self.holder in (None, name) or take_over:
             return False
         namesake = IDENTITIES[name].name == IDENTITIES[str(self.holder)].name
@@ -129,20 +132,22 @@ class World:
         return self.now - self.sign_of_life_s < LEASE_S
 
     def recover(self, scheduler: ModelScheduler, why: str) -> None:
-        """The scheduler gives its session up: what it had on the executor is gone."""
+        """Let the scheduler give up its session and forget its state on the executor."""
         scheduler.end.lose(why)
         scheduler.forget_executor()
         self.give_up_stream(scheduler)
 
     def give_up_stream(self, scheduler: ModelScheduler) -> None:
-        """The scheduler reads no more of its stream; the executor may, until `late_detach`."""
+        """
+        Let the scheduler stop reading its stream; the executor may read on until `late_detach`.
+        """
         stream = self.streams[scheduler.name]
         self.streams[scheduler.name] = None
         if stream is not None:
             self.old_streams.append(stream)
 
     def connect(self, who: int) -> None:
-        """A scheduler with a session opens a stream; an earlier one may still deliver."""
+        """Open a stream for a scheduler with a session; an earlier stream may still deliver."""
         scheduler = self.schedulers[who]
         if scheduler.end.state in (LinkState.CLOSED, LinkState.LOST):
             return
@@ -154,7 +159,7 @@ class World:
         self.streams[scheduler.name] = stream
 
     def plan(self, who: int, chunk: int, max_admits: int) -> None:
-        """A scheduler with credit plans a batch and sends it."""
+        """Let a scheduler with credit plan a batch and send it."""
         scheduler = self.schedulers[who]
         if scheduler.end.can_send:
             self.send(scheduler, scheduler.plan(chunk, max_admits))
@@ -184,7 +189,7 @@ class World:
         return [s for s in [*self.streams.values(), *self.old_streams] if s is not None]
 
     def deliver_down(self, stream: Stream) -> None:
-        """The executor reads one message of a stream."""
+        """Let the executor read one message of a stream."""
         if not stream.down:
             return
         raw = stream.down.popleft()
@@ -214,7 +219,7 @@ class World:
         return StreamReplaced if stream.attach.attach_id != self.newest_attach_id else None
 
     def deliver_up(self, stream: Stream) -> None:
-        """A scheduler reads one message; those of a stream it gave up go nowhere."""
+        """Let a scheduler read one message; messages of a stream it gave up are dropped."""
         if not stream.up:
             return
         item = stream.up.popleft()
@@ -228,7 +233,7 @@ class World:
         self.take(scheduler, stream, decode_response(item))
 
     def take(self, scheduler: ModelScheduler, stream: Stream, message: Response) -> None:
-        """What a scheduler does with a message of its newest stream."""
+        """Let a scheduler handle a message of its newest stream."""
         match message:
             case Attached():
                 for raw in scheduler.end.on_attached(message):
@@ -245,7 +250,9 @@ class World:
                     self.recover(scheduler, message.message)
 
     def cut(self, who: int, *, executor_notices: bool, scheduler_notices: bool) -> None:
-        """A connection breaks; either side may learn of it only when it tries something."""
+        """
+        Break a connection; a side that does not notice learns of it only when it tries something.
+        """
         scheduler = self.schedulers[who]
         stream = self.streams[scheduler.name]
         if stream is None:
@@ -258,14 +265,16 @@ class World:
             self.give_up_stream(scheduler)
 
     def late_detach(self, which: int) -> None:
-        """The executor's handler of a stream given up long ago ends at last."""
+        """End the executor's handler of a stream that was given up long ago."""
         if self.old_streams:
             stream = self.old_streams.pop(which % len(self.old_streams))
             stream.cut()
             self.detach(stream)
 
     def detach(self, stream: Stream) -> None:
-        """The handler of a stream that was accepted ends in the process it was opened to."""
+        """
+        End the handler of a stream that was accepted, in the process that the stream was opened to.
+        """
         if stream.was_accepted and stream.boot_id == self.executor.end.boot_id:
             number = (stream.attach.session_epoch, stream.attach.attach_id)
             self.executor.end.detach(*number)
@@ -276,7 +285,7 @@ class World:
         self.executor.start(self.now)
 
     def finish(self) -> None:
-        """The running step ends; slot state must be what its sender holds for that step."""
+        """Finish the running step; slot state must be what its sender holds for that step."""
         step = self.executor.running
         if step is None:
             return
@@ -289,7 +298,7 @@ class World:
         assert (self.holder, self.slot_snapshot()) == self.expected_state[key]
 
     def fail(self) -> None:
-        """The running step fails, and with it the session."""
+        """Fail the running step, and with it the session."""
         step = self.executor.running
         if step is not None:
             self.executor.fail()
@@ -298,7 +307,7 @@ class World:
             self.failed_steps.add(key)
 
     def fail_among_others(self, who: int) -> None:
-        """A step fails while as many as the window allows wait behind it."""
+        """Fail a step while as many as the window allows wait behind it."""
         for _ in range(self.window):
             self.plan(who, 2, 1)
         stream = self.streams[self.schedulers[who].name]
@@ -325,7 +334,7 @@ class World:
         self.executor.heartbeat(self.now)
 
     def pump(self, who: int, chunk: int, max_admits: int) -> None:
-        """A round without faults: plan, deliver, compute, deliver."""
+        """Run a round without faults: plan, deliver, compute, deliver."""
         stream = self.streams[self.schedulers[who].name]
         if stream is None:
             return
@@ -339,7 +348,7 @@ class World:
             self.deliver_up(stream)
 
     def check(self) -> None:
-        """What holds after every event."""
+        """Check the invariants that hold after every event."""
         end = self.executor.end
         assert end.last_received_step_id - end.acked_step_id <= self.window
         assert end.last_completed_step_id == self.num_executed
@@ -350,7 +359,10 @@ class World:
             assert scheduler.end.num_inflight == len(scheduler.in_flight)
 
     def mend(self, who: int, *, take_over: bool) -> None:
-        """One step of what a scheduler does by itself to get its executor back."""
+        """
+        Take one of the steps by which a scheduler gets its executor back: open a session or
+        connect.
+        """
         scheduler = self.schedulers[who]
         stream = self.streams[scheduler.name]
         if scheduler.end.state in (LinkState.CLOSED, LinkState.LOST):
@@ -359,7 +371,7 @@ class World:
             self.connect(who)
 
     def settle(self, who: int) -> None:
-        """Once faults stop, every request ends with exactly its tokens and all blocks are free."""
+        """Let every request end without faults, with exactly its tokens and all blocks free."""
         scheduler = self.schedulers[who]
         for _ in range(MAX_SETTLE_ROUNDS):
             if not scheduler.has_work():
@@ -375,7 +387,7 @@ class World:
 
 
 def check_tokens(request: ModelRequest) -> None:
-    """Outputs are the deterministic function of the prompt, complete unless aborted."""
+    """Check that outputs are the deterministic function of the prompt, complete unless aborted."""
     assert request.place is Place.ENDED
     assert request.aborted or request.is_complete
     tokens = list(request.prompt)
