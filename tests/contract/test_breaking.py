@@ -1,4 +1,4 @@
-"""The guard of the contract notices what would break an older client or executor."""
+"""The check of the contract notices changes that would break an older client or executor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROTOS = ROOT / "protos"
 
 
 def _buf() -> str | None:
-    """The version that deploy/local/test installs, or whichever is on the path."""
+    """Return the path of the buf that deploy/local/test installs, else of any buf on the path."""
     text = (ROOT / "deploy/local/test").read_text()
     version = re.search(r"^BUF_VERSION=(\S+)$", text, re.MULTILINE)
     assert version is not None
@@ -26,7 +26,10 @@ def _buf() -> str | None:
 
 @pytest.fixture
 def breaking(tmp_path):
-    """Gives a function: what buf says of the contract after a replacement in one of its files."""
+    """
+    Return a function: the exit code and output of buf after a replacement in a file of the
+    contract.
+    """
     buf = _buf()
     if buf is None and "CI" not in os.environ:
         pytest.skip("buf is not installed: deploy/local/test installs it where npm is there")
@@ -68,7 +71,7 @@ class TestBreaking:
     )
     def test_break_is_noticed(self, breaking, file, old, new, what):
         """
-        A changed type, number, name or presence of what was there is refused, and named.
+        A changed type, number, name or presence of an existing field or call is refused, and named.
         """
         code, said = breaking(file, old, new)
         assert code != 0
@@ -76,7 +79,7 @@ class TestBreaking:
 
     def test_addition_passes(self, breaking):
         """
-        A new field breaks nobody.
+        A new field is no breaking change.
         """
         added = "uint32 lease_ms = 4;\n  // Says nothing.\n  uint32 unused = 400;"
         assert (0, "") == breaking("executor/v1/session.proto", "uint32 lease_ms = 4;", added)

@@ -1,4 +1,4 @@
-"""The size of the KV memory where no setting says it."""
+"""The default size of the KV cache, used where no setting gives one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ MIB = 2**20
 
 
 def rank(total_gib: float, free_gib: float, weights_gib: float, block: int = MIB) -> RankMemory:
-    """A device of `total_gib`, with `free_gib` free before the weights and 1 GiB of activations."""
+    """
+    Return a device of `total_gib`, with `free_gib` free before the weights and 1 GiB of
+    activations.
+    """
     probe = MemoryProbe(
         device="the device",
         total_bytes=int(total_gib * GIB),
@@ -47,7 +50,7 @@ class TestGpu:
 
     def test_other_processes_keep_what_they_have(self):
         """
-        Where others hold more than a tenth of the GPU the default is 0.9 of what they leave.
+        The default is 0.9 of what other processes leave if they hold more than a tenth of the GPU.
         """
         found = plan(rank(80, 40, 14), 4096, on_gpu=True)
         assert 0.45 == pytest.approx(found.size.value)
@@ -56,7 +59,7 @@ class TestGpu:
 
     def test_context_that_does_not_fit_is_lowered_with_a_warning(self):
         """
-        A model's length over the KV memory gives way; the warning names both lengths.
+        A model's length that does not fit the KV cache is lowered; the warning names both lengths.
         """
         found = plan(rank(24, 24, 16), 131_072, on_gpu=True)
         assert found.num_blocks * 16 == found.max_model_len < 131_072
@@ -86,7 +89,8 @@ class TestCpu:
 
     def test_large_model_takes_a_share_of_what_is_free(self):
         """
-        Otherwise it is a quarter of what weights and activations leave.
+        A CPU's KV cache takes a quarter of what weights and activations leave, if it can use that
+        much.
         """
         found = plan(rank(32, 25, 4), 32_768, on_gpu=False)
         assert CPU_SHARE * 20 * GIB == found.kv_bytes
@@ -94,8 +98,8 @@ class TestCpu:
 
     def test_length_that_was_asked_for_gets_its_memory(self):
         """
-        A max_model_len that was set gets room for one request, though that is more than the share;
-        one that nobody set is lowered to the share.
+        A max_model_len that was set gets memory for one request, even above the share; one that was
+        not set is lowered to the share.
         """
         device = rank(32, 25, 4)
         asked = plan(device, 160_000, on_gpu=False, may_shorten=False)
@@ -106,7 +110,8 @@ class TestCpu:
 
     def test_length_beyond_all_memory_is_refused_with_what_fits(self):
         """
-        One request that the memory does not hold is refused, naming the length that fits.
+        A max_model_len with more tokens than the memory holds is refused, naming the length that
+        fits.
         """
         device = rank(32, 25, 4)
         fits = (20 * 1024 - 1) * 16

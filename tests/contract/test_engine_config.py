@@ -1,4 +1,4 @@
-"""The seven engine limits, their texts, files and presets."""
+"""The seven engine limits, their error texts, files and presets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TestValidate:
     @pytest.mark.parametrize(("broken", "text"), RULES, ids=[text.split()[0] for _, text in RULES])
     def test_one_broken_rule_raises_its_exact_text(self, broken, text):
         """
-        Each rule that does not hold is reported with its exact text.
+        A rule that is broken is reported with its exact text.
         """
         with pytest.raises(InvalidConfig) as caught:
             EngineConfig(**broken).validate()
@@ -40,7 +40,7 @@ class TestValidate:
     )
     def test_two_broken_rules_raise_the_first_in_table_order(self, first, second):
         """
-        Of two rules that do not hold the earlier one of the documentation is reported.
+        The first broken rule in the order of the documentation is reported.
         """
         with pytest.raises(InvalidConfig) as caught:
             EngineConfig(**(RULES[first][0] | RULES[second][0])).validate()
@@ -79,14 +79,14 @@ class TestValidate:
     )
     def test_relations_fail_one_below(self, broken):
         """
-        max_model_len below block_size and max_total_tokens below max_batch_size are refused.
+        A max_model_len below block_size and a max_total_tokens below max_batch_size are refused.
         """
         with pytest.raises(InvalidConfig):
             EngineConfig(**broken).validate()
 
     def test_negative_counts_are_refused(self):
         """
-        Negative counts are as wrong as zero.
+        Negative counts are refused like zero.
         """
         for name in ("block_size", "max_num_blocks", "max_batch_size", "max_num_seqs"):
             with pytest.raises(InvalidConfig, match=f"{name} must be greater than 0"):
@@ -148,7 +148,7 @@ class TestPresets:
 
     def test_unknown_preset_names_the_known_ones(self):
         """
-        Asking for a preset that does not exist lists those that do.
+        A request for an unknown preset is refused with a list of the known ones.
         """
         with pytest.raises(InvalidConfig, match=r"'fast'.*low-latency, high-throughput"):
             EngineConfig.preset("fast")
@@ -186,7 +186,8 @@ class TestFromFile:
     )
     def test_bad_content_is_refused_with_file_and_key(self, tmp_path, content, named):
         """
-        Anything but an object of known names with numbers is refused, naming file and key.
+        A file with anything but an object of known names with numbers is refused, naming file and
+        key.
         """
         path = tmp_path / "config.json"
         path.write_text(content)

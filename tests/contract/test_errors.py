@@ -1,4 +1,4 @@
-"""The error table: one class per reason, with the code the contract promises."""
+"""The error table: one class per reason, with the code that the contract promises."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ REASONS = [
     if name != "ERROR_REASON_UNSPECIFIED"
 ]
 LOCAL = {status.PeerUnavailable, status.CallCancelled}
-"""Never sent: what a caller makes of an answer that carries no reason."""
+"""Classes that are never sent: a caller makes them of an answer that carries no reason."""
 
 
 def documented() -> dict[str, tuple[str, str]]:
-    """Code and comment of every reason, read from the proto file."""
+    """Return code and comment of every reason, read from the proto file."""
     entry = re.compile(r"((?:^ *//.*\n)+) *ERROR_REASON_(\w+) = \d+;", re.MULTILINE)
     found = {}
     for comment, reason in entry.findall(PROTO.read_text()):
@@ -35,7 +35,9 @@ def documented() -> dict[str, tuple[str, str]]:
 
 
 def all_classes(root: type[TandemError] = TandemError) -> list[type[TandemError]]:
-    """Classes of the shared package; a service or client may have its own, never sent, elsewhere."""
+    """
+    Return classes of the shared package; a service or client may have more, which are never sent.
+    """
     children = [cls for cls in root.__subclasses__() if cls.__module__.startswith("tandem.")]
     return [*children, *(leaf for child in children for leaf in all_classes(child))]
 
@@ -44,7 +46,7 @@ class TestErrorTable:
     @pytest.mark.parametrize("reason", REASONS)
     def test_reason_has_one_class_with_its_documented_code(self, reason):
         """
-        Every ErrorReason has exactly one class, whose gRPC code is the first word of its comment.
+        Every ErrorReason has exactly one class, with the first word of its comment as gRPC code.
         """
         classes = [cls for cls in all_classes() if cls.reason == reason]
         assert [ERROR_BY_REASON[reason]] == classes
@@ -53,14 +55,14 @@ class TestErrorTable:
     @pytest.mark.parametrize("reason", REASONS)
     def test_retry_advice_is_the_documented_one(self, reason):
         """
-        An error tells when to retry by default exactly where its comment says RetryInfo.
+        An error tells by default when to retry if, and only if, its comment says RetryInfo.
         """
         promised = "with RetryInfo" in documented()[reason][1]
         assert promised == (ERROR_BY_REASON[reason].default_retry_after_s is not None)
 
     def test_no_class_is_outside_the_table(self):
         """
-        Every class that can be sent has a reason of the contract, and no reason twice.
+        Every class that can be sent has a reason of the contract, and each reason one class.
         """
         sendable = [cls for cls in all_classes() if cls not in LOCAL]
         assert Counter(REASONS) == Counter(cls.reason for cls in sendable)

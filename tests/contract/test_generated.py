@@ -1,4 +1,4 @@
-"""Generated code and the protos it comes from."""
+"""Generated code matches the protos that it comes from."""
 
 from __future__ import annotations
 

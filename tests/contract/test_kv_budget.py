@@ -1,4 +1,4 @@
-"""Sizing the KV memory: each system's formula, derived again, and what each mistake says."""
+"""The size of the KV cache: each system's formula, derived again, and the text of each refusal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ MIB = 2**20
 
 
 def probe(**changes: object) -> MemoryProbe:
-    """A device of 80 GiB, 79 of them free, with weights of 14, activations of 2 and 0.5 GiB of others."""
+    """
+    Return a device of 80 GiB, 79 of them free: weights take 14, activations 2, other processes 0.5
+    GiB.
+    """
     values = {
         "device": "cuda:0",
         "total_bytes": 80 * GIB,
@@ -28,7 +31,10 @@ def probe(**changes: object) -> MemoryProbe:
 
 
 def plan(knob: str, value: float, *, block: int = 8 * MIB, max_model_len: int = 2048, **changes):
-    """A plan for one rank with blocks of 16 tokens and 8 MiB, as of a 7B model with 16-bit numbers."""
+    """
+    Return a plan for one rank; blocks of 16 tokens take 8 MiB, as in a 7B model with 16-bit
+    numbers.
+    """
     rank = RankMemory(block_bytes=block, probe=probe(**changes))
     size = KvSize(knob=knob, value=value, place="--flag")
     return plan_kv(size, [rank], block_size=16, max_model_len=max_model_len)
@@ -43,7 +49,8 @@ def refusal(knob: str, value: float, **changes) -> str:
 class TestBlockBytes:
     def test_documented_example_is_exactly_eight_gib(self):
         """
-        1,024 blocks of 16 tokens, 32 layers, 32 heads of 128 numbers of two bytes take 8,589,934,592 bytes.
+        The documented 1,024 blocks of 16 tokens with 32 layers of 32 heads of 128 numbers of two
+        bytes take 8,589,934,592 bytes.
         """
         block = block_bytes(
             num_layers=32, block_size=16, num_kv_heads=32, head_dim=128, bytes_per_number=2
@@ -56,7 +63,7 @@ class TestBlockBytes:
     )
     def test_grouped_heads_are_divided_over_ranks(self, kv_heads, tp_size, heads):
         """
-        Only key heads count, those of one rank; of fewer heads than ranks each rank holds one.
+        The KV heads of one rank count; with fewer heads than ranks each rank holds one.
         """
         assert 2 * 5 * 24 * heads * 64 * 4 == block_bytes(
             num_layers=5,
@@ -71,7 +78,7 @@ class TestBlockBytes:
 class TestFormulas:
     def test_blocks_are_usable_blocks(self):
         """
-        max_num_blocks counts what sequences can use; the dummy block comes on top.
+        The count max_num_blocks is of blocks that sequences can use; the dummy block comes on top.
         """
         found = plan("max_num_blocks", 1024)
         assert (1024, 1025 * 8 * MIB) == (found.num_blocks, found.kv_bytes)
@@ -81,20 +88,21 @@ class TestFormulas:
     )
     def test_buffer_is_divided_into_blocks_with_the_dummy(self, gib, usable):
         """
-        buffer_size_gb: max(2, bytes // block bytes) blocks, one of them the dummy.
+        The knob buffer_size_gb gives max(2, bytes // block bytes) blocks, one of them the dummy.
         """
         assert usable == plan("buffer_size_gb", gib).num_blocks
 
     def test_static_share_keeps_the_rest_of_the_device_free(self):
         """
-        mem_fraction_static f: (free after weights - total x (1 - f)) // block bytes.
+        The knob mem_fraction_static f gives (free after weights - total x (1 - f)) // block bytes.
         """
         left = (79 - 14.5) * GIB - 80 * GIB * (1 - 0.88)
         assert int(left // (8 * MIB)) - 1 == plan("mem_fraction_static", 0.88).num_blocks
 
     def test_utilization_subtracts_everything_else(self):
         """
-        gpu_memory_utilization u: (total x u - weights - activation peak - other growth) // block bytes.
+        The knob gpu_memory_utilization u gives (total x u - weights - activation peak - other
+        growth) // block bytes.
         """
         left = 80 * GIB * 0.9 - (14 + 2 + 0.5) * GIB
         found = plan("gpu_memory_utilization", 0.9)
@@ -103,7 +111,7 @@ class TestFormulas:
 
     def test_twice_the_bytes_per_token_give_half_the_blocks(self):
         """
-        A block of twice the bytes halves the number of blocks, the dummy counted.
+        A block of twice the bytes halves the number of blocks, the dummy included.
         """
         small, large = (
             plan("gpu_memory_utilization", 0.9, block=size) for size in (8 * MIB, 16 * MIB)
@@ -113,7 +121,7 @@ class TestFormulas:
     @pytest.mark.parametrize("knob", ["buffer_size_gb", "gpu_memory_utilization"])
     def test_the_rank_with_the_fewest_blocks_decides(self, knob):
         """
-        Pipeline stages of different depth hold as many blocks as the one that holds the fewest.
+        Every pipeline stage holds as many blocks as the rank with the fewest can hold.
         """
         ranks = [
             RankMemory(block_bytes=size * MIB, probe=probe(device=f"cuda:{rank}"))
@@ -153,7 +161,8 @@ class TestFormulas:
 class TestRefusals:
     def test_too_little_free_memory_at_start(self):
         """
-        A utilization over what is free before the weights says both and advises to decrease it.
+        A utilization over what is free at startup is refused with both sizes and the advice to
+        decrease it.
         """
         text = refusal("gpu_memory_utilization", 0.99, free_before_bytes=60 * GIB)
         assert text.startswith(
@@ -166,7 +175,7 @@ class TestRefusals:
     @pytest.mark.parametrize("utilization", [0.1, 0.2, 16.51 / 80])
     def test_no_memory_for_blocks(self, utilization):
         """
-        A utilization that weights and activations use up says so and advises to increase it.
+        A utilization that weights and activations use up is refused with the advice to increase it.
         """
         text = refusal("gpu_memory_utilization", utilization)
         assert text.startswith("No available memory for the cache blocks.")
@@ -175,7 +184,8 @@ class TestRefusals:
 
     def test_no_memory_for_one_request(self):
         """
-        A utilization with room for less than one longest request says how long requests could be.
+        A utilization with room for less than one longest request is refused with the length that
+        fits.
         """
         text = refusal("gpu_memory_utilization", 17 / 80, max_model_len=2048)
         blocks = int(0.5 * GIB) // (8 * MIB) - 1
@@ -191,7 +201,7 @@ class TestRefusals:
 
     def test_static_share_too_small(self):
         """
-        A static share that leaves nothing for KV advises to increase it.
+        A static share that leaves no memory for KV is refused with the advice to increase it.
         """
         text = refusal("mem_fraction_static", 0.15)
         assert text.startswith(
@@ -204,7 +214,8 @@ class TestRefusals:
     )
     def test_more_than_is_free_says_how_much_fits(self, knob, value, most):
         """
-        Blocks or bytes that do not fit beside the weights name the largest value that does, which then fits.
+        Blocks or bytes that do not fit beside the weights are refused with the largest value that
+        fits.
         """
         text = refusal(knob, value)
         assert f"lower {knob} ({value}, --flag), at most {most}" in text
@@ -214,7 +225,7 @@ class TestRefusals:
 
     def test_knob_below_one_longest_request_warns_only(self):
         """
-        With blocks or bytes given, holding less than one longest request is a warning that names the knob.
+        Blocks or bytes below one longest request give a warning that names the knob.
         """
         assert [] == plan("max_num_blocks", 128).warnings()
         (warning,) = plan("max_num_blocks", 127).warnings()

@@ -1,4 +1,4 @@
-"""Addresses to listen on: what is free, what is taken, what can never be."""
+"""Addresses to listen on: free ones, taken ones, and those that can never be used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ time.sleep(600)
 
 @pytest.fixture
 def unix_socket(tmp_path_factory):
-    """A path that is short enough for a socket, by itself and as an address."""
+    """Yield a path that is short enough for a socket, by itself and as an address."""
     path = tmp_path_factory.getbasetemp().parent / "s.sock"
     path.unlink(missing_ok=True)
     yield path
@@ -40,7 +40,7 @@ def unix_socket(tmp_path_factory):
 class TestTcp:
     def test_all_taken_addresses_are_named_at_once(self):
         """
-        Several addresses in use are one error that names all of them and the flags that choose others.
+        Several addresses in use give one error that names all of them and the flags to change them.
         """
         with (
             socket.create_server(("127.0.0.1", 0)) as one,
@@ -76,7 +76,7 @@ class TestTcp:
 
     def test_same_address_twice_is_wrong_configuration(self):
         """
-        Two settings with one address are told apart from an address that another process has.
+        Two settings with one address are INVALID_CONFIG, not an address that another process has.
         """
         with pytest.raises(InvalidConfig, match=r"listen and admin_listen are both 127\.0\.0\.1:1"):
             check_all_free({"listen": "127.0.0.1:1", "admin_listen": "127.0.0.1:1"})
@@ -85,7 +85,8 @@ class TestTcp:
 class TestUnix:
     def test_socket_of_a_live_process_is_in_use(self, unix_socket):
         """
-        A second service on a unix path is refused while the first lives, and may have it after kill -9.
+        A service is refused a unix path while another service on it lives, and gets it after kill
+        -9.
         """
         address = f"unix:{unix_socket}"
         with subprocess.Popen(
@@ -102,7 +103,7 @@ class TestUnix:
 
     def test_listener_without_a_lock_is_respected(self, unix_socket):
         """
-        A program that is none of ours and listens on the path is not replaced either.
+        A program other than ours that listens on the path is not replaced either.
         """
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(unix_socket))
@@ -112,7 +113,7 @@ class TestUnix:
 
     def test_other_file_is_left_alone(self, unix_socket):
         """
-        A file that is not a socket stays, and is named.
+        A file that is not a socket is kept, and the error says that it is there.
         """
         unix_socket.write_text("precious")
         with pytest.raises(InvalidConfig, match="a file that is not a socket is there"):
@@ -134,7 +135,7 @@ class TestUnix:
 
     def test_frontends_cannot_share_one(self, unix_socket):
         """
-        Several frontends on a unix path would replace each other's socket: refused with the way out.
+        A unix path for several frontends, which would replace each other's socket, is refused.
         """
         with pytest.raises(InvalidConfig, match="several frontends cannot share the unix socket"):
             ListenAddress("listen", f"unix:{unix_socket}", is_shared=True)
@@ -152,14 +153,14 @@ class TestSettings:
     )
     def test_both_services_refuse_what_is_no_address(self, load, text):
         """
-        What is neither HOST:PORT nor unix:PATH is refused by both services with the same words.
+        An address that is neither HOST:PORT nor unix:PATH gets the same refusal from both services.
         """
         with pytest.raises(InvalidConfig, match="--listen: must be HOST:PORT or unix:PATH"):
             load(f"--listen={text}")
 
     def test_metrics_know_no_unix_socket(self):
         """
-        The page of metrics needs a port, and says so before anything starts.
+        A unix path for metrics, which need a port, is refused before anything starts.
         """
         with pytest.raises(InvalidConfig, match="--metrics-listen: must be HOST:PORT"):
             scheduler_settings(["--metrics-listen=unix:/m.sock"], {})
@@ -180,7 +181,7 @@ class TestWarning:
     )
     def test_address_that_others_can_reach_is_known(self, address, expected):
         """
-        Only loopback addresses and unix sockets stay within this machine.
+        Loopback addresses and unix sockets, and no others, stay within this machine.
         """
         assert expected is reaches_beyond_this_machine(address)
 

@@ -1,4 +1,4 @@
-"""How service processes begin, and what they say when they cannot."""
+"""The start of service processes, and their output when they cannot start."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ sys.meta_path.insert(0, Slow())
 from {package}.__main__ import main
 main()
 """
-"""A service that loads its modules until its stdin ends."""
+"""Program of a service that loads its modules until its stdin ends."""
 
 
 def interrupted(package, number):
-    """Exit code and output of a service that gets a signal while it loads its modules."""
+    """Return exit code and output of a service that gets a signal while it loads its modules."""
     with subprocess.Popen(
         [sys.executable, "-c", LOADING.format(package=package)],
         stdin=subprocess.PIPE,
@@ -63,7 +63,7 @@ class TestSignals:
 
     def test_frontend_leaves_signals_to_its_parent(self):
         """
-        A frontend that is still loading passes over Ctrl-C: its parent decides when it stops.
+        A frontend that is still loading ignores Ctrl-C, since its parent decides when it stops.
         """
         assert (7, "went on\n") == interrupted("scheduler_svc.frontend", signal.SIGINT)
 
@@ -84,7 +84,8 @@ class TestLimits:
     )
     def test_limit_that_is_too_low_is_one_line_at_once(self, service, limit, sentence):
         """
-        Too few files or too little address space: INVALID_CONFIG with the limit's name, exit code 2.
+        A limit of too few files or too little address space is INVALID_CONFIG with what is needed,
+        exit code 2.
         """
         flags = ["--listen=127.0.0.1:0"]
         done = subprocess.run(
@@ -108,7 +109,7 @@ class TestLimits:
 
     def test_space_that_libraries_have_taken_is_one_sentence(self, monkeypatch):
         """
-        Where libraries leave too little address space the error says how much they take.
+        An error about too little address space says how much the libraries take.
         """
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         limit = used + 2 * GIB
@@ -138,7 +139,8 @@ class TestRefusals:
     )
     def test_what_the_machine_lacks_is_one_line(self, error, line, capsys):
         """
-        What a service cannot get at its start is a reason and a sentence, not a traceback.
+        A resource that a service cannot get at its start is reported as a reason and a sentence,
+        without a traceback.
         """
 
         def fail():
@@ -162,7 +164,7 @@ class TestRefusals:
     )
     def test_own_mistake_keeps_its_traceback(self, mistake):
         """
-        A broken program is no refusal: its error goes on as it is.
+        A bug in the program is not turned into a refusal: its error passes unchanged.
         """
 
         def fail():
@@ -174,6 +176,6 @@ class TestRefusals:
 
     def test_memory_is_refused_for_good(self):
         """
-        Memory that is not there is not there at the next start either.
+        A MemoryError is refused as OutOfMemory, which a restart does not cure.
         """
         assert isinstance(as_refusal(MemoryError()), OutOfMemory)

@@ -1,4 +1,4 @@
-"""Presets, the KV knobs and the seven texts in the settings of both services, whatever the source."""
+"""Presets, the KV knobs and the seven texts in the settings of both services, from every source."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def service(request):
 
 @pytest.fixture
 def load(service, tmp_path):
-    """Load a service's settings from what each source is given."""
+    """Return a function that loads a service's settings from what each source is given."""
 
     def load(*, flag=None, environment=None, file=None):
         read, prefix, needed = SERVICES[service]
@@ -72,7 +72,7 @@ class TestSevenTexts:
     @pytest.mark.parametrize("rule", range(7), ids=LIMITS)
     def test_one_broken_rule_has_its_exact_text(self, load, service, source, rule):
         """
-        Whatever the source, a rule that does not hold is reported with its exact text.
+        A broken rule is reported with its exact text, whichever source broke it.
         """
         broken, text = RULES[rule]
         if service == "executor" and LIMITS[rule] in SCHEDULERS_OWN and source != "file":
@@ -88,7 +88,8 @@ class TestSevenTexts:
     )
     def test_first_of_two_broken_rules_is_reported(self, load, service, sources, first, second):
         """
-        Of two rules that do not hold the earlier one of the documentation is reported, wherever each was broken.
+        The first broken rule in the order of the documentation is reported, whichever sources broke
+        them.
         """
         given: dict[str, dict[str, object]] = {"file": {}, "flag": {}}
         for source, rule in zip(sources, (first, second), strict=True):
@@ -131,14 +132,14 @@ class TestPresets:
 
     def test_unknown_preset_is_refused_with_the_known_ones(self, load):
         """
-        A preset that does not exist is a mistake that lists those that do.
+        A preset that does not exist is refused with a list of the known ones.
         """
         text = complaint(load, flag={"preset": "fast"})
         assert text.startswith("--preset: input should be 'low-latency', 'high-throughput'")
 
     def test_broken_mixture_names_the_rule(self, load):
         """
-        A value that does not go with a preset's others fails by the shared rules.
+        A value that does not go with a preset's others is refused by the shared rules.
         """
         given = {"preset": "low-latency", "max_batch_size": 1025}
         assert "max_total_tokens must be at least max_batch_size" == complaint(load, file=given)
@@ -155,13 +156,14 @@ class TestKvSize:
     @pytest.mark.parametrize("knob", KNOBS)
     def test_one_knob_sizes_the_memory(self, load, knob):
         """
-        Each knob may be set alone, and is then the one in force.
+        A knob that is set alone sizes the KV cache.
         """
         assert knob == load(file={knob: KNOBS[knob]}).kv_size_knob
 
     def test_without_any_knob_memory_and_model_decide(self, load):
         """
-        With none set no knob sizes the memory, and no number of blocks or tokens is assumed.
+        A configuration without knobs has no knob in force, no number of blocks and no
+        max_model_len.
         """
         loaded = load()
         assert loaded.kv_size_knob is None
@@ -169,7 +171,7 @@ class TestKvSize:
 
     def test_block_larger_than_the_documented_length_is_no_mistake(self, load):
         """
-        A max_model_len that nobody set breaks no rule, whatever the block size.
+        A max_model_len that was not set breaks no rule, whatever the block size.
         """
         assert 4096 == load(file={"block_size": 4096}).settings.engine_config().max_model_len
 
@@ -178,7 +180,8 @@ class TestKvSize:
     )
     def test_two_knobs_are_refused_with_both_places(self, load, one, other, tmp_path):
         """
-        Two knobs, in one source or in two, are a mistake that names both and where each was set.
+        Two knobs, in one source or in two, are refused with the names of both and where each was
+        set.
         """
         path = tmp_path / "config.json"
         assert (
@@ -198,7 +201,7 @@ class TestKvSize:
 
     def test_knob_replaces_a_presets_size(self, load):
         """
-        A knob that was set replaces the preset's size, whatever knob that uses.
+        A knob that was set replaces the preset's size, whichever knob the preset uses.
         """
         loaded = load(file={"preset": "long-context", "buffer_size_gb": 2})
         assert ("buffer_size_gb", None) == (loaded.kv_size_knob, loaded.settings.max_num_blocks)
@@ -208,7 +211,7 @@ class TestKvSize:
 
     def test_presets_size_is_in_force_alone(self, load):
         """
-        Without a knob the preset's sizes the memory.
+        A preset's knob sizes the KV cache if no other knob is set.
         """
         assert "max_num_blocks" == load(file={"preset": "long-context"}).kv_size_knob
         loaded = load(file={"preset": "deploy-tight-memory"})

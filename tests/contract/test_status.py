@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses: what one side raises, the other side can raise again."""
+"""Errors as gRPC statuses: one side raises an error, the other side can raise it again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ERRORS = st.builds(
 
 
 def facts(error: TandemError) -> tuple:
-    """What a caller can see of an error."""
+    """Return what a caller can see of an error."""
     retry = None if error.retry_after_s is None else round(error.retry_after_s, 6)
     return type(error), error.message, error.field, retry, error.metadata
 
@@ -49,13 +49,13 @@ class TestStatusProto:
     @given(ERRORS)
     def test_error_survives_the_journey(self, error):
         """
-        Class, message, field, retry time and metadata arrive as they were.
+        An error arrives with its class, message, field, retry time and metadata.
         """
         assert facts(error) == facts(from_status_proto(to_status_proto(error)))
 
     def test_reason_travels_as_error_info(self):
         """
-        ErrorInfo has the reason's name without prefix and the domain "tandem".
+        The ErrorInfo of an error has the reason's name without prefix and the domain "tandem".
         """
         status = to_status_proto(QueueFull("full", metadata={"limit": "max_num_seqs"}))
         info = error_details_pb2.ErrorInfo()
@@ -81,7 +81,7 @@ class TestStatusProto:
 
     def test_foreign_domain_is_not_ours(self):
         """
-        A status whose ErrorInfo is of another domain carries no reason of ours.
+        A status with an ErrorInfo of another domain carries no reason of ours.
         """
         packed = any_pb2.Any()
         packed.Pack(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="example.com"))
@@ -106,7 +106,7 @@ class TestStatusProto:
     @pytest.mark.parametrize("reason", ["", "NEW_ONE"])
     def test_reason_without_a_code_is_internal(self, reason):
         """
-        What carries no reason, or no code that means something, is an InternalError with its message.
+        A status without a reason, or without a usable code, is an InternalError with its message.
         """
         packed = any_pb2.Any()
         packed.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="tandem"))
@@ -115,7 +115,7 @@ class TestStatusProto:
 
 
 class _Raises(grpc.GenericRpcHandler):
-    """A server whose every call ends as the test says."""
+    """A server that ends every call as the test says."""
 
     def __init__(self) -> None:
         self.ending = lambda context: None
@@ -130,7 +130,9 @@ class _Raises(grpc.GenericRpcHandler):
 
 @pytest.fixture(scope="module")
 def served():
-    """A handler and a function that calls it over a real channel and rebuilds the error."""
+    """
+    Yield a function that ends a call over a real channel in a given way and rebuilds the error.
+    """
     handler = _Raises()
     server = grpc.server(futures.ThreadPoolExecutor(1), handlers=(handler,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -149,7 +151,7 @@ def served():
 
 
 def drop_first_stream(listener: socket.socket, code: int) -> None:
-    """Speak as much HTTP/2 as it takes to reset the first stream of a connection."""
+    """Speak just enough HTTP/2 to reset the first stream of a connection."""
     settings, headers, rst_stream = 4, 1, 3
 
     def frame(kind: int, stream: int, payload: bytes = b"") -> bytes:
@@ -181,7 +183,7 @@ class TestOverGrpc:
 
     def test_plain_unavailable_is_an_unreachable_peer(self, served):
         """
-        UNAVAILABLE without our details becomes PeerUnavailable with the code's name.
+        A status UNAVAILABLE without our details becomes PeerUnavailable with the code's name.
         """
         rebuilt = served(lambda context: context.abort(grpc.StatusCode.UNAVAILABLE, "gone"))
         assert (PeerUnavailable, "gone") == (type(rebuilt), rebuilt.message)
@@ -189,8 +191,8 @@ class TestOverGrpc:
 
     def test_cancellation_by_the_peer_is_an_unreachable_peer(self, served):
         """
-        CANCELLED without our details that this side did not ask for, as of a server that stops,
-        becomes PeerUnavailable.
+        A status CANCELLED without our details that this side did not ask for, as of a server that
+        stops, becomes PeerUnavailable.
         """
         rebuilt = served(lambda context: context.abort(grpc.StatusCode.CANCELLED, "stop"))
         assert (PeerUnavailable, "CANCELLED") == (type(rebuilt), rebuilt.metadata["grpc_code"])
@@ -198,7 +200,7 @@ class TestOverGrpc:
     @pytest.mark.parametrize("how", ["cancel", "close"])
     def test_own_cancellation_is_a_cancelled_call(self, how):
         """
-        A call that this side cancelled, or whose channel it closed, becomes CallCancelled.
+        A call that this side cancelled, or closed the channel of, becomes CallCancelled.
         """
         channel = grpc.insecure_channel("127.0.0.1:1")
         call = channel.unary_unary("/a/B").future(b"", wait_for_ready=True, timeout=60)

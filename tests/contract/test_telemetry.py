@@ -30,23 +30,23 @@ class Disk:
         self.text = ""
 
     def write(self, text):
-        """Take text, or refuse it."""
+        """Take text, or refuse it if the disk is full."""
         if self.is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.text += text
 
     def flush(self):
-        """Nothing is buffered."""
+        """Do nothing, since no text is buffered."""
 
     def isatty(self):
-        """Nobody watches."""
+        """Return False: no terminal shows this text."""
         return False
 
 
 class TestConfigureLogging:
     def test_lines_that_cannot_be_written_are_counted(self, monkeypatch):
         """
-        While the disk is full lines are dropped without an error; then one line tells how many.
+        Lines on a full disk are dropped without an error; then one line tells how many.
         """
         disk = Disk()
         monkeypatch.setattr(sys, "stderr", disk)
@@ -65,7 +65,8 @@ class TestConfigureLogging:
 
     def test_line_with_a_known_wording_is_keys_in_json_and_that_wording_as_text(self, monkeypatch):
         """
-        As JSON it has an event name and keys; as text it is the sentence alone, word for word.
+        A line with a known wording is an event name and keys in JSON, and that sentence alone as
+        text.
         """
         disk = Disk()
         monkeypatch.setattr(sys, "stderr", disk)
@@ -95,7 +96,7 @@ class TestConfigureLogging:
 
     def test_full_disk_does_not_end_the_process(self):
         """
-        A process whose log goes to a full disk works on.
+        A process with its log on a full disk works on.
         """
         with open("/dev/full", "w") as full:  # noqa: PTH123 -- a device
             done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Where processes put their sockets and files."""
+"""Folders for the sockets and files of processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ SOCKET = "ipc/core.sock"
 
 @pytest.fixture
 def places(tmp_path_factory, monkeypatch):
-    """TMPDIR and the place that is always short; each has room unless its name is in `full`."""
+    """
+    Yield TMPDIR and the place that is always short; each has room unless its name is in `full`.
+    """
     base = tmp_path_factory.getbasetemp().parent
     first, short = base / "first", base / "short"
     full = set()
@@ -45,7 +47,7 @@ class TestTemporaryFolder:
 
     def test_long_path_falls_back_to_a_short_one(self, places, monkeypatch):
         """
-        Where a socket below TMPDIR would have too long a path, the folder is made elsewhere.
+        A folder is made elsewhere if a socket below TMPDIR would have too long a path.
         """
         long = places.first / ("x" * 100)
         long.mkdir()
@@ -54,14 +56,14 @@ class TestTemporaryFolder:
 
     def test_full_disk_falls_back_to_another(self, places):
         """
-        Where TMPDIR has no room for a tokenizer the folder is made elsewhere.
+        A folder is made elsewhere if TMPDIR has no room for a tokenizer.
         """
         places.full.add("first")
         assert places.short == temporary_folder("t-", SOCKET).parent
 
     def test_no_place_is_one_sentence_with_all_reasons(self, places):
         """
-        Where nothing will do the error says what is wrong with each place, and what to set.
+        An error for lack of any place says what is wrong with each, and what to set.
         """
         places.full |= {"first", "short"}
         with pytest.raises(InvalidConfig) as refused:
