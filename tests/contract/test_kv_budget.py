@@ -15,7 +15,7 @@ MIB = 2**20
 
 def probe(**changes: object) -> MemoryProbe:
     """
-    Return a device of 80 GiB, 79 of them free: weights take 14, activations 2, other processes 0.5
+    Return a device of 80 GiB, 79 of them free; weights take 14, activations 2, other memory 0.5
     GiB.
     """
     values = {

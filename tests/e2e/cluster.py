@@ -25,27 +25,29 @@ ROOT = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = ROOT / "deploy/models/tandem-py"
 STEPS_AT_A_TIME = 4
 PATIENCE = ("--lost-after-s=600", "--recovery-timeout-s=600")
-"""Longer than any test: who stops, holds or replaces an executor may take their time."""
+"""
+Timeouts longer than any test, so that a test may stop, hold or replace an executor at its leisure.
+"""
 
 
 def environment() -> dict[str, str]:
     """
-    The environment without settings of ours, with one thread per operation, and with a proxy that
-    is not there: processes of one machine must find each other without it.
+    Return the environment without TANDEM_ variables, with one thread per operation and with a proxy
+    that does not exist: processes of one machine must find each other without it.
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith("TANDEM_")}
     return kept | {"OMP_NUM_THREADS": "1", "http_proxy": "http://127.0.0.1:9"}
 
 
 def num_requests(stats: Stats) -> int:
-    """Requests that run or wait."""
+    """Return the number of requests that run or wait."""
     return stats.running_requests + stats.waiting_requests
 
 
 def wait_idle(ask: Callable[[], Stats]) -> Stats:
     """
-    Wait until no request is in the system, no block in use and no step under way; gives the
-    counters then.
+    Wait until no request is in the system, no block in use and no step in flight; return the
+    counters of that time.
     """
 
     def idle() -> Stats | None:
@@ -60,7 +62,7 @@ def wait_idle(ask: Callable[[], Stats]) -> Stats:
 
 @contextlib.contextmanager
 def paused(pid: int) -> Iterator[None]:
-    """Stop a process meanwhile (SIGSTOP); when the block begins none of its threads runs any more."""
+    """Stop a process (SIGSTOP) during the block, which begins when all its threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: _is_stopped(pid), f"process {pid} to stop")
@@ -78,7 +80,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 class Process:
-    """One service, its log, and the processes it started."""
+    """One service, its log, and the processes that it started."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class Process:
         return json.loads(self._ready_file.read_text())
 
     def family(self) -> list[psutil.Process]:
-        """The process and all that it started."""
+        """Return the process and all that it started."""
         try:
             root = psutil.Process(self.process.pid)
             return [root, *root.children(recursive=True)]
@@ -123,7 +125,7 @@ class Process:
         self.process.wait()
 
     def end(self) -> None:
-        """Kill it with everything that it started."""
+        """Kill the process with everything that it started."""
         family = self.family()
         self.kill()
         for member in family:
@@ -137,12 +139,12 @@ class Process:
 
 class Cluster:
     """
-    A scheduler and at most one executor, which may come, go and come back on their ports.
+    A scheduler and at most one executor, which may stop and start again on the same ports.
 
     Attributes:
         address: The public address.
         admin_address: The operators' address.
-        gate: Where every executor's steps wait if told to; open at first.
+        gate: Gate that holds every executor's steps when it is closed; open at first.
     """
 
     def __init__(self, model: Path, folder: Path, limits: list[str], scheduler: list[str]) -> None:
@@ -159,7 +161,9 @@ class Cluster:
         self.start_scheduler()
 
     def start_scheduler(self, *options: str) -> None:
-        """Start a scheduler on the cluster's public port; the other two ports are new ones."""
+        """
+        Start a scheduler on the cluster's public port; the ports for operators and metrics are new.
+        """
         ports = [f"--{name}=127.0.0.1:0" for name in ("admin-listen", "metrics-listen")]
         addresses = [f"--listen={self.address}", f"--executor={self._executor_address}", *ports]
         arguments = [*addresses, *PATIENCE, *self._scheduler_options, *options]
@@ -167,7 +171,7 @@ class Cluster:
         self.admin_address: str = self.scheduler.addresses()["admin_address"]
 
     def start_executor(self, *, ready: bool = True) -> None:
-        """Start an executor on the cluster's port; wait until requests are served, or not."""
+        """Start an executor on the cluster's port; with `ready`, wait until requests are served."""
         arguments = [f"--model={self._model}", f"--listen={self._executor_address}"]
         options = ["--dtype=float32", f"--num-threads={NUM_THREADS}", *self._limits]
         self.executor = Process(
@@ -182,22 +186,22 @@ class Cluster:
             wait_until(self.is_ready, "tandem.ready")
 
     def is_ready(self) -> bool:
-        """Whether the public port says that requests are served."""
+        """Return if the public port says that requests are served."""
         try:
             return is_serving(self.address, "tandem.ready", timeout_s=10)
         except TandemError:
             return False
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """No executor computes, and none hears anything, meanwhile."""
+        """Stop the executor process during the block: it neither computes nor receives messages."""
         assert self.executor is not None
         return paused(self.executor.process.pid)
 
     @contextlib.contextmanager
     def held(self, num_steps: int = 0) -> Iterator[None]:
         """
-        The executor begins only so many more steps, and at most one that is beginning, meanwhile;
-        what is asked of it besides steps it does.
+        Let the executor begin only so many more steps during the block, and at most one that is
+        just beginning; it goes on with everything else that it is asked.
         """
         self.gate.allow(num_steps)
         try:
@@ -206,7 +210,9 @@ class Cluster:
             self.gate.open()
 
     def step_until(self, condition: Callable[[], object], what: str) -> None:
-        """While held: let a few steps at a time begin until something is so."""
+        """
+        Let a few steps at a time begin, while the executor is held, until the condition is true.
+        """
 
         def is_so() -> bool:
             if not (found := bool(condition())):
@@ -216,34 +222,36 @@ class Cluster:
         wait_until(is_so, what)
 
     def client(self) -> Client:
-        """A client that shows every failure."""
+        """Return a client that retries nothing, so that it shows every failure."""
         return Client(self.address, retry=NO_RETRY)
 
     def admin(self) -> AdminClient:
-        """A client of the operators' port."""
+        """Return a client of the operators' port."""
         return AdminClient(self.admin_address, retry=NO_RETRY)
 
     def stats(self) -> Stats:
-        """What the core counts now."""
+        """Return the counters of the core."""
         with self.admin() as admin:
             return admin.stats()
 
     def num_requests(self) -> int:
-        """Requests that run or wait now."""
+        """Return the number of requests that run or wait now."""
         return num_requests(self.stats())
 
     def requests(self, **choice: Any) -> dict[str, RequestSummary]:
-        """Requests in the system by their ids, as `AdminClient.list_requests` chooses them."""
+        """
+        Return the requests in the system by id; `choice` filters as in `AdminClient.list_requests`.
+        """
         with self.admin() as admin:
             return {one.request_id: one for one in admin.list_requests(**choice).requests}
 
     def logs(self) -> str:
-        """Everything the services said, for a failing test's report."""
+        """Return the end of every service's log, for the report of a failing test."""
         logs = sorted(self._folder.glob("*.log"))
         return "\n".join(f"== {log.name}\n{log.read_text()[-4000:]}" for log in logs)
 
     def close(self) -> None:
-        """Kill everything."""
+        """Kill all services."""
         self.scheduler.end()
         if self.executor is not None:
             self.executor.end()
@@ -254,5 +262,5 @@ class Cluster:
 
 
 def interrupt(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C for one process."""
+    """Send Ctrl-C to one process."""
     process.send_signal(signal.SIGINT)

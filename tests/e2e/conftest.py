@@ -1,4 +1,4 @@
-"""Clusters that tests share: starting one takes seconds."""
+"""Clusters that tests share, since starting one takes seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.e2e.cluster import BUNDLED_MODEL, Cluster, wait_idle
 
 
 def running(cluster):
-    """Start the executor, hand the cluster out, kill everything."""
+    """Start the executor, yield the cluster, and kill everything at the end."""
     try:
         cluster.start_executor()
         yield cluster
@@ -19,19 +19,19 @@ def running(cluster):
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """Random weights that compute in a millisecond."""
+    """Return a model with random weights that computes a step in a millisecond."""
     return model_zoo.llama_mha(tmp_path_factory.mktemp("model") / "tiny-llama")
 
 
 @pytest.fixture(scope="session")
 def bundled_model():
-    """The model that comes with the project."""
+    """Return the model that comes with the project."""
     return BUNDLED_MODEL
 
 
 @pytest.fixture(scope="session")
 def small(tiny_model, tmp_path_factory):
-    """The tiny model with room for two requests at once and two more in the queue."""
+    """Yield the tiny model with room for two requests at once and two more in the queue."""
     limits = ["--max-num-blocks=64", "--max-model-len=512", "--max-batch-size=2"]
     scheduler = ["--max-num-seqs=4"]
     yield from running(Cluster(tiny_model, tmp_path_factory.mktemp("small"), limits, scheduler))
@@ -39,12 +39,12 @@ def small(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bundled(tmp_path_factory):
-    """The bundled model with default limits, but short steps so that prompts take many."""
+    """Yield the bundled model with default limits, but short steps so that prompts take many."""
     folder = tmp_path_factory.mktemp("bundled")
     yield from running(Cluster(BUNDLED_MODEL, folder, ["--max-total-tokens=256"], []))
 
 
 @pytest.fixture
 def idle():
-    """Gives a function that waits until a cluster holds nothing and does nothing."""
+    """Return a function that waits until a cluster holds nothing and does nothing."""
     return lambda cluster: wait_idle(cluster.stats)

@@ -15,13 +15,13 @@ from tests.waiting import LIMIT_S, wait_until
 PROMPT = "def fibonacci(n):"
 STEP_MS = 20
 ENDLESS = 16_000
-"""Tokens of a stream that goes on for longer than any test: five minutes."""
+"""Number of tokens of a stream that takes five minutes, longer than any test."""
 NO_LEASE_MS = 600_000
-"""Longer than any test: who had to wait for a lease would fail it."""
+"""Lease longer than any test, so that a test fails if its scheduler has to wait for it."""
 
 
 class Fleet:
-    """Processes by name; all end with `close`."""
+    """Processes that tests start; all end with `close`."""
 
     def __init__(self, folder: Path, *, num_executors: int = 1) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class Fleet:
         self.executor_addresses = [f"127.0.0.1:{free_port()}" for _ in range(num_executors)]
 
     def executor(self, place: int = 0, *, seed: int = 0) -> Process:
-        """Start an executor at its address; another seed is another model."""
+        """Start an executor at the address of this place; another seed is another model."""
         arguments = [
             f"--listen={self.executor_addresses[place]}",
             f"--step-ms={STEP_MS}",
@@ -57,12 +57,12 @@ class Fleet:
         return Scheduler(self._start("scheduler_svc", arguments))
 
     def close(self) -> None:
-        """Kill everything."""
+        """Kill all processes."""
         for process in self._processes:
             process.end()
 
     def logs(self) -> str:
-        """Everything the services said, for a failing test's report."""
+        """Return the logs of all services, for the report of a failing test."""
         return "\n".join(f"== {one.log.name}\n{one.log.read_text()}" for one in self._processes)
 
     def _start(self, module: str, arguments: list[str]) -> Process:
@@ -73,7 +73,7 @@ class Fleet:
 
 
 class Scheduler:
-    """One scheduler process and how to ask it."""
+    """One scheduler process and calls to it."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -82,41 +82,43 @@ class Scheduler:
         self._admin_address: str = addresses["admin_address"]
 
     def is_ready(self) -> bool:
-        """Whether the public port says that requests are served."""
+        """Return if the public port says that requests are served."""
         with contextlib.suppress(TandemError):
             return is_serving(self.address, "tandem.ready", timeout_s=10)
         return False
 
     def wait_ready(self, *, ready: bool = True) -> None:
-        """Wait until it is, or is not."""
+        """Wait until the scheduler is ready, or until it is not."""
         wait_until(lambda: self.is_ready() is ready, f"ready is {ready}")
 
     def log(self) -> str:
-        """What it said until now."""
+        """Return the log up to now."""
         return self.process.log.read_text()
 
     def stats(self):
-        """GetStats."""
+        """Return the answer of GetStats."""
         with AdminClient(self._admin_address, retry=NO_RETRY) as admin:
             return admin.stats()
 
     def output_lens(self) -> list[int]:
-        """Output tokens of each request in the system."""
+        """Return the number of output tokens of each request in the system."""
         with AdminClient(self._admin_address, retry=NO_RETRY) as admin:
             return [one.output_tokens for one in admin.list_requests().requests]
 
     def wait_idle(self):
-        """Wait until nothing is held and nothing done; gives the figures then."""
+        """
+        Wait until the scheduler holds nothing and does nothing; return the counters of that time.
+        """
         return wait_idle(self.stats)
 
 
 class Reader:
     """
-    Reads streams of one prompt on threads, each checked for lost and repeated tokens.
+    Readers of streams of one prompt, one per thread; each checks for lost and repeated tokens.
 
     Attributes:
-        tokens: What each stream gave until now.
-        errors: What streams failed with.
+        tokens: Tokens that each stream gave until now.
+        errors: Errors that ended streams.
     """
 
     def __init__(
@@ -135,7 +137,10 @@ class Reader:
             thread.start()
 
     def wait_for(self, num_tokens: int) -> None:
-        """Wait until each stream has so many more tokens than any has in the core now."""
+        """
+        Wait until each stream has so many more tokens than the furthest request in the core has
+        now.
+        """
         wanted = num_tokens + max(self._scheduler.output_lens(), default=0)
 
         def has_come() -> bool:
@@ -145,14 +150,14 @@ class Reader:
         wait_until(has_come, f"{num_tokens} more tokens")
 
     def finish(self) -> list[list[int]]:
-        """Wait for the end of all streams."""
+        """Wait for the end of all streams; return their tokens."""
         for thread in self._threads:
             thread.join(LIMIT_S)
             assert not thread.is_alive(), "a stream does not end"
         return self.tokens
 
     def stop(self) -> list[list[int]]:
-        """Leave all streams; what each has given then."""
+        """Leave all streams; return the tokens that each has given."""
         self._is_stopping.set()
         return self.finish()
 

@@ -1,6 +1,6 @@
 """
-`python -m tests.e2e.gated_executor`: the real executor, whose steps wait at the gate that the file
-$STEP_GATE is.
+`python -m tests.e2e.gated_executor`: the real executor with steps that wait at a gate, the file
+that $STEP_GATE names.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from tests.e2e.step_gate import StepGate  # noqa: E402
 class GatedRunner(ModelRunner):
     """
     Attributes:
-        gate: Where steps wait.
+        gate: Gate at which steps wait.
     """
 
     gate: StepGate
 
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
-        """Compute when it may; warm-up steps, of id 0, always may."""
+        """
+        Compute when the gate allows it; steps of id 0, which warm up, and steps without rows always
+        may.
+        """
         if step_id and len(batch.row_slot):
             self.gate.pass_through()
         return super().launch(batch, step_id)

@@ -1,5 +1,5 @@
 """
-A client to be killed: prints the name of every event of one stream, one per line.
+A client to be killed: it prints the name of every event of one stream, one per line.
 
 Arguments: address, number of prompt ids, max_tokens.
 """

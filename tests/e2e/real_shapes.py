@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 
 GIB = 2**30
 LIBRARIES_BYTES = GIB
-"""Of interpreter, PyTorch and gRPC, which the memory plan leaves out."""
+"""Memory of interpreter, PyTorch and gRPC, which the memory plan leaves out."""
 START_S = 300.0
 _HEADINGS = (
     "| shape | type | supports | max_model_len | KV tokens | KV | weights | start | after | prompt "
@@ -46,7 +46,7 @@ _HEADINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What one shape promised and did."""
+    """Promises of one shape's start-up line, and the values that were measured."""
 
     shape: str
     dtype: str
@@ -62,7 +62,7 @@ class Found:
 
 
 def main(arguments: list[str]) -> int:
-    """Try every shape; gives the exit code."""
+    """Try every shape; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.real_shapes", description=__doc__)
     parser.add_argument("--shape", nargs="+", choices=HALF_A_BILLION, default=list(HALF_A_BILLION))
     parser.add_argument("--prompt-len", type=int, default=20_000)
@@ -122,7 +122,7 @@ def _try(shape: str, prompt_len: int, folder: Path) -> Found:
 
 
 def _ask(address: str, prompt_len: int, vocab_size: int) -> str:
-    """Send one prompt; gives "answered" or the reason of the refusal, and seconds."""
+    """Send one prompt; return "answered after ... s", or the reason of the refusal."""
     ids = np.random.default_rng(0).integers(0, vocab_size, prompt_len).tolist()
     started_s = time.monotonic()
     try:
@@ -138,7 +138,7 @@ def _ask(address: str, prompt_len: int, vocab_size: int) -> str:
 
 @contextlib.contextmanager
 def _server(model: Path, logs: Path) -> Iterator[tuple[str, str, psutil.Process]]:
-    """`tandem up MODEL` and its addresses; all else is the default."""
+    """Start `tandem up MODEL` with defaults for all else; yield its addresses and its process."""
     listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
     command = [sys.executable, "-m", "tandem_client", "up", str(model)]
     flags = [f"--listen={listen}", f"--admin-listen={admin}", "--metrics-listen=", "--log-dir"]
@@ -164,7 +164,7 @@ def _server(model: Path, logs: Path) -> Iterator[tuple[str, str, psutil.Process]
 
 
 def _plan(logs: Path) -> dict[str, str]:
-    """Keys and values of the executor's start-up lines."""
+    """Return keys and values of the executor's start-up lines."""
     text = "".join(path.read_text() for path in sorted(logs.glob("*executor*")))
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     found: dict[str, str] = {}

@@ -1,4 +1,6 @@
-"""How many steps an executor may compute: tests hold it in the middle of its work for as long as they look."""
+"""
+Gate for an executor's steps: tests hold the executor in the middle of its work as long as needed.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,17 @@ _LOOK_EVERY_S = 0.001
 
 class StepGate:
     """
-    Two numbers in a file that a test and its executors map: steps that may begin, which the test
-    writes, and steps that began, which the executor does. Steps without rows always may.
+    Two numbers in a file that a test and its executors map: the number of steps that may begin,
+    which the test writes, and the number that began, which the executor writes. Steps without rows
+    always may.
 
-    An executor that is held ends the steps it began, whose results come, and is alive.
+    An executor that is held ends the steps that it began, sends their results, and is alive.
     """
 
     def __init__(self, file: Path) -> None:
         """
         Args:
-            file: Made if it is not there, with the gate open.
+            file: File of the gate; it is created, with the gate open, if it does not exist.
         """
         number = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         is_new = not os.fstat(number).st_size
@@ -36,15 +39,17 @@ class StepGate:
             self.open()
 
     def open(self) -> None:
-        """Let everything through from now on."""
+        """Let every step pass from now on."""
         self._write(_ALLOWED, _NO_LIMIT)
 
     def allow(self, num_steps: int) -> None:
-        """Let so many more steps begin than did, and at most one that is just beginning."""
+        """
+        Let so many steps begin after those that have begun, and at most one that is just beginning.
+        """
         self._write(_ALLOWED, self._read(_BEGUN) + num_steps)
 
     def pass_through(self) -> None:
-        """By the executor: wait until the next step may begin."""
+        """Wait, in the executor, until the next step may begin."""
         begun = self._read(_BEGUN)
         while begun >= self._read(_ALLOWED):
             time.sleep(_LOOK_EVERY_S)

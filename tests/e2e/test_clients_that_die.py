@@ -1,4 +1,4 @@
-"""A client process killed in any state of its request leaves nothing behind."""
+"""A client process that is killed in any state of its request leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from tests.waiting import wait_until
 
 MAX_TOKENS = 1500
 NUM_STEPS = 5
-"""Enough for a first token of 16 ids, and for a third of 450."""
+"""
+Number of steps that suffices for the first token of a prompt of 16 ids, and for a third of 450 ids.
+"""
 
 
 @pytest.fixture(scope="module")
 def two_slots(bundled_model, tmp_path_factory):
-    """The bundled model, two requests at once, prompts in chunks of 32: long enough in every state."""
+    """
+    Yield the bundled model with two requests at once and prompts in chunks of 32, so that each
+    state of a request lasts long enough.
+    """
     limits = ["--max-batch-size=2", "--max-total-tokens=32", "--max-num-blocks=256"]
     cluster = Cluster(bundled_model, tmp_path_factory.mktemp("two-slots"), limits, [])
     try:
@@ -30,7 +35,7 @@ def two_slots(bundled_model, tmp_path_factory):
 
 @contextlib.contextmanager
 def reader(cluster, num_ids):
-    """A client process that reads one long stream."""
+    """Start a client process that reads one long stream; kill it at the end."""
     arguments = [cluster.address, str(num_ids), str(MAX_TOKENS)]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.e2e.reader", *arguments],
@@ -62,7 +67,8 @@ class TestKilledClient:
     )
     def test_running_request_gives_its_blocks_back(self, two_slots, idle, num_ids, event):
         """
-        Kill -9 of a client in prefill or decode frees its blocks long before its output is complete.
+        Kill -9 of a client in prefill or decode frees its blocks long before its output is
+        complete.
         """
         before = idle(two_slots)
         with two_slots.held(NUM_STEPS), reader(two_slots, num_ids) as process:
@@ -78,7 +84,7 @@ class TestKilledClient:
 
     def test_waiting_request_leaves_the_queue(self, two_slots, idle):
         """
-        Kill -9 of a client that waits takes it out of the queue; the running ones go on.
+        A client that waits and is killed with -9 leaves the queue; the running requests go on.
         """
         idle(two_slots)
         with (

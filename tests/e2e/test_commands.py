@@ -1,4 +1,4 @@
-"""`tandem up`, one-command servers and the demo: they serve, and leave nothing running."""
+"""`tandem up`, one-command servers and the demo: they serve, and leave no process running."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from tests.waiting import LIMIT_S, wait_until
 ANY_PORTS = [f"--{name}=127.0.0.1:0" for name in ("listen", "admin-listen", "metrics-listen")]
 PROMPT = "def fibonacci(n):"
 ENDLESS = 100_000
-"""Tokens that take minutes also where one takes a millisecond, as each looks at all before it."""
+"""
+Number of tokens that take minutes even at a millisecond each, since each attends to all before it.
+"""
 
 
 @contextlib.contextmanager
 def command(*arguments, program=(sys.executable, "-m", "tandem_client"), env=None):
-    """A command in a process of its own; whatever is left of it afterwards is killed."""
+    """Start a command in a process of its own; kill whatever is left of it at the end."""
     process = subprocess.Popen(
         [*program, *map(str, arguments)],
         cwd=ROOT,
@@ -47,7 +49,7 @@ def command(*arguments, program=(sys.executable, "-m", "tandem_client"), env=Non
 
 
 def family(process):
-    """The process and all that it started and that still run."""
+    """Return the process and all that it started and that still run."""
     try:
         root = psutil.Process(process.pid)
         return [root, *root.children(recursive=True)]
@@ -73,8 +75,8 @@ def serving(process):
 
 def announced(process):
     """
-    What `tandem up` says of a server after its address, by the word that a line begins with; lines
-    that begin with the same word follow one another.
+    Return what `tandem up` prints after the address of a server, by the word that a line begins
+    with; the texts of lines with the same word follow one another.
     """
     said: dict[str, str] = {}
     for line in iter(process.stdout.readline, "Ctrl-C stops it\n"):
@@ -84,7 +86,7 @@ def announced(process):
 
 
 def operators_at(process):
-    """The address for operators, from the rest of the announcement."""
+    """Return the operators' address from the rest of the announcement."""
     return announced(process)["operators"].strip()
 
 
@@ -121,9 +123,9 @@ class TestUp:
 
     def test_file_and_flags_reach_both_services(self, tiny_model, tmp_path):
         """
-        Limits and scheduling options of the file and of flags are in force, the running server
-        says where each came from, and the announcement warns of those that are rarely meant, as
-        the scheduler and the executor do, a line each.
+        Limits and scheduling options of the file and of flags are in force, the running server says
+        where each came from, and the announcement has a line for each warning of the scheduler or
+        the executor.
         """
         file = tmp_path / "limits.json"
         file.write_text('{"max_num_seqs": 7, "max_num_blocks": 20, "schedule_policy": "lof"}')
@@ -146,7 +148,7 @@ class TestUp:
 
     def test_what_it_suggests_works_without_a_tokenizer(self, tiny_model, tmp_path):
         """
-        For a model without a tokenizer the announcement suggests token ids, in a form that works.
+        A model without a tokenizer makes the announcement suggest token ids, in a form that works.
         """
         folder = shutil.copytree(tiny_model, tmp_path / "model")
         (folder / "tokenizer.json").unlink()
@@ -163,7 +165,7 @@ class TestUp:
 
     def test_drain_ends_the_command(self, tiny_model):
         """
-        After a drain nothing can be served any more: the command says so, stops everything, exits 0.
+        A drain ends the command, which says so, stops everything and exits with 0.
         """
         with command("up", tiny_model, *ANY_PORTS) as process:
             serving(process)
@@ -178,7 +180,7 @@ class TestUp:
 
     def test_scheduler_that_dies_ends_the_command(self, tiny_model):
         """
-        When the scheduler dies, the command says so and how, ends the executor, and exits 1.
+        A scheduler that dies ends the command, which says how, ends the executor and exits with 1.
         """
         with command("up", tiny_model, *ANY_PORTS) as process:
             serving(process)
@@ -193,8 +195,8 @@ class TestUp:
 
     def test_executor_that_dies_is_started_again(self, tiny_model):
         """
-        When the executor is killed under a stream, the command starts it again and the stream ends
-        as if nothing had happened.
+        An executor that is killed under a stream is started again, and the stream gets the same
+        tokens as an undisturbed one.
         """
         asked = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0}
         patient = {"TANDEM_RECOVERY_TIMEOUT_S": "600"}
@@ -218,7 +220,7 @@ class TestUp:
 
     def test_unusable_model_is_one_line(self, tiny_model, tmp_path):
         """
-        Truncated weights: the executor's own sentence, exit code 2, nothing left.
+        Truncated weights end the command with the executor's own sentence and exit code 2.
         """
         broken = shutil.copytree(tiny_model, tmp_path / "broken")
         weights = broken / "model.safetensors"
@@ -248,8 +250,8 @@ class TestUp:
         self, tiny_model, tmp_path, broken, options, sentence
     ):
         """
-        A model or executor that the scheduler cannot use ends the command with its sentence and code 2, long before the
-        start's time is over.
+        A model or executor that the scheduler cannot use ends the command with its sentence and
+        code 2, long before the start's timeout.
         """
         folder = shutil.copytree(tiny_model, tmp_path / "model")
         if broken == "tokenizer.json":
@@ -267,7 +269,8 @@ class TestUp:
 
     def test_taken_port_is_one_line(self, tiny_model):
         """
-        A taken public port: ADDRESS_IN_USE with the address, exit code 1, nothing left.
+        A public port that is taken ends the command with ADDRESS_IN_USE, the address and exit code
+        1.
         """
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -284,7 +287,7 @@ class TestUp:
 class TestGenerateUp:
     def test_ctrl_c_ends_everything(self, tiny_model, tmp_path):
         """
-        Ctrl-C while a one-command server generates ends with 130 and no process is left.
+        Ctrl-C while a one-command server generates ends it with 130, and no process is left.
         """
         model = shutil.copytree(tiny_model, tmp_path / "endless")
         config = json.loads((model / "config.json").read_text())
@@ -346,7 +349,7 @@ class TestRefusedStarts:
 class TestDemo:
     def test_two_demos_at_once_print_the_same_completion(self):
         """
-        deploy/local/demo streams a completion of the bundled model and exits 0, also twice at once.
+        Two demos at once each stream a completion of the bundled model and exit with 0.
         """
         program = (str(ROOT / "deploy/local/demo"),)
         options = [PROMPT, "--max-tokens", "24", "--temperature", "0"]
@@ -364,7 +367,7 @@ class TestDemo:
 
     def test_missing_python_is_a_sentence(self, tmp_path):
         """
-        Without Python 3.11 or newer the demo says what to install, with exit code 1.
+        The demo without Python 3.11 or newer says what to install and exits with 1.
         """
         tools = tmp_path / "bin"
         tools.mkdir()
@@ -384,7 +387,7 @@ class TestDemo:
 
     def test_failed_installation_is_a_sentence(self, tmp_path):
         """
-        When pip cannot install, the demo says so after pip's own words, with exit code 1.
+        The demo says after pip's own words that pip cannot install, and exits with 1.
         """
         shutil.copytree(ROOT / "deploy/local", tmp_path / "deploy/local")
         shutil.copy(ROOT / "pyproject.toml", tmp_path)

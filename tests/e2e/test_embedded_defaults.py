@@ -1,4 +1,6 @@
-"""What a request sets nothing of is the same in an embedded engine and in a server."""
+"""
+An embedded engine and a server have the same defaults for everything that a request leaves unset.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def engine():
 
 
 def check(completion, found: CompletedRequest) -> None:
-    """Equal ids, texts, reasons and stop strings of every choice."""
+    """Check that ids, texts, reasons and stop strings of every choice are equal."""
     told = [
         (list(choice.token_ids), choice.text, choice.reason.name, choice.matched)
         for choice in completion.choices
@@ -44,14 +46,14 @@ class TestSameAsServer:
 
     def test_a_prompt_is_continued_as_a_server_continues_it(self, client, engine):
         """
-        With a seed and nothing else, generation_config.json decides in both.
+        A request with only a seed follows generation_config.json in both.
         """
         found = engine.complete(PROMPT, GenerationParams(seed=11))
         check(client.complete(PROMPT, seed=11), found)
 
     def test_choices_and_stop_strings_are_those_of_a_server(self, client, engine):
         """
-        Every choice ends at the same stop string.
+        Every choice ends at the same stop string in both.
         """
         asked = {"seed": 5, "n": 3, "stop": ["\n\n", "return"], "max_tokens": 40}
         found = engine.complete(PROMPT, GenerationParams(**asked | {"stop": tuple(asked["stop"])}))
@@ -60,7 +62,7 @@ class TestSameAsServer:
 
     def test_a_chat_is_answered_as_a_server_answers_it(self, client, engine):
         """
-        Template, special tokens and sampling agree.
+        A chat has the same template, special tokens and sampling in both.
         """
         found = engine.complete(messages=MESSAGES, params=GenerationParams(seed=3, max_tokens=60))
         check(client.complete(messages=MESSAGES, seed=3, max_tokens=60), found)

@@ -1,4 +1,4 @@
-"""Executors and schedulers that are stopped, killed, replaced and fought over, as processes."""
+"""Executors and schedulers, as processes, that are stopped, killed, replaced or in competition."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def make_fleet(tmp_path):
 
 
 def undisturbed(scheduler, num_tokens: int) -> list[list[int]]:
-    """The tokens of streams that nothing happens to."""
+    """Return the tokens of undisturbed streams."""
     return Reader(scheduler, num_streams=NUM_STREAMS, num_tokens=num_tokens).finish()
 
 
 def assert_nothing_lost(scheduler, reader: Reader, fleet: Fleet) -> None:
-    """Leave the streams, and compare their tokens with those of streams that nothing happens to."""
+    """Leave the streams, and compare their tokens with those of undisturbed streams."""
     found = reader.stop()
     assert [] == reader.errors, fleet.logs()
     expected = undisturbed(scheduler, max(map(len, found)))
@@ -44,8 +44,8 @@ class TestStoppedExecutor:
     @pytest.mark.parametrize("is_long", [False, True], ids=["short", "stream-opened-anew"])
     def test_goes_on_where_it_was(self, make_fleet, is_long):
         """
-        An executor under SIGSTOP for less than lost_after_s turns the service unready; after SIGCONT it is ready again,
-        no token is lost and none is computed twice.
+        An executor under SIGSTOP for less than lost_after_s makes the service unready; after
+        SIGCONT it is ready again, no token is lost and none is computed twice.
         """
         fleet = make_fleet()
         executor, scheduler = fleet.executor(), fleet.scheduler()
@@ -92,7 +92,10 @@ class TestStoppedExecutor:
 
 class TestKilledExecutor:
     def test_work_moves_to_the_second_address(self, make_fleet):
-        """After kill -9 another executor with the same model takes every stream on, and back."""
+        """
+        A second executor with the same model takes every stream on after kill -9 of the first, and
+        back.
+        """
         fleet = make_fleet(num_executors=2)
         executors = [fleet.executor(0)]
         scheduler = fleet.scheduler()
@@ -112,7 +115,9 @@ class TestKilledExecutor:
         assert fleet.executor_addresses[0] == stats.executor_address
 
     def test_other_weights_take_over_only_when_time_is_up(self, make_fleet):
-        """Running requests fail MODEL_CHANGED after recovery_timeout_s; new ones get the new model."""
+        """
+        Running requests fail MODEL_CHANGED after recovery_timeout_s; new ones get the new model.
+        """
         fleet = make_fleet(num_executors=2)
         executor = fleet.executor(0)
         scheduler = fleet.scheduler("--recovery-timeout-s=8")
@@ -130,7 +135,7 @@ class TestKilledExecutor:
         assert fleet.executor_addresses[1] == scheduler.stats().executor_address
 
     def test_rollout_loses_nothing(self, make_fleet):
-        """An executor told to stop hands over to the next address and exits with 0."""
+        """An executor that is told to stop hands over to the next address and exits with 0."""
         fleet = make_fleet(num_executors=2)
         first = fleet.executor(0)
         scheduler = fleet.scheduler()
@@ -147,8 +152,8 @@ class TestKilledExecutor:
 class TestSchedulers:
     def test_restarted_scheduler_need_not_wait_for_its_own_lease(self, make_fleet):
         """
-        After kill -9 of a scheduler its successor on the same address gets the executor at once, all slots empty, though
-        the lease would last for minutes.
+        A scheduler that follows a killed one on the same address gets the executor at once, all
+        slots empty, though the lease would last for minutes.
         """
         fleet = make_fleet()
         fleet.executor()
@@ -166,8 +171,9 @@ class TestSchedulers:
 
     def test_fenced_scheduler_stands_back(self, make_fleet):
         """
-        A second scheduler gets nothing while the first lives, and all with --take-over; the first is unready from then
-        on, says who has the executor, and fails its requests rather than take it back.
+        A second scheduler is refused while the first lives, and takes everything with --take-over;
+        the first is unready from then on, says which scheduler has the executor, and fails its
+        requests rather than take it back.
         """
         fleet = make_fleet()
         fleet.executor()

@@ -19,7 +19,9 @@ from tests.waiting import wait_until
 NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 40, 30, 16
 PROMPT = [5 + i % 90 for i in range(40)]
 STEP_S = 0.04
-"""From one step to the next where a server is watched: it has work for a minute and a half then."""
+"""
+Seconds between steps while a server is watched; at this pace it has work for a minute and a half.
+"""
 
 
 def bytes_per_block(model) -> int:
@@ -31,7 +33,7 @@ def bytes_per_block(model) -> int:
 
 @pytest.fixture(scope="module")
 def swapping(tiny_model, tmp_path_factory):
-    """The tiny model with the bytes of 40 blocks and a dummy, and of 30 host blocks."""
+    """Yield the tiny model with the bytes of 40 blocks and a dummy, and of 30 host blocks."""
     block = bytes_per_block(tiny_model) / 2**30
     limits = [
         f"--buffer-size-gb={(NUM_BLOCKS + 1.5) * block:.12f}",
@@ -51,8 +53,8 @@ def swapping(tiny_model, tmp_path_factory):
 @contextlib.contextmanager
 def completions(cluster, num_requests: int):
     """
-    Futures of the tokens of that many requests, all of which are in the system when the block begins; nothing is
-    computed before its gate opens.
+    Yield futures of the tokens of that many requests, all in the system when the block begins; the
+    gate is closed then, so that no step computes before the block opens it.
     """
 
     def complete(seed: int) -> list[int]:
@@ -79,7 +81,7 @@ def advisor(cluster, *flags: str):
 
 
 def advise_slowly(cluster) -> dict:
-    """A report on a server that computes only a few steps while it is watched."""
+    """Return a report on a server that computes only a few steps while it is watched."""
     with advisor(cluster, "--seconds=1.5", "--json") as process:
         while process.poll() is None:
             cluster.gate.allow(1)
@@ -92,7 +94,8 @@ def advise_slowly(cluster) -> dict:
 class TestSizedServices:
     def test_bytes_become_blocks_on_both_sides(self, swapping):
         """
-        The scheduler serves with the blocks and host blocks that the executor's bytes came to, and its preset's batch.
+        The scheduler serves with the blocks and host blocks that fit the executor's bytes, and with
+        its preset's batch size.
         """
         with swapping.admin() as admin:
             stats = admin.stats()
@@ -105,7 +108,7 @@ class TestSizedServices:
 
     def test_requests_that_take_turns_all_finish(self, swapping, idle):
         """
-        Six requests that do not fit together are swapped out and in, and all get all their tokens.
+        Six requests that do not fit together are swapped out and in, and each gets all its tokens.
         """
         with completions(swapping, 6) as work:
             swapping.gate.open()
@@ -120,8 +123,8 @@ class TestSizedServices:
 
     def test_advisor_reads_a_running_server(self, swapping, idle):
         """
-        While short of memory the advisor sees the retractions and says which setting to raise; an idle server gets no
-        advice.
+        The advisor sees retractions on a server short of memory and says which setting to raise; an
+        idle server gets no advice.
         """
         with completions(swapping, 24) as work:
             report = wait_until(

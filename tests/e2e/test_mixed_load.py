@@ -1,4 +1,4 @@
-"""Many clients that do everything at once: whatever happens to one touches no other, and nothing is left."""
+"""Many clients that do everything at once: no request disturbs another, and nothing is left."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tandem_client import FinishReason
 
 NUM_CLIENTS = 8
 NUM_TURNS = 25
-"""Of each client at least: they go on until all that can happen did,"""
+"""Minimum number of turns of each client; clients go on until every outcome has happened."""
 LONGEST_S = 200.0
-"""but no longer than this."""
+"""Seconds after which clients stop even if an outcome is missing."""
 PROMPTS = [[10 + number] * (3 + 9 * number) for number in range(6)]
 OPTIONS = {"max_tokens": 24, "ignore_eos": True, "seed": 9, "temperature": 0.9}
 
 
 def complete(client, source, expected):
-    """One whole answer, which must be what it is alone."""
+    """Ask for a whole answer, which must be the one that the request gets alone."""
     number = source.randrange(len(PROMPTS))
     assert expected[number] == client.complete(token_ids=PROMPTS[number], **OPTIONS).token_ids
     return "completed"
 
 
 def leave(client, source, _expected):
-    """Close a stream after a few events, or all that there are."""
+    """Close a stream after a few events, or after all if it has fewer."""
     stream = client.generate(token_ids=source.choice(PROMPTS), **OPTIONS)
     for _ in range(source.randrange(1, 8)):
         next(stream, None)
@@ -51,7 +51,7 @@ def abort(client, source, _expected):
 
 
 def run_out_of_time(client, source, _expected):
-    """Let the call's deadline pass in the middle."""
+    """Let the call's deadline pass in the middle of the output."""
     asked = {"max_tokens": 400, "ignore_eos": True, "deadline_s": source.uniform(0.01, 0.1)}
     try:
         client.complete(token_ids=source.choice(PROMPTS), **asked)
@@ -61,7 +61,7 @@ def run_out_of_time(client, source, _expected):
 
 
 def err(client, _source, _expected):
-    """Ask for something impossible."""
+    """Send a request that must be refused."""
     with pytest.raises(InvalidParameter):
         client.complete("x", temperature=9.0)
     return "refused"
@@ -75,8 +75,8 @@ class TestMixedLoad:
     @pytest.mark.slow
     def test_only_what_was_asked_happens_and_nothing_is_left(self, small, idle):
         """
-        Answers stay what they are alone amid aborts, deadlines, closed streams, refusals and a full queue;
-        afterwards every accepted request has ended once and no block is held.
+        Answers are the same as alone amid aborts, deadlines, closed streams, refusals and a full
+        queue; afterwards every accepted request has ended once and no block is held.
         """
         before = idle(small)
         with small.client() as client:

@@ -18,7 +18,7 @@ PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "min_p": 0.02}
 class TestPenalties:
     def test_frequency_penalty_ends_repetition(self, small):
         """
-        An output that a bias fills with one token has it hardly ever under a frequency penalty.
+        A frequency penalty stops the repetition of a token that a bias would repeat forever.
         """
         biased = {"logit_bias": {65: 12.0}, "temperature": 0.0, "max_tokens": 24}
         with small.client() as client:
@@ -29,7 +29,8 @@ class TestPenalties:
 
     def test_neighbours_do_not_matter(self, small):
         """
-        A request with penalties gets the same tokens alone and beside others with and without.
+        A request with penalties gets the same tokens alone and beside others with and without
+        penalties.
         """
         with small.client() as client, ThreadPoolExecutor(4) as pool:
             alone = client.complete("hello", **OPTIONS, **PENALTIES)
@@ -84,7 +85,8 @@ class TestPenalties:
 class TestLogprobs:
     def test_stream_and_completion_tell_the_same(self, small):
         """
-        Every Delta has one entry per id; together they are those of Complete, and probabilities.
+        Every Delta has one entry per id; together these are the entries of Complete, and
+        probabilities.
         """
         with small.client() as client:
             whole = client.complete("hello", logprobs=4, **OPTIONS, **PENALTIES)
@@ -104,7 +106,8 @@ class TestLogprobs:
 
     def test_best_token_of_a_greedy_request_is_its_own(self, small):
         """
-        Without penalties the greedy token is the likeliest, and its two log probabilities are one.
+        The greedy token without penalties is the likeliest, and its two log probabilities are
+        equal.
         """
         greedy = OPTIONS | {"temperature": 0.0}
         with small.client() as client:
@@ -114,7 +117,8 @@ class TestLogprobs:
 
     def test_zero_and_unset_differ(self, small):
         """
-        0 tells of the chosen token alone, unset of nothing.
+        A request with logprobs 0 gets those of the chosen tokens alone, one with logprobs unset
+        gets none.
         """
         with small.client() as client:
             alone = client.complete("hello", logprobs=0, **OPTIONS)

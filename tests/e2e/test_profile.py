@@ -12,7 +12,7 @@ from tandem_client.cli.app import app
 
 
 def spans(trace):
-    """How often each span of the trace is there, by name."""
+    """Return the number of spans of the trace by name."""
     counts = {}
     for event in json.loads(gzip.decompress(trace))["traceEvents"]:
         if event.get("ph") == "X":
@@ -24,7 +24,8 @@ class TestProfile:
     def test_trace_shows_the_parts_of_steps(self, bundled, idle):
         """
         A profile taken while a request runs is a Chrome trace with a span for each step, its parts
-        and the operations in them; the request gets the tokens it gets without, and nothing is left.
+        and the operations in them; the request gets the same tokens as without, and nothing is
+        left.
         """
         asked = {"max_tokens": 60, "ignore_eos": True, "temperature": 1.0, "seed": 5}
         with (
@@ -47,7 +48,8 @@ class TestProfile:
 
     def test_command_without_requests_fails_without_a_file(self, bundled, tmp_path):
         """
-        Where nothing is computed `tandem profile` ends after its seconds, says why, and writes nothing.
+        The command `tandem profile` on an idle server ends after its seconds, says why, and writes
+        no file.
         """
         trace = tmp_path / "trace.json.gz"
         result = CliRunner().invoke(

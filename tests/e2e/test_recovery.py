@@ -1,4 +1,4 @@
-"""An executor that is not there yet, dies, comes back, or stays away."""
+"""An executor that is absent at first, dies, comes back, or stays away."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.waiting import wait_until
 
 RECOVERY_S = 2.0
 NUM_STEPS = 30
-"""Enough for what is to come before an executor dies, and for no stream's end."""
+"""Number of steps that suffices for the events before an executor dies, and ends no stream."""
 
 
 @pytest.fixture(scope="module")
 def fragile(bundled_model, tmp_path_factory):
-    """A scheduler of the bundled model whose executor tests start and kill."""
+    """Yield a scheduler of the bundled model with an executor that tests start and kill."""
     folder = tmp_path_factory.mktemp("fragile")
     cluster = Cluster(bundled_model, folder, ["--max-num-blocks=256"], ["--lease-ms=1000"])
     yield cluster
@@ -27,7 +27,7 @@ def fragile(bundled_model, tmp_path_factory):
 
 
 def refusal(cluster):
-    """The error that a request gets now."""
+    """Return the error that a request gets now."""
     with cluster.client() as client:
         try:
             client.complete("x", max_tokens=1)
@@ -38,7 +38,9 @@ def refusal(cluster):
 
 @contextlib.contextmanager
 def profiled(cluster):
-    """The call of an operator who records a profile; when the block begins it does record."""
+    """
+    Yield the call of an operator that records a profile; it is recording when the block begins.
+    """
     told = []
     with cluster.admin() as admin, concurrent.futures.ThreadPoolExecutor(1) as threads:
         call = threads.submit(
@@ -52,9 +54,10 @@ def profiled(cluster):
 class TestExecutorLife:
     def test_life_of_an_executor(self, fragile, idle):
         """
-        No executor: NO_EXECUTOR; killed and restarted: streams go on without a lost or repeated token,
-        and a profile that was being recorded ends with EXECUTOR_LOST; gone for longer than the recovery
-        timeout: EXECUTOR_LOST; back again: served again.
+        Requests get NO_EXECUTOR without an executor; streams of one that is killed and restarted go
+        on without a lost or repeated token, and a profile that was being recorded ends with
+        EXECUTOR_LOST; an executor gone for longer than the recovery timeout fails them with
+        EXECUTOR_LOST; one that is back serves again.
         """
         unserved = refusal(fragile)
         assert isinstance(unserved, NoExecutor)

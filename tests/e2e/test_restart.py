@@ -1,4 +1,4 @@
-"""A scheduler that dies, is stopped, or loses a frontend, while streams run: clients see a pause."""
+"""A scheduler that dies, is stopped, or loses a frontend while streams run: clients see a pause."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ NUM_TOKENS = 450
 LONG = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
 TANDEM = Path(sys.executable).with_name("tandem")
 ENOUGH = 8
-"""Tokens that every choice of every stream has when its scheduler dies."""
+"""Number of tokens that every choice of every stream has when its scheduler dies."""
 NUM_STEPS = 40
-"""Enough for those, and for no stream's end."""
+"""Number of steps that suffices for those tokens, and ends no stream."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ def read(address: str, options: dict, into: Read, *, retry: RetryPolicy | None =
 
 
 def generate(address: str, request: pb.GenerateRequest):
-    """The bare call, as a client of any language makes it."""
+    """Make the bare call, as a client of any language does."""
     return InferenceServiceStub(grpc.insecure_channel(address)).Generate(request)
 
 
@@ -75,7 +75,10 @@ def has_begun(read: Read, options: dict) -> bool:
 
 
 def requests_of_all_kinds(address: str) -> list[dict]:
-    """Sixteen: greedy, drawn with the server's seed, with penalties, of two choices, with stop strings."""
+    """
+    Return 16 requests: greedy, sampled with the server's seed, with penalties, with two choices,
+    with stop strings.
+    """
     prompts = [f"request {number} asks for" for number in range(16)]
     penalties = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.3}
     greedy = {"temperature": 0.0, **LONG}
@@ -95,15 +98,16 @@ def requests_of_all_kinds(address: str) -> list[dict]:
 
 
 def again(address: str, options: dict, broken: Read) -> Read:
-    """The same request without a break."""
+    """Send the same request again and read its stream without a break."""
     seed = {} if options["temperature"] == 0 else {"seed": broken.stream.started.params.seed}
     return read(address, options | seed, Read())
 
 
 def survive(cluster: Cluster, strike: Callable[[list[Read]], object]) -> list[Read]:
     """
-    End the scheduler when all sixteen streams have begun, and start another; check that each comes to what it would
-    have been. The executor holds its next step until they, which `strike` is given, were struck.
+    End the scheduler with `strike` when all 16 streams have begun, and start another; check that
+    each stream comes to what it would have been. The executor holds its next step until `strike`,
+    which gets the streams, is done.
     """
     requests = requests_of_all_kinds(cluster.address)
     reads = [Read() for _ in requests]
@@ -116,7 +120,7 @@ def survive(cluster: Cluster, strike: Callable[[list[Read]], object]) -> list[Re
             cluster.gate.allow(NUM_STEPS)
             wait_until(lambda: all(map(has_begun, reads, requests)), "tokens of all streams")
             strike(reads)
-        cluster.start_scheduler()  # an executor that is held at a session's end gives itself up
+        cluster.start_scheduler()  # an executor that is held at a session's end exits
         wait_until(cluster.is_ready, "tandem.ready")
         for task in tasks:
             task.result(LIMIT_S)
@@ -134,7 +138,9 @@ def survive(cluster: Cluster, strike: Callable[[list[Read]], object]) -> list[Re
 
 @pytest.fixture(scope="module")
 def cluster(tiny_model, tmp_path_factory):
-    """A scheduler whose requests are handed over at once when it stops, and an executor that stays."""
+    """
+    Yield a scheduler that hands requests over at once when it stops, and an executor that stays.
+    """
     limits = ["--max-num-blocks=1024", "--max-model-len=512", "--max-batch-size=32"]
     scheduler = ["--drain-grace-s=0", "--frontends=2", f"--lease-ms={NO_LEASE_MS}"]
     cluster = Cluster(tiny_model, tmp_path_factory.mktemp("restart"), limits, scheduler)
@@ -148,15 +154,17 @@ def cluster(tiny_model, tmp_path_factory):
 class TestScheduler:
     def test_streams_survive_its_death(self, cluster, idle):
         """
-        Killed and started again, the scheduler leaves every stream with the output of an unbroken one; its executor
-        stays, is ready without waiting for the end of a lease, and holds nothing of the dead.
+        A scheduler that is killed and started again leaves every stream with the output of an
+        unbroken one; its executor stays, is ready without waiting for the end of a lease, and holds
+        nothing of the dead scheduler.
         """
         survive(cluster, lambda _: cluster.scheduler.kill())
         idle(cluster)
 
     def test_streams_survive_its_stop(self, cluster, idle):
         """
-        Stopped without grace it hands every stream over, exits with 0, and the next one takes the executor at once.
+        A scheduler that is stopped without grace hands every stream over and exits with 0, and the
+        next one takes the executor at once.
         """
 
         def strike(reads):
@@ -171,7 +179,8 @@ class TestScheduler:
 
     def test_streams_survive_the_death_of_a_frontend(self, cluster, idle):
         """
-        A frontend that dies takes the service down with a failure, and streams of both go on in the next one.
+        A frontend that dies takes the service down with a failure, and streams of both frontends go
+        on in the next one.
         """
 
         def strike(_):
@@ -185,7 +194,8 @@ class TestScheduler:
 
     def test_printed_stream_survives_its_death(self, cluster):
         """
-        `tandem generate` prints the text of an unbroken stream, with a line on stderr about the pause.
+        The command `tandem generate` prints the text of an unbroken stream, with a line on stderr
+        about the pause.
         """
         arguments = ["--seed=3", "--temperature=1", f"--max-tokens={NUM_TOKENS}", "--ignore-eos"]
         with Client(cluster.address) as client:
@@ -212,8 +222,9 @@ class TestScheduler:
 class TestDrain:
     def test_successor_goes_on_where_a_drained_scheduler_stopped(self, cluster, idle):
         """
-        Drain hands a stream over and gives the executor back: another scheduler, of another name, is ready long before
-        the lease would end, and goes on after the ids that any client sends it.
+        A drain hands a stream over and gives the executor back: another scheduler, with another
+        name, is ready long before the lease would end, and goes on after the ids that any client
+        sends it.
         """
         first = cluster.scheduler
         request = pb.GenerateRequest(
@@ -266,8 +277,8 @@ class TestDrain:
 class TestLiveness:
     def test_stopped_core_is_not_alive_and_comes_back(self, cluster):
         """
-        While the core process is stopped its frontends say so within half a minute; once it goes on, so do its
-        streams.
+        A stopped core process makes its frontends report that they are not alive; once it goes on,
+        so do its streams.
         """
         took = Read()
         is_alive = partial(is_serving, cluster.address, "", timeout_s=60)

@@ -24,12 +24,15 @@ pytestmark = pytest.mark.slow
 
 LONG = {"max_tokens": 400, "ignore_eos": True}
 PROMPT = [5 + i % 90 for i in range(70)]
-"""Four full blocks and six tokens."""
+"""Prompt of four full blocks and six tokens."""
 
 
 @pytest.fixture(scope="module")
 def shared(tiny_model, tmp_path_factory):
-    """The tiny model, four at once, with limits per tenant, truncation and events."""
+    """
+    Yield the tiny model with four rows in a batch, limits per tenant, truncation and request
+    events.
+    """
     limits = ["--max-num-blocks=256", "--max-model-len=512", "--max-batch-size=4"]
     scheduler = [
         "--max-num-seqs=16",
@@ -43,7 +46,8 @@ def shared(tiny_model, tmp_path_factory):
 class TestChoices:
     def test_choices_share_a_prompt_and_differ(self, shared, idle):
         """
-        Choice 0 is what a single completion gives, the others are others, the prompt counts once.
+        The tokens of choice 0 are those of a single completion, the other choices differ, and the
+        prompt counts once.
         """
         asked = {"temperature": 1.0, "seed": 11, "max_tokens": 12, "ignore_eos": True}
         with shared.client() as client:
@@ -58,7 +62,7 @@ class TestChoices:
 
     def test_stream_of_choices_follows_the_grammar(self, shared, idle):
         """
-        Each choice's deltas have no gap and end with its Finished; Done is last.
+        Deltas of each choice have no gap and end with its Finished; Done is last.
         """
         with shared.client() as client:
             events = list(
@@ -88,7 +92,7 @@ class TestChoices:
 
     def test_abort_ends_every_choice(self, shared, idle):
         """
-        Abort ends all choices of the request with CANCELLED, and Done counts what there was.
+        Abort ends all choices of the request with CANCELLED, and Done counts the tokens up to then.
         """
         with (
             shared.held(num_steps=20),
@@ -111,8 +115,8 @@ class TestChoices:
 class TestPrefixCache:
     def test_equal_prompts_share_what_their_salt_allows(self, shared, idle):
         """
-        The second of two equal prompts finds its full blocks, unless its salt is another or the
-        cache was flushed; its tokens are the same every time.
+        The second of two equal prompts finds its full blocks in the prefix cache, unless its salt
+        differs or the cache was flushed; its tokens are the same every time.
         """
         prompt = [90 - token for token in PROMPT]
 
@@ -137,7 +141,7 @@ class TestPrefixCache:
 
     def test_progress_tells_what_was_found(self, shared):
         """
-        Scheduled says how much of the prompt was cached, the same number as usage.
+        The event Scheduled says how much of the prompt was cached, the same number as usage.
         """
         prompt = [3, *PROMPT]
         with shared.client() as client:
@@ -150,8 +154,8 @@ class TestPrefixCache:
 class TestOrderAndLimits:
     def test_better_priority_goes_first(self, shared, idle):
         """
-        Of two that wait, the one of lower number is through before the other begins, though it
-        came later.
+        A waiting request with a lower priority number ends before another begins, though it came
+        later.
         """
         short = {"max_tokens": 4, "ignore_eos": True}
         with shared.client() as client, contextlib.ExitStack() as stack, shared.held():
@@ -174,7 +178,7 @@ class TestOrderAndLimits:
             assert ["late", "early"] == list(waiting)
             ahead_s = waiting["late"].age_s - waiting["early"].age_s
             client.abort("runner-0")
-            shared.gate.allow(40)  # enough for both that wait, not for anybody else's end
+            shared.gate.allow(40)  # enough for both that wait, too few for the end of a runner
             assert FinishReason.MAX_TOKENS == list(early)[-2].reason
             assert FinishReason.MAX_TOKENS == list(late)[-2].reason
             assert {"runner-1", "runner-2", "runner-3"} == set(shared.requests())
@@ -183,8 +187,8 @@ class TestOrderAndLimits:
 
     def test_tenant_at_its_limit_is_refused_with_advice(self, shared, idle):
         """
-        One request more than a tenant may have is RESOURCE_EXHAUSTED with the limit and RetryInfo;
-        other tenants are served, and more choices than it may ever have never fit.
+        A tenant's request over its limit is RESOURCE_EXHAUSTED with the limit and RetryInfo; other
+        tenants are served, and more choices than a tenant may ever have never fit.
         """
         with shared.client() as client, contextlib.ExitStack() as stack:
             stack.enter_context(shared.held())
@@ -215,7 +219,7 @@ class TestOrderAndLimits:
 
     def test_long_prompt_is_truncated_where_asked(self, shared, idle):
         """
-        A prompt over max_model_len loses its oldest tokens; what is left gives the same tokens as
+        A prompt over max_model_len loses its oldest tokens; the rest gives the same tokens as if
         sent alone.
         """
         prompt = [5 + i % 97 for i in range(700)]
@@ -232,7 +236,7 @@ class TestOrderAndLimits:
 class TestOperators:
     def test_live_requests_are_listed(self, shared, idle):
         """
-        Each choice in the system is listed with what was sent with it and how far it is.
+        Each choice in the system is listed with its request's options and its progress.
         """
         asked = {"request_id": "listed", "priority": 3, "tenant": "dora", "n": 2}
         with (
@@ -274,7 +278,7 @@ class TestOperators:
 
     def test_planning_and_memory_are_accounted_for(self, shared, idle):
         """
-        Blocks in use, cached and free add up to all, and planning took time but little.
+        Blocks in use, cached and free add up to all, and planning took some of the uptime.
         """
         idle(shared)
         stats = shared.stats()

@@ -26,7 +26,8 @@ LONG = {"max_tokens": 400, "ignore_eos": True}
 class TestCompletion:
     def test_stream_follows_the_grammar_and_counts_right(self, small, idle):
         """
-        Started first, offsets without gap, Finished, Done; usage counts what was streamed; then no block is held.
+        A stream begins with Started, has offsets without gap and ends with Finished and Done; usage
+        counts the tokens that were streamed, and no block is held afterwards.
         """
         with small.client() as client:
             events = list(client.generate("hello", max_tokens=20, ignore_eos=True, seed=3))
@@ -100,7 +101,7 @@ class TestCompletion:
 
     def test_time_limit_keeps_the_partial_output(self, small, idle):
         """
-        A passed time limit ends the stream with DEADLINE, not with an error.
+        A time limit that passes ends the stream with DEADLINE, not with an error.
         """
         with small.held(num_steps=20), small.client() as client:
             completion = client.complete("hello", time_limit_s=0.05, **LONG)
@@ -136,7 +137,7 @@ class TestRefusals:
     @pytest.mark.parametrize("case", REFUSALS)
     def test_bad_request_is_refused_with_its_field(self, small, case):
         """
-        Each bad field is INVALID_ARGUMENT with its reason, its path and a sentence, and holds nothing.
+        A bad field is INVALID_ARGUMENT with its reason, its path and a sentence.
         """
         prompt, options, expected, field = REFUSALS[case]
         with small.client() as client, pytest.raises(expected) as refused:
@@ -169,7 +170,8 @@ class TestRefusals:
 
     def test_full_queue_refuses_with_advice(self, small, idle):
         """
-        One request more than max_num_seqs is RESOURCE_EXHAUSTED with RetryInfo; a place that gets free is usable.
+        A request over max_num_seqs is RESOURCE_EXHAUSTED with RetryInfo; a place that gets free is
+        usable.
         """
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(small.client())
@@ -187,7 +189,7 @@ class TestRefusals:
 
 
 def accepted(client):
-    """Whether one more short request gets a place."""
+    """Return the answer to one more short request, or None if the queue is full."""
     try:
         return client.complete("one more", max_tokens=1)
     except QueueFull:
@@ -213,7 +215,8 @@ class TestManyStreams:
     @pytest.mark.slow
     def test_256_streams_are_each_what_they_are_alone(self, bundled, idle):
         """
-        256 streams at once, 32 in a step: every one complete, the same tokens as alone, no block left.
+        Every one of 256 streams, 32 in a step, is complete and gets the same tokens as alone, up to
+        a tie; no block is left.
         """
         prompts = [f"def function_{number}(x):\n    return" for number in range(256)]
 

@@ -16,12 +16,14 @@ pytestmark = pytest.mark.slow
 NUM_STREAMS = 24
 MAX_TOKENS = 3000
 CONNECTIONS = NUM_STREAMS
-"""The kernel deals connections out to frontends; so many never go to one alone."""
+"""
+Number of connections; the kernel spreads them over frontends, and so many never go to one alone.
+"""
 
 
 @pytest.fixture
 def executor(tmp_path):
-    """Its steps take a millisecond."""
+    """Yield an executor with steps of a millisecond."""
     process = Process(
         "tandem_bench.fixed_step",
         ["--step-ms=1", f"--rows={NUM_STREAMS}", f"--listen=unix:{tmp_path}/executor.sock"],
@@ -37,7 +39,7 @@ def executor(tmp_path):
 
 @pytest.fixture
 def service(executor, tmp_path):
-    """A scheduler with two frontends."""
+    """Yield a scheduler with two frontends."""
     address = executor.addresses()["address"]
     scheduler = Process(
         "scheduler_svc",
@@ -60,7 +62,7 @@ def service(executor, tmp_path):
 
 
 def frontends(scheduler: Process) -> list[int]:
-    """Their pids, in order of their indices."""
+    """Return the pids of the frontends, in order of their indices."""
     found = {}
     for process in scheduler.family()[1:]:
         command = " ".join(process.cmdline())
@@ -70,7 +72,7 @@ def frontends(scheduler: Process) -> list[int]:
 
 
 def metric(addresses: dict, name: str) -> float:
-    """The value of the one metric with this in its name."""
+    """Return the value of the one metric with this in its name."""
     with urlopen(f"http://{addresses['metrics_address']}/metrics") as page:
         lines = page.read().decode().splitlines()
     (value,) = {
@@ -90,8 +92,8 @@ def request(number: int) -> bytes:
 
 def test_stopped_frontend_delays_its_own_streams_only(service, executor):
     """
-    While one frontend is stopped the core goes on, the other one's streams end, and the tokens of
-    its own are merged; when it goes on they come in order and none is missing.
+    A stopped frontend holds up neither the core nor the other frontend's streams; the tokens of its
+    own streams are merged, and come in order, none missing, when it goes on.
     """
     addresses = service.addresses()
     requests = [request(number) for number in range(NUM_STREAMS)]

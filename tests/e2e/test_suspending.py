@@ -1,4 +1,4 @@
-"""Suspending a service and resuming it, as its clients and operators see it."""
+"""A service that is suspended and resumed, as its clients and operators see it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.waiting import wait_until
 
 ASKED = {"max_tokens": 120, "temperature": 1.0, "ignore_eos": True}
 NUM_STEPS = 20
-"""Enough for first ids of all, and for nobody's end."""
+"""Number of steps that suffices for the first ids of all streams, and ends none of them."""
 PROMPTS = [[5 + (i + start) % 90 for i in range(40)] for start in range(3)]
 
 
 @pytest.fixture(scope="module")
 def suspendable(tiny_model, tmp_path_factory):
-    """A cluster that nobody else uses."""
+    """Yield a cluster that no other test uses."""
     folder = tmp_path_factory.mktemp("suspendable")
     limits = ["--max-num-blocks=64", "--max-model-len=512", "--max-batch-size=4"]
     yield from running(Cluster(tiny_model, folder, limits, []))
@@ -29,7 +29,7 @@ def suspendable(tiny_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(suspendable):
-    """What each prompt gives alone."""
+    """Return the tokens that each prompt gets alone."""
     with suspendable.client() as client:
         return [
             client.complete(token_ids=prompt, seed=seed, **ASKED).token_ids
@@ -40,8 +40,8 @@ def undisturbed(suspendable):
 @contextlib.contextmanager
 def under_way(cluster, client, *prompts):
     """
-    A stream per prompt and its first ids. They are far from their ends: the executor holds until it is to suspend, or
-    the block ends.
+    Yield a stream per prompt and its first ids, far from their ends: the executor is held until it
+    is to suspend, or the block ends.
     """
     with contextlib.ExitStack() as stack, cluster.held():
         streams = [
@@ -76,8 +76,8 @@ class TestSuspend:
     @pytest.mark.parametrize("mode", list(KvMode))
     def test_requests_go_on_with_the_same_tokens(self, suspendable, undisturbed, idle, mode):
         """
-        Whatever becomes of KV memory, who ran and who came meanwhile gets the tokens it would have
-        had; nothing is computed in between, and readiness is off.
+        A request that ran before, or came during, a suspension gets the tokens that it would have
+        had in every KV mode; no step is computed in between, and readiness is off.
         """
         with (
             suspendable.client() as client,
@@ -103,7 +103,7 @@ class TestSuspend:
 
     def test_a_suspended_request_can_be_cancelled(self, suspendable, idle):
         """
-        Abort takes effect while nothing is computed.
+        Abort takes effect while the service is suspended.
         """
         with suspendable.client() as client, suspendable.admin() as admin:
             with under_way(suspendable, client, PROMPTS[0]) as ((stream, _),):
@@ -116,7 +116,7 @@ class TestSuspend:
 
     def test_an_executor_that_comes_back_is_suspended_again(self, suspendable, undisturbed, idle):
         """
-        When the executor dies meanwhile the suspension stays, and resuming loses no token.
+        A suspension stays when the executor dies meanwhile, and resuming loses no token.
         """
         with (
             suspendable.client() as client,
