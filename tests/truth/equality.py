@@ -1,9 +1,9 @@
 """
-When two runs of the same request count as equal.
+The rule by which two runs of the same request count as equal.
 
-Matrix libraries round differently for different batch shapes, so a token whose winner led by less
-than the noise may differ between two right runs, and everything after it with it. Two runs are
-equal when they agree at every position up to the first one whose margin is under eps.
+Matrix libraries round differently for different batch shapes. Where the winning token leads by less
+than that noise, two right runs may differ in it and in every token after it. Two runs are equal
+when they agree at every position before the first one with a margin under eps.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from statistics import median
 
 EPS_FLOAT32 = 1e-4
 MIN_MEDIAN_COMPARED = 48
-"""Of 64 tokens; below it an equality test would say little."""
+"""
+Minimum of the median of compared tokens, out of 64; below it an equality test would say little.
+"""
 
 
 def compared_length(margins: Sequence[float], eps: float = EPS_FLOAT32) -> int:
-    """How many leading tokens must agree: those before the first margin under eps."""
+    """Return how many leading tokens must agree: those before the first margin under eps."""
     for position, margin in enumerate(margins):
         if margin < eps:
             return position
@@ -27,7 +29,7 @@ def compared_length(margins: Sequence[float], eps: float = EPS_FLOAT32) -> int:
 
 @dataclass(slots=True)
 class Comparison:
-    """Collects comparisons of one test, and says whether they compared enough."""
+    """Comparisons of one test, and the check that they compared enough tokens."""
 
     compared: list[int] = field(default_factory=list)
 
@@ -38,7 +40,7 @@ class Comparison:
         margins: Sequence[float],
         what: str,
     ) -> None:
-        """Assert that `found` equals `expected`, whose margins are given."""
+        """Assert that `found` equals `expected`, which has these margins."""
         assert len(expected) == len(margins)
         length = compared_length(margins)
         self.compared.append(length)
@@ -46,5 +48,5 @@ class Comparison:
         assert list(expected[:length]) == list(found[:length]), what
 
     def assert_not_vacuous(self) -> None:
-        """Assert that at least the median comparison covered most of its tokens."""
+        """Assert that the median comparison covered most of its tokens."""
         assert median(self.compared) >= MIN_MEDIAN_COMPARED, self.compared

@@ -34,7 +34,7 @@ class TruthRequest:
 
     @property
     def params(self) -> GenerationParams:
-        """For an embedded engine."""
+        """Parameters for an embedded engine."""
         return GenerationParams(
             max_tokens=OUTPUT_LEN,
             temperature=self.temperature,
@@ -53,7 +53,7 @@ class TruthRequest:
         )
 
     def row_sampling(self, choice: int = 0) -> RowSampling:
-        """For a core or a runner."""
+        """Return the sampling params for a core or a runner."""
         sampling = self.params.row_sampling(self.seed, self.stop_token_ids)
         return replace(sampling, choice=choice)
 
@@ -96,7 +96,7 @@ PENALISED = {
         stop_token_ids=tuple(range(100, 160)), logprobs=2,
     ),
 }  # fmt: skip
-"""What counts tokens, bans them or tells of them; `held` may end with its 61st token."""
+"""Requests with penalties, bans or log probabilities; `held` may end with its 61st token."""
 
 PENALISED_NEIGHBOURS = tuple(
     replace(
@@ -107,4 +107,4 @@ PENALISED_NEIGHBOURS = tuple(
     )
     for index, neighbour in enumerate(NEIGHBOURS)
 )
-"""The same eight, some of them with penalties or log probabilities."""
+"""The same eight neighbours, some of them with penalties or log probabilities."""

@@ -20,7 +20,7 @@ from tests.truth.requests import GREEDY, NEIGHBOURS, OUTPUT_LEN, TARGETS, TruthR
 BLOCK_SIZES = (1, 7, 16, 32)
 CHUNK_TOKENS = 11
 PREEMPT_AFTER = 20
-"""Output tokens after which the target loses its blocks."""
+"""Number of output tokens after which the target is preempted."""
 
 
 def build_engine(model_dir: Path, block_size: int, *, chunked: bool) -> InferenceEngine:
@@ -32,7 +32,7 @@ def build_engine(model_dir: Path, block_size: int, *, chunked: bool) -> Inferenc
         max_total_tokens=CHUNK_TOKENS if chunked else 2048,
         memory_threshold=1.0,
     )
-    # Without prefix caching: here what is done again is computed again.
+    # Without prefix caching, so that a preempted request is really computed again.
     return InferenceEngine(
         config,
         model_dir,
@@ -50,7 +50,10 @@ def serve(
     neighbours: tuple[TruthRequest, ...] = (),
     preempted: bool = False,
 ) -> CompletedRequest:
-    """Serve a target among neighbours, once all of them are in; preempt it on the way if asked."""
+    """
+    Serve a target that is submitted among neighbours; preempt it in the middle of its output if
+    asked.
+    """
     for neighbour in neighbours[::2]:
         engine.submit_request(list(neighbour.prompt), neighbour.params)
     target_id = engine.submit_request(list(target.prompt), target.params)
@@ -91,7 +94,7 @@ def model_dir(request, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def references(model_dir) -> dict[str, CompletedRequest]:
-    """Both targets served alone in one chunk, block size 16."""
+    """Return the completions of both targets, served alone in one chunk with block size 16."""
     engine = build_engine(model_dir, 16, chunked=False)
     return {name: serve(engine, target) for name, target in TARGETS.items()}
 

@@ -2,7 +2,7 @@
 The same tokens through client, scheduler process and executor process as from the embedded engine.
 
 24 launches cover every pair of family, block size, chunking and memory pressure, with 1, 2 or 4
-steps under way; each serves the targets alone and everything together.
+steps in flight; each serves the targets alone and everything together.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ALL_TARGETS = (*TARGETS.values(), *PENALISED.values())
 TOGETHER = (*NEIGHBOURS, *ALL_TARGETS)
 PLENTY_TOKENS = 2048
 TIGHT_TOKENS = 448
-"""KV room in which each request fits and all of them do not."""
+"""Number of tokens of a KV cache in which each request fits, but not all of them together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One pair of processes."""
+    """Settings of one pair of processes."""
 
     family: str
     block_size: int
@@ -76,7 +76,9 @@ LAUNCHES = [
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory):
-    """Gives a function: model directory and every request of a family served alone, embedded."""
+    """
+    Return a function: the model directory of a family, and every request served alone and embedded.
+    """
     known = {}
 
     def of(family):
@@ -98,7 +100,7 @@ def start(launch: Launch, model_dir, folder) -> Cluster:
         "--max-batch-size=10",
         f"--max-total-tokens={CHUNK_TOKENS if launch.chunked else PLENTY_TOKENS}",
     ]
-    # In little memory whoever fits now is admitted, or nobody would be preempted.
+    # In little memory a request that fits now is admitted, or none would be preempted.
     options = [
         "--memory-threshold=1.0",
         f"--window={launch.window}",
@@ -111,7 +113,7 @@ def start(launch: Launch, model_dir, folder) -> Cluster:
 
 
 def options_of(request: TruthRequest) -> GenerateOptions:
-    """The same request for a client."""
+    """Return the same request for a client."""
     return GenerateOptions(
         token_ids=list(request.prompt),
         max_tokens=OUTPUT_LEN,
@@ -132,12 +134,12 @@ def options_of(request: TruthRequest) -> GenerateOptions:
 
 
 def ask(client: Client, request: TruthRequest) -> Choice:
-    """One completion."""
+    """Return one completion of the request."""
     return client.complete(**options_of(request)).choices[0]
 
 
 def check(expected: CompletedRequest, found: Choice, comparison: Comparison, what: str) -> None:
-    """Equal tokens, each with its log probabilities where they were asked for."""
+    """Check that tokens are equal, and the log probabilities of each where they were asked for."""
     comparison.check(expected.output_tokens, found.token_ids, expected.margins, what)
     told = [
         TokenLogprob(one.logprob, [token for token, _ in one.top], [value for _, value in one.top])
@@ -167,7 +169,7 @@ class TestEveryLaunch:
         self, launch, references, tmp_path
     ):
         """
-        Alone and together, in much or little memory, clients get the embedded engine's tokens.
+        Clients get the embedded engine's tokens alone and together, with much or little memory.
         """
         model_dir, reference = references(launch.family)
         comparison = Comparison()
@@ -195,8 +197,8 @@ class TestEveryLaunch:
 class TestPenaltiesThroughALoss:
     def test_killed_executor_changes_no_token(self, window, references, tmp_path):
         """
-        Requests with penalties, bans, several choices and log probabilities lose their executor on
-        the way and get the tokens and log probabilities of a run without that, each once.
+        Requests with penalties, bans, several choices and log probabilities that lose their
+        executor get the tokens and log probabilities of an undisturbed run, each once.
         """
         family = "llama_gqa_llama3_rope"
         model_dir, reference = references(family)

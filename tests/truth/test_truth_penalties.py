@@ -1,6 +1,6 @@
 """
-Penalties, cuts, bans and log probabilities on real models: right, and the same however a request is
-served, also with several steps under way.
+Penalties, cuts, bans and log probabilities on real models: they are right, and the same however a
+request is served, also with several steps in flight.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ WINDOWS = (
     pytest.param(4, marks=pytest.mark.slow),
 )
 LOGPROB_NOISE = 1e-3
-"""Two ways of computing the same float32 logits, over a few hundred terms of a sum."""
+"""
+Noise between two ways of computing the same float32 logits, over a few hundred terms of a sum.
+"""
 EVERYDAY = "llama_gqa_llama3_rope"
 
 
@@ -66,7 +68,7 @@ def build_engine(model_dir: Path, *, window: int, num_blocks: int = 300, **optio
 def serve_all(
     engine: InferenceEngine, requests: Sequence[TruthRequest], *, preempt_at: int | None = None
 ) -> list[CompletedRequest]:
-    """Serve all at once; the first of them loses its blocks after so many tokens."""
+    """Serve all requests at once; preempt the first one after so many tokens, if asked."""
     ids = [engine.submit_request(list(one.prompt), one.params) for one in requests]
     finished: dict[int, CompletedRequest] = {}
     while engine.has_pending_work():
@@ -81,7 +83,7 @@ def serve_all(
 
 @pytest.fixture(scope="module")
 def references(model_dir) -> dict[str, CompletedRequest]:
-    """Each target served alone, one step after the other."""
+    """Return the completion of each target served alone, with one step in flight."""
     engine = build_engine(model_dir, window=1)
     return {name: serve_all(engine, [target])[0] for name, target in PENALISED.items()}
 
@@ -89,7 +91,9 @@ def references(model_dir) -> dict[str, CompletedRequest]:
 def assert_same_logprobs(
     expected: Sequence[TokenLogprob], found: Sequence[TokenLogprob], length: int
 ) -> None:
-    """Equal up to rounding in the first tokens; ids that nearly tie may stand either way."""
+    """
+    Check the first tokens' log probabilities up to rounding; ids that nearly tie may change places.
+    """
     for first, second in zip(expected[:length], found[:length], strict=True):
         assert second.logprob == pytest.approx(first.logprob, abs=LOGPROB_NOISE)
         assert second.top_logprobs == pytest.approx(first.top_logprobs, abs=LOGPROB_NOISE)
@@ -97,7 +101,7 @@ def assert_same_logprobs(
 
 
 def check(expected: CompletedRequest, found: CompletedRequest, comparison: Comparison) -> None:
-    """Equal tokens, each with its log probabilities."""
+    """Check that tokens are equal, and the log probabilities of each."""
     what = f"request {found.request_id}"
     comparison.check(expected.output_tokens, found.output_tokens, expected.margins, what)
     assert len(found.output_tokens) == len(found.logprobs) == len(expected.logprobs)
@@ -149,8 +153,8 @@ class TestAgainstTransformers:
 
     def test_greedy_tokens_follow_the_formula(self, model_dir, references):
         """
-        Each greedy token is the best id of `transformers`' logits after the formula of its prompt and output so far,
-        and the log probabilities told are those of the logits before it.
+        Each greedy token is the best id of `transformers`' logits after penalties for its prompt
+        and output so far, and log probabilities are those of the logits before penalties.
         """
         target, found = PENALISED["greedy"], references["greedy"]
         whole = torch.tensor([[*target.prompt, *found.output_tokens]])
@@ -177,7 +181,7 @@ class TestAgainstTransformers:
 
     def test_bans_hold_until_their_time(self, references):
         """
-        No id of the 60 that end the output comes among its first 60 tokens.
+        The 60 ids that end the output are absent from its first 60 tokens.
         """
         found, target = references["held"], PENALISED["held"]
         assert not set(found.output_tokens[:60]) & set(target.stop_token_ids)
@@ -188,8 +192,8 @@ class TestAgainstTransformers:
 class TestEveryWayOfServing:
     def test_among_others_and_preempted(self, model_dir, references, window):
         """
-        Beside requests with and without penalties, in chunks and preempted on the way, targets get
-        the tokens and log probabilities they get alone.
+        Targets among requests with and without penalties, in chunks and one of them preempted, get
+        the tokens and log probabilities that they get alone.
         """
         comparison = Comparison()
         names = list(PENALISED)
@@ -207,8 +211,8 @@ class TestEveryWayOfServing:
     )
     def test_in_little_memory(self, model_dir, references, window, mode):
         """
-        Computed again or swapped out and in, targets get the tokens and log probabilities they get
-        in plenty.
+        Targets that are preempted in little memory, by recompute or swap, get the tokens and log
+        probabilities that they get in plenty.
         """
         comparison = Comparison()
         engine = build_engine(
@@ -221,7 +225,8 @@ class TestEveryWayOfServing:
 
     def test_after_a_lost_step(self, model_dir, references, window, monkeypatch):
         """
-        A step that fails, and with it all the executor knew, changes nothing.
+        A failed step that loses all of the executor's state changes neither tokens nor log
+        probabilities.
         """
         engine = build_engine(model_dir, window=window)
         runner = engine._backend.runner
@@ -261,7 +266,7 @@ class TestEveryWayOfServing:
 
 
 class Windowed(Served):
-    """With several steps under way."""
+    """A core and a runner with several steps in flight."""
 
     def __init__(self, model_dir: Path, window: int) -> None:
         super().__init__(model_dir, SHARING)

@@ -1,4 +1,4 @@
-"""KV that is found, forked or copied gives the tokens that computing it anew gives."""
+"""KV blocks that are found, forked or copied give the same tokens as KV that is computed anew."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ MODELS = [
         for name in ("mistral_window", "qwen2_window", "qwen3")
     ),
 ]
-"""Sharing never looks at the model: one suffices but for windows and where all are compared."""
+"""Models to test: sharing ignores the model, so one suffices; slow tests add windows and Qwen3."""
 
 
 @dataclass
 class Output:
-    """Tokens of one choice and by how much each won."""
+    """Tokens of one choice, and the margin by which each won."""
 
     tokens: list[int]
     margins: list[float]
 
 
 class Served:
-    """A core and a runner on one tiny model, driven until nothing is left."""
+    """A core and a runner on one tiny model, driven until no request is left."""
 
     def __init__(
         self, model_dir: Path, options: CoreOptions, *, block_size: int = 16, num_blocks: int = 80
@@ -68,14 +68,14 @@ class Served:
         )
         self.core = Scheduler(config, _geometry(config, self.backend), options)
         self.cached: list[int] = []
-        """Cached tokens of every admission."""
+        """Number of cached tokens of every admission."""
         self.num_copies = 0
         self._outputs: dict[int, Output] = defaultdict(lambda: Output([], []))
         self._num_steps = 0
         self._num_submitted = 0
 
     def submit(self, request: TruthRequest, *, choice: int = 0, num_choices: int = 1) -> int:
-        """Queue a request; returns the handle of its first choice."""
+        """Queue a request; return the handle of its first choice."""
         handle = self._num_submitted
         self._num_submitted += num_choices
         new = NewRequest(
@@ -98,7 +98,7 @@ class Served:
             self.apply(self.compute(batch))
 
     def compute(self, batch: Batch) -> StepResult:
-        """Compute one batch."""
+        """Compute one batch; return its result."""
         self._num_steps += 1
         self.cached += [admission.num_cached_tokens for admission in batch.admits]
         self.num_copies += len(batch.copy_source)
@@ -125,7 +125,7 @@ class Served:
             self._outputs[owner].margins.append(margin)
 
     def run(self) -> dict[int, Output]:
-        """Step until nothing is left; what each handle produced."""
+        """Step until no request is left; return the output of each handle."""
         while self.core.has_pending_work():
             self.step()
         self.core.check_integrity()
@@ -133,7 +133,7 @@ class Served:
         return self._outputs
 
     def serve(self, request: TruthRequest, *, choice: int = 0) -> Output:
-        """One request from its submission to its end."""
+        """Serve one request from its submission to its end; return its output."""
         handle = self.submit(request, choice=choice)
         return self.run()[handle]
 
@@ -160,7 +160,10 @@ def model_dir(request, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(model_dir):
-    """What a request, or one choice of it, gives when it is served alone and shares nothing."""
+    """
+    Return a function: the output of a request, or one choice of it, served alone and sharing
+    nothing.
+    """
     served = Served(model_dir, ALONE)
 
     @cache
@@ -183,8 +186,8 @@ class TestSharedPrefixes:
     )
     def test_a_cached_prompt_gives_the_same_tokens(self, model_dir, alone, block_size, prompt_len):
         """
-        Greedy and seeded, a prompt that is found whole or in part gives the tokens of one that is
-        computed, also where its last block is copied.
+        A prompt that is found whole or in part, its last block copied or not, gives the tokens of
+        one that is computed, greedy and seeded.
         """
         comparison = Comparison()
         shared = Served(model_dir, SHARING, block_size=block_size, num_blocks=1024 // block_size)
@@ -216,8 +219,8 @@ class TestSharedPrefixes:
 
     def test_sharing_while_memory_runs_out_changes_no_token(self, model_dir, alone):
         """
-        Requests with common prefixes that preempt each other and evict the cache give the tokens
-        they give alone.
+        Requests with common prefixes that preempt each other and evict the cache get the tokens
+        that they get alone.
         """
         comparison = Comparison()
         shared = Served(model_dir, SHARING, block_size=7, num_blocks=48)
@@ -251,8 +254,8 @@ class TestForks:
         self, model_dir, alone, options, block_size, prompt_len
     ):
         """
-        Choices that fork one prompt draw what each draws by itself, whatever block the prompt ends
-        in.
+        Choices that fork one prompt sample the tokens that each samples alone, whatever block the
+        prompt ends in.
         """
         comparison = Comparison()
         forked = Served(model_dir, options, block_size=block_size)
@@ -268,8 +271,8 @@ class TestForks:
 
     def test_preempted_choices_and_neighbours_change_no_token(self, model_dir, alone):
         """
-        Choices that lose their slots on the way, among requests that share nothing with them, draw
-        what each draws alone.
+        Choices that lose their slots, among requests that share nothing with them, sample the
+        tokens that each samples alone.
         """
         comparison = Comparison()
         forked = Served(model_dir, SHARING, block_size=7)

@@ -1,4 +1,7 @@
-"""Preemption by swapping on a real model: the tokens are those of a run that never was short of memory."""
+"""
+Preemption by swapping on a real model: the tokens are those of a run that was never short of
+memory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from tests.truth.equality import Comparison
 
 PROMPTS = [f"The quick brown fox {number} jumps over" for number in range(4)]
 BLOCK_BYTES = 2 * 8 * 2 * 16 * 2 * 4
-"""Layers x tokens x key heads x head size x (keys, values) x bytes."""
+"""
+Bytes of one block: layers x tokens x KV heads x head size x (keys, values) x bytes per number.
+"""
 
 SEEDED = GenerationParams(max_tokens=64, temperature=0.8, top_k=40, seed=7, ignore_eos=True)
 
@@ -27,7 +32,7 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture
 def moved(monkeypatch):
-    """Blocks moved by each kind of transfer."""
+    """Return the number of blocks moved by each kind of transfer."""
     counts: Counter[str] = Counter()
     for name in ("write", "read"):
         method = getattr(HostBlocks, name)
@@ -56,7 +61,7 @@ def serve(model_dir, *, num_blocks: int, swap_space_gb: float = 0.0, window: int
         collect_margins=True,
         window=window,
         swap_space_gb=swap_space_gb,
-        # Nobody is kept waiting for what others may need, so that short memory shows.
+        # No request waits for blocks that others may need later, so that memory runs short.
         options=CoreOptions(schedule_conservativeness=0.0, **options),
     )
     for prompt in PROMPTS:
@@ -81,8 +86,8 @@ def unlimited(model_dir):
 )
 def test_swapped_requests_get_their_tokens(model_dir, unlimited, moved, num_host_blocks, how):
     """
-    Requests swapped out and in, some computed again where host blocks run out, get the tokens of a run without
-    preemption, and every block is free in the end.
+    Requests that are swapped out and in, some recomputed for lack of host blocks, get the tokens of
+    a run without preemption, and every block is free in the end.
     """
     engine, completed = serve(
         model_dir,
