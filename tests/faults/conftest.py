@@ -1,4 +1,4 @@
-"""What storms share: a model, one with other weights, and the run without a fault."""
+"""Fixtures of all storms: a model, one with other weights, and the run without a fault."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tests.faults.schedule import make_schedule
 from tests.faults.storm import Storm
 
 SEED = int(os.environ.get("STORM_SEED", "7"))
-"""The same in every run, unless $STORM_SEED asks for that of a run that failed."""
+"""Seed of every run, unless $STORM_SEED asks for that of a run that failed."""
 TIMES = 3
-"""How often a storm does each of its kinds."""
+"""Number of times that a storm injects each of its kinds."""
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """Random weights that compute in a millisecond."""
+    """Return a model with random weights that computes a step in a millisecond."""
     return model_zoo.llama_mha(tmp_path_factory.mktemp("model") / "tiny-llama")
 
 
 @pytest.fixture(scope="session")
 def other_model(tiny_model, tmp_path_factory):
-    """The same with other weights."""
+    """Return the same model with other weights."""
     return with_other_weights(tiny_model, tmp_path_factory.mktemp("model") / "tiny-other")
 
 
 @pytest.fixture(scope="session")
 def zygote(tmp_path_factory):
-    """Starts executors in a moment."""
+    """Yield a process that starts executors in a moment."""
     one = Zygote(tmp_path_factory.mktemp("zygote"))
     yield one
     one.close()
@@ -44,13 +44,15 @@ def zygote(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def reference(tiny_model, zygote, tmp_path_factory):
-    """What everybody gets when nothing goes wrong."""
+    """Return the outputs of all requests when no fault is injected."""
     return make_reference(tmp_path_factory.mktemp("reference"), tiny_model, zygote)
 
 
 @pytest.fixture
 def storm(reference, tiny_model, other_model, zygote, tmp_path):
-    """Gives a function that runs a storm of some kinds and returns it and its table's lines."""
+    """
+    Yield a function that runs a storm of some kinds and returns it and the lines of its table.
+    """
     rigs = []
 
     def run(kinds, *, times=TIMES, until=lambda _: True, **settings):

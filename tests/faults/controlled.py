@@ -1,6 +1,6 @@
 """
-Helpers in processes of their own, told what to do by lines of JSON: the tests' own thread pool
-and event loop then neither slow them down nor are slowed by them.
+Helpers in processes of their own, controlled by lines of JSON: they and the tests' own thread pool
+and event loop do not slow each other down.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ Json = dict[str, Any]
 
 
 class Controlled:
-    """The test's end: starts the process, sends a command, waits for its answer."""
+    """
+    The test's end of a helper: it starts the process, sends a command, and waits for the answer.
+    """
 
     def __init__(
         self, module: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None
     ) -> None:
         """
         Args:
-            module: Run with -m.
+            module: Module to run with -m.
             *arguments: Its command line.
-            log: Where its stderr goes.
-            env: Added to the environment.
+            log: File for its stderr.
+            env: Variables to add to the environment.
         """
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
@@ -75,11 +77,11 @@ class Controlled:
 
 def serve_commands(hello: Json, commands: Mapping[str, Callable[..., Json | None]]) -> None:
     """
-    The helper's end: say hello, then do what comes, until stdin ends.
+    Serve the helper's end: print a first line, then run each command that comes, until stdin ends.
 
     Args:
         hello: The first line.
-        commands: What to do by name; called with the command's other keys.
+        commands: Functions by the name of their command; called with the command's other keys.
     """
     _say(hello)
     for line in sys.stdin:

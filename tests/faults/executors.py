@@ -25,7 +25,7 @@ _CLOCK_FOLDER = ROOT / "tests/faults/clock"
 
 
 def clock_environment(folder: Path) -> dict[str, str]:
-    """What a service needs to have a wall clock that can be set in `folder`."""
+    """Return the environment variables that give a service a wall clock which `folder` sets."""
     file = folder / "clock"
     if not file.exists():
         file.write_bytes(bytes(8))
@@ -38,8 +38,8 @@ class Zygote:
     The test's end of `tests.faults.zygote`; rigs may share one.
 
     Attributes:
-        folder: Where its errors and its children's wall clock are.
-        exit_codes: How each child that ended did.
+        folder: Folder of its errors and its children's wall clock.
+        exit_codes: Exit code of each child that ended, by process id.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class Zygote:
         threading.Thread(target=self._read, daemon=True).start()
 
     def fork(self, argv: list[str], log: Path, env: dict[str, str]) -> int:
-        """Start an executor; gives its process id."""
+        """Start an executor; return its process id."""
         assert self._process.stdin is not None
         command = {"id": 0, "argv": argv, "log": str(log), "env": env}
         with self._lock:
@@ -72,7 +72,7 @@ class Zygote:
             return self._started.get(timeout=600)
 
     def close(self) -> None:
-        """End it, and with it every child."""
+        """End the process, and with it every child."""
         self._process.kill()
         self._process.wait()
 
@@ -84,7 +84,7 @@ class Zygote:
     def _read(self) -> None:
         while news := self._read_line():
             if "started" in news:
-                self.exit_codes.pop(news["pid"], None)  # numbers come again
+                self.exit_codes.pop(news["pid"], None)  # process ids are reused
                 self._started.put(news["pid"])
             else:
                 self.exit_codes[news["ended"]] = news["code"]
@@ -93,13 +93,13 @@ class Zygote:
 @dataclass
 class Executor:
     """
-    One place where an executor runs: a port that it always comes back on.
+    One place where an executor runs: a port that its processes always use.
 
     Attributes:
-        model: What the next process there serves.
-        pid: The process; 0 while there is none.
-        deaths: Exit codes of those that ended.
-        is_kept: Whether one that ends is started again, as an orchestrator would.
+        model: Model that the next process there serves.
+        pid: Id of the process; 0 while there is none.
+        deaths: Exit codes of the processes that ended.
+        is_kept: True if a process that ends is started again, as an orchestrator would.
     """
 
     zygote: Zygote
@@ -115,7 +115,7 @@ class Executor:
 
     @property
     def log(self) -> Path:
-        """What all processes of this place said."""
+        """Log of all processes of this place."""
         return self.folder / f"{self.name}.log"
 
     def start(self) -> None:
@@ -135,7 +135,9 @@ class Executor:
             self.pid = self.zygote.fork(argv, self.log, {"FAULTS_DIR": str(self.folder)})
 
     def look(self) -> None:
-        """Note a death, and start another."""
+        """
+        Note the death of the process, if it ended, and start another unless `is_kept` is false.
+        """
         with self.lock:
             if not self.pid or self.pid not in self.zygote.exit_codes:
                 return
@@ -145,13 +147,13 @@ class Executor:
                 self.start()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the process a signal; one that has just died gets none."""
+        """Send the process a signal, unless it has just died."""
         with self.lock, suppress(ProcessLookupError):
             if self.pid and self.pid not in self.zygote.exit_codes:
                 os.kill(self.pid, number)
 
     def end(self) -> None:
-        """Kill -9, and wait for the end; nobody is started again."""
+        """Kill -9 the process and wait for its end; no other process is started."""
         with self.lock:
             self.is_kept = False
             pid = self.pid
@@ -164,19 +166,19 @@ class Executor:
             self.pid = 0
 
     def num_steps(self) -> int:
-        """Steps that the present process computed."""
+        """Return the number of steps that the present process computed."""
         try:
             return StepCount(self.folder, self.pid).read()
         except (FileNotFoundError, ValueError):
             return 0
 
     def process(self) -> psutil.Process | None:
-        """The present process."""
+        """Return the present process, if there is one."""
         return psutil.Process(self.pid) if self.pid else None
 
 
 def working(executors: list[Executor]) -> Executor:
-    """Whichever is the next to compute a step."""
+    """Return the executor that is the next to compute a step."""
     if len(executors) == 1:
         return executors[0]
     before = [(executor, executor.num_steps()) for executor in executors]

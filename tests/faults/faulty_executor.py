@@ -1,14 +1,14 @@
 """
 The real executor with a runner that misbehaves on request.
 
-A prompt that begins with a mark harms its own row or the whole process; a file in the folder
-$FAULTS_DIR harms the next step, and is gone once it did:
+A prompt that begins with a mark harms its own row or the whole process. A file in the folder
+$FAULTS_DIR harms the next step, which removes it:
 
     raise   the step raises
     hang    the step never returns
 
-Where that folder has a file `gate`, steps wait at the `StepGate` that it is. Steps that warm up,
-of id 0, and those without rows mind neither: an order is for an executor that works.
+If that folder has a file `gate`, steps wait at this `StepGate`. Warm-up steps, of id 0, and steps
+without rows ignore both files and gate: an order is for an executor that works.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from tests.faults.marks import BAD_ROW_MARK, MARK_LEN, POISON_LATER_MARK, POISON
 from tests.faults.step_count import StepCount
 
 LATER_TOKENS = 3
-"""Output tokens after which a row marked to kill later does."""
+"""Number of output tokens after which a row marked to kill later does so."""
 
 
 class InjectedFault(RuntimeError):
-    """What a step raises when told to."""
+    """Error that a step raises when it is told to."""
 
 
 class FaultyRunner(ModelRunner):
     """
     Attributes:
-        folder: Where orders come from.
-        gate: Where steps wait, if they do.
+        folder: Folder of the files that order faults.
+        gate: Gate at which steps wait, if there is one.
     """
 
     folder: Path
     gate: StepGate | None
 
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
-        """Do as ordered, or compute."""
+        """Follow the orders that there are, then compute."""
         if step_id and len(batch.row_slot):
             self._obey()
         marks = self.__dict__.setdefault("_marks", {})
@@ -94,7 +94,7 @@ class FaultyRunner(ModelRunner):
         return hidden
 
     def _count_step(self) -> None:
-        """Say how many steps were computed here, for whoever asks which executor works."""
+        """Count the steps computed here, so that tests can tell which executor works."""
         if "_count" not in self.__dict__:
             self.__dict__["_count"] = StepCount(self.folder, os.getpid(), create=True)
         self.__dict__["_count"].add()
@@ -109,7 +109,7 @@ def _take(order: Path) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """Run an executor; gives its exit code."""
+    """Run an executor; return its exit code."""
     FaultyRunner.folder = Path(os.environ["FAULTS_DIR"])
     gate = FaultyRunner.folder / "gate"
     FaultyRunner.gate = StepGate(gate) if gate.exists() else None

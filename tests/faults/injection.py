@@ -1,4 +1,4 @@
-"""How each fault is done to a rig."""
+"""The actions that do each kind of fault to a rig."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.faults.streams import Run, Streams
 from tests.waiting import wait_until
 
 FAILURE_LIMIT_S = 300.0
-"""Longest wait for the failure of a request that is bad."""
+"""Longest wait in seconds for the failure of a bad request."""
 _SLOW_LATENCY_S = 0.04
 _SLOW_BYTES_PER_S = 200_000.0
 
@@ -30,13 +30,13 @@ _SLOW_BYTES_PER_S = 200_000.0
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    What faults are done to.
+    The target of faults.
 
     Attributes:
         rig: The services.
         streams: Their load.
-        readiness: What the services say of themselves.
-        other_weights: A model of the same shape that is another.
+        readiness: Readiness that the scheduler reports.
+        other_weights: A model of the same shape with other weights.
     """
 
     rig: Rig
@@ -46,7 +46,7 @@ class Target:
 
 
 def inject(fault: Fault, target: Target) -> None:
-    """Do it; returns when it is over, where it ends by itself or can be ended."""
+    """Inject the fault; return when it is over, if it ends by itself or can be ended."""
     _ACTIONS[fault.kind](fault, target)
 
 
@@ -55,7 +55,7 @@ def _reset(_: Fault, target: Target) -> None:
 
 
 def _reset_some(proxies: list[Controlled]) -> None:
-    """Reset all connections; where each is only just coming back, the first that does."""
+    """Reset all connections; if there is none at the moment, wait for the first that comes back."""
     wait_until(lambda: sum(proxy.ask("reset")["reset"] for proxy in proxies), "a connection")
 
 
@@ -85,7 +85,7 @@ def _damage(how: str) -> Callable[[Fault, Target], None]:
 
 
 def _make_unreachable(_: Fault, target: Target) -> None:
-    """Drop all packets of the executor that works until another does; then let them pass."""
+    """Drop all packets of the executor that works until another works; then let them pass."""
     executor = target.rig.working_executor()
     proxy = target.rig.proxies[target.rig.executors.index(executor)]
     _until_another_works(target, lambda: proxy.ask("flow", on=False))
@@ -98,7 +98,9 @@ def _reset_clients(_: Fault, target: Target) -> None:
 
 
 def _kill_executor(fault: Fault, target: Target) -> None:
-    """One time in two its successor too, at some point of its start."""
+    """
+    Kill the executor that works, and one time in two its successor too, at some point of its start.
+    """
     executor = target.rig.working_executor()
     executor.signal(signal.SIGKILL)
     if fault.is_upward:
@@ -111,7 +113,7 @@ def _stop_executor(_: Fault, target: Target) -> None:
 
 
 def _pause_executor(fault: Fault, target: Target) -> None:
-    """Stop it, on a busy machine for as long as the scheduler takes to notice."""
+    """Pause the executor that works, at least until the scheduler notices."""
     executor = target.rig.working_executor()
     wait_until(target.readiness.is_ready, "readiness")
     executor.signal(signal.SIGSTOP)
@@ -121,14 +123,16 @@ def _pause_executor(fault: Fault, target: Target) -> None:
 
 
 def _hang_executor(_: Fault, target: Target) -> None:
-    """Stop it until others work; then an orchestrator ends it."""
+    """Pause the executor that works until another works; then kill it, as an orchestrator would."""
     executor = target.rig.working_executor()
     _until_another_works(target, lambda: executor.signal(signal.SIGSTOP))
     executor.signal(signal.SIGKILL)
 
 
 def _hang_step(_: Fault, target: Target) -> None:
-    """One step never returns; when others work, an orchestrator ends its executor."""
+    """
+    Let a step never return; when another executor works, kill this one, as an orchestrator would.
+    """
     executor = target.rig.working_executor()
     order = target.rig.folder / "hang"
 
@@ -153,7 +157,7 @@ def _until_another_works(target: Target, strike: Callable[[], object]) -> None:
 
 
 def _other_weights(fault: Fault, target: Target) -> None:
-    """Put another model in every place of an executor for a while."""
+    """Run another model in every place of an executor for a while."""
     assert target.other_weights is not None
     rig = target.rig
     for executor in rig.executors:
@@ -232,7 +236,7 @@ def _ask_marked(mark: tuple[int, ...], fault: Fault, target: Target) -> Run:
 
 
 def _fill_disk(fault: Fault, target: Target) -> None:
-    """No service can make a file longer for a while."""
+    """Keep every service from making a file longer for a while."""
     processes = list(target.rig.services().values())
     _limit_files(processes, 0)
     time.sleep(fault.lasts_s)
@@ -246,13 +250,13 @@ def _limit_files(processes: list[psutil.Process], size: int) -> None:
 
 
 def _jump_clock(fault: Fault, target: Target) -> None:
-    """To any time within ten years of now."""
+    """Set the wall clock to any time within ten years of now."""
     target.rig.set_clock(random.Random(fault.draw).uniform(-3e8, 3e8))
     _until_logged(target)
 
 
 def _until_logged(target: Target) -> None:
-    """Wait for steps enough that the scheduler has said something of them."""
+    """Wait for enough steps that the scheduler has logged some of them."""
     num_before = target.rig.stats().steps
     wait_until(
         lambda: target.rig.stats().steps > num_before + 2 * DECODE_LINE_INTERVAL,

@@ -1,4 +1,4 @@
-"""What services a kind of fault needs to be done to."""
+"""Settings that services need for each kind of fault."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.faults.rig import RigSettings
 from tests.faults.schedule import BYTE_KINDS, MESSAGE_KINDS, Kind
 
 LOST_AFTER_S = 3.0
-"""Where executors hang: after how long the scheduler gives one up."""
+"""Seconds after which the scheduler gives up an executor, for kinds where executors hang."""
 _SOON_LOST = (f"--lost-after-s={LOST_AFTER_S:g}",)
 _DRAIN_GRACE_S = 1.0
 
@@ -27,5 +27,7 @@ _SETTINGS: dict[Kind, RigSettings] = {
 
 
 def settings_for(kind: Kind, model: Path) -> RigSettings:
-    """Services for faults of one kind: one executor directly, where it says nothing else."""
+    """
+    Return the services for faults of one kind; by default one executor with a direct connection.
+    """
     return replace(_SETTINGS.get(kind, RigSettings()), model=model)

@@ -1,4 +1,4 @@
-"""What processes hold when nothing is going on: threads, file descriptors, children."""
+"""Resources that idle processes hold: threads, file descriptors, children."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 import psutil
 
 SETTLE_S = 60.0
-"""How long closing what is left over may take: gRPC keeps idle connections' threads for a while."""
+"""Longest time in seconds to close leftovers: gRPC keeps idle connections' threads for a while."""
 MORE_THREADS = 4
-"""gRPC's own pools grow and shrink by a few, however long the storm."""
+"""Number of threads by which gRPC's own pools may grow, however long the storm."""
 MORE_FILES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one process holds."""
+    """Resources of one process."""
 
     threads: int
     files: int
     children: int
 
     def exceeds(self, before: Holding) -> bool:
-        """Whether it is more than before, by more than pools vary."""
+        """Return if this is more than before, by more than pools vary."""
         return (
             self.threads > before.threads + MORE_THREADS
             or self.files > before.files + MORE_FILES
@@ -32,7 +32,7 @@ class Holding:
 
 
 def holdings(processes: dict[str, psutil.Process]) -> dict[str, Holding]:
-    """By role; processes that are just ending are left out."""
+    """Return the resources of each process by role; processes that are just ending are left out."""
     found = {}
     for role, process in processes.items():
         try:
@@ -47,7 +47,9 @@ def holdings(processes: dict[str, psutil.Process]) -> dict[str, Holding]:
 def find_leaks(
     before: dict[str, Holding], processes: dict[str, psutil.Process], settle_s: float = SETTLE_S
 ) -> list[str]:
-    """What processes hold more than those of their role did before, once they have settled."""
+    """
+    Return a line for each process that, once settled, holds more than that of its role did before.
+    """
     end_s = time.monotonic() + settle_s
     while True:
         after = holdings(processes)

@@ -1,4 +1,6 @@
-"""The 64 requests of a storm: greedy and seeded, penalised, with stop strings, some with two choices."""
+"""
+The 64 requests of a storm: greedy and seeded, penalised, with stop strings, some with two choices.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _NAMES = ("total", "items", "left", "right", "count", "value", "index", "names",
 _VERBS = ("read", "merge", "find", "sort", "count", "split", "parse", "write", "check", "load")
 _STOPS = ("return", "\n\n", "self", "7", "Q", "b")
 _LONGEST_PROMPT = 280
-"""Characters; the smallest models have a token for each and few positions."""
+"""Longest prompt in characters; the smallest models have a token for each and few positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +30,13 @@ class StormRequest:
 
     @property
     def num_choices(self) -> int:
-        """How many completions it asks for."""
+        """Number of completions that it asks for."""
         return self.options.get("n") or 1
 
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """What one choice said, as the client saw it."""
+    """Output of one choice, as the client saw it."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -44,18 +46,18 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class Expected:
-    """What one choice says when nothing goes wrong, and how surely each token won."""
+    """Output of one choice without a fault, and the margin by which each token won."""
 
     output: Output
     margins: list[float]
 
     @property
     def num_certain(self) -> int:
-        """Leading tokens that every right run has."""
+        """Number of leading tokens that every right run has."""
         return compared_length(self.margins, EPS_FLOAT32)
 
     def difference(self, found: Output) -> str:
-        """How a run differs where it may not; empty if it does not."""
+        """Return how a run differs in what must be equal; empty if it does not."""
         expected, certain = self.output, self.num_certain
         if expected.token_ids[:certain] != found.token_ids[:certain]:
             pairs = zip(expected.token_ids, found.token_ids, strict=False)
@@ -65,7 +67,7 @@ class Expected:
                 f"token {place} differs (lengths {len(expected.token_ids)}, {len(found.token_ids)})"
             )
         if certain < len(expected.token_ids):
-            return ""  # from there on another run may be right too
+            return ""  # another run may be right too after that
         for name in ("token_ids", "text", "reason", "matched"):
             if getattr(expected, name) != getattr(found, name):
                 return f"{name}: {getattr(expected, name)!r} became {getattr(found, name)!r}"
@@ -73,7 +75,7 @@ class Expected:
 
 
 def storm_requests() -> tuple[StormRequest, ...]:
-    """The same 64 every time."""
+    """Return the 64 requests, the same every time."""
     source = random.Random(_SEED)
     return tuple(_request(index, source) for index in range(NUM_STREAMS))
 
@@ -103,7 +105,7 @@ def _request(index: int, source: random.Random) -> StormRequest:
 
 
 def _prompt(source: random.Random) -> str:
-    """One line of a program, or several."""
+    """Return one line of a program, or several."""
     lines = []
     for _ in range(source.choice((1, 1, 2, 5, 12))):
         name, verb = source.choice(_NAMES), source.choice(_VERBS)

@@ -1,4 +1,4 @@
-"""What services said during a storm, and what they must not say."""
+"""Logs of services during a storm, and the problems that they must not show."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 EXPECTED_ERRORS = frozenset(
     {
-        "frontend_exited",  # a frontend was killed
-        "step_failed",  # a step was told to raise
+        "frontend_exited",  # a test killed a frontend
+        "step_failed",  # a test told a step to raise
     }
 )
 
 
 def events(log: Path) -> Iterable[dict[str, Any]]:
-    """The events of a log of JSON lines; whatever else was written comes as `{"raw": line}`."""
+    """Yield the events of a log of JSON lines; a line of another kind becomes `{"raw": line}`."""
     for line in log.read_text(errors="replace").splitlines():
         try:
             event = json.loads(line)
@@ -27,7 +27,8 @@ def events(log: Path) -> Iterable[dict[str, Any]]:
 
 def find_problems(logs: Iterable[Path]) -> list[str]:
     """
-    Tracebacks that no test ordered, integrity failures, hashes that differ, unexpected errors.
+    Return tracebacks that no test ordered, integrity failures, hashes that differ, unexpected
+    errors.
     """
     problems = []
     for log in logs:
@@ -49,5 +50,5 @@ def find_problems(logs: Iterable[Path]) -> list[str]:
 
 
 def count(logs: Iterable[Path], name: str) -> int:
-    """How often an event of this name was logged."""
+    """Return how often an event of this name was logged."""
     return sum(event.get("event") == name for log in logs for event in events(log))

@@ -1,4 +1,7 @@
-"""How surely each token of a request won, read off the step link of an executor that reports it."""
+"""
+Margins by which each token of a request won, read off the step link of an executor with
+--collect-margins.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from tandem.link.batch import Batch, Step, StepResult
 from tandem.link.wire import decode_request, decode_response
 
 RowKey = tuple[int, int]
-"""Seed and choice: what tells rows apart where no two requests have the same seed."""
+"""Seed and choice: they tell rows apart if no two requests have the same seed."""
 
 
 @dataclass(slots=True)
@@ -18,7 +21,7 @@ class _Row:
 
 
 class MarginRecorder:
-    """Watches both ways of a stream; a row that is admitted twice goes on where it was."""
+    """Recorder of both ways of a stream; a row that is admitted again keeps its earlier margins."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, int], _Row] = {}
@@ -36,7 +39,7 @@ class MarginRecorder:
                 self._note_result(result)
 
     def as_json(self) -> list[list[object]]:
-        """``[seed, choice, margins by output index]`` of every row."""
+        """Return ``[seed, choice, margins by output index]`` of every row."""
         return [
             [seed, choice, [margins[index] for index in range(len(margins))]]
             for (seed, choice), margins in self._margins.items()

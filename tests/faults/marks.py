@@ -1,11 +1,11 @@
-"""Beginnings of prompts that a faulty executor minds; no other prompt begins like them."""
+"""Beginnings of prompts that a faulty executor obeys; no other prompt begins like them."""
 
 from __future__ import annotations
 
 POISON_MARK = (77, 78, 79, 77)
-"""The row kills its executor whenever it is computed."""
+"""Mark of a row that kills its executor whenever it is computed."""
 POISON_LATER_MARK = (78, 77, 79, 78)
-"""It does from the fourth output token on."""
+"""Mark of a row that kills its executor from the fourth output token on."""
 BAD_ROW_MARK = (79, 79, 77, 77)
-"""The row's logits are not numbers."""
+"""Mark of a row with logits that are not numbers."""
 MARK_LEN = 4

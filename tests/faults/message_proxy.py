@@ -1,6 +1,6 @@
 """
-A gRPC proxy for tandem.executor.v1 that mistreats single messages of `Execute` when told to, and
-can note how surely each token won.
+A gRPC proxy for tandem.executor.v1 that damages single messages of `Execute` when told to, and can
+record the margin by which each token won.
 
     python -m tests.faults.message_proxy HOST:PORT
 
@@ -25,10 +25,12 @@ from tests.faults.controlled import Json, serve_commands
 from tests.faults.margins import MarginRecorder
 
 HELD_S = 0.3
-"""A message that is to change places with the next one goes out alone when none comes so long."""
+"""
+Longest time in seconds that a message waits to change places with the next; then it goes out alone.
+"""
 _EXECUTE = "/tandem.executor.v1.ExecutorService/Execute"
 _STEP_OR_RESULT = b"\x12"
-"""How a step down and a result up begin: field 2. Attaching and heartbeats are left alone."""
+"""First byte, field 2, of a step down and a result up; other messages are left alone."""
 _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -43,14 +45,14 @@ _OPTIONS = (
 
 
 class _Failed:
-    """How a source of messages ended."""
+    """The end of a source of messages, with its error if it failed."""
 
     def __init__(self, error: grpc.RpcError | None) -> None:
         self.error = error
 
 
 class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at run time
-    """Listens on a free port; every method is passed on as a stream of bytes both ways."""
+    """Proxy on a free port; it passes every method on as a stream of bytes both ways."""
 
     def __init__(self, target: str) -> None:
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
@@ -60,7 +62,7 @@ class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at 
         self._recorder: MarginRecorder | None = None
 
     def start(self) -> int:
-        """Listen; gives the port."""
+        """Listen; return the port."""
         server = grpc.server(ThreadPoolExecutor(16), handlers=[self], options=_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
@@ -69,7 +71,7 @@ class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at 
 
     def damage(self, *, kind: str, way: str, draw: int) -> Json:
         """
-        Mistreat the next step or result of one way ("up" or "down") that no earlier order is for:
+        Damage the next step or result of one way ("up" or "down") that no earlier order applies to:
         "twice", "swap", "drop", "cut" or "flip".
         """
         with self._lock:
@@ -77,22 +79,22 @@ class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at 
             return {"done": self._num_done}
 
     def count(self) -> Json:
-        """How many messages were mistreated so far."""
+        """Return the number of messages that were damaged so far."""
         with self._lock:
             return {"done": self._num_done}
 
     def record(self) -> Json:
-        """Note margins from now on; the executor must report them."""
+        """Record margins from now on; the executor must report them."""
         self._recorder = MarginRecorder()
         return {}
 
     def margins(self) -> Json:
-        """Give what was noted."""
+        """Return the margins recorded so far."""
         assert self._recorder is not None
         return {"margins": self._recorder.as_json()}
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """Pass any method on."""
+        """Return a handler that passes any method on."""
         path = details.method
 
         def carry(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -120,7 +122,7 @@ class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at 
         context.abort(error.code(), error.details() or "")
 
     def _mistreat(self, source: Iterator[bytes], way: str) -> Iterator[bytes]:
-        """The messages of one way, with what is ordered done to them."""
+        """Yield the messages of one way, damaged as ordered."""
         arrived: queue.SimpleQueue[bytes | _Failed] = queue.SimpleQueue()
         threading.Thread(target=_pump, args=(source, arrived), daemon=True).start()
         held: bytes | None = None
@@ -148,7 +150,7 @@ class MessageProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at 
                     held = None
 
     def _outcomes(self, raw: bytes, way: str) -> list[bytes | None]:
-        """What goes out for a message; None: it changes places with the next."""
+        """Return what goes out for a message; None means that it changes places with the next."""
         if not raw.startswith(_STEP_OR_RESULT):
             return [raw]
         with self._lock:

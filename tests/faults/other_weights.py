@@ -1,4 +1,4 @@
-"""A model of the same shape as another that computes something else."""
+"""A model with the shape of another but with other weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 
 def with_other_weights(model: Path, directory: Path) -> Path:
-    """Copy a model directory with every weight changed a little; gives the copy."""
+    """Copy a model directory with every weight changed a little; return the copy."""
     shutil.copytree(model, directory)
     file = directory / "model.safetensors"
     weights = load_file(file)

@@ -1,4 +1,4 @@
-"""When a service said that it is ready, and when not."""
+"""Times at which a service reported that it is ready, or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RETRY_S = 0.05
 
 class ReadinessWatch:
     """
-    Follows `tandem.ready` of one address on a thread, as a load balancer does.
+    Watch on `tandem.ready` of one address, on a thread, as of a load balancer.
 
     Attributes:
         changes: (monotonic seconds, ready) of every change, the first answer included.
@@ -30,16 +30,16 @@ class ReadinessWatch:
         self._thread.start()
 
     def num_times_off(self) -> int:
-        """How often it turned from ready to not ready."""
+        """Return how often the service turned from ready to not ready."""
         states = [is_ready for _, is_ready in self.changes]
         return sum(one and not other for one, other in itertools.pairwise(states))
 
     def is_ready(self) -> bool:
-        """What it said last."""
+        """Return the latest report."""
         return bool(self.changes) and self.changes[-1][1]
 
     def close(self) -> None:
-        """Stop following."""
+        """Stop watching."""
         self._is_over = True
         if self._call is not None:
             self._call.cancel()

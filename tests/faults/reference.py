@@ -1,4 +1,4 @@
-"""The fault-free run of a storm's requests: what each must say, and how surely."""
+"""The fault-free run of a storm's requests: the right outputs, and the margin of each token."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.truth.equality import MIN_MEDIAN_COMPARED
 class Reference:
     """
     Attributes:
-        requests: What was asked, all at once.
-        expected: By seed and choice.
+        requests: The requests, sent all at once.
+        expected: Outputs by seed and choice.
         num_tokens: Output tokens as the server counted them, by seed.
     """
 
@@ -28,7 +28,7 @@ class Reference:
     num_tokens: dict[int, int]
 
     def problems(self, run: Run) -> list[str]:
-        """What is wrong with a run; nothing if it is right."""
+        """Return what is wrong with a run; nothing if it is right."""
         seed = run.request.seed
         if run.error is not None:
             return [f"request {seed} failed: {run.error.reason}: {run.error.message}"]
@@ -47,7 +47,7 @@ class Reference:
 
 
 def make_reference(folder: Path, model: Path, zygote: Zygote) -> Reference:
-    """Ask everything once of services that report margins and have no fault."""
+    """Send all requests once to services that report margins and have no fault."""
     requests = storm_requests()
     settings = RigSettings(link="messages", executor=("--collect-margins",), model=model)
     rig = Rig(folder, settings, zygote)
@@ -88,7 +88,10 @@ def _reference(
 
 
 def _check_not_vacuous(reference: Reference) -> None:
-    """Most of what a storm compares must be certain, and every way to end must be among it."""
+    """
+    Check that most tokens that a storm compares are certain, that outputs end at a stop string and
+    at max_tokens, and that some requests have several choices.
+    """
     outputs = [expected.output for expected in reference.expected.values()]
     whole = [one for one in reference.expected.values() if len(one.margins) >= MIN_MEDIAN_COMPARED]
     assert median(one.num_certain for one in whole) >= MIN_MEDIAN_COMPARED

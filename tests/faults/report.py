@@ -1,4 +1,4 @@
-"""What a storm prints: a line for each kind of fault."""
+"""The table that a storm prints: a line for each kind of fault."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tests.faults.schedule import Fault, Kind
 from tests.faults.streams import Gap
 
 AFFECTED_S = 0.5
-"""A stream that was silent for longer around a fault was affected by it."""
+"""Silence in seconds that counts a stream as affected by a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrence:
     """
-    One fault as it went, monotonic seconds.
+    One fault that was injected, in monotonic seconds.
 
     Attributes:
-        fault: What was scheduled.
-        begin_s: When it was injected.
-        end_s: When all streams had tokens again, or the next fault began.
-        recomputed_tokens: Counted meanwhile.
+        fault: The fault as scheduled.
+        begin_s: Time at which it was injected.
+        end_s: Time at which all streams had tokens again, or the next fault began.
+        recomputed_tokens: Tokens computed again in between.
     """
 
     fault: Fault
@@ -33,7 +33,7 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What a storm's faults of one kind did, all times together."""
+    """Effects of a storm's faults of one kind, all times together."""
 
     kind: str
     times: int
@@ -43,7 +43,7 @@ class Line:
 
 
 def summarize(occurrences: Sequence[Occurrence], gaps: Sequence[Gap]) -> list[Line]:
-    """A line per kind; streams affected are the mean of its times."""
+    """Return a line per kind; the number of streams affected is the mean of its times."""
     lines = []
     for kind in Kind:
         times = [one for one in occurrences if one.fault.kind is kind]
@@ -68,7 +68,7 @@ def summarize(occurrences: Sequence[Occurrence], gaps: Sequence[Gap]) -> list[Li
 
 
 def table(lines: Sequence[Line]) -> str:
-    """As Markdown."""
+    """Return the lines as Markdown."""
     rows = ["| fault | times | streams affected | longest pause | recomputed tokens |"]
     rows.append("|---|---|---|---|---|")
     rows += [
@@ -80,7 +80,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """For machines."""
+    """Return the lines as values for JSON."""
     return [asdict(line) for line in lines]
 
 

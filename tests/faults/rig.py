@@ -1,4 +1,4 @@
-"""Services that run, die and come back, with something between scheduler and executors."""
+"""Services that run, die and come back, with a proxy between scheduler and executors if asked."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ EXECUTOR_LIMITS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RigSettings:
     """
-    What runs.
+    Settings of a rig.
 
     Attributes:
-        link: What is between scheduler and executor: "direct", "bytes" or "messages".
-        has_client_proxy: Whether a proxy of bytes is between clients and scheduler.
-        num_executors: Places where executors run; the scheduler knows all of them.
+        link: Connection to executors: "direct", or through a proxy of "bytes" or "messages".
+        has_client_proxy: True if a proxy of bytes is between clients and scheduler.
+        num_executors: Number of places where executors run; the scheduler knows all of them.
         scheduler: More options of the scheduler.
         executor: More options of the executors.
-        model: What they serve.
+        model: Model that they serve.
     """
 
     link: str = "direct"
@@ -52,23 +52,23 @@ class RigSettings:
 
 class Rig:
     """
-    One scheduler and its executors. Whatever ends is started again, until `close`.
+    One scheduler and its executors. A service that ends is started again, until `close`.
 
     Attributes:
-        address: Where clients connect.
+        address: Address that clients connect to.
         listen: The public address, the same for every scheduler.
         executors: The places of executors.
-        proxies: One before each executor, if there is to be something.
-        client_proxy: The one before the scheduler, if there is to be one.
+        proxies: Proxies, one before each executor, if the settings ask for them.
+        client_proxy: Proxy before the scheduler, if the settings ask for one.
         schedulers: Every scheduler so far, the newest last.
     """
 
     def __init__(self, folder: Path, settings: RigSettings, zygote: Zygote) -> None:
         """
         Args:
-            folder: For logs and everything else that is written.
-            settings: What runs.
-            zygote: Starts the executors.
+            folder: Folder for logs and everything else that is written.
+            settings: Services to run.
+            zygote: Process that starts the executors.
         """
         self.folder = folder
         self.settings = settings
@@ -93,7 +93,7 @@ class Rig:
         self._keeper = threading.Thread(target=self._keep, daemon=True)
 
     def start(self) -> None:
-        """Start everything and wait until requests are served."""
+        """Start all services and wait until requests are served."""
         for executor in self.executors:
             executor.start()
         self._start_scheduler()
@@ -108,12 +108,14 @@ class Rig:
             raise AssertionError(f"{error}\n{self.log_ends()}") from error
 
     def wait_successor(self, ended: Process) -> None:
-        """Wait until another scheduler serves; clients may still read what this one sent."""
+        """
+        Wait until another scheduler serves; clients may still read messages of the one that ended.
+        """
         wait_until(lambda: self.scheduler is not ended, "another scheduler")
         self.wait_ready()
 
     def is_ready(self) -> bool:
-        """Whether it says so now."""
+        """Return if the public port says that requests are served."""
         try:
             return is_serving(self.listen, "tandem.ready", timeout_s=5)
         except TandemError:
@@ -125,15 +127,15 @@ class Rig:
         return self.schedulers[-1]
 
     def working_executor(self) -> Executor:
-        """Whichever computes steps now."""
+        """Return the executor that is the next to compute a step."""
         return working(self.executors)
 
     def frontend(self) -> psutil.Process:
-        """The frontend's process of the newest scheduler."""
+        """Return the frontend's process of the newest scheduler."""
         return psutil.Process(self.scheduler.process.pid).children()[0]
 
     def stats(self) -> Any:
-        """What the operators' port counts, as soon as somebody answers there."""
+        """Return the counters of the operators' port, as soon as it answers."""
 
         def ask() -> Any:
             try:
@@ -145,7 +147,7 @@ class Rig:
         return wait_until(ask, "the operators' port")
 
     def wait_idle(self) -> Any:
-        """Wait until nothing is held and nothing done; gives the counters then."""
+        """Wait until the services hold nothing and do nothing; return the counters of that time."""
         return wait_idle(self.stats)
 
     def set_clock(self, offset_s: float) -> None:
@@ -154,7 +156,7 @@ class Rig:
             file.write(struct.pack("<d", offset_s))
 
     def services(self) -> dict[str, psutil.Process]:
-        """The living processes by role."""
+        """Return the living processes by role."""
         scheduler = psutil.Process(self.scheduler.process.pid)
         found = {"scheduler": scheduler, "frontend": scheduler.children()[0]}
         for executor in self.executors:
@@ -163,15 +165,15 @@ class Rig:
         return found
 
     def logs(self) -> list[Path]:
-        """The logs of all services so far, but for those that go to a device."""
+        """Return the logs of all services so far, except those that go to a device."""
         return sorted(log for log in self.folder.glob("*.log") if log.is_file())
 
     def log_ends(self) -> str:
-        """The last lines of each, for a failing test's report."""
+        """Return the last lines of each log, for the report of a failing test."""
         return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in self.logs())
 
     def close(self) -> None:
-        """Kill everything."""
+        """Kill all services."""
         self._is_closing.set()
         if self._keeper.is_alive():
             self._keeper.join()
@@ -211,7 +213,9 @@ class Rig:
         self.schedulers.append(Process("scheduler_svc", arguments, self.folder, name, env))
 
     def _keep(self) -> None:
-        """Start again whatever ended, as an orchestrator would, but without its back-off."""
+        """
+        Start every service that ended again, as an orchestrator would, but without its back-off.
+        """
         while not self._is_closing.wait(0.02):
             for executor in self.executors:
                 executor.look()

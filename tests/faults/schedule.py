@@ -1,6 +1,6 @@
 """
-What goes wrong, when: a pure function of a seed, printed by whoever runs it, and given back to run
-the same again.
+The faults of a storm and their times: a pure function of a seed, which a failing storm prints, so
+that the same storm can be run again.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Everything that can go wrong."""
+    """Kinds of faults."""
 
-    # The connection between scheduler and executor, as bytes.
+    # Faults of the connection between scheduler and executor, as bytes.
     RESET = "connection reset"
     BLACKHOLE = "packets dropped, no reset"
     SLOW_LINK = "slow link"
     CUT_FRAME = "frame truncated"
     CORRUPT_BYTES = "bytes corrupted"
     UNREACHABLE = "executor unreachable for long"
-    # The same as messages.
+    # Faults of the same connection, as messages.
     DUPLICATED = "message duplicated"
     REORDERED = "messages reordered"
     DROPPED = "message dropped"
     CUT_MESSAGE = "message truncated"
     CORRUPT_MESSAGE = "message corrupted"
-    # The connections of clients.
+    # Faults of the connections of clients.
     CLIENT_RESET = "clients' connections reset"
-    # Processes.
+    # Faults of processes.
     EXECUTOR_KILLED = "executor killed"
     EXECUTOR_PAUSED = "executor paused shortly"
     EXECUTOR_HUNG = "executor paused for long"
@@ -40,12 +40,12 @@ class Kind(StrEnum):
     SCHEDULER_PAUSED = "scheduler paused"
     FRONTEND_PAUSED = "frontend paused"
     FRONTEND_KILLED = "frontend killed"
-    # What they compute.
+    # Faults of the computation.
     STEP_RAISES = "step raises"
     STEP_HANGS = "step never returns"
     BAD_ROW = "NaN in one row"
     POISON = "request kills executors"
-    # What they stand on.
+    # Faults of disk and clock.
     DISK_FULL = "disk full for logs"
     CLOCK_JUMP = "clock jumps"
 
@@ -65,7 +65,7 @@ SERVER_KINDS = (
     Kind.SCHEDULER_STOPPED,
     Kind.FRONTEND_KILLED,
 )
-"""After these a stream goes on because its client asks for the rest."""
+"""Kinds after which a stream goes on because its client asks for the rest."""
 LASTING_S: dict[Kind, tuple[float, float]] = {
     Kind.BLACKHOLE: (0.3, 0.8),
     Kind.SLOW_LINK: (0.4, 0.8),
@@ -75,21 +75,24 @@ LASTING_S: dict[Kind, tuple[float, float]] = {
     Kind.OTHER_WEIGHTS: (1.0, 2.0),
     Kind.DISK_FULL: (1.0, 2.0),
 }
-"""Seconds that a fault of a kind lasts, from and to; others are over at once or end by themselves."""
+"""
+Seconds that a fault of a kind lasts, from and to; others are over at once or end by themselves.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """
-    One thing that goes wrong.
+    One fault.
 
     Attributes:
-        kind: What.
-        is_upward: For link faults: in the executor's messages rather than the scheduler's.
-        lasts_s: How long it lasts; 0 for what is over at once.
-        wait_s: Pause before it: since the fault before began for link faults, since tokens flow
-            again for all others.
-        draw: Decides everything else, for example which bit flips.
+        kind: Kind of the fault.
+        is_upward: True if a link fault hits the executor's messages, not the scheduler's; a coin
+            flip for others.
+        lasts_s: Seconds that it lasts; 0 for a fault that is over at once.
+        wait_s: Seconds before it: for link faults since the fault before began, for others since
+            tokens flow again.
+        draw: Random number that decides everything else, for example which bit flips.
     """
 
     kind: Kind
@@ -106,13 +109,13 @@ class Fault:
 
 def make_schedule(seed: int, kinds: Sequence[Kind], times: int) -> tuple[Fault, ...]:
     """
-    Every kind so many times, in an order of the seed's choice; link faults begin every second,
-    others at least a second after tokens flow again.
+    Return each kind of fault so many times, in an order drawn from the seed; link faults begin every
+    second, others at least a second after tokens flow again.
 
     Args:
-        seed: The same gives the same schedule.
-        kinds: What may go wrong.
-        times: How often each does.
+        seed: Seed; the same one gives the same schedule.
+        kinds: Kinds of faults.
+        times: Number of faults of each kind.
     """
     source = random.Random(seed)
     order = [kind for kind in kinds for _ in range(times)]

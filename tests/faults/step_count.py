@@ -1,4 +1,6 @@
-"""How many steps an executor process computed, in memory that it shares with the tests."""
+"""
+The number of steps that an executor process computed, in memory that it shares with the tests.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ class StepCount:
     def __init__(self, folder: Path, pid: int, *, create: bool = False) -> None:
         """
         Args:
-            folder: Where the file is.
-            pid: Whose steps.
-            create: By the executor, which counts; the tests read.
+            folder: Folder of the file.
+            pid: Process that computes the steps.
+            create: True in the executor, which makes the file and counts; the tests read.
 
         Raises:
-            FileNotFoundError: That process has not computed any yet.
+            FileNotFoundError: That process has not computed a step yet.
         """
         flags = os.O_RDWR | (os.O_CREAT if create else 0)
         file = os.open(folder / f"steps-{pid}", flags, 0o600)
@@ -35,5 +37,5 @@ class StepCount:
         _COUNT.pack_into(self._memory, 0, self.read() + 1)
 
     def read(self) -> int:
-        """Steps so far."""
+        """Return the number of steps so far."""
         return int(_COUNT.unpack_from(self._memory, 0)[0])

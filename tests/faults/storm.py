@@ -1,6 +1,6 @@
 """
-A storm: 64 streams against real processes while everything goes wrong that a schedule says, and
-what must hold in spite of it.
+A storm: 64 streams against real processes while a schedule of faults is injected, and the checks
+that must hold in spite of it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.faults.streams import Streams
 from tests.waiting import wait_until
 
 FLOW_S = 180.0
-"""Longest time until every stream has tokens again."""
+"""Longest time in seconds until every stream has tokens again."""
 PATIENT = RetryPolicy(max_attempts=1000, initial_delay_s=0.1, max_delay_s=0.5)
-"""For clients of a server that dies: they ask for the rest until they get it."""
+"""Retries for clients of a server that dies: they ask for the rest until they get it."""
 
 
 class StormFailed(AssertionError):
@@ -42,10 +42,10 @@ class Storm:
     Attributes:
         rig: The services, started.
         reference: The fault-free run.
-        seed: Of the schedule, to be printed.
-        other_weights: For faults that need it.
-        readiness: What the scheduler said of itself, from the first fault on.
-        occurrences: What happened so far.
+        seed: Seed of the schedule, to be printed.
+        other_weights: Another model, for faults that need it.
+        readiness: Readiness that the scheduler reported, from the warm-up on.
+        occurrences: Faults that were injected so far.
     """
 
     rig: Rig
@@ -63,15 +63,15 @@ class Storm:
         until: Callable[[Any], object] = lambda _: True,
     ) -> list[Line]:
         """
-        Let everything happen, then check all promises.
+        Inject all faults, then check all promises.
 
         Args:
-            schedule: What is to happen, in this order.
+            schedule: Faults, in this order.
             limit_s: Seconds after which no further fault begins.
-            until: What the counters must say before the streams may end.
+            until: Condition on the counters that must be true before the streams may end.
 
         Raises:
-            StormFailed: One was broken.
+            StormFailed: A promise was broken.
         """
         is_resuming = any(fault.kind in SERVER_KINDS for fault in schedule)
         retry = PATIENT if is_resuming else NO_RETRY
@@ -99,7 +99,7 @@ class Storm:
         return lines
 
     def phases(self) -> str:
-        """How long each part took."""
+        """Return how long each part took."""
         parts = itertools.pairwise(self._marks)
         return ", ".join(f"{name} {end_s - begin_s:.1f} s" for (name, begin_s), (_, end_s) in parts)
 
@@ -107,7 +107,9 @@ class Storm:
         self._marks.append((name, time.monotonic()))
 
     def _warm_up(self, streams: Streams) -> dict[str, Holding]:
-        """Serve everything once without a fault; what the services hold then is the measure."""
+        """
+        Serve every request once without a fault; return what the services hold then, as a baseline.
+        """
         streams.begin(once=True)
         streams.end()
         self.rig.wait_idle()
@@ -128,7 +130,7 @@ class Storm:
         self._wait_flowing(streams, time.monotonic())
 
     def _occur(self, fault: Fault, target: Target, previous_s: float) -> float:
-        """One fault; gives when it began."""
+        """Inject one fault; return the time at which it began."""
         is_link = fault.kind in LINK_KINDS
         ready_s = previous_s + fault.wait_s if is_link else time.monotonic() + fault.wait_s
         time.sleep(max(0.0, ready_s - time.monotonic()))
@@ -159,7 +161,7 @@ class Storm:
             time.sleep(0.01)
 
     def _aftermath(self, streams: Streams, before: dict[str, Holding]) -> list[str]:
-        """Everything that must hold once it is over."""
+        """Check everything that must hold once the storm is over; return the problems."""
         problems = [problem for run in streams.runs for problem in self.reference.problems(run)]
         self.rig.wait_idle()
         wait_until(self.readiness.is_ready, "readiness")
@@ -183,8 +185,8 @@ class Storm:
 
 def _recomputed(before: Any, after: Any, num_held: int) -> int:
     """
-    Tokens computed a second time between two looks at the counters; where these began again with
-    another scheduler, what clients held at the first look comes in addition.
+    Return the tokens computed a second time between two looks at the counters. If another scheduler
+    began with new counters, add the tokens that clients held at the first look.
     """
     if after.uptime_s < before.uptime_s:
         return int(num_held + after.recomputed_tokens)

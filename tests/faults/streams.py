@@ -1,4 +1,4 @@
-"""Clients: 64 workers that each ask for their request again and again, and note all they see."""
+"""Clients: 64 workers that each send their request again and again, and note all they see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem_client import AsyncClient, Delta, Done, Finished, RetryPolicy, Start
 from tests.faults.load import Output, StormRequest
 
 GAP_S = 0.2
-"""Shorter silences of a stream are not noted."""
+"""Shortest silence of a stream, in seconds, that is noted."""
 _NUM_CLIENTS = 4
 _AFTER_FAILURE_S = 0.3
 
@@ -26,10 +26,10 @@ class Run:
     One request from its start to its end.
 
     Attributes:
-        request: What was asked.
-        outputs: By choice.
+        request: The request.
+        outputs: Outputs by choice.
         problems: Offsets that were wrong, output after an end.
-        error: How it failed.
+        error: Error that ended it.
         prompt_tokens: Length of the prompt; 0 before Started.
         num_tokens: Output tokens as the server counted them; None before Done.
     """
@@ -74,32 +74,35 @@ class Streams:
         self._thread.start()
 
     def begin(self, *, once: bool = False) -> None:
-        """Let every worker begin; with `once` each asks for its request a single time."""
+        """Let every worker begin; with `once` each sends its request a single time."""
         self._last_s = [time.monotonic()] * len(self._requests)
         self._is_stopping = once
         self._workers = [self._run(self._work(index)) for index in range(len(self._requests))]
 
     def end(self, limit_s: float = 300.0) -> None:
-        """Let every worker finish what it asked for; raises what broke a worker."""
+        """Let every worker finish its request; raise the error of a worker that broke."""
         self._is_stopping = True
         for worker in self._workers:
             worker.result(limit_s)
         self._workers = []
 
     def ask(self, request: StormRequest) -> Future[Run]:
-        """Ask for one more thing beside the load."""
+        """Send one more request beside the load."""
         return self._run(self._ask(request, None))
 
     def flows_since(self, moment_s: float) -> bool:
-        """Whether every worker got a token after that moment."""
+        """Return if every worker got a token after that moment."""
         return min(self._last_s) > moment_s
 
     def num_silent_since(self, moment_s: float) -> int:
-        """Workers that got none."""
+        """Return the number of workers that got no token after that moment."""
         return sum(last_s <= moment_s for last_s in self._last_s)
 
     def num_held_tokens(self) -> int:
-        """Prompt and output tokens of all requests under way: what a new server computes again."""
+        """
+        Return the prompt and output tokens of all requests in progress, which a new server computes
+        again.
+        """
         return sum(
             run.prompt_tokens + sum(len(output.token_ids) for output in run.outputs.values())
             for run in self._current
@@ -107,7 +110,7 @@ class Streams:
         )
 
     def close(self) -> None:
-        """End everything at once."""
+        """End all streams at once."""
 
         async def end() -> None:
             for client in self._clients:

@@ -3,9 +3,9 @@ A TCP proxy that treats connections badly when told to.
 
     python -m tests.faults.tcp_proxy HOST:PORT
 
-Bytes that were read are never invented or forgotten unless the fault says so: while packets are
-"dropped" nothing is read, so that both ends see what they would see of a network that swallows
-everything, and TCP's own repetition brings it all once the network is back.
+Bytes that were read are never invented or lost unless the fault says so. While packets are
+"dropped" the proxy reads nothing, so that both ends see a network that swallows everything; TCP's
+own repetition brings it all once the network is back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class _Damage:
-    """What to do to the next bytes of one direction."""
+    """Damage to the next bytes of one direction."""
 
     kind: str
     draw: int
@@ -68,7 +68,7 @@ class _Connection:
     def reset(self) -> None:
         """Close both ends with a reset."""
         for writer in self._writers:
-            if writer.is_closing():  # its peer has gone, and its socket, before our pump knows
+            if writer.is_closing():  # its peer and socket are gone, and our pump does not know yet
                 continue
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -82,7 +82,7 @@ class _Connection:
             while True:
                 await proxy.flowing.wait()
                 chunk = await reader.read(_CHUNK_BYTES)
-                await proxy.flowing.wait()  # what was under way when the network went is late too
+                await proxy.flowing.wait()  # a chunk in transit when the network went is late too
                 if not chunk:
                     return
                 if proxy.latency_s:
@@ -110,7 +110,7 @@ def _damaged(chunk: bytes, damage: _Damage) -> bytes:
 
 
 class TcpProxy:
-    """Listens on a free port and connects every client to the target."""
+    """Proxy that listens on a free port and connects every client to the target."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -125,7 +125,7 @@ class TcpProxy:
         self.num_done = 0
 
     def start(self) -> int:
-        """Listen; gives the port."""
+        """Listen; return the port."""
         listening = self._loop.run_until_complete(
             asyncio.start_server(self._connect, "127.0.0.1", 0)
         )
@@ -133,7 +133,7 @@ class TcpProxy:
         return int(listening.sockets[0].getsockname()[1])
 
     def reset(self) -> Json:
-        """Reset every connection; gives how many there were."""
+        """Reset every connection; return how many there were."""
         return {"reset": self._call(self._reset)}
 
     def flow(self, *, on: bool) -> Json:
@@ -153,7 +153,7 @@ class TcpProxy:
     def damage(self, *, kind: str, way: str, draw: int) -> Json:
         """
         Cut ("cut") or change ("flip") the next bytes of one way ("up" or "down") that no earlier
-        order is for.
+        order applies to.
         """
 
         def note() -> None:
@@ -163,7 +163,7 @@ class TcpProxy:
         return {}
 
     def count(self) -> Json:
-        """How many chunks were damaged, and connections reset, so far."""
+        """Return how many chunks were damaged, and connections reset, so far."""
         return {"done": self.num_done}
 
     def _reset(self) -> int:

@@ -1,4 +1,4 @@
-"""Services whose every log line fails from the first one on."""
+"""Services that cannot write a single line of their logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_TOKENS = 200
 class TestFullDisk:
     def test_services_live_without_their_logs(self, tiny_model, zygote, tmp_path):
         """
-        With stderr on a full device services start, serve, recover and stop as ever.
+        Services with stderr on a full device start, serve, recover and stop as usual.
         """
         for name in ("executor-a", "scheduler-1"):
             (tmp_path / f"{name}.log").symlink_to("/dev/full")

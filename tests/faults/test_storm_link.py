@@ -33,22 +33,22 @@ class TestLinkStorms:
 
     def test_unreachable_executor(self, storm):
         """
-        Streams of an executor that no packet reaches for longer than lost_after_s go on at
-        another, and may come back to it.
+        Streams of an executor that no packet reaches for longer than lost_after_s go on at another
+        one, and may come back to it.
         """
         storm([Kind.UNREACHABLE], link="bytes", num_executors=2, scheduler=("--lost-after-s=3",))
 
     def test_clients(self, storm):
         """
-        Clients whose connections are reset get the rest of their streams by asking for it.
+        A client gets the rest of a stream by asking for it after its connection is reset.
         """
         done, _ = storm([Kind.CLIENT_RESET], has_client_proxy=True)
         assert TIMES <= done.rig.client_proxy.ask("count")["done"]
 
     def test_messages(self, storm):
         """
-        Step and result messages that come twice, in the wrong order, cut, changed or not at all
-        lose no token and no stream.
+        Step and result messages that are repeated, reordered, cut, changed or dropped lose no token
+        and no stream.
         """
         done, _ = storm(MESSAGE_KINDS, link="messages")
         assert 15 == done.rig.proxies[0].ask("count")["done"]

@@ -16,9 +16,9 @@ QUICK = ("--lost-after-s=2",)
 class TestProcessStorms:
     def test_one_executor(self, storm):
         """
-        An only executor that is killed, told to stop, whose step raises, or whose place is taken
-        by other weights for a while, costs its streams a pause and nothing else, also while they
-        are preempted and swapped for want of blocks.
+        A single executor that is killed, told to stop, fails a step or is replaced by other weights
+        for a while costs its streams a pause and nothing else, even if they are preempted and
+        swapped for lack of blocks.
         """
         kinds = [
             Kind.EXECUTOR_KILLED,
@@ -42,8 +42,8 @@ class TestProcessStorms:
 
     def test_another_executor(self, storm):
         """
-        Where a second executor stands by, streams of one that hangs or is paused for long go on
-        there.
+        Streams of an executor that hangs or is paused for long go on at a second one that stands
+        by.
         """
         kinds = [Kind.EXECUTOR_HUNG, Kind.STEP_HANGS]
         storm(kinds, num_executors=2, scheduler=QUICK)
@@ -70,7 +70,8 @@ class TestProcessStorms:
     def test_nothing_is_lost(self, storm):
         """
         A scheduler or frontend that stops for seconds goes on where it was; logs that cannot be
-        written and a wall clock that jumps by years disturb nobody: nothing is computed twice.
+        written and a wall clock that jumps by years disturb no stream, and nothing is computed
+        twice.
         """
         kinds = [Kind.SCHEDULER_PAUSED, Kind.FRONTEND_PAUSED, Kind.DISK_FULL, Kind.CLOCK_JUMP]
         done, lines = storm(kinds)

@@ -1,4 +1,4 @@
-"""Requests that are bad for themselves, or for whoever computes them."""
+"""Requests that are bad for themselves, or for the executor that computes them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tests.faults.schedule import Kind
 class TestBadRequests:
     def test_bad_row_fails_alone(self, storm):
         """
-        A row whose logits are not numbers fails INVALID_LOGITS; its 64 neighbours notice nothing.
+        A row with logits that are not numbers fails INVALID_LOGITS; its 64 neighbours are not
+        affected.
         """
         _, lines = storm([Kind.BAD_ROW])
         assert 0 == lines[0].recomputed_tokens
 
     def test_request_that_kills_executors_fails_alone(self, storm):
         """
-        A request that kills whoever computes it is found and fails POISON_REQUEST, and nobody else
-        does, whether it kills at once or after some tokens.
+        A request that kills each executor that computes it, at once or after some tokens, is found
+        and fails POISON_REQUEST; no other request fails.
         """
         storm([Kind.POISON], num_executors=2)

@@ -1,10 +1,10 @@
 """
-Starts executors in a moment: a process that has imported everything, and forks.
+Process that starts executors in a moment: it has imported everything, and forks.
 
     python -m tests.faults.zygote
 
-Importing PyTorch takes seconds of a core; a storm restarts executors dozens of times. This process
-never uses gRPC or computes, so that its children start as if they were alone.
+Importing PyTorch takes a core some seconds; a storm restarts executors dozens of times. This
+process never uses gRPC or computes, so that its children start as if they were alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _child(command: Json) -> None:
-    """Become an executor; never returns."""
+    """Become an executor; never return."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -45,7 +45,7 @@ def _child(command: Json) -> None:
 
 
 def main() -> None:
-    """Fork for every line of stdin; say who started and who ended, a line of JSON each."""
+    """Fork for every line of stdin; print a line of JSON for each child that started or ended."""
     import json  # noqa: PLC0415 - beside what it is used for
 
     def say(what: Json) -> None:

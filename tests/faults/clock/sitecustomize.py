@@ -2,9 +2,9 @@
 A wall clock that tests can set, for a service started with this folder on its PYTHONPATH.
 
 $FAULTS_CLOCK names a file of 8 bytes: seconds (a little-endian double) to add to the time of day.
-Whatever our services, the standard library and their other packages ask is shifted; gRPC is left
-out, because it compares times of Python with the clock of its own C core, which nobody can shift
-for one process. Monotonic time is never touched.
+The shift applies to our services, the standard library and other packages. gRPC gets the real time,
+because it compares times of Python with the clock of its own C core, which cannot be shifted for
+one process. Monotonic time is never touched.
 """
 
 from __future__ import annotations
