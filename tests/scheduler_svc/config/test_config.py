@@ -24,7 +24,7 @@ def _loaded(**flags: object) -> LoadedSettings:
 
 class TestLimitsOn:
     def test_unset_limits_follow_the_executor(self):
-        """Limits that nobody set are the executor's; those it has no opinion on keep defaults."""
+        """A limit that is not set is the executor's, or the default if the executor has none."""
         expected = EngineConfig(
             block_size=32,
             max_num_blocks=500,
@@ -49,7 +49,7 @@ class TestLimitsOn:
         ) == (100, 4, 64, 16)
 
     def test_step_limits_over_the_executors_are_narrowed(self):
-        """More rows or tokens per step than the executor takes are narrowed to what it takes."""
+        """A limit of rows or tokens per step above the executor's is narrowed to the executor's."""
         limits = _loaded(max_batch_size=99, max_total_tokens=9999).limits_on(GEOMETRY)
         assert (limits.max_batch_size, limits.max_total_tokens) == (48, 2048)
 
@@ -59,7 +59,9 @@ class TestLimitsOn:
 
     @pytest.mark.parametrize("name", PRESETS)
     def test_preset_narrows_and_never_contradicts(self, name):
-        """What a preset sets is an upper bound: the executor's block size and smaller limits apply."""
+        """
+        A preset's limit is an upper bound: the executor's block size and smaller limits apply.
+        """
         limits = load_settings(["--preset", name], {}).limits_on(GEOMETRY)
         preset = PRESETS[name]
         assert GEOMETRY.block_size == limits.block_size
@@ -91,7 +93,7 @@ class TestLimitsOn:
 
 class TestInForce:
     def test_every_setting_has_value_and_source(self):
-        """Each setting is listed with its JSON value and whether default, user or executor set it."""
+        """Each setting is listed with its JSON value and its source: default, flag or executor."""
         loaded = _loaded(max_model_len=512)
         snapshot = loaded.in_force(loaded.limits_on(GEOMETRY))
         entries = {
@@ -104,7 +106,7 @@ class TestInForce:
         assert entries["max_num_seqs"] == (256, "default")
 
     def test_without_executor_the_settings_stand(self):
-        """Before an executor is attached the limits are shown as set."""
+        """The limits are shown as set before an executor is attached."""
         entries = {entry.name: entry for entry in _loaded().in_force(None).entries}
         assert {"default"} == {entries[name].source for name in LIMITS}
         assert entries["block_size"].json_value == "16"

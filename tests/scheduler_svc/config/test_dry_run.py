@@ -9,7 +9,7 @@ from tandem.process_start import run_or_refuse
 
 @pytest.fixture
 def dry_run(capsys, monkeypatch):
-    """Exit code, output and errors of a dry run; starting the service fails the test."""
+    """Return a function that makes a dry run; starting the service fails the test."""
     monkeypatch.setattr(Service, "run", lambda _self: pytest.fail("the service was started"))
 
     def run(*flags: str) -> tuple[int, str, str]:
@@ -32,14 +32,16 @@ class TestDryRun:
         assert "no prompt is admitted while 90 blocks or more are in use\n" in output
 
     def test_what_only_the_executor_knows_is_not_guessed(self, dry_run):
-        """Without blocks and length set, both are the executor's, and nothing is said to fit."""
+        """
+        A limit of blocks or length that is not set is shown as the executor's, without a forecast.
+        """
         output = dry_run()[1]
         assert "  max_num_blocks = the executor's\n" in output
         assert "  max_model_len = the executor's\n" in output
         assert "holds" not in output
 
     def test_json_is_one_object(self, dry_run):
-        """With JSON logs the forecast is one object, with a preset's limits as upper bounds."""
+        """A forecast with JSON logs is one object, with a preset's limits as upper bounds."""
         code, output, _ = dry_run("--log-format=json", "--preset=low-latency")
         found = json.loads(output)
         assert (0, 1) == (code, output.count("\n"))
@@ -48,7 +50,7 @@ class TestDryRun:
         assert (512 * 16, 8) == (found["tokens"], found["longest_requests"])
 
     def test_unusual_settings_are_warned_of(self, dry_run):
-        """What would be warned of at a start is part of the forecast."""
+        """A warning of the start is part of the forecast."""
         assert "warning: block_size 24 is unusual" in dry_run("--block-size=24")[1]
 
     def test_mistakes_end_as_at_a_start(self, dry_run):

@@ -19,7 +19,7 @@ RULES = (
     ({"max_total_tokens": 31}, "max_total_tokens must be at least max_batch_size"),
     ({"memory_threshold": 1.5}, "memory_threshold must be between 0.0 and 1.0"),
 )
-"""Each rule with a setting that breaks it alone, in the order of the documentation."""
+"""Engine rules, each with a setting that breaks it alone, in the order of the documentation."""
 
 
 def _write(tmp_path: Path, content: object, name: str = "config.json") -> str:
@@ -46,7 +46,7 @@ class TestPrecedence:
         assert source == loaded.sources.get("max_num_seqs")
 
     def test_layers_combine_by_key(self, tmp_path):
-        """Each key takes its own highest source; the others keep theirs."""
+        """A key takes its value from the highest source that sets it, whatever sets other keys."""
         file = _write(tmp_path, {"block_size": 32, "max_num_blocks": 64})
         loaded = load_settings(
             ["--config", file, "--window", "2"], {"TANDEM_MAX_NUM_BLOCKS": "128"}
@@ -57,11 +57,11 @@ class TestPrecedence:
         assert expected == loaded.sources
 
     def test_defaults_are_those_of_the_engine(self):
-        """Without any source the seven limits are EngineConfig's defaults."""
+        """The seven limits without any source are EngineConfig's defaults."""
         assert EngineConfig() == load_settings([], {}).settings.engine_config()
 
     def test_config_file_can_come_from_the_environment(self, tmp_path):
-        """TANDEM_CONFIG names the file as --config does."""
+        """The variable TANDEM_CONFIG names the file as --config does."""
         file = _write(tmp_path, {"block_size": 8})
         assert load_settings([], {"TANDEM_CONFIG": file}).settings.block_size == 8
 
@@ -73,7 +73,7 @@ class TestPrecedence:
 
     @pytest.mark.parametrize("source", ["file", "environment", "flag"])
     def test_alias_sets_its_setting(self, source, tmp_path):
-        """max_num_batched_tokens is max_total_tokens in every source."""
+        """The name max_num_batched_tokens sets max_total_tokens in every source."""
         file = _write(tmp_path, {"max_num_batched_tokens": 77} if source == "file" else {})
         environ = {"TANDEM_MAX_NUM_BATCHED_TOKENS": "77"} if source == "environment" else {}
         flags = ["--max-num-batched-tokens", "77"] if source == "flag" else []
@@ -99,7 +99,7 @@ class TestEngineLimits:
 
     @pytest.mark.parametrize("pair", list(itertools.combinations(range(len(RULES)), 2)))
     def test_the_first_broken_rule_is_named(self, pair, tmp_path):
-        """Of two broken rules the one that comes first in the documentation is named."""
+        """The first of two broken rules in the order of the documentation is named."""
         first, second = (RULES[i] for i in pair)
         broken = {**second[0], **first[0]}
         with pytest.raises(InvalidConfig) as caught:
@@ -108,12 +108,12 @@ class TestEngineLimits:
 
     @pytest.mark.parametrize("text", ["nan", "inf", "-0.1", "1.1"])
     def test_threshold_outside_its_range_is_refused(self, text):
-        """memory_threshold must be a number between 0 and 1; NaN is none."""
+        """A memory_threshold that is not a number between 0 and 1 is refused, NaN too."""
         with pytest.raises(InvalidConfig, match=r"memory_threshold must be between 0\.0 and 1\.0"):
             load_settings(["--memory-threshold", text], {})
 
     def test_block_size_over_128_is_accepted(self):
-        """Only a block size under 1 is an error; an unusual one is warned of."""
+        """An unusual block size is accepted with a warning."""
         config = load_settings(["--block-size", "256"], {}).settings.engine_config()
         assert config.block_size == 256
         assert "256 is unusual" in config.warnings()[0]
@@ -146,7 +146,7 @@ class TestMistakes:
         ],
     )
     def test_mistake_is_named_with_its_place(self, argv, environ, content, text, tmp_path):
-        """Whatever is wrong in a source, the error says where it is and what is wrong."""
+        """A mistake in any source is an error that says where it is and what is wrong."""
         file = _write(tmp_path, content)
         with pytest.raises(InvalidConfig) as caught:
             load_settings(["--config", file, *argv], environ)
@@ -175,13 +175,17 @@ class TestMistakes:
         ],
     )
     def test_variables_of_others_are_left_alone(self, variable):
-        """What belongs to the executor, the client, the cache or Kubernetes is no setting of the scheduler."""
+        """
+        A variable of the executor, the client, the cache or Kubernetes is no setting of the
+        scheduler.
+        """
         assert load_settings([], {variable: "tcp://10.0.0.1:50051"}).sources == {}
 
     @pytest.mark.parametrize("name", COMPUTING)
     def test_how_to_compute_is_left_to_the_executor(self, name, tmp_path):
         """
-        A file may also say how the executor computes; the scheduler passes that over, whatever it says.
+        A key of the file that says how the executor computes is ignored by the scheduler, whatever
+        its value.
         """
         file = _write(tmp_path, {name: "of the executor's own kind", "window": 3})
         assert {"window": "file"} == load_settings(["--config", file], {}).sources
@@ -189,7 +193,7 @@ class TestMistakes:
 
 class TestHelp:
     def test_help_names_every_setting_with_its_default(self, capsys):
-        """--help prints every flag and exits 0."""
+        """The flag --help prints every flag and exits 0."""
         with pytest.raises(SystemExit) as caught:
             load_settings(["--help"], {})
         assert caught.value.code == 0
@@ -200,7 +204,10 @@ class TestHelp:
 
 class TestExecutorAddresses:
     def test_one_or_several_are_taken_in_order(self):
-        """One address, or several with commas between them, in the order of preference."""
+        """
+        The executor's addresses are one, or several with commas between them in order of
+        preference.
+        """
         assert ("127.0.0.1:50061",) == load_settings([], {}).settings.executor_addresses
         flags = ["--executor", "a:1, b:2,unix:/run/c.sock"]
         expected = ("a:1", "b:2", "unix:/run/c.sock")

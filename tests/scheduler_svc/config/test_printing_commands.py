@@ -1,4 +1,4 @@
-"""Commands that print results and are stopped, or cannot print them."""
+"""Commands that print results, and are stopped or cannot print them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LINK = [sys.executable, "-m", "tandem_client", "bench", "link"]
 
 @pytest.fixture
 def short_path():
-    """A folder whose name leaves room for those of sockets, which end at 107 characters."""
+    """Yield a folder with a path short enough for those of sockets, which end at 107 characters."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         yield Path(folder)
 
@@ -66,7 +66,7 @@ def short_path():
 class TestEndings:
     def test_full_disk_is_one_line(self):
         """
-        Where the output cannot be written a command says so in one line and exits with 1.
+        A command that cannot write its output says so in one line and exits with 1.
         """
         with Path("/dev/full").open("w") as full:
             ran = subprocess.run(
@@ -79,7 +79,7 @@ class TestEndings:
 
     def test_reader_that_left_ends_it_quietly(self):
         """
-        A command whose reader left exits with 1 and says nothing about it.
+        A command with an output that has no reader any more exits with 1 and says nothing about it.
         """
         reader, writer = os.pipe()
         os.close(reader)
@@ -119,7 +119,8 @@ class TestEndings:
 
     def test_two_signals_at_once_end_it_quietly(self):
         """
-        Of two signals that come before either is handled the first decides, and the other is not a word.
+        The first of two signals that come at once decides the exit code, and the second prints
+        nothing.
         """
         ran = subprocess.run(
             [sys.executable, "-c", TWO_AT_ONCE], capture_output=True, text=True, check=False
@@ -128,7 +129,7 @@ class TestEndings:
 
     def test_process_that_is_being_started_is_not_left_behind(self):
         """
-        SIGTERM ends a command and the process it is just starting, which is deaf to Ctrl-C until it says otherwise.
+        SIGTERM ends a command and the process that it is starting, which ignores Ctrl-C by default.
         """
         ran = subprocess.run(
             [sys.executable, "-c", STARTING], capture_output=True, text=True, check=False
@@ -149,8 +150,8 @@ class TestEndings:
     )
     def test_interrupted_benchmark_leaves_nothing(self, short_path, number, whom, code):
         """
-        A signal to `tandem bench link`, or to it and all its processes, ends them and removes their files, without a
-        traceback.
+        A signal to `tandem bench link`, or to it and all its processes, ends them and removes their
+        files, without a traceback.
         """
         with subprocess.Popen(
             [*LINK, "--step-ms=2", "--rows=2", "--seconds=60"],

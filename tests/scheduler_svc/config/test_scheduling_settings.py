@@ -1,4 +1,6 @@
-"""How the core schedules, as settings: names, spellings of other systems, ranges and sentences."""
+"""
+Settings of the core's scheduling: names, spellings of other systems, ranges and error sentences.
+"""
 
 import dataclasses
 import json
@@ -47,7 +49,7 @@ SET = {
     "track_generated_token_events": ("true", "track_token_events", True),
     "track_paused_request_events": ("true", "track_paused_events", True),
 }
-"""Text of each setting, and the option it becomes."""
+"""Text of each setting, and the option that it becomes."""
 
 
 def options(*argv: str, **environ: str) -> CoreOptions:
@@ -57,7 +59,7 @@ def options(*argv: str, **environ: str) -> CoreOptions:
 class TestSchedulingSettings:
     def test_every_option_is_a_setting(self):
         """
-        Each field of CoreOptions can be set, each by one setting, and nothing else is asked for.
+        Each field of CoreOptions is set by one setting, and there are no other settings.
         """
         own = set(SchedulingSettings.model_fields) - set(ServiceSettings.model_fields)
         assert {*SET, "paused_buffer_size_gb"} == own == set(SCHEDULING)
@@ -66,14 +68,14 @@ class TestSchedulingSettings:
 
     def test_defaults_are_those_of_the_options(self):
         """
-        Without settings the core runs with the defaults of CoreOptions.
+        The core runs with the defaults of CoreOptions if nothing is set.
         """
         assert CoreOptions() == SchedulerSettings().core_options()
 
     @pytest.mark.parametrize("name", SET)
     def test_setting_reaches_the_core(self, name, tmp_path):
         """
-        Flag, variable and file key set the same option.
+        A flag, a variable and a file key set the same option.
         """
         text, option, value = SET[name]
         flag = "--" + name.replace("_", "-")
@@ -107,14 +109,14 @@ class TestSchedulingSettings:
     )
     def test_other_spellings_and_off_values(self, argv, option, value):
         """
-        Names of other systems are accepted, and what switches a limit off there does so here.
+        Names and off values of other systems are accepted.
         """
         assert value == getattr(options(*argv), option)
 
     @pytest.mark.parametrize(("gigabytes", "num_blocks"), [("1", 512), ("0.003", 1), ("0", 0)])
     def test_paused_budget_can_be_memory(self, gigabytes, num_blocks):
         """
-        GiB become whole blocks of the executor's size, once that is known.
+        A budget in GiB becomes whole blocks of the executor's size, once that is known.
         """
         settings = load_settings(["--paused-buffer-size-gb", gigabytes], {}).settings
         assert num_blocks == settings.core_options(2 * 2**20).paused_budget_blocks
@@ -122,7 +124,7 @@ class TestSchedulingSettings:
 
     def test_paused_budget_is_said_once(self):
         """
-        Blocks and memory at the same time are refused.
+        A budget in blocks and one in memory at the same time are refused.
         """
         with pytest.raises(InvalidConfig, match="set the same: keep one of them"):
             options("--paused-buffer-size-gb=1", "--paused-budget-blocks=4")
@@ -130,7 +132,7 @@ class TestSchedulingSettings:
     @pytest.mark.parametrize("alias", ["max_running_requests", "max_requests"])
     def test_other_names_of_the_batch_limit(self, alias):
         """
-        What other systems call the most sequences of a step is max_batch_size.
+        The names of other systems for the most sequences in a step set max_batch_size.
         """
         settings = load_settings(["--" + alias.replace("_", "-"), "9"], {}).settings
         assert 9 == settings.max_batch_size
@@ -186,7 +188,7 @@ class TestSchedulingSettings:
     )
     def test_senseless_value_is_refused(self, argv, field, sentence):
         """
-        The first setting that cannot be is named, with where it was set and what to do.
+        A setting with an impossible value is named, with where it was set and what to do.
         """
         with pytest.raises(InvalidConfig) as caught:
             load_settings(argv, {})
@@ -206,7 +208,7 @@ class TestWithoutEffect:
     )
     def test_what_does_nothing_is_told(self, argv, num_host_blocks, said):
         """
-        A setting that another one leaves without effect gives one line that names both.
+        A setting that has no effect because of another one gives one line that names the reason.
         """
         settings = load_settings(argv, {}).settings
         found = without_effect(settings.core_options(), settings.engine_config(), num_host_blocks)

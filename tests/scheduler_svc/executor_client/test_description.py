@@ -1,4 +1,4 @@
-"""What a scheduler makes of an executor's description of itself."""
+"""Checks of the description that an executor gives of itself."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def described(**defaults: float) -> DescribeResponse:
 )
 def test_recommended_penalties_reach_frontends(defaults, repetition_penalty, min_p):
     """
-    What the model's author recommends is told to frontends; what is unset is off.
+    Defaults that the model's author recommends are told to frontends; those left unset are off.
     """
     model = read_description(described(**defaults)).model(
         "", EngineConfig(max_model_len=64), CoreOptions()
@@ -58,7 +58,7 @@ def test_recommended_penalties_reach_frontends(defaults, repetition_penalty, min
 )
 def test_description_that_cannot_be_is_refused(changes, words):
     """
-    An executor that describes itself in a way that makes no sense is refused by a typed error that names it.
+    An executor with an impossible description is refused by a typed error that names the mistake.
     """
     answer = described()
     for name, value in changes.items():
@@ -81,7 +81,7 @@ def test_description_that_cannot_be_is_refused(changes, words):
 )
 def test_recommendation_that_no_request_may_ask_for_is_refused(name, value):
     """
-    An executor whose model's defaults the step link would refuse is not used: no request is to blame for them.
+    An executor is refused if its model recommends defaults that the step link would refuse.
     """
     with pytest.raises(IncompatibleExecutor, match=f"a default {name} of {value:g}, which must"):
         read_description(described(**{name: value}))

@@ -13,13 +13,13 @@ from scheduler_svc.process.scratch import ScratchDirectory
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch) -> Path:
-    """The system's temporary directory, for this test alone."""
+    """Return a temporary directory of the system for this test alone."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
 def age(directory: Path) -> None:
-    """Make it look two minutes old."""
+    """Make the directory look two minutes old."""
     then = directory.stat().st_mtime - 120
     os.utime(directory, (then, then))
 
@@ -27,7 +27,7 @@ def age(directory: Path) -> None:
 class TestScratchDirectory:
     def test_is_private_and_goes_with_its_owner(self, temporary):
         """
-        Only this user may enter it, and nothing is left of it.
+        A scratch directory can be entered by this user alone and is removed with everything in it.
         """
         scratch = ScratchDirectory()
         assert 0o700 == scratch.path.stat().st_mode & 0o777
@@ -37,7 +37,8 @@ class TestScratchDirectory:
 
     def test_what_a_killed_process_left_is_removed(self, temporary):
         """
-        The directory of a process that was killed goes when the next one starts; a live one's stays.
+        A directory of a process that was killed is removed when the next one starts; a live one's
+        stays.
         """
         code = (
             "import os, signal, sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
@@ -57,7 +58,7 @@ class TestScratchDirectory:
 
     def test_what_is_not_ours_is_left_alone(self, temporary):
         """
-        Young directories, ones without a lock, files and links of a like name stay.
+        Young directories, ones without a lock, and files and links with similar names stay.
         """
         for name in ("tandem-young", "tandem-unlocked"):
             (temporary / name).mkdir()

@@ -1,4 +1,4 @@
-"""When a loop counts as stuck."""
+"""The rule by which a loop counts as stuck."""
 
 from scheduler_svc.process.tick_watch import LONGEST_LOOK_S, TickWatch
 
@@ -6,7 +6,7 @@ from scheduler_svc.process.tick_watch import LONGEST_LOOK_S, TickWatch
 class TestTickWatch:
     def test_loop_that_turns_is_never_silent(self):
         """
-        Each look that finds a new turn starts over.
+        A loop that has turned since the last look has been silent for no time.
         """
         watch = TickWatch(now=0.0)
         assert [0.0] * 100 == [watch.look(turn, float(turn)) for turn in range(100)]
@@ -21,7 +21,8 @@ class TestTickWatch:
 
     def test_time_in_which_the_watch_was_stopped_does_not_count(self):
         """
-        A process that was stopped for an hour has a loop that had no chance to turn: it is not stuck.
+        The time in which the whole process was stopped hardly counts, since its loop could not
+        turn.
         """
         watch = TickWatch(now=0.0)
         watch.look(5, 1.0)
