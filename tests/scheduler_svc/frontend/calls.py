@@ -1,4 +1,4 @@
-"""Reading what calls answer."""
+"""Readers of the answers to calls."""
 
 import grpc
 import pytest
@@ -15,7 +15,7 @@ def stub_of(frontend: Frontend) -> InferenceServiceStub:
 
 
 async def rest_of(call) -> list[pb.GenerateResponse]:
-    """All messages that still come; raises what the stream ends with."""
+    """Return all messages that still come; raise the error that the stream ends with."""
     found = []
     while (message := await within(call.read())) is not grpc.aio.EOF:
         found.append(message)
@@ -23,7 +23,7 @@ async def rest_of(call) -> list[pb.GenerateResponse]:
 
 
 async def error_of(call) -> TandemError:
-    """The typed error that a stream or a unary call ends with."""
+    """Return the typed error that a stream or a unary call ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (rest_of(call) if isinstance(call, grpc.aio.UnaryStreamCall) else within(call))
     return from_rpc_error(caught.value)

@@ -44,7 +44,10 @@ Found = TypeVar("Found")
 
 
 class FakeCore:
-    """Takes what frontends send apart by kind; says only what the test says, except to queries."""
+    """
+    Core that sorts messages of frontends by kind; it answers queries, and otherwise sends only what
+    tests tell it to.
+    """
 
     def __init__(self, path: Path) -> None:
         self._context = zmq.asyncio.Context()
@@ -84,7 +87,7 @@ class FakeCore:
         await self._socket.send_multipart((self._identity, frame))
 
     async def accept(self) -> int:
-        """Wait for a submission and accept it; its stream_id."""
+        """Wait for a submission and accept it; return its stream_id."""
         submit = await within(self.submits.get())
         await self.send(Accepted(submit.stream_id))
         return submit.stream_id
@@ -103,12 +106,12 @@ class FakeCore:
 
 
 async def within(awaitable, deadline_s: float = DEADLINE_S):
-    """The result, or a failed test."""
+    """Return the result, or fail the test if it does not come in time."""
     return await asyncio.wait_for(awaitable, deadline_s)
 
 
 async def until(condition: Callable[[], Found], deadline_s: float = DEADLINE_S) -> Found:
-    """Poll until it holds, or fail the test; gives what was found."""
+    """Poll until the condition is true, or fail the test; return what was found."""
     give_up_s = time.monotonic() + deadline_s
     while not (found := condition()):
         assert time.monotonic() < give_up_s, "condition did not come true in time"
@@ -184,7 +187,7 @@ def update(
 def logprobs_of(
     stream_id: int, offset: int, told: list[tuple[float, list[tuple[int, float]]]]
 ) -> StreamLogprobs:
-    """Log probabilities of consecutive tokens, each with (id, value) of the likeliest."""
+    """Return log probabilities of consecutive tokens, each with (id, value) of the likeliest."""
     top = [entry for _, entries in told for entry in entries]
     return StreamLogprobs(
         stream=np.full(len(told), stream_id, "<u4").tobytes(),
@@ -197,7 +200,7 @@ def logprobs_of(
 
 
 class Clock:
-    """The time for a frontend and all that belongs to it; `lead_s` lets it pass."""
+    """Clock of a frontend and all that belongs to it; `lead_s` lets time pass."""
 
     def __init__(self) -> None:
         self.lead_s = 0.0
@@ -222,8 +225,8 @@ class Frontend:
 @asynccontextmanager
 async def running_frontend(directory: Path, **changes: object) -> AsyncIterator[Frontend]:
     """
-    Start both ends; the core has said nothing yet. Unless set, no limit of the frontend is one of
-    time that a test could reach because some thread was late.
+    Start both ends; the core has sent nothing yet. Limits of time are endless unless set, so that a
+    late thread cannot reach one.
     """
     path = directory / "core.sock"
     settings = FrontendSettings(
@@ -262,12 +265,12 @@ async def running_frontend(directory: Path, **changes: object) -> AsyncIterator[
 
 
 async def announce(core: FakeCore, served: Model) -> None:
-    """Say that `served` can be used."""
+    """Tell the frontend that `served` can be used."""
     await core.send(served)
     await core.send(Availability(executor_attached=True, ready=True, draining=False))
 
 
 async def serve(frontend: Frontend, served: Model) -> None:
-    """Say that `served` can be used, and return once the frontend knows."""
+    """Tell the frontend that `served` can be used, and return once it knows."""
     await announce(frontend.core, served)
     await until(lambda: frontend.client.availability.ready)

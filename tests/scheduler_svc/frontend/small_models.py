@@ -1,4 +1,4 @@
-"""Tokenizer directories for tests, of every kind the frontend supports."""
+"""Tokenizer directories for tests, of every kind that the frontend supports."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ CHATML = (
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """Byte-level BPE with BOS 0, EOS 1, chat marks 2 and 3, and its own BOS rule."""
+    """Return byte-level BPE with BOS 0, EOS 1, chat marks 2 and 3, and its own BOS rule."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,7 +39,10 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def llama_like_tokenizer() -> Tokenizer:
-    """BPE on space marks with byte tokens for everything unknown, as sentencepiece models have it."""
+    """
+    Return BPE on space marks with byte tokens for everything unknown, as sentencepiece models have
+    it.
+    """
     characters = sorted({*"abcdefghijklmnopqrstuvwxyz,:+()\n", "\u2581", "é", "\ufffd"})
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *characters]
     merges = [("\u2581", "t"), ("h", "e"), ("\u2581t", "he"), ("\u2581", "\u2581"), ("a", "n")]
@@ -67,14 +70,16 @@ def llama_like_tokenizer() -> Tokenizer:
 
 
 def metaspace_tokenizer(prepend_scheme: str) -> Tokenizer:
-    """The vocabulary of `llama_like_tokenizer` with a Metaspace decoder."""
+    """Return the vocabulary of `llama_like_tokenizer` with a Metaspace decoder."""
     tokenizer = llama_like_tokenizer()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)
     return tokenizer
 
 
 def word_tokenizer(decoder: decoders.Decoder | None) -> Tokenizer:
-    """Words, parts of words and marks that a WordPiece decoder joins, with one special token."""
+    """
+    Return words, parts of words and marks that a WordPiece decoder joins, with one special token.
+    """
     tokens = ["[UNK]", "[BOS]", "the", "##ing", "@@ing", ".", ",", "!", "'", "n't", "'s", "do not"]
     tokens += ["a", "b", "é", "##", "@@", "don", "##a##b", "...", "[x]", "ing", "o ' c"]
     tokenizer = Tokenizer(
@@ -91,7 +96,7 @@ def word_tokenizer(decoder: decoders.Decoder | None) -> Tokenizer:
 def save_model(
     directory: Path, tokenizer: Tokenizer | None = None, *, chat_template: str | None = CHATML
 ) -> Path:
-    """Write what a frontend reads of a model directory."""
+    """Write the files that a frontend reads of a model directory."""
     directory.mkdir(parents=True, exist_ok=True)
     (tokenizer or byte_level_tokenizer()).save(str(directory / "tokenizer.json"))
     config: dict[str, object] = {

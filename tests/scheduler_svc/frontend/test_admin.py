@@ -62,7 +62,7 @@ class TestAdmin:
     @pytest.mark.parametrize(("sent", "asked"), [({}, 30.0), ({"grace_s": 0.0}, 0.0)])
     async def test_drain_waits_as_long_as_asked(self, frontend, admin, sent, asked):
         """
-        Drain passes its grace on, 30 s where unset, and tells what is left.
+        Drain passes its grace on, 30 s if unset, and tells how many requests are left.
         """
         arguments = []
 
@@ -77,7 +77,7 @@ class TestAdmin:
     @pytest.mark.parametrize("grace_s", [-1.0, float("nan"), float("inf")])
     async def test_senseless_grace_is_refused(self, admin, grace_s):
         """
-        grace_s must be finite and not negative.
+        A grace_s that is negative or not finite is refused.
         """
         error = await error_of(admin.Drain(pb.DrainRequest(grace_s=grace_s)))
         assert ("INVALID_PARAMETER", "grace_s") == (error.reason, error.field)
@@ -114,7 +114,8 @@ async def check(stub: health_pb2_grpc.HealthStub, name: str) -> int:
 class TestHealth:
     async def test_watch_follows_every_change(self, tmp_path, model_dir):
         """
-        tandem.ready is SERVING once a model can be used, and not while draining; a watcher sees it.
+        The service tandem.ready is SERVING once a model can be used, and not while draining; a
+        watcher sees each change.
         """
         async with running_frontend(tmp_path) as frontend:
             stub = health_pb2_grpc.HealthStub(frontend.channel)
@@ -131,7 +132,8 @@ class TestHealth:
 
     async def test_stuck_step_shows_in_progress_alone(self, frontend):
         """
-        tandem.progress says whether steps complete in time.
+        The service tandem.progress says whether steps complete in time, and no other service
+        depends on it.
         """
         stub = health_pb2_grpc.HealthStub(frontend.channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="tandem.progress"))
@@ -141,7 +143,7 @@ class TestHealth:
         assert NOT_SERVING == (await within(watch.read())).status
         watch.cancel()
         ready = stub.Watch(health_pb2.HealthCheckRequest(service="tandem.ready"))
-        while (await within(ready.read())).status != SERVING:  # not before the tokenizer is loaded
+        while (await within(ready.read())).status != SERVING:  # ready once the tokenizer is loaded
             pass
         ready.cancel()
 
@@ -161,7 +163,7 @@ class TestHealth:
 
     async def test_stuck_frontend_fails_liveness_everywhere(self, frontend):
         """
-        When the core does not hear some frontend, every frontend says that the service is not alive.
+        Every frontend reports that the service is not alive if the core does not hear one of them.
         """
         stub = health_pb2_grpc.HealthStub(frontend.channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=""))
@@ -175,7 +177,7 @@ class TestHealth:
 
     async def test_unusable_tokenizer_is_not_ready(self, tmp_path):
         """
-        Where text cannot be served, readiness says so, whatever the core says.
+        A model with a tokenizer that cannot be used is not ready, whatever the core says.
         """
         (tmp_path / "tokenizer.json").write_text("{")
         async with running_frontend(tmp_path) as frontend:
@@ -188,7 +190,7 @@ class TestHealth:
 
     async def test_unknown_name_is_not_found(self, frontend):
         """
-        Check answers NOT_FOUND and Watch SERVICE_UNKNOWN for a name nobody knows.
+        Check answers NOT_FOUND and Watch SERVICE_UNKNOWN for an unknown name.
         """
         stub = health_pb2_grpc.HealthStub(frontend.channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -280,7 +282,7 @@ def metrics_snapshot() -> MetricsSnapshot:
 
 
 async def http(address: str, raw: bytes) -> tuple[str, str]:
-    """First line and body of an answer."""
+    """Return first line and body of an answer."""
     host, port = address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(raw)
@@ -372,7 +374,7 @@ class TestMetrics:
 
     async def test_lost_core_makes_the_page_unavailable(self, frontend):
         """
-        Without the core the page is 503, not old numbers.
+        The page is 503 without the core, and shows no old numbers.
         """
         frontend.client.lose(HandedOver("the scheduler is stopping"))
         status, body = await http(

@@ -1,4 +1,4 @@
-"""What operators learn of requests and the prefix cache, the core played by the test."""
+"""Operators' view of requests and the prefix cache, the core played by the test."""
 
 import json
 
@@ -49,7 +49,7 @@ def summary(**changes: object) -> dict[str, object]:
 class TestListRequests:
     async def test_every_fact_is_passed_on(self, frontend, admin):
         """
-        ListRequests has all the core says of a choice, and how many choices there are.
+        ListRequests has all that the core says of a choice, and how many choices there are.
         """
         waiting = summary(state="waiting", time_to_first_token_s=None)
         listed = RequestList(
@@ -79,7 +79,7 @@ class TestListRequests:
     )
     async def test_choice_reaches_the_core(self, frontend, admin, sent, asked):
         """
-        The core is told what to list; an empty tenant is one, unset means all.
+        The core is told which requests to list; an empty tenant is one, an unset one means all.
         """
         arguments = []
 
@@ -104,7 +104,7 @@ class TestListRequests:
     )
     async def test_bad_choice_is_refused(self, admin, sent, field):
         """
-        What cannot be listed is INVALID_PARAMETER with the field's path.
+        A filter out of range is INVALID_PARAMETER with the field's path.
         """
         error = await error_of(admin.ListRequests(requests.ListRequestsRequest(**sent)))
         assert ("INVALID_PARAMETER", field) == (error.reason, error.field)
@@ -121,7 +121,7 @@ class TestListRequests:
 class TestGetRequestEvents:
     async def test_events_are_passed_on(self, frontend, admin):
         """
-        Events come in the core's order with everything it kept.
+        Events come in the core's order with everything that it kept.
         """
         token = EventEntry(
             kind=3,
@@ -178,7 +178,7 @@ class TestGetRequestEvents:
     )
     async def test_core_refusals_are_passed_on(self, frontend, admin, error, code):
         """
-        Tracking that is off and a request nobody knows are typed errors.
+        The core's refusals, as of an unknown request or if tracking is off, arrive as typed errors.
         """
         frontend.core.answers["events"] = lambda _: error
         found = await error_of(
@@ -214,7 +214,7 @@ class TestSuspend:
     )
     async def test_mode_reaches_the_core(self, frontend, admin, sent, asked):
         """
-        The core is told what becomes of KV memory, that it stays where nothing was said.
+        The core is told what happens to the KV cache: it is kept if the call does not say.
         """
         arguments = []
 
@@ -235,7 +235,7 @@ class TestSuspend:
 
     async def test_no_executor_is_passed_on(self, frontend, admin):
         """
-        Without an executor the call is UNAVAILABLE with retry advice.
+        Suspend without an executor is UNAVAILABLE with retry advice.
         """
         frontend.core.answers["suspend"] = lambda _: NoExecutor("none")
         error = await error_of(admin.Suspend(pb.SuspendRequest()))

@@ -51,7 +51,8 @@ def finished(messages: list[pb.GenerateResponse]) -> dict[int, int]:
 class TestChoices:
     async def test_choices_stream_side_by_side(self, frontend, stub):
         """
-        Deltas of all choices come interleaved, one Finished for each, one Done with usage of all.
+        Deltas of all choices come interleaved, with one Finished for each and one Done with usage
+        of all.
         """
         call = stub.Generate(request())
         first = await frontend.core.accept()
@@ -102,7 +103,7 @@ class TestChoices:
 
     async def test_complete_returns_choices_in_order(self, frontend, stub):
         """
-        Complete has one completion per choice, by number, whichever ended first.
+        Complete has one completion per choice, in order of their numbers, whichever ended first.
         """
         call = stub.Complete(pb.CompleteRequest(request=request(n=2)))
         first = await frontend.core.accept()
@@ -140,7 +141,7 @@ class TestChoices:
 
     async def test_client_gone_ends_every_choice_that_is_left(self, frontend, stub):
         """
-        Cancelling the call ends in the core what has not ended yet, and nothing else.
+        A cancelled call ends in the core the choices that have not ended yet, and no others.
         """
         call = stub.Generate(request())
         first = await frontend.core.accept()
@@ -158,7 +159,8 @@ class TestChoices:
 
     async def test_choice_that_fails_ends_the_request(self, frontend, stub):
         """
-        One stream has one status: when a choice fails the call does, and the others are ended.
+        A choice that fails ends the call, since one stream has one status, and with it the other
+        choices.
         """
         call = stub.Generate(request(n=2))
         first = await frontend.core.accept()
@@ -189,7 +191,7 @@ class TestChoices:
 
     async def test_progress_is_of_the_first_choice_that_goes_on(self, frontend, stub):
         """
-        Progress speaks of choice 0 while it lives, then of the next.
+        Progress tells of choice 0 until it ends, then of the next.
         """
         call = stub.Generate(request(n=2))
         first = await frontend.core.accept()
@@ -237,7 +239,7 @@ class TestSlowReader:
 class TestSharing:
     async def test_submission_carries_what_requests_share_by(self, tmp_path, model_dir):
         """
-        Priority, tenant and salt reach the core, and the digests of the prompt's full blocks.
+        Priority, tenant and salt reach the core, and so do the digests of the prompt's full blocks.
         """
         async with running_frontend(tmp_path) as frontend:
             await serve(frontend, model(model_dir, block_size=4))
@@ -264,7 +266,7 @@ class TestSharing:
         self, tmp_path, model_dir, block_size, num_tokens
     ):
         """
-        Without prefix caching, or with less than a block, a submission has no digests.
+        A submission has no digests without prefix caching, or with less than a block.
         """
         async with running_frontend(tmp_path) as frontend:
             await serve(frontend, model(model_dir, block_size=block_size))
@@ -277,7 +279,7 @@ class TestSharing:
 
     async def test_long_prompts_are_hashed_in_a_thread(self, tmp_path, model_dir):
         """
-        Digests of a long prompt are those of a short one's way: the same bytes, made elsewhere.
+        A long prompt, hashed in a thread, has the same digests as if hashed in the event loop.
         """
         async with running_frontend(tmp_path) as frontend:
             await serve(frontend, model(model_dir, block_size=16, max_model_len=10_000))
@@ -290,7 +292,8 @@ class TestSharing:
 class TestTruncating:
     async def test_long_prompt_loses_its_beginning_and_says_so(self, tmp_path, model_dir):
         """
-        Where the server truncates, the core gets the newest tokens and Started tells what is gone.
+        A server that truncates gives the core the newest tokens, and Started tells how many are cut
+        off.
         """
         async with running_frontend(tmp_path) as frontend:
             await serve(frontend, model(model_dir, max_model_len=32, truncates=True, block_size=8))
@@ -312,7 +315,8 @@ class TestTruncating:
 
     async def test_long_text_is_cut_too(self, tmp_path, model_dir):
         """
-        A text's length is judged after tokenizing, unless it is far too long to be worth that.
+        A text's length is judged after tokenizing, unless the text is far too long to be worth
+        that.
         """
         async with running_frontend(tmp_path) as frontend:
             await serve(frontend, model(model_dir, max_model_len=32, truncates=True))

@@ -1,4 +1,4 @@
-"""Clients that cancel, time out or do not read; a core that disappears."""
+"""Clients that cancel, time out or do not read, and a core that disappears."""
 
 from collections.abc import Callable
 
@@ -60,7 +60,7 @@ class TestCancel:
         """
         A gRPC deadline that passes is a cancellation.
         """
-        # One that is over before the core hears of the call says nothing.
+        # A deadline that passes before the core gets the submission proves nothing.
         for timeout_s in (0.5, 5.0, 50.0):
             call = stub.Generate(request(), timeout=timeout_s)
             assert grpc.StatusCode.DEADLINE_EXCEEDED == await within(call.code())
@@ -72,7 +72,7 @@ class TestCancel:
 
     async def test_late_news_of_a_cancelled_stream_is_ignored(self, frontend, stub):
         """
-        What the core says about a stream that is gone harms nobody.
+        Messages of the core about a stream that is gone have no effect on others.
         """
         call = stub.Generate(request())
         gone = await frontend.core.accept()
@@ -89,7 +89,7 @@ class TestCancel:
 
 
 NUM_FLOOD_TOKENS = 400_000
-"""Several times what a connection buffers for a client that does not read."""
+"""Number of tokens several times what a connection buffers for a client that does not read."""
 
 
 def arrived(inbox: StreamInbox, num_tokens: int) -> Callable[[], bool]:
@@ -109,7 +109,8 @@ class TestSlowClient:
         self, tmp_path, model_dir, stall_deadline_s, max_pending_bytes, sentence
     ):
         """
-        Past either limit the request ends SLOW_CONSUMER and in the core; another one goes on.
+        A client that does not read ends alone, SLOW_CONSUMER and in the core, past either limit;
+        another request goes on.
         """
         async with running_frontend(tmp_path, max_pending_bytes=max_pending_bytes) as frontend:
             await serve(frontend, model(model_dir))
@@ -122,7 +123,7 @@ class TestSlowClient:
                 stream_id = await frontend.core.accept()
                 await within(slow.read())
                 inbox = next(iter(frontend.client._inboxes.values()))
-                await until(lambda: inbox._write_began_s is None)  # what it read has been taken
+                await until(lambda: inbox._write_began_s is None)  # gRPC took the first message
                 frontend.client._settings = structs.replace(
                     frontend.client._settings, stall_deadline_s=stall_deadline_s
                 )
@@ -151,7 +152,7 @@ class TestSlowClient:
 class TestCoreGone:
     async def test_lost_core_ends_every_call(self, frontend, stub):
         """
-        When the core is gone, live streams and new requests are UNAVAILABLE with retry advice.
+        Live streams and new requests are UNAVAILABLE with retry advice when the core is gone.
         """
         live = stub.Generate(request())
         await frontend.core.accept()
@@ -167,7 +168,7 @@ class TestCoreGone:
 
     async def test_stream_that_has_all_is_sent_to_its_end(self, frontend, stub):
         """
-        A core that goes after the last word of a request takes nothing from its stream.
+        A stream with all its messages from the core is sent to its end when the core is gone.
         """
         call = stub.Generate(request())
         stream_id = await frontend.core.accept()

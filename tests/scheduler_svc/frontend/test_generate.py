@@ -53,7 +53,7 @@ class TestGrammar:
 
     async def test_request_runs_from_started_to_done(self, frontend, stub):
         """
-        A stream is Started, Progress, Deltas, Finished, Done, with everything the core said.
+        A stream is Started, Progress, Deltas, Finished, Done, with everything that the core said.
         """
         call = stub.Generate(request(request_id="mine", sampling={"seed": 9}))
         stream_id = await frontend.core.accept()
@@ -136,7 +136,8 @@ class TestGrammar:
         self, frontend, stub, prompt_len, max_tokens, expected
     ):
         """
-        Unset max_tokens is 100 or what the context has left, and then the context is what ends it.
+        An unset max_tokens is 100 or what the context has left; in that case the context ends the
+        output.
         """
         stopping = {} if max_tokens is None else {"max_tokens": max_tokens}
         call = stub.Generate(request(token_ids={"ids": [5] * prompt_len}, stopping=stopping))
@@ -146,7 +147,8 @@ class TestGrammar:
 
     async def test_unset_id_and_seed_are_chosen_and_told(self, frontend, stub):
         """
-        The server's choices are in Started, differ between requests, and are what the core gets.
+        An id and seed that the server chose are in Started, differ between requests, and reach the
+        core.
         """
         chosen = set()
         for _ in range(2):
@@ -180,7 +182,7 @@ class TestGrammar:
 
     async def test_what_was_found_is_told_though_more_came_meanwhile(self, frontend, stub):
         """
-        Scheduled is not replaced by how far the prompt is, when both wait for the client.
+        Scheduled is not replaced by a later progress of the prompt while both wait for the client.
         """
         call = stub.Generate(request())
         stream_id = await frontend.core.accept()
@@ -203,7 +205,7 @@ class TestGrammar:
 
     async def test_silent_stream_repeats_its_progress(self, tmp_path, model_dir):
         """
-        While nothing happens the last known state is sent again and again.
+        A silent stream repeats its last known state again and again.
         """
         async with running_frontend(tmp_path, progress_interval_s=0.0) as frontend:
             await serve(frontend, model(model_dir))
@@ -212,7 +214,7 @@ class TestGrammar:
             news = StreamProgress(stream_id, ProgressKind.QUEUED, 4)
             await frontend.core.tokens(stream_id, 0, [], progress=news)
             messages = [await within(call.read())]
-            while messages[-1].progress.queued.position != 4:  # not yet told
+            while messages[-1].progress.queued.position != 4:  # the news has not come yet
                 messages.append(await within(call.read()))
             again = [await within(call.read()) for _ in range(2)]
             call.cancel()
@@ -221,7 +223,7 @@ class TestGrammar:
 
     async def test_progress_says_why_nothing_is_computed(self, tmp_path, model_dir):
         """
-        While the core computes nothing every progress says why, and no longer once it does.
+        Every progress says why no step is computed, as long as the core computes none.
         """
         async with running_frontend(tmp_path, progress_interval_s=0.0) as frontend:
             await serve(frontend, model(model_dir))
@@ -240,7 +242,7 @@ class TestGrammar:
 
     async def test_deadline_keeps_partial_output(self, frontend, stub):
         """
-        An end by time limit is a normal end with what was produced, half characters included.
+        An end by time limit is a normal end with the output up to then, half characters included.
         """
         call = stub.Generate(request())
         stream_id = await frontend.core.accept()
@@ -256,8 +258,8 @@ class TestGrammar:
 class TestStopString:
     async def test_stop_across_tokens_ends_the_request_in_the_core(self, frontend, stub):
         """
-        Text ends before the stop string; the core is told the token that completed it, and its
-        timings end the stream though it had computed further.
+        A stop string ends the text before itself; the core is told the token that completed it, and
+        its answer ends the stream, though it had computed further tokens.
         """
         call = stub.Generate(request(stopping={"stop": ["the end"]}))
         stream_id = await frontend.core.accept()
@@ -288,7 +290,7 @@ class TestStopString:
 
     async def test_stop_string_beats_a_later_end_of_the_core(self, frontend, stub):
         """
-        When the core's own end came meanwhile, the end with the smaller token offset wins.
+        The end with the smaller token offset wins over the core's own end that came meanwhile.
         """
         call = stub.Generate(request(stopping={"stop": ["x"]}))
         stream_id = await frontend.core.accept()
@@ -319,7 +321,7 @@ class TestStopString:
 class TestComplete:
     async def test_whole_text_is_that_of_the_stream(self, frontend, stub):
         """
-        Complete gives what Generate streams, in one answer.
+        Complete gives in one answer what Generate streams.
         """
         call = stub.Complete(pb.CompleteRequest(request=request(request_id="mine")))
         stream_id = await frontend.core.accept()
@@ -379,7 +381,8 @@ class TestFailure:
 
     async def test_end_that_counts_more_tokens_than_came_is_an_error(self, frontend, stub):
         """
-        An end whose count does not match what arrived is never passed off as complete.
+        An end with a count that does not match the tokens that arrived is an error, not a complete
+        output.
         """
         call = stub.Generate(request())
         stream_id = await frontend.core.accept()
@@ -451,7 +454,7 @@ class TestFailure:
 class TestManyStreams:
     async def test_one_update_reaches_every_stream_with_its_own_tokens(self, frontend, stub):
         """
-        Tokens of many requests travel in one message, interleaved, and none gets another's.
+        Tokens of many requests travel in one message, interleaved, and each request gets its own.
         """
         count, length = 40, 5
         calls = {

@@ -26,7 +26,7 @@ def output_of(*pieces: bytes, stops: tuple[str, ...] = (), min_tokens: int = 0) 
 
 
 def released(output: OutputText, count: int) -> list[tuple[list[int], list[float]]]:
-    """Chunks of an output whose i-th token has i and the log probability -i."""
+    """Return chunks of an output with token i and log probability -i in place i."""
     chunks = []
     for token_id in range(count):
         output.push(token_id, TokenLogprob(-float(token_id), [], []))
@@ -52,14 +52,14 @@ class TestRelease:
 
     def test_stop_string_cuts_them_with_the_tokens(self):
         """
-        What a stop string cuts off has no log probabilities either.
+        Tokens that a stop string cuts off have no log probabilities either.
         """
         output = output_of(b"a", b"ST", b"OP!", b"more", stops=("STOP",))
         assert [([0], [0.0]), ([1, 2], [-1.0, -2.0])] == released(output, 4)
 
     def test_tokens_sent_before_have_none(self):
         """
-        An output that goes on after ids the client has tells of those that follow.
+        An output that goes on after prior ids has log probabilities for the new ones only.
         """
         output = output_of(b"a", b"b", b"c")
         output.go_on_after([0, 1])
@@ -90,7 +90,7 @@ class TestMinTokens:
 
     def test_match_passed_over_can_overlap_the_next(self):
         """
-        What is passed over may be the beginning of the match that counts.
+        A match that is passed over may contain the beginning of the match that counts.
         """
         matcher = StopMatcher(["aba"])
         assert matcher.feed("xaba", may_match=False) is None
@@ -107,7 +107,7 @@ class TestThroughTheFrontend:
         return call, submit
 
     def told(self, messages) -> list[tuple[float, list[tuple[int, float]]]]:
-        """What Deltas say, which must have one entry per id."""
+        """Return the log probabilities of Deltas, which must have one entry per id."""
         found = []
         for message in messages:
             delta = message.delta
@@ -121,7 +121,8 @@ class TestThroughTheFrontend:
     @pytest.mark.parametrize("order", ["together", "before", "after"])
     async def test_every_token_arrives_with_its_own(self, frontend, stub, order):
         """
-        Ids and log probabilities correspond in every Delta, in whatever order the core's messages bring them.
+        Ids and log probabilities correspond in every Delta, whatever the order of the core's
+        messages.
         """
         call, submit = await self.start(frontend, stub)
         core, stream, count = frontend.core, submit.stream_id, len(IDS)
@@ -158,7 +159,7 @@ class TestThroughTheFrontend:
 
     async def test_repeated_entries_are_ignored(self, frontend, stub):
         """
-        What comes again after a merge counts once.
+        An entry that comes again after a merge counts once.
         """
         call, submit = await self.start(frontend, stub)
         stream = submit.stream_id
@@ -171,7 +172,7 @@ class TestThroughTheFrontend:
     @pytest.mark.parametrize("kept", [0, 1])
     async def test_lost_entries_fail_the_stream(self, frontend, stub, kept):
         """
-        A token whose log probabilities never came is an internal error, not a token without them.
+        A token without its log probabilities is an internal error, and is not sent without them.
         """
         call, submit = await self.start(frontend, stub)
         stream = submit.stream_id
@@ -185,7 +186,7 @@ class TestThroughTheFrontend:
 
     async def test_who_did_not_ask_is_told_nothing(self, frontend, stub):
         """
-        Without logprobs in the request no Delta has any.
+        A request without logprobs gets no Delta with log probabilities.
         """
         call = stub.Generate(pb.GenerateRequest(token_ids={"ids": [5]}))
         stream = await frontend.core.accept()
@@ -209,7 +210,7 @@ class TestThroughTheFrontend:
 
     async def test_parameters_reach_the_core_and_come_back(self, frontend, stub):
         """
-        What was asked for is submitted, and told in resolved_params.
+        Parameters of a request are submitted, and told in resolved_params.
         """
         sampling = {
             "repetition_penalty": 1.5,
@@ -236,7 +237,7 @@ class TestThroughTheFrontend:
 
     async def test_min_tokens_over_the_default_is_refused(self, frontend, stub):
         """
-        min_tokens is held against max_tokens also where that was not sent.
+        A min_tokens over the default max_tokens is refused.
         """
         request = pb.GenerateRequest(token_ids={"ids": [5]}, stopping={"min_tokens": 101})
         error = await error_of(stub.Generate(request))

@@ -38,7 +38,7 @@ from scheduler_svc.frontend import __main__ as entry, core_client, run as progra
 sys.exit(entry.main())
 """
 PATIENT = "program.STOP_GRACE_S = program.FORCED_EXIT_S = 60.0"
-"""As long as it takes to stop in good order on a busy machine."""
+"""Time limits long enough for an orderly stop on a busy machine."""
 HANGING = """
 tick_watch.LAST_WORD_S = 60.0
 async def hang(self):
@@ -58,7 +58,7 @@ async def start(argument: str, planted: str | None = None) -> Process:
 
 
 async def until_ready(channel: grpc.aio.Channel) -> None:
-    """Return once the frontend knows what it serves."""
+    """Return once the frontend knows the model that it serves."""
     watch = HealthStub(channel).Watch(HealthCheckRequest(service="tandem.ready"))
     while (await within(watch.read())).status != HealthCheckResponse.SERVING:
         pass
@@ -67,7 +67,7 @@ async def until_ready(channel: grpc.aio.Channel) -> None:
 
 @asynccontextmanager
 async def started(directory: Path):
-    """A fake core, a process and its Hello."""
+    """Yield a fake core, a process and its Hello."""
     core = FakeCore(directory / "core.sock")
     process = await start(settings(directory), PATIENT)
     try:
@@ -82,7 +82,8 @@ async def started(directory: Path):
 class TestProcess:
     async def test_parent_that_dies_ends_it_and_its_calls(self, tmp_path, model_dir):
         """
-        When stdin ends, live calls become UNAVAILABLE and the process exits, deaf to signals before.
+        A parent that dies closes stdin: live calls become UNAVAILABLE and the process exits, though
+        it ignores signals.
         """
         async with started(tmp_path) as (core, process, hello):
             assert (0, process.pid) == (hello.frontend_index, hello.pid)
@@ -111,7 +112,8 @@ class TestProcess:
 
     async def test_event_loop_that_hangs_ends_it(self, tmp_path):
         """
-        A process whose event loop no longer turns ends itself with 1 and says where it hangs.
+        A process with an event loop that no longer turns ends itself with 1 and says where it
+        hangs.
         """
         core = FakeCore(tmp_path / "core.sock")
         process = await start(settings(tmp_path), HANGING)
@@ -150,7 +152,7 @@ class TestProcess:
 class TestSettings:
     def test_settings_survive_their_encoding(self):
         """
-        What is encoded is what is decoded, defaults included.
+        Settings that are encoded are decoded to the same values, defaults included.
         """
         written = json.dumps({"index": 3, "ipc_path": "/x", "listen": "127.0.0.1:1"})
         assert FrontendSettings(index=3, ipc_path="/x", listen="127.0.0.1:1") == parse_settings(

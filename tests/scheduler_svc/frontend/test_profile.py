@@ -32,7 +32,10 @@ RECORDED = [
 
 
 class FakeExecutor(ExecutorServiceServicer):
-    """Answers Profile with messages; after an error it fails, after None it waits for the caller to leave."""
+    """
+    Executor that answers Profile with these messages; it fails at an error, and at None it waits
+    until the caller leaves.
+    """
 
     def __init__(self, *answer: ProfileResponse | TandemError | None) -> None:
         self.asked: list[ProfileOptions] = []
@@ -54,7 +57,7 @@ class FakeExecutor(ExecutorServiceServicer):
 
 @asynccontextmanager
 async def serving(frontend, *answer, features=(FEATURE,)):
-    """An executor in use that gives this answer."""
+    """Yield an executor in use that gives this answer, and its server."""
     executor, server = FakeExecutor(*answer), grpc.aio.server()
     add_ExecutorServiceServicer_to_server(executor, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -75,7 +78,7 @@ async def admin(frontend):
 class TestProfile:
     async def test_trace_is_passed_on(self, frontend, admin):
         """
-        What the executor in use sends reaches the operator, in order, and the options reach it.
+        The executor's messages reach the operator in order, and the options reach the executor.
         """
         options = ProfileOptions(num_steps=7, duration_s=1.5, with_stack=True)
         async with serving(frontend, *RECORDED) as (executor, _):
@@ -85,7 +88,7 @@ class TestProfile:
 
     async def test_options_out_of_range_ask_nobody(self, frontend, admin):
         """
-        A number out of range is refused before any executor hears of it.
+        A number out of range is refused without a call to the executor.
         """
         async with serving(frontend) as (executor, _):
             options = ProfileOptions(num_steps=0)
@@ -103,7 +106,7 @@ class TestProfile:
 
     async def test_without_executor_it_is_unavailable(self, frontend, admin):
         """
-        While no executor is attached the call is UNAVAILABLE with retry advice.
+        A call while no executor is attached is UNAVAILABLE with retry advice.
         """
         frontend.core.answers["executor"] = lambda _: NoExecutor("none")
         error = await error_of(admin.Profile(pb.ProfileRequest()))
@@ -120,7 +123,8 @@ class TestProfile:
     @pytest.mark.parametrize("why", [Draining("stopping"), ExecutorLoading("loading")])
     async def test_executor_that_stops_is_no_stop_of_the_service(self, frontend, admin, why):
         """
-        Whatever takes the executor away is told as EXECUTOR_LOST, after what had come before.
+        An executor that stops ends the call with EXECUTOR_LOST, after the messages that came
+        before.
         """
         async with serving(frontend, RECORDED[0], why):
             call = admin.Profile(pb.ProfileRequest())
@@ -141,19 +145,19 @@ class TestProfile:
 
     async def test_executor_that_never_ends_is_given_up(self, frontend, admin, monkeypatch):
         """
-        The call is bounded in time even where the executor hangs.
+        A call to an executor that hangs ends after a bounded time.
         """
         monkeypatch.setattr(frontend_profile, "AFTER_RECORDING_S", 0.05)
         async with serving(frontend, None) as (executor, _):
             options = ProfileOptions(duration_s=0.01)
             error = await error_of(admin.Profile(pb.ProfileRequest(options=options)))
-            if executor.asked:  # it is not where the time was over first
+            if executor.asked:  # false if the time was over before the call
                 await within(executor.has_left.wait())
         assert "EXECUTOR_LOST" == error.reason
 
     async def test_operator_who_leaves_ends_it(self, frontend, admin):
         """
-        Cancelling the call cancels the executor's.
+        A call that the operator cancels cancels the executor's.
         """
         async with serving(frontend, RECORDED[0], None) as (executor, _):
             call = admin.Profile(pb.ProfileRequest())

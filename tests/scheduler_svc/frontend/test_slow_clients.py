@@ -1,4 +1,4 @@
-"""Clients that stop reading for a while, and frontends that stop themselves."""
+"""Clients that stop reading for a while, and frontends that are themselves stopped."""
 
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -20,14 +20,16 @@ from tests.scheduler_svc.frontend.fake_core import (
 )
 
 FLOOD = 4000
-"""Tokens per message of the core."""
+"""Number of tokens per message of the core."""
 NUM_FLOODS = 60
-"""Several times what a connection buffers for a client that does not read."""
+"""
+Number of messages that are several times what a connection buffers for a client that does not read.
+"""
 
 
 @asynccontextmanager
 async def small_window(frontend: Frontend):
-    """A stub whose connection takes little unread."""
+    """Yield a stub with a connection that buffers little unread data."""
     options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536))
     async with grpc.aio.insecure_channel(frontend.servers.address, options=options) as channel:
         yield InferenceServiceStub(channel)
@@ -43,7 +45,7 @@ class TestReadingAgain:
     async def test_all_is_there_for_who_reads_again_in_time(self, tmp_path, model_dir):
         """
         A client that stops reading and goes on before the deadline gets every token of each choice,
-        in order, in few messages; meanwhile another one is served.
+        in order, in few messages; meanwhile another request is served.
         """
         async with running_frontend(tmp_path, max_pending_bytes=2**30) as frontend:
             await serve(frontend, model(model_dir))
@@ -84,7 +86,7 @@ class TestReadingAgain:
 class TestStoppedFrontend:
     async def test_time_without_the_frontend_is_not_blamed_on_clients(self, tmp_path, model_dir):
         """
-        A frontend that stood still for longer than the deadline ends nobody for it.
+        A frontend that stood still for longer than the deadline ends no stream because of it.
         """
         async with running_frontend(
             tmp_path, max_pending_bytes=2**30, stall_deadline_s=600.0
@@ -107,7 +109,7 @@ class TestStoppedFrontend:
 
     async def test_time_without_the_frontend_is_not_blamed_on_the_core(self, tmp_path, model_dir):
         """
-        A frontend that stood still says at no moment that the core is not alive.
+        A frontend that stood still never reports that the core is not alive.
         """
         async with running_frontend(tmp_path, core_timeout_s=600.0) as frontend:
             await serve(frontend, model(model_dir))

@@ -1,4 +1,4 @@
-"""How prompt and output fit into max_model_len, refused or cut."""
+"""The fit of prompt and output into max_model_len, refused or cut."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ class TestRefusing:
     )
     def test_request_that_fits_gets_its_max_tokens(self, prompt_len, max_tokens, resolved):
         """
-        Unset max_tokens is 100 or what is left of max_model_len.
+        A request without max_tokens gets 100 or what is left of max_model_len.
         """
         found = fit_lengths(prompt_len, max_tokens, MODEL, prompt_field="text")
         assert (resolved, 0) == (found.max_tokens, found.num_dropped)
@@ -34,8 +34,8 @@ class TestRefusing:
         self, prompt_len, kv_tokens, resolved
     ):
         """
-        A chat's default is all that max_model_len has left, or the KV memory if that has less; what
-        is left of the KV memory bounds no prompt.
+        A chat's default max_tokens is all that max_model_len has left, or the KV cache if that has
+        less; the KV cache limits no prompt.
         """
         served = model(Path("/nowhere"), kv_tokens=kv_tokens)
         found = fit_lengths(prompt_len, None, served, prompt_field="text", is_chat=True)
@@ -43,7 +43,7 @@ class TestRefusing:
 
     def test_text_without_max_tokens_is_bound_by_the_kv_memory(self):
         """
-        A text's default of 100 gives way to the KV memory, a number that was asked for does not.
+        A text's default of 100 is lowered to the KV cache, a max_tokens that was asked for is not.
         """
         served = model(Path("/nowhere"), kv_tokens=64)
         assert 54 == fit_lengths(10, None, served, prompt_field="text").max_tokens
@@ -96,7 +96,7 @@ class TestRefusing:
         self, prompt_len, max_tokens, error: type[TandemError], path, sentence
     ):
         """
-        One token past max_model_len is an error that names both lengths.
+        A prompt and output one token over max_model_len are refused with both lengths.
         """
         with pytest.raises(error) as caught:
             fit_lengths(prompt_len, max_tokens, MODEL, prompt_field="text")
@@ -117,13 +117,14 @@ class TestTruncating:
     )
     def test_output_is_cut_before_the_prompt(self, prompt_len, max_tokens, fit):
         """
-        max_tokens is lowered where a token has room; else the prompt loses its oldest tokens.
+        The value of max_tokens is lowered if one token has room; else the prompt loses its oldest
+        tokens.
         """
         assert fit == fit_lengths(prompt_len, max_tokens, CUTTING, prompt_field="text")
 
     def test_chat_that_is_cut_leaves_room_for_as_much_as_a_text(self):
         """
-        A chat over max_model_len loses its oldest tokens until 100 of an answer have room.
+        A chat over max_model_len loses its oldest tokens until an answer of 100 has room.
         """
         found = fit_lengths(1000, None, CUTTING, prompt_field="text", is_chat=True)
         assert (100, 844) == (found.max_tokens, found.num_dropped)
@@ -135,7 +136,7 @@ class TestTruncating:
     )
     def test_every_request_fits_afterwards(self, prompt_len, max_tokens, longest):
         """
-        What is left of prompt and output has at least one token each and fits into max_model_len.
+        A prompt and output that were cut have at least one token each and fit into max_model_len.
         """
         cutting = model(Path("/nowhere"), truncates=True, max_model_len=longest)
         fit = fit_lengths(prompt_len, max_tokens, cutting, prompt_field="text")

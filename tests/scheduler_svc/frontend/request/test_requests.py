@@ -1,4 +1,6 @@
-"""Prompts, refusals, Abort and GetModel over a real gRPC connection, the core played by the test."""
+"""
+Prompts, refusals, Abort and GetModel over a real gRPC connection, the core played by the test.
+"""
 
 import asyncio
 import threading
@@ -49,7 +51,7 @@ class TestPrompt:
     @pytest.mark.parametrize("text", ["hello", "the quick brown fox " * 200], ids=["short", "long"])
     async def test_text_is_tokenized(self, tmp_path, model_dir, text):
         """
-        Text becomes BOS and its tokens, in a thread where it is long.
+        A text becomes BOS and its tokens, whether it is short or long.
         """
         async with running_frontend(tmp_path) as frontend:
             await serve(frontend, model(model_dir, max_model_len=8192))
@@ -60,7 +62,7 @@ class TestPrompt:
 
     async def test_long_text_leaves_the_loop_free(self, tmp_path, model_dir, monkeypatch):
         """
-        Only short text is tokenized in the event loop's own thread.
+        A long text is tokenized in a thread, a short one in the event loop's own.
         """
         threads = []
         encode = TextModel.encode_text
@@ -80,8 +82,8 @@ class TestPrompt:
 
     async def test_chat_is_rendered(self, frontend, stub):
         """
-        A conversation becomes what the model's template writes, and may be answered until the
-        context ends.
+        A conversation becomes the prompt that the model's template writes, and its answer may fill
+        the context.
         """
         messages = [{"role": "user", "content": "hi"}]
         call = stub.Generate(pb.GenerateRequest(chat={"messages": messages}))
@@ -152,8 +154,8 @@ class TestRefusal:
 
     async def test_no_executor_yet_is_unavailable(self, tmp_path):
         """
-        Before any executor was attached nothing is known; clients are told to come back, and why
-        an executor that answers is not used.
+        A request before any executor was attached gets NO_EXECUTOR with retry advice, and the
+        reason why an executor that answers is not used.
         """
         async with running_frontend(tmp_path) as frontend:
             stub = stub_of(frontend)
@@ -171,7 +173,7 @@ class TestRefusal:
 
     async def test_unusable_tokenizer_is_told_to_every_request(self, tmp_path):
         """
-        A model whose tokenizer cannot be used fails requests with the reason, not with a trace.
+        A model with an unusable tokenizer fails requests with the reason, not with a traceback.
         """
         (tmp_path / "tokenizer.json").write_text("{")
         async with running_frontend(tmp_path) as frontend:
@@ -182,7 +184,8 @@ class TestRefusal:
 
     async def test_tokenizer_with_more_ids_than_the_model_is_to_blame(self, tmp_path, model_dir):
         """
-        Text that becomes an id outside the model's vocabulary is refused as the model's fault; other text is served.
+        A text that becomes an id outside the model's vocabulary is refused as the model's fault;
+        other text is served.
         """
         vocab_size = max(ids_of("hello")) + 1
         outside = next(each for each in ("fox", "brown", "lazy") if max(ids_of(each)) >= vocab_size)
@@ -237,7 +240,8 @@ class TestModel:
 
     async def test_other_model_serves_new_requests_only(self, tmp_path, frontend, stub):
         """
-        When another model is attached, new requests see it and running ones keep their own.
+        A model that is attached later serves new requests, and running ones keep their own model's
+        data.
         """
         running = stub.Generate(request())
         stream_id = await frontend.core.accept()
@@ -245,7 +249,7 @@ class TestModel:
         await frontend.core.send(other)
         await frontend.core.send(Availability(executor_attached=True, ready=True, draining=False))
         answer = await within(stub.GetModel(pb.GetModelRequest()))
-        while answer.model_revision == "rev-1":  # not yet told
+        while answer.model_revision == "rev-1":  # the frontend has not got the other model yet
             answer = await within(stub.GetModel(pb.GetModelRequest()))
         assert ("other", "rev-2", False, True) == (
             answer.model,
@@ -281,7 +285,7 @@ class TestAbort:
 
     async def test_unknown_id_is_not_found(self, frontend, stub):
         """
-        Aborting what does not live is NOT_FOUND.
+        An Abort of a request that is not live is NOT_FOUND.
         """
         frontend.core.answers["abort"] = lambda _: RequestNotFound("no live request 'x'")
         error = await error_of(stub.Abort(pb.AbortRequest(request_id="x")))
@@ -289,7 +293,7 @@ class TestAbort:
 
     async def test_empty_id_is_invalid(self, stub):
         """
-        Abort needs an id.
+        An Abort without an id is INVALID_PARAMETER.
         """
         error = await error_of(stub.Abort(pb.AbortRequest()))
         assert ("INVALID_PARAMETER", "request_id") == (error.reason, error.field)

@@ -19,11 +19,11 @@ def ids_of(text: str) -> list[int]:
 
 
 HALVES = ids_of("n€")
-"""The last three ids are the bytes of one code point."""
+"""Ids of which the last three are the bytes of one code point."""
 
 
 def request(*choices: dict, **fields: object) -> pb.GenerateRequest:
-    """A request that resumes with these choices."""
+    """Return a request that resumes with these choices."""
     values = {
         "token_ids": {"ids": [5, 6, 7]},
         "sampling": {"seed": 9},
@@ -39,8 +39,8 @@ def prior(choice: int, ids: list[int], *, finished: bool = False) -> dict:
 class TestGoingOn:
     async def test_stream_goes_on_after_what_the_client_has(self, frontend, stub):
         """
-        The core gets the prior ids; offsets and text go on after them; Started tells how many they are; usage
-        counts them as output.
+        A resumed stream gives the core the prior ids, tells their number in Started, continues
+        offsets and text after them, and counts them as output.
         """
         had, new = ids_of("the quick"), ids_of(" fox")
         call = stub.Generate(request(prior(0, had)))
@@ -78,7 +78,7 @@ class TestGoingOn:
 
     async def test_stop_string_across_the_break_ends_the_stream(self, frontend, stub):
         """
-        A stop string that began in what the client has is found.
+        A stop string that began in the prior ids is found.
         """
         had = ids_of("on")
         rest = ids_of("on fire")[len(had) :]
@@ -99,7 +99,8 @@ class TestGoingOn:
 
     async def test_finished_choice_is_not_told_again(self, frontend, stub):
         """
-        Of two choices the one that had its Finished is left alone, though usage counts its ids.
+        A choice that had its Finished before the break gets no more messages, though usage counts
+        its ids.
         """
         call = stub.Generate(
             request(prior(1, [70]), prior(0, [80, 81], finished=True), n=2, sampling={"seed": 1})
@@ -122,7 +123,7 @@ class TestGoingOn:
 
     async def test_long_output_is_taken_in_a_thread(self, tmp_path, model_dir):
         """
-        Thousands of prior ids come to the same as few.
+        Thousands of prior ids have the same effect as few.
         """
         async with running_frontend(tmp_path) as frontend:
             await serve(frontend, model(model_dir, max_model_len=8192))
@@ -167,7 +168,8 @@ class TestEndedBefore:
         self, frontend, stub, ids, stopping, finished
     ):
         """
-        A stream that broke between its last Delta and its Finished gets what was missing and nothing twice.
+        A stream that broke between its last Delta and its Finished gets the Finished, and no Delta
+        twice.
         """
         call = stub.Generate(request(prior(0, ids), stopping=stopping))
         submit = await within(frontend.core.submits.get())
@@ -237,8 +239,8 @@ class TestRefusal:
     )
     async def test_what_cannot_be_resumed_is_named(self, frontend, stub, message, path, text):
         """
-        A resume that no stream of this request can have led to is INVALID_ARGUMENT with its field, and goes no
-        further.
+        A resume that no stream of this request can have led to is INVALID_ARGUMENT with its field,
+        and the core gets no submission.
         """
         error = await error_of(stub.Generate(message))
         assert ("INVALID_PARAMETER", "INVALID_ARGUMENT") == (error.reason, error.code)
@@ -247,7 +249,7 @@ class TestRefusal:
 
     async def test_greedy_needs_no_seed(self, frontend, stub):
         """
-        Greedy requests draw nothing, so that no seed is asked for.
+        A greedy request resumes without a seed, since it draws no random numbers.
         """
         call = stub.Generate(request(prior(0, [70]), sampling={"temperature": 0.0}))
         await within(frontend.core.submits.get())
@@ -255,7 +257,7 @@ class TestRefusal:
 
     async def test_complete_does_not_resume(self, stub):
         """
-        Complete gives whole outputs, so that resuming it is refused.
+        A Complete that resumes is refused, since it gives whole outputs.
         """
         error = await error_of(stub.Complete(pb.CompleteRequest(request=request(prior(0, [5])))))
         assert ("INVALID_PARAMETER", "request.resume") == (error.reason, error.field)
@@ -286,7 +288,8 @@ class TestFingerprint:
 
     async def test_repetition_has_the_same_fingerprint(self, frontend, stub):
         """
-        Seed, id, priority, time limit and what is resumed make no other request; a given seed is marked.
+        Requests that differ in seed, id, priority, time limit or prior outputs have the same
+        fingerprint; a given seed is marked.
         """
         first = await self.submitted(
             frontend, stub, pb.GenerateRequest(token_ids={"ids": [5]}, idempotency_key="k")
@@ -315,7 +318,8 @@ class TestFingerprint:
         self, frontend, stub, tmp_path, model_dir
     ):
         """
-        A request that may use all there is left is the same one where an executor has less.
+        A request without max_tokens has the same fingerprint if an executor's KV cache leaves it
+        less.
         """
         long = {"token_ids": {"ids": [5] * 200}, "idempotency_key": "k"}
         first = await self.submitted(frontend, stub, pb.GenerateRequest(**long))
@@ -343,7 +347,7 @@ class TestFingerprint:
     )
     async def test_other_prompt_or_params_have_another(self, frontend, stub, changes):
         """
-        Whatever changes the tokens changes the fingerprint.
+        Any change that changes the tokens changes the fingerprint.
         """
         same = {"token_ids": {"ids": [5]}, "idempotency_key": "k"}
         first = await self.submitted(frontend, stub, pb.GenerateRequest(**same))

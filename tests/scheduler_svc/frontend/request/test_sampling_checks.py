@@ -51,7 +51,7 @@ def error_of(**fields: object) -> InvalidParameter:
 @pytest.mark.parametrize(("name", "value", "message"), BAD)
 def test_bad_value_is_named(name, value, message):
     """
-    A value out of range is refused with its path and a sentence that says what may be.
+    A value out of range is refused with its path and a sentence that says what is allowed.
     """
     error = error_of(sampling={name: value})
     assert (f"sampling.{name}", message) == (error.field, error.message)
@@ -100,14 +100,14 @@ def test_model_recommends_what_is_unset():
 class TestLogprobs:
     def test_zero_differs_from_unset(self):
         """
-        0 asks for the chosen token's log probability, unset for none.
+        A logprobs of 0 asks for the chosen token's log probability, unset asks for none.
         """
         assert 0 == check(logprobs=0).logprobs
         assert check().logprobs is None
 
     def test_too_many_are_refused(self):
         """
-        20 of the likeliest tokens can be told, 21 cannot.
+        A request for 20 of the likeliest tokens is accepted, for 21 refused.
         """
         assert 20 == check(logprobs=20).logprobs
         error = error_of(logprobs=21)
@@ -117,7 +117,7 @@ class TestLogprobs:
 class TestLogitBias:
     def test_ids_outside_the_vocabulary_are_refused(self):
         """
-        The first id that is no token is named.
+        The lowest id outside the vocabulary is named.
         """
         error = error_of(sampling={"logit_bias": {600: 1.0, 3: 1.0, 512: 1.0}})
         assert "sampling.logit_bias[512]" == error.field
@@ -127,7 +127,7 @@ class TestLogitBias:
     @pytest.mark.parametrize("value", [100.5, -101.0, math.nan, math.inf])
     def test_values_out_of_range_are_refused(self, value):
         """
-        A bias is at most 100 either way.
+        A bias over 100 in either direction, or not a finite number, is refused.
         """
         error = error_of(sampling={"logit_bias": {3: value}})
         assert "sampling.logit_bias[3]" == error.field
@@ -135,7 +135,7 @@ class TestLogitBias:
 
     def test_too_many_ids_are_refused(self):
         """
-        1,024 ids can be biased, one more cannot.
+        A request with 1,024 biased ids is accepted, with one more refused.
         """
         wide = model(Path("/nowhere"), vocab_size=2000)
         bias = dict.fromkeys(range(1025), 1.0)
@@ -149,7 +149,7 @@ class TestLogitBias:
 class TestMinTokens:
     def test_more_than_max_tokens_is_refused(self):
         """
-        An output cannot have to be longer than it may be.
+        A min_tokens over max_tokens is refused.
         """
         check_min_tokens(5, 5)
         with pytest.raises(InvalidParameter) as caught:

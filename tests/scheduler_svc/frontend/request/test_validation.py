@@ -1,4 +1,6 @@
-"""Every field a client can send: its range, its default, the sentence and path of its error."""
+"""
+Every field that a client can send: its range, its default, the sentence and path of its error.
+"""
 
 import math
 from pathlib import Path
@@ -143,13 +145,13 @@ class TestCheckParams:
     @pytest.mark.parametrize("fields", GOOD_PARAMS)
     def test_value_at_its_limit_is_taken(self, fields):
         """
-        Both ends of every range belong to it.
+        The ends of every range are accepted.
         """
         checked(**fields)
 
     def test_unset_takes_the_models_default(self):
         """
-        What is not sent comes from the model, a seed from the server.
+        A parameter that was not sent comes from the model, a seed from the server.
         """
         params = checked()
         assert (0.75, 20, 0.5, 77) == (
@@ -176,7 +178,7 @@ class TestCheckParams:
 
     def test_minus_one_turns_top_k_off(self):
         """
-        top_k -1 means the same as 0.
+        A top_k of -1 means the same as 0.
         """
         assert 0 == checked(sampling={"top_k": -1}).top_k
 
@@ -189,7 +191,7 @@ class TestCheckParams:
 
     def test_ignore_eos_leaves_no_eos_token(self):
         """
-        Under ignore_eos no token ends the output as EOS.
+        A request with ignore_eos has no token that ends its output as EOS.
         """
         assert () == checked(stopping={"ignore_eos": True}).eos_token_ids
 
@@ -229,7 +231,7 @@ class TestCheckPrompt:
     )
     def test_malformed_conversation_is_refused(self, messages, path, sentence):
         """
-        Messages need a role, and there is a limit to their number.
+        A message without a role, or too many messages, are refused.
         """
         with pytest.raises(InvalidParameter) as caught:
             check_prompt_shape(GenerateRequest(chat={"messages": messages}))
@@ -237,7 +239,7 @@ class TestCheckPrompt:
 
     def test_first_id_outside_the_vocabulary_is_named(self):
         """
-        Of several bad ids the first is named by its place.
+        The first of several bad ids is named by its place.
         """
         with pytest.raises(
             InvalidParameter, match="token id 600 is not in the vocabulary"

@@ -1,4 +1,4 @@
-"""Deltas written as bytes, against those that protobuf writes."""
+"""Deltas that are encoded by hand, compared with those that protobuf writes."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ class TestEncoding:
     )
     def test_bytes_are_those_of_the_message(self, choice, offset, ids, text, repeat):
         """
-        Whatever is in a delta, its bytes are exactly those that protobuf would write.
+        The bytes of a delta are exactly those that protobuf would write, whatever is in it.
         """
         chunk = OutputChunk(offset, ids * repeat, text * repeat)
         message = Delta(
@@ -32,7 +32,7 @@ class TestEncoding:
 
     def test_log_probabilities_travel_along(self):
         """
-        Log probabilities follow the rest, one entry per token.
+        Log probabilities follow the other fields, one entry per token.
         """
         entries = [TokenLogprob(-0.5, [7, 8], [-0.5, -1.25]), TokenLogprob(-2.0, [], [])]
         chunk = OutputChunk(3, [7, 9], "ab", entries)
@@ -51,7 +51,7 @@ class TestEncoding:
 
     def test_other_messages_are_written_as_they_are(self):
         """
-        What is no delta is encoded by protobuf.
+        A message that is no delta is encoded by protobuf.
         """
         message = GenerateResponse(started={"request_id": "r"})
         assert message.SerializeToString() == encode_response(message)

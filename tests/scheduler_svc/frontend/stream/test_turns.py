@@ -12,7 +12,7 @@ async def settle() -> None:
 
 
 class Listeners:
-    """Streams that note when they go on, and then send until the test lets them come back."""
+    """Streams that note when they get a turn, and then send until the test lets them come back."""
 
     def __init__(self, turns: Turns, count: int) -> None:
         self.went: list[int] = []
@@ -36,7 +36,8 @@ class Listeners:
 class TestTurns:
     async def test_some_go_on_at_once_in_order(self):
         """
-        As many as allowed go on at once, oldest first; whoever comes back lets the next one go on.
+        As many streams as allowed go on at once, oldest first; one that comes back lets the next go
+        on.
         """
         streams = Listeners(Turns(2, FOREVER_S), 5)
         await settle()
@@ -56,7 +57,8 @@ class TestTurns:
 
     async def test_who_does_not_come_back_holds_up_nobody_for_long(self):
         """
-        Streams that wait for their clients are soon not counted, and harm nothing when they return.
+        Streams that wait for their clients soon do not count, and harm no other stream when they
+        return.
         """
         streams = Listeners(Turns(2, 0.001), 4)
         await settle()
@@ -74,7 +76,7 @@ class TestTurns:
 
     async def test_who_is_cancelled_is_passed_over(self):
         """
-        A stream that left costs nobody a turn and raises nothing.
+        A stream that was cancelled takes no turn from another and raises nothing.
         """
         turns = Turns(1, FOREVER_S)
         gone, other = Bell(turns), Bell(turns)
@@ -96,7 +98,7 @@ class TestTurns:
 class TestBell:
     async def test_rings_while_nobody_listens_are_one(self):
         """
-        Rung several times before anybody listens, it wakes the listener once.
+        A bell that rings several times before a listener comes wakes it once.
         """
         bell = Bell(Turns())
         bell.ring()

@@ -1,4 +1,4 @@
-"""Tokenizer files with one thing wrong: a tokenizer, or one typed sentence."""
+"""Tokenizer files with one thing wrong give a tokenizer that works, or one typed sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEMPLATE = "chat_template.jinja"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A good tokenizer with every file that is read."""
+    """Return a directory with a good tokenizer and every file that is read."""
     folder = save_model(tmp_path_factory.mktemp("tokenizer"), llama_like_tokenizer())
     config = json.loads((folder / "tokenizer_config.json").read_text())
     templates = [{"name": "default", "template": CHATML}, {"name": "tools", "template": "x"}]
@@ -32,7 +32,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load_with(directory: Path, name: str, content: bytes) -> None:
-    """Load with one file replaced; what loads must be able to work."""
+    """Load with one file replaced; check that the tokenizer works, or that the refusal is short."""
     path = directory / name
     good = path.read_bytes() if path.exists() else None
     path.write_bytes(content)
@@ -56,7 +56,7 @@ def load_with(directory: Path, name: str, content: bytes) -> None:
 @given(data=st.data())
 def test_any_wrong_value_loads_or_is_refused(directory: Path, name: str, data: st.DataObject):
     """
-    One value of the wrong kind, or missing: a tokenizer that works or a typed sentence, nothing else.
+    A tokenizer with one value missing or of the wrong kind works or is refused by a typed sentence.
     """
     content = json.loads((directory / name).read_text())
     load_with(directory, name, data.draw(damaged(content)))
@@ -68,7 +68,8 @@ def test_any_wrong_value_loads_or_is_refused(directory: Path, name: str, data: s
 @given(data=st.data())
 def test_any_wrong_byte_loads_or_is_refused(directory: Path, name: str, data: st.DataObject):
     """
-    A file cut off anywhere, or with bytes overwritten: a tokenizer that works or a typed sentence, nothing else.
+    A tokenizer with a file cut off, or with bytes overwritten, works or is refused by a typed
+    sentence.
     """
     load_with(directory, name, data.draw(damaged_bytes((directory / name).read_bytes())))
 
@@ -77,14 +78,15 @@ def test_any_wrong_byte_loads_or_is_refused(directory: Path, name: str, data: st
 @given(data=st.data())
 def test_any_damaged_template_loads_or_is_refused(directory: Path, data: st.DataObject):
     """
-    A chat template cut off anywhere, or with bytes overwritten, compiles or is refused by a typed sentence.
+    A chat template cut off anywhere, or with bytes overwritten, compiles or is refused by a typed
+    sentence.
     """
     load_with(directory, TEMPLATE, data.draw(damaged_bytes(CHATML.encode())))
 
 
 def test_tokenizer_without_tokens_loads_or_is_refused(directory: Path):
     """
-    A vocabulary with nothing in it is no reason to break.
+    A tokenizer with an empty vocabulary works or is refused by a typed sentence.
     """
     content = json.loads((directory / "tokenizer.json").read_text())
     content["model"] |= {"vocab": {}, "merges": [], "unk_token": None}

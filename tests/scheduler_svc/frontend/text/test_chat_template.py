@@ -1,4 +1,4 @@
-"""Rendering a model's own chat template."""
+"""Rendering of a model's own chat template."""
 
 import itertools
 from pathlib import Path
@@ -36,7 +36,7 @@ class TestRender:
     )
     def test_environment_is_what_templates_expect(self, source, text):
         """
-        Names, filters, tags and white space behave as model templates are written for.
+        Names, filters, tags and white space behave as model templates expect.
         """
         assert text == render(source)
 
@@ -60,7 +60,7 @@ class TestRefusal:
     )
     def test_failure_is_a_sentence_about_the_messages(self, source, sentence):
         """
-        Whatever a template does wrong is a ChatTemplateError on chat.messages.
+        A template that fails in any way raises ChatTemplateError on chat.messages.
         """
         with pytest.raises(ChatTemplateError, match=sentence) as caught:
             render(source)
@@ -78,7 +78,7 @@ class TestRefusal:
     )
     def test_endless_loop_is_stopped_by_the_clock(self, source):
         """
-        A loop that goes on past the time is given up, whether it writes or not.
+        A loop that goes on past the time limit is given up, whether it writes or not.
         """
         clock = itertools.count(0.0, 2.0)
         with pytest.raises(ChatTemplateError, match="took more than 5 s"):
@@ -86,7 +86,7 @@ class TestRefusal:
 
     def test_invalid_template_is_found_when_compiled(self):
         """
-        A syntax error is an InvalidModel with its line.
+        A syntax error raises InvalidModel with its line.
         """
         with pytest.raises(InvalidModel, match="the chat template is invalid in line 2"):
             ChatTemplate("\n{% endfor %}", {})
@@ -102,14 +102,14 @@ class TestRefusal:
     )
     def test_template_too_deep_to_compile_is_found_when_compiled(self, source):
         """
-        What neither jinja2 nor Python can compile is an InvalidModel too.
+        A template that jinja2 or Python cannot compile raises InvalidModel too.
         """
         with pytest.raises(InvalidModel, match="the chat template is"):
             ChatTemplate(source, {})
 
     def test_products_and_powers_of_small_things_are_computed(self):
         """
-        The arithmetic that templates use works as everywhere.
+        Small products and powers, the arithmetic that templates use, are computed.
         """
         assert "ababab 512 6 6.25" == render(
             "{{ 'ab' * 3 }} {{ 2 ** 9 }} {{ 2 * 3 }} {{ 2.5 ** 2 }}"

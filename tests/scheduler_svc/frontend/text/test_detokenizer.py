@@ -39,7 +39,7 @@ TOKENIZERS = {
 
 
 def byte_detokenizer(*tokens: bytes) -> ByteDetokenizer:
-    """For a vocabulary of these tokens, ids from 0."""
+    """Return a detokenizer for a vocabulary of these tokens, ids from 0."""
     return ByteDetokenizer({at: BytePiece.of(raw) for at, raw in enumerate(tokens)})
 
 
@@ -71,7 +71,8 @@ class TestWholeText:
     @example(raw=[b"\xed\xa0\x80", b"\xf4\x90", b"\x80\x80"])
     def test_random_bytes_decode_as_a_whole(self, raw):
         """
-        However bytes are cut into tokens, the text is the lossy UTF-8 decoding of all of them.
+        The text of bytes that are cut into tokens anywhere is the lossy UTF-8 decoding of all of
+        them.
         """
         whole = b"".join(raw).decode(errors="replace")
         assert whole == decode_all(byte_detokenizer(*raw), range(len(raw)))
@@ -101,8 +102,8 @@ class TestPlainText:
     @given(data=st.data())
     def test_plain_text_is_that_of_one_by_one(self, text_models, name, data):
         """
-        Where tokens have plain text, taking them one by one gives that text and leaves everything
-        as it was; where text is open before or after them, they have none.
+        Tokens with plain text give that text one by one too, and leave no text open; tokens with
+        open text before or after them have none.
         """
         some_ids = st.lists(st.integers(0, TOKENIZERS[name].get_vocab_size() - 1), max_size=6)
         before, ids = data.draw(some_ids), data.draw(some_ids)
@@ -120,7 +121,7 @@ class TestPlainText:
     @pytest.mark.parametrize("name", TOKENIZERS)
     def test_words_have_plain_text(self, text_models, name):
         """
-        Words in the midst of an output have plain text with every tokenizer.
+        Words in the middle of an output have plain text with every tokenizer.
         """
         ids = TOKENIZERS[name].encode("a b a b", add_special_tokens=False).ids
         detokenizer = text_models[name].detokenizer([])
@@ -140,7 +141,8 @@ class TestOneTokenAtATime:
 
     def test_broken_code_point_ends_where_its_token_ends(self):
         """
-        When the next token shows that a code point is broken, its mark belongs to the earlier one.
+        The mark of a code point that the next token shows to be broken belongs to the earlier
+        token.
         """
         detokenizer = byte_detokenizer(b"\xe2\x82", b"x")
         detokenizer.push(0)
@@ -148,7 +150,7 @@ class TestOneTokenAtATime:
 
     def test_mark_of_bytes_of_two_tokens_belongs_to_the_later_one(self):
         """
-        When broken bytes reach into the next token, only that one is clean.
+        Broken bytes that reach into the next token make only that one clean.
         """
         detokenizer = byte_detokenizer(b"\xf0", b"\x9fa")
         detokenizer.push(0)
@@ -156,7 +158,7 @@ class TestOneTokenAtATime:
 
     def test_real_replacement_character_is_a_character(self):
         """
-        U+FFFD that the model itself wrote across two tokens belongs to both of them.
+        A U+FFFD that the model itself wrote across two tokens belongs to both of them.
         """
         detokenizer = byte_detokenizer(b"\xef\xbf", b"\xbd")
         detokenizer.push(0)
@@ -180,7 +182,7 @@ class TestOneTokenAtATime:
 
     def test_output_after_a_prompt_keeps_its_leading_space(self, text_models):
         """
-        Only an output that begins the sequence loses the space that marks a word's beginning.
+        An output loses the space that marks a word's beginning only if it begins the sequence.
         """
         the = TOKENIZERS["llama-like"].token_to_id("\u2581the")
         model = text_models["llama-like"]
@@ -189,7 +191,8 @@ class TestOneTokenAtATime:
 
     def test_word_after_a_prompt_keeps_its_space_and_a_part_has_none(self, text_models):
         """
-        A word that follows a prompt is set apart from it, a word's later part is joined, a full stop too.
+        A word that follows a prompt has a space before it; a later part of a word and a full stop
+        have none.
         """
         ids = [TOKENIZERS["wordpiece"].token_to_id(each) for each in ("the", "##ing", ".")]
         model = text_models["wordpiece"]
@@ -223,7 +226,8 @@ class TestUnsupported:
     )
     def test_decoder_that_cannot_be_streamed_is_refused(self, decoder):
         """
-        A decoder without exact streaming is an InvalidModel, never a silent difference.
+        A decoder without exact streaming raises InvalidModel, and never gives different text
+        silently.
         """
         with pytest.raises(InvalidModel, match=r"cannot be streamed; supported are ByteLevel"):
             detokenizer_factory(TOKENIZERS["byte-level"], decoder)

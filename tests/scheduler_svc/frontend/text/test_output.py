@@ -1,4 +1,4 @@
-"""Which tokens are released with which text."""
+"""Release of tokens together with their text."""
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
@@ -18,7 +18,7 @@ def output_of(
 
 
 def run(output: OutputText, ids: list[int]) -> list[tuple[int, list[int], str]]:
-    """Chunks of an output that gets its tokens one by one."""
+    """Return the chunks of an output that gets its tokens one by one."""
     chunks = []
     for token_id in ids:
         output.push(token_id)
@@ -42,13 +42,13 @@ class TestRelease:
 
     def test_unfinished_character_is_released_by_the_end(self):
         """
-        What never became valid is U+FFFD, released with its token when the output ends.
+        Bytes that never became valid are U+FFFD, released with their token when the output ends.
         """
         assert [(0, [0], "a\ufffd")] == run(output_of([b"a\xe2"]), [0])
 
     def test_eos_is_counted_and_has_no_text(self):
         """
-        The ending token is the last id, without text, after what it leaves unfinished.
+        The ending token is the last id, has no text, and comes after the text of unfinished bytes.
         """
         output = output_of([b"a", b"\xe2"])
         assert [(0, [0], "a"), (1, [1, EOS], "\ufffd")] == run(output, [0, 1, EOS])
@@ -58,7 +58,7 @@ class TestRelease:
 class TestStop:
     def test_possible_beginning_is_held_until_it_is_none(self):
         """
-        A token whose text may begin a stop string waits until it cannot any more.
+        A token that may begin a stop string waits until its text no longer can.
         """
         output = output_of([b"x", b"\n", b"y"], stops=("\n\n",))
         assert [(0, [0], "x"), (1, [1, 2], "\ny")] == run(output, [0, 1, 2])
@@ -84,7 +84,8 @@ class TestStop:
 
     def test_stop_in_the_same_token_as_half_a_character_ends_with_that_token(self):
         """
-        The token that completes the stop string counts, though its text goes on unfinished.
+        The token that completes the stop string counts, though its text goes on with half a
+        character.
         """
         output = output_of([b"a.\xe2", b"\x82\xac"], stops=(".",))
         assert [(0, [0], "a")] == run(output, [0, 1])
@@ -92,7 +93,7 @@ class TestStop:
 
     def test_stop_completed_by_what_an_eos_leaves_wins_over_the_eos(self):
         """
-        A stop string completed one token before the EOS has the smaller offset.
+        A stop string completed one token before the EOS wins, since it has the smaller offset.
         """
         output = output_of([b"a", b"\xe2"], stops=("\ufffd",))
         assert [(0, [0], "a"), (1, [1], "")] == run(output, [0, 1, EOS])
@@ -100,7 +101,7 @@ class TestStop:
 
     def test_stop_completed_by_the_end_is_still_found(self):
         """
-        Text that only the end makes certain can complete a stop string.
+        Text that becomes certain only at the end can complete a stop string.
         """
         output = output_of([b"a\xe2"], stops=("a\ufffd",))
         assert [(0, [0], "")] == run(output, [0])
@@ -110,7 +111,7 @@ class TestStop:
 class TestGoingOn:
     def test_half_character_is_completed_with_the_next_token(self):
         """
-        After ids that end within a code point its text comes whole, with the token that completes it.
+        A code point that prior ids left unfinished comes whole, with the token that completes it.
         """
         output = output_of([b"a\xe2", b"\x82\xac", b"b"])
         output.go_on_after([0])
@@ -118,7 +119,7 @@ class TestGoingOn:
 
     def test_broken_character_was_sent_before(self):
         """
-        A code point that the next token leaves broken was sent as U+FFFD with the ids that end in it.
+        A code point that the next token leaves broken was sent as U+FFFD with the ids before it.
         """
         output = output_of([b"a\xe2", b"\xe2", b"\x82\xac"])
         output.go_on_after([0])
@@ -126,7 +127,7 @@ class TestGoingOn:
 
     def test_end_adds_no_text_without_a_token(self):
         """
-        An output that ends before another token came has nothing to release.
+        An output that ends before a new token came has nothing to release.
         """
         output = output_of([b"a\xe2"])
         output.go_on_after([0])
@@ -134,7 +135,7 @@ class TestGoingOn:
 
     def test_stop_string_may_begin_in_what_was_sent(self):
         """
-        A stop string across the break ends the output; what was sent before is not taken back.
+        A stop string across the break ends the output; text that was sent before is not taken back.
         """
         output = output_of([b"one E", b"N", b"D two"], stops=("END",))
         output.go_on_after([0])
@@ -143,7 +144,8 @@ class TestGoingOn:
 
     def test_stop_string_completed_by_a_broken_character_has_nothing_to_release(self):
         """
-        A stop string that only the next token makes certain, within ids that were sent, releases no empty chunk.
+        A stop string that is completed within ids that were sent, as the next token shows, releases
+        no empty chunk.
         """
         output = output_of([b"a\xe2", b"b"], stops=("a\ufffd",))
         output.go_on_after([0])
@@ -167,8 +169,8 @@ class TestAnyOutput:
     )
     def test_break_after_any_chunk_changes_nothing(self, pieces, stops, takes):
         """
-        An output that goes on after the ids of any of its chunks releases the same ids and text as one that was
-        never broken, where the next token is the same.
+        An output that goes on after the ids of any of its chunks releases the same ids and text as
+        an unbroken one with the same next tokens.
         """
         unbroken = output_of(pieces, tuple(stops))
         sent, text = 0, ""
@@ -203,8 +205,8 @@ class TestAnyOutput:
     )
     def test_chunks_are_the_output_up_to_its_stop(self, pieces, stops, takes):
         """
-        However often chunks are taken, they have no gap, and their text is the whole text cut
-        before the first stop string, with ids up to the token that completed it.
+        Chunks that are taken at any time have no gap, and their text is the whole text cut before
+        the first stop string, with ids up to the token that completed it.
         """
         output = output_of(pieces, tuple(stops))
         chunks = []

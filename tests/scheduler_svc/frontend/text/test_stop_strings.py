@@ -1,4 +1,4 @@
-"""Finding stop strings in text that arrives in pieces."""
+"""Search for stop strings in text that arrives in pieces."""
 
 import hypothesis.strategies as st
 import pytest
@@ -11,7 +11,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
 
 
 def first_match(text: str, stops: list[str]) -> StopMatch | None:
-    """By definition: earliest end, then earliest start."""
+    """Return the match by definition: earliest end, then earliest start."""
     ends = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
     if not ends:
         return None
@@ -20,7 +20,9 @@ def first_match(text: str, stops: list[str]) -> StopMatch | None:
 
 
 def held_chars(text: str, stops: list[str]) -> int:
-    """By definition: the longest end of the text that begins a stop string."""
+    """
+    Return the length, by definition, of the longest end of the text that begins a stop string.
+    """
     lengths = [
         length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])
     ]
@@ -45,7 +47,7 @@ class TestStopMatcher:
 
     def test_no_stop_string_holds_nothing(self):
         """
-        Without stop strings nothing is ever held or found.
+        A matcher without stop strings holds and finds nothing.
         """
         matcher = StopMatcher([])
         assert matcher.feed("anything") is None
@@ -54,7 +56,8 @@ class TestStopMatcher:
     @pytest.mark.parametrize("stops", [["def", "cdef"], ["cdef", "def"]])
     def test_same_end_takes_the_longer_one(self, stops):
         """
-        Of two that complete together the one that begins first wins, whatever their order.
+        The stop string that begins first wins over another that ends at the same place, in either
+        order.
         """
         assert StopMatch(stop="cdef", start=2, end=6) == StopMatcher(stops).feed("abcdefg")
 

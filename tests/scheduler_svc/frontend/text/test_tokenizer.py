@@ -1,4 +1,4 @@
-"""Prompts to token ids."""
+"""Conversion of prompts to token ids."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def small(model_dir):
 
 @pytest.fixture(scope="module")
 def reference():
-    """The same tokenizer, used as its library means it."""
+    """Return the same tokenizer, used by its library."""
     return byte_level_tokenizer()
 
 
@@ -54,7 +54,7 @@ class TestText:
 
     def test_unknown_token_makes_no_bound(self, tmp_path):
         """
-        Where one unknown token can hide any number of characters, no text is refused unread.
+        No text is refused unread if one unknown token can stand for any number of characters.
         """
         tokenizer = llama_like_tokenizer()
         section = json.loads(tokenizer.to_str())
@@ -89,7 +89,7 @@ class TestChat:
 
     def test_message_that_uses_up_all_private_characters_is_refused(self, small):
         """
-        Where nothing is left to mark a forged token with, the conversation is refused.
+        A conversation that leaves no character to mark a forged token with is refused.
         """
         content = "<|im_end|>" + "".join(map(chr, PRIVATE_USE))
         with pytest.raises(ChatTemplateError, match="leave no private-use character unused"):
@@ -97,7 +97,7 @@ class TestChat:
 
     def test_model_without_template_refuses_chat(self, tmp_path):
         """
-        Without a template a conversation is a ChatTemplateError.
+        A conversation for a model without a template raises ChatTemplateError.
         """
         model = TextModel.load(save_model(tmp_path, chat_template=None))
         assert not model.has_chat_template
@@ -106,7 +106,7 @@ class TestChat:
 
     def test_template_file_wins_over_the_configuration(self, tmp_path):
         """
-        chat_template.jinja is used where both exist.
+        The file chat_template.jinja wins over a template in the configuration.
         """
         directory = save_model(tmp_path)
         (directory / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
@@ -117,7 +117,7 @@ class TestChat:
 
     def test_named_templates_use_the_default_one(self, tmp_path):
         """
-        Of several named templates the one called default is used.
+        The template called default is used if there are several named ones.
         """
         directory = save_model(tmp_path)
         named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "yes"}]
@@ -135,7 +135,8 @@ class TestLoad:
     )  # fmt: skip
     def test_token_by_itself_keeps_its_space(self, tmp_path, tokenizer):
         """
-        The text of a token alone is what it adds to an output, a leading space included; its second use finds it again.
+        The text of a token alone is what it adds to an output, a leading space included, and stays
+        the same at its second use.
         """
         model = TextModel.load(save_model(tmp_path, tokenizer))
         ids = tokenizer.encode("def add", add_special_tokens=False).ids
@@ -154,7 +155,7 @@ class TestLoad:
 
     def test_directory_without_tokenizer_serves_ids_only(self, tmp_path):
         """
-        Without tokenizer.json text is refused and output has no text.
+        A model without tokenizer.json refuses text and gives output without text.
         """
         model = TextModel.load(tmp_path)
         assert isinstance(model.detokenizer([1]), NoText)
@@ -181,7 +182,7 @@ class TestLoad:
     )
     def test_broken_file_is_named(self, tmp_path, name, content, sentence):
         """
-        A file that cannot be used is an InvalidModel that names it.
+        A file that cannot be used raises InvalidModel that names it.
         """
         directory = save_model(tmp_path)
         (directory / name).write_text(content)

@@ -13,7 +13,8 @@ from tests.scheduler_svc.frontend.fake_core import until, within
 class TestTokenizerThreads:
     async def test_queue_is_bounded_until_work_is_done(self):
         """
-        Past the limit work is refused, also when those who wait have gone; done work frees places.
+        Work past the limit is refused, also while work with a cancelled caller goes on; work that
+        is done frees places.
         """
         threads, go, has_begun = (
             TokenizerThreads(1, max_waiting=1),
@@ -43,7 +44,7 @@ class TestTokenizerThreads:
 
     async def test_failure_of_the_work_is_raised(self):
         """
-        What the work raises reaches the caller.
+        An error of the work reaches the caller.
         """
         threads = TokenizerThreads(1, max_waiting=1)
         with pytest.raises(ZeroDivisionError):
