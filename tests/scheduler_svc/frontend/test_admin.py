@@ -132,8 +132,7 @@ class TestHealth:
 
     async def test_stuck_step_shows_in_progress_alone(self, frontend):
         """
-        The service tandem.progress says whether steps complete in time, and no other service
-        depends on it.
+        The service tandem.progress says whether steps complete in time; tandem.ready does not.
         """
         stub = health_pb2_grpc.HealthStub(frontend.channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="tandem.progress"))

@@ -20,12 +20,12 @@ GEOMETRY = ExecutorGeometry(
 
 
 def next_token(token: int, position: int) -> int:
-    """The token at `position`, after `token`; never under 3."""
+    """Return the token at `position`, after `token`; never under 3."""
     return 3 + (token * 31 + position * 7) % 997
 
 
 def expected_outputs(prompt: list[int], num_tokens: int) -> list[int]:
-    """What a request must produce, whatever happens on the way."""
+    """Return the tokens that a request must produce, whatever happens on the way."""
     tokens = list(prompt)
     for _ in range(num_tokens):
         tokens.append(next_token(tokens[-1], len(tokens)))
@@ -33,7 +33,10 @@ def expected_outputs(prompt: list[int], num_tokens: int) -> list[int]:
 
 
 class ArithmeticRunner:
-    """Checks every batch and hash as a real executor does, then does sums instead of matrices."""
+    """
+    Runner that checks every batch and hash as a real executor does, and samples by plain
+    arithmetic.
+    """
 
     def __init__(self, boot_id: str, geometry: ExecutorGeometry = GEOMETRY) -> None:
         self.boot_id = boot_id

@@ -17,7 +17,7 @@ PATIENT_OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Whoever waits for an executor's answer, or for a connection, waits for an hour."""
+    """Let every wait for an executor's answer, or for a connection, last for up to an hour."""
     for name in ("DESCRIBE_DEADLINE_S", "SEEK_DEADLINE_S", "OPEN_DEADLINE_S"):
         monkeypatch.setattr(connection, name, HOUR_S)
     options = [
@@ -29,13 +29,16 @@ def patience(monkeypatch):
 
 @pytest.fixture
 def one_by_one(monkeypatch):
-    """No address is asked before the one before it has answered, however slow the machine is."""
+    """Ask no address before the one before it has answered, however slow the machine is."""
     monkeypatch.setattr(probe, "HEAD_START_S", 3600.0)
 
 
 @pytest.fixture
 def make_bench(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., ServiceBench]]:
-    """Time that passes by itself, as it does with a real executor, proves nothing against it."""
+    """
+    Yield a function that makes a service; with a real link, time limits against executors are an
+    hour.
+    """
     benches: list[ServiceBench] = []
 
     def make(**settings) -> ServiceBench:
@@ -52,7 +55,7 @@ def make_bench(tmp_path: Path, monkeypatch) -> Iterator[Callable[..., ServiceBen
 
 @pytest.fixture
 def bench(make_bench) -> ServiceBench:
-    """A service with an attached executor."""
+    """Return a service with an attached executor."""
     bench = make_bench()
     bench.link.boot("boot-1")
     return bench
@@ -60,7 +63,7 @@ def bench(make_bench) -> ServiceBench:
 
 @pytest.fixture
 def deaths(monkeypatch, bench):
-    """Which steps the core was told to blame."""
+    """Return the list of steps that the core is told to blame."""
     told: list[int | None] = []
     lose = type(bench.loop._fate).lost
 

@@ -56,14 +56,14 @@ class FakeLink:
     Attributes:
         is_holding: Steps are received but not computed until `compute`.
         is_up: Attaching works.
-        is_stopped: The process takes what comes and does and says nothing, as under SIGSTOP.
-        commands: What the session asked for, in order: "connect", "connect elsewhere", "seek" and
-            "attach".
-        computes_s: How long results say that their steps computed.
-        parts: What results say else of their steps' time.
-        graph: What results say of graphs.
-        num_to_drop: Steps that vanish on their way down, from the next one.
-        num_results_to_drop: Results that vanish on their way up.
+        is_stopped: The process receives messages, but computes and sends nothing, as under SIGSTOP.
+        commands: Calls of the session, in order: "connect", "connect elsewhere", "seek",
+            "seek path", "attach" and "release".
+        computes_s: Seconds that results report for computing their steps.
+        parts: Other times that results report for their steps.
+        graph: Number of graph tokens that results report.
+        num_to_drop: Number of steps that are lost on their way down, from the next one.
+        num_results_to_drop: Number of results that are lost on their way up.
         required: The model that may be connected to; None for any.
     """
 
@@ -86,7 +86,7 @@ class FakeLink:
         self._pending: deque[Step] = deque()
         self._waiting_attach: Attach | None = None
 
-    # What the session calls
+    # Calls of the session
 
     def require(self, model: ModelInUse | None) -> None:
         self.required = model
@@ -151,7 +151,7 @@ class FakeLink:
         for _ in range(len(self._events)):
             yield self._events.popleft()
 
-    # What the test does
+    # Actions of tests
 
     def boot(
         self,
@@ -161,7 +161,10 @@ class FakeLink:
         geometry: ExecutorGeometry = GEOMETRY,
         address: str = "fake:1",
     ) -> None:
-        """Start an executor; who waits for a session or a stream gets an answer."""
+        """
+        Start an executor; answer a session that waits to be opened or a stream that waits to be
+        attached.
+        """
         self.runner = ArithmeticRunner(boot_id, geometry)
         self.end = ExecutorEnd(boot_id, 16)
         self.description = describe(boot_id, fingerprint, geometry)
@@ -190,7 +193,9 @@ class FakeLink:
                 self._events.append(StreamMessage(stream=self._stream, message=result))
 
     def beat(self, elapsed_ms: int = 0, running_step_id: int | None = None) -> None:
-        """Send a heartbeat; of the step that waits to be computed, if there is one."""
+        """
+        Send a heartbeat; its running step is the one that waits to be computed, if there is one.
+        """
         if running_step_id is None:
             running_step_id = self._pending[0].step_id if self._pending else 0
         beat = Heartbeat(
@@ -208,17 +213,17 @@ class FakeLink:
         self.compute()
 
     def post(self, event: LinkEvent) -> None:
-        """Report something."""
+        """Report an event to the session."""
         self._events.append(event)
 
     def cut(self, error: TandemError | None = None) -> None:
-        """Break the stream; what was on its way up is lost."""
+        """Break the stream; messages on their way up are lost."""
         self._events.clear()
         self.end.detach(self.end.session_epoch, self._attach_id)
         self._broken(error or PeerUnavailable("cut"))
 
     def kill(self) -> None:
-        """The executor process dies."""
+        """End the executor process, as if it died."""
         self.cut()
         self.is_up = False
 

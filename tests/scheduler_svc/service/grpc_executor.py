@@ -1,4 +1,4 @@
-"""A small real executor process in this process: gRPC, the link's executor end, and sums."""
+"""A small real executor in this process: gRPC, the link's executor end, and plain arithmetic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PREFIX = "/tandem.executor.v1.ExecutorService/"
 
 @dataclass(frozen=True)
 class _Ending:
-    """The last thing on a stream."""
+    """The error that ends a stream."""
 
     error: TandemError
 
@@ -39,11 +39,11 @@ class _Ending:
 class GrpcExecutor(grpc.GenericRpcHandler):
     """
     Attributes:
-        holder: Who holds the session from the start, for `holder_lease_s`.
-        stopped_s: Where the executor's clock stands still; None while it goes.
-        lead_s: Added to it.
-        computing: Held while a step is: whoever holds it keeps the next one from being computed.
-        garbage: Sent instead of the next result.
+        holder: Name of a scheduler that holds the session from the start, for `holder_lease_s`.
+        stopped_s: Time at which the executor's clock stands still; None while it goes.
+        lead_s: Seconds added to the clock.
+        computing: Lock that each step takes: a test that holds it keeps steps from being computed.
+        garbage: Bytes sent before the next result.
     """
 
     address: str
@@ -79,7 +79,7 @@ class GrpcExecutor(grpc.GenericRpcHandler):
         return self
 
     def kill(self) -> None:
-        """Stop at once; nothing survives."""
+        """Stop at once; no state survives."""
         self._server.stop(grace=None).wait()
 
     def cut(self) -> None:
@@ -87,7 +87,10 @@ class GrpcExecutor(grpc.GenericRpcHandler):
         self._outbound.put(TandemError("cut"))
 
     def end_stream(self, error: TandemError) -> None:
-        """End the current stream with an error of the executor's; sessions are refused when it drains."""
+        """
+        End the current stream with an error of the executor's; refuse sessions if the error is
+        Draining.
+        """
         self.draining = error if isinstance(error, Draining) else None
         self._outbound.put(_Ending(error))
 

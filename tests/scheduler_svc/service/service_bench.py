@@ -46,12 +46,12 @@ DEADLINE_S = 60.0
 
 class LockstepSocket(CoreSocket):
     """
-    The core's end of real sockets, which gives the core only what was gathered for its turn: zmq
-    carries messages on threads of its own, whenever these get to run.
+    The core's end of real sockets. It gives the core only the messages gathered for its turn, since
+    zmq carries messages on threads of its own, which may be late.
 
     Attributes:
-        num_gathered: Messages of all frontends that came.
-        num_sent: Messages that the pipe of each frontend took.
+        num_gathered: Number of messages of all frontends that came.
+        num_sent: Number of messages that the pipe of each frontend took.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,11 +89,12 @@ class LockstepSocket(CoreSocket):
 
 class FakeFrontend:
     """
-    Collects what the core says, checking that no token is lost, repeated or out of order.
+    Frontend that collects the core's messages and checks that no token is lost, repeated or out of
+    order.
 
     Attributes:
-        num_sent: Messages sent to the core.
-        num_read: Messages of the core that were read.
+        num_sent: Number of messages sent to the core.
+        num_read: Number of messages of the core that were read.
     """
 
     def __init__(self, path: Path, index: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -120,7 +121,7 @@ class FakeFrontend:
         self.num_sent += 1
 
     def send_frame(self, frame: bytes) -> None:
-        """Send what need not be a message."""
+        """Send a frame that need not be a message."""
         self._socket._socket.send(frame)
         self.num_sent += 1
 
@@ -161,7 +162,7 @@ class FakeFrontend:
         return query_id
 
     def read(self, timeout_s: float = 0.0) -> bool:
-        """Take one message, if one comes in time."""
+        """Take one message, if one comes in time; return if it did."""
         message = self._socket.receive(timeout_s)
         self.num_read += message is not None
         match message:
@@ -203,14 +204,14 @@ class FakeFrontend:
 
 class ServiceBench:
     """
-    Turns in step with its frontends: what they sent before a turn is there for it, and what it said
-    is read when it is over, whenever zmq's threads get to run.
+    A core loop that turns in step with its frontends: messages that they sent before a turn are
+    there for it, and its messages are read when it is over, however late zmq's threads are.
 
     Attributes:
-        frontends: Those that read what they are told.
-        clock: What time it is for the service and its frontends. With a fake executor it stands
-            still, so that only as much time passes as the test says, however slow the machine is.
-        lead_s: Added to the clock, so that a test can let time pass.
+        frontends: Frontends that read the core's messages.
+        clock: Clock of the service and its frontends. With a fake executor it stands still, so that
+            only as much time passes as the test says, however slow the machine is.
+        lead_s: Seconds added to the clock, so that a test can let time pass.
     """
 
     def __init__(self, tmp_path: Path, *, has_real_link: bool = False, **settings) -> None:
@@ -247,7 +248,7 @@ class ServiceBench:
         )
         self.frontends: list[FakeFrontend] = []
         self._speakers: list[FakeFrontend] = []
-        """All frontends there ever were."""
+        """All frontends that were ever connected, those that were dropped included."""
         if has_real_link:
             self.real_link.start()
             self.real_link.connect()
@@ -266,20 +267,23 @@ class ServiceBench:
         return frontend
 
     def drop(self, frontend: FakeFrontend) -> None:
-        """Close a frontend, as if its process died once its last message was on the way."""
+        """Close a frontend, as if its process died after its last message was sent."""
         self._gather()
         self.frontends.remove(frontend)
         frontend.close()
 
     def turn(self) -> None:
-        """One turn of the loop; only a real executor is given a moment to say something."""
+        """Make one turn of the loop; wait a moment for messages only if the executor is real."""
         with self.in_step():
             is_waiting = self.has_real_link and not self.socket.has_messages
             self.loop.turn(0.002 if is_waiting else 0.0)
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Make a turn inside: it gets what frontends sent before, and they read what it says."""
+        """
+        Make a turn inside: the core gets messages that frontends sent before, and they read its
+        own.
+        """
         self._gather()
         yield
         for frontend in self.frontends:
@@ -296,7 +300,7 @@ class ServiceBench:
             self.turn()
 
     def until(self, condition: Callable[[], object], *, turn_s: float = 0.0) -> None:
-        """Turn until a condition holds, and let so much time pass with every turn."""
+        """Turn until a condition holds; let so much time pass before every turn."""
         deadline_s = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < deadline_s, "the condition never held"
@@ -304,7 +308,7 @@ class ServiceBench:
             self.turn()
 
     def reply(self, frontend: FakeFrontend, kind: str, argument: bytes = b"{}") -> Reply:
-        """Ask and wait for the answer."""
+        """Send a query and return its answer."""
         query_id = frontend.ask(kind, argument)
         self.until(lambda: query_id in frontend.replies)
         return frontend.replies[query_id]

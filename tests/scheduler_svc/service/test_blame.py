@@ -1,4 +1,4 @@
-"""Which step, if any, is to blame for the loss of a session."""
+"""The step, if any, that is to blame for the loss of a session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TestBlame:
         ids=lambda value: getattr(value, "value", value),
     )
     def test_refused_stream(self, bench, deaths, cause, blamed):
-        """Only a new boot can mean that a step killed the executor."""
+        """A new boot, and no other refusal of a stream, blames a step for the executor's death."""
         start(bench)
         bench.link.is_holding = True
         bench.until(lambda: bench.link._pending)
@@ -36,7 +36,9 @@ class TestBlame:
         assert [blamed] == deaths
 
     def test_new_boot_blames_the_step_that_ran_last(self, bench, deaths):
-        """What the last heartbeat said was running is to blame, not what waited for its result."""
+        """
+        The step that ran at the last heartbeat is to blame, not an earlier one without its result.
+        """
         start(bench)
         bench.link.is_holding = True
         bench.until(lambda: len(bench.link._pending) >= 2)
@@ -47,7 +49,7 @@ class TestBlame:
         assert [1] == deaths
 
     def test_idle_executor_dies_of_nothing(self, bench, deaths):
-        """Without a step in flight nobody is to blame."""
+        """An executor that dies without a step in flight blames no step."""
         frontend = start(bench)
         assert_all_complete(bench, frontend)
         bench.until(lambda: not bench.loop._session._in_flight)
@@ -57,7 +59,7 @@ class TestBlame:
 
     @pytest.mark.parametrize("cause", [LossCause.STATE_HASH, LossCause.PROTOCOL])
     def test_steps_that_always_lose_their_session_are_blamed_in_the_end(self, bench, deaths, cause):
-        """What ends four sessions in a row before any step succeeds is a death of the fifth one's step."""
+        """A step is blamed after four sessions in a row have ended before any step succeeded."""
         start(bench)
         bench.link.is_holding = True
         for num_lost in range(LOSSES_IN_VAIN + 1):
@@ -81,7 +83,10 @@ class TestBlame:
         assert [0] == deaths
 
     def test_step_out_of_memory_is_told_as_that(self, bench, monkeypatch):
-        """A step that had too little memory is no death: the core learns which step it was, and makes steps smaller."""
+        """
+        A step that ran out of memory is no death: the core learns which step it was, and makes
+        steps smaller.
+        """
         causes = []
         note_loss = type(bench.loop._session.counts).note_loss
         monkeypatch.setattr(
@@ -108,7 +113,10 @@ class TestBlame:
         assert not core._state.suspects
 
     def test_executor_that_ends_by_its_own_failure_is_blamed_on_its_step(self, bench, deaths):
-        """A process that has failed says so and comes back as another boot, as one that was killed does."""
+        """
+        An executor that ends by a failure of its own and comes back as another boot blames its
+        step, as one that was killed does.
+        """
         frontend = start(bench)
         bench.link.is_holding = True
         bench.until(lambda: bench.link._pending)
@@ -122,7 +130,9 @@ class TestBlame:
         assert_all_complete(bench, frontend)
 
     def test_draining_executor_is_left_without_blame(self, bench, deaths):
-        """An executor that stops in good order is left for another at once."""
+        """
+        An executor that stops in good order is left for another at once, and no step is blamed.
+        """
         frontend = start(bench)
         bench.link.is_holding = True
         bench.until(lambda: bench.link._pending)
@@ -139,10 +149,10 @@ def deaths_counted(bench) -> int:
 
 
 class TestUnheard:
-    """Nobody knows of an executor that is not heard whether it died of its step."""
+    """Sessions of an executor that is silent: it is unknown whether it died of its step."""
 
     def lose(self, bench, how: str) -> None:
-        """A session is lost with a step in flight, and another one is asked for."""
+        """Lose a session with a step in flight, and let the service ask for another one."""
         bench.link.is_holding = True
         bench.until(lambda: bench.link._pending)
         if how == "silent":
@@ -155,7 +165,10 @@ class TestUnheard:
         bench.link.is_holding = bench.link.is_up = False
 
     def test_silence_of_an_executor_that_lives_fails_nobody(self, bench):
-        """However often an executor falls silent between steps, who ran alone is no poison if it lives."""
+        """
+        A request that ran alone while its executor fell silent is no poison if the executor lives,
+        however often that happens.
+        """
         frontend = bench.frontend()
         bench.until(lambda: frontend.availabilities[-1].executor_attached)
         frontend.submit(0, [5, 6, 7], 40)
@@ -169,7 +182,7 @@ class TestUnheard:
         assert ({}, 0) == (frontend.failed, deaths_counted(bench))
 
     def test_silence_without_any_step_between_is_blamed_in_the_end(self, bench):
-        """A step that silences its living executor in every session does not do so for ever."""
+        """A step that silences its living executor in every session is blamed in the end."""
         frontend = bench.frontend()
         bench.until(lambda: frontend.availabilities[-1].executor_attached)
         frontend.submit(0, [5, 6, 7], 40)
@@ -184,7 +197,7 @@ class TestUnheard:
         assert 2 == deaths_counted(bench)
 
     def test_executor_found_where_another_fell_silent_proves_its_death(self, bench):
-        """Of each address at most one death is unproven, also where streams find their way there."""
+        """Each address has at most one unproven death, also if a stream finds its way there."""
         frontend = start(bench)
         self.lose(bench, "moved")
         bench.link.boot("boot-2", address="fake:2")
@@ -199,7 +212,9 @@ class TestUnheard:
         assert (1, {}) == (deaths_counted(bench), bench.loop._state.core._state.unproven_deaths)
 
     def test_silence_before_a_new_boot_is_a_death(self, bench):
-        """An executor that fell silent and comes back as another boot has died, in the step that ran."""
+        """
+        An executor that fell silent and comes back as another boot has died, in the step that ran.
+        """
         frontend = start(bench)
         self.lose(bench, "silent")
         assert 0 == deaths_counted(bench)
@@ -209,7 +224,10 @@ class TestUnheard:
 
     @pytest.mark.parametrize(("returns_as", "num_deaths"), [("boot-1", 0), ("boot-3", 1)])
     def test_fate_is_learned_when_the_work_moves_back(self, bench, returns_as, num_deaths):
-        """Work that moved counts as a death once another boot is seen where it was, and not if the same is."""
+        """
+        A death is counted for work that moved once another boot is seen at the old address, and not
+        if the same boot is.
+        """
         frontend = start(bench)
         self.lose(bench, "moved")
         bench.link.boot("boot-2", address="fake:2")

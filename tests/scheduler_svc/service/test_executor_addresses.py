@@ -1,4 +1,6 @@
-"""Several executors: which one is asked, which one is accepted, and who may take it from whom."""
+"""
+Several executors: which one is asked, which one is accepted, and which scheduler may take it over.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def addresses() -> list[str]:
 
 @pytest.fixture
 def make_executor(addresses) -> Iterator[Callable[..., GrpcExecutor]]:
-    """Start an executor at the first or second address."""
+    """Yield a function that starts an executor at the first or second address."""
     executors: list[GrpcExecutor] = []
 
     def make(place: int, **changes) -> GrpcExecutor:
@@ -58,14 +60,14 @@ class TestChoosing:
         assert (1, 0) == (first.num_sessions, second.num_sessions)
 
     def test_next_is_tried_when_one_cannot_be_used(self, make_service, make_executor):
-        """An address where nobody listens does not keep the service from the next one."""
+        """An address without a listener does not keep the service from the next one."""
         executor = make_executor(1)
         bench = make_service()
         assert_all_complete(bench, start(bench))
         assert executor.address == bench.loop._session.address
 
     def test_held_executor_is_passed_over(self, make_service, make_executor):
-        """An executor that another scheduler holds is no reason to wait while another is free."""
+        """An executor that another scheduler holds is passed over for one that is free."""
         held = make_executor(0, boot_id="a", holder="other", holder_lease_s=500.0)
         make_executor(1, boot_id="b")
         bench = make_service()
@@ -73,7 +75,7 @@ class TestChoosing:
         assert 0 == held.num_sessions
 
     def test_each_problem_is_reported_once(self, make_service):
-        """Rounds over addresses that do not answer warn once of each, however many there are."""
+        """Each address that does not answer is warned of once, however often it is tried."""
         bench = make_service()
         with structlog.testing.capture_logs() as logs:
             bench.frontend()
@@ -119,7 +121,10 @@ class TestMoving:
 
 class TestFingerprint:
     def test_other_model_is_refused_while_requests_live(self, make_service, make_executor):
-        """Requests wait for their own model and go on when it is back; the other one is named."""
+        """
+        Requests wait for their own model and go on when it is back; the other model is named
+        meanwhile.
+        """
         first = make_executor(0, boot_id="a")
         other = make_executor(1, boot_id="b", fingerprint="e" * 64)
         bench = make_service()
@@ -132,7 +137,7 @@ class TestFingerprint:
         assert "" == refusal_of(bench, frontend)
 
     def test_other_model_is_adopted_when_time_is_up(self, make_service, make_executor):
-        """After recovery_timeout_s requests fail MODEL_CHANGED and the other model is served."""
+        """Requests fail MODEL_CHANGED after recovery_timeout_s, and the other model is served."""
         first = make_executor(0, boot_id="a")
         make_executor(1, boot_id="b", fingerprint="e" * 64)
         bench = make_service(recovery_timeout_s=600.0)
@@ -148,7 +153,7 @@ class TestFingerprint:
         assert "e" * 64 == frontend.models[-1].revision
 
     def test_other_model_is_adopted_at_once_without_requests(self, make_service, make_executor):
-        """An idle service takes whatever model there is."""
+        """An idle service takes any model."""
         first = make_executor(0, boot_id="a")
         make_executor(1, boot_id="b", fingerprint="e" * 64)
         bench = make_service()
@@ -160,7 +165,7 @@ class TestFingerprint:
 
 class TestLeaving:
     def test_who_had_no_session_opens_none_to_end_it(self, make_service, make_executor):
-        """A scheduler that stops without ever having had an executor leaves all as they were."""
+        """A scheduler that stops without ever having had a session opens none."""
         executor = make_executor(0, protocol_version=99)
         bench = make_service()
         frontend = bench.frontend()
@@ -172,14 +177,14 @@ class TestLeaving:
 
 class TestTakingOver:
     def test_operator_may_take_a_held_executor(self, make_service, make_executor):
-        """With take_over the first session fences whoever holds the executor."""
+        """The first session fences the executor's holder if take_over is set."""
         executor = make_executor(0, holder="other", holder_lease_s=500.0)
         bench = make_service(take_over=True)
         assert_all_complete(bench, start(bench))
         assert US == executor.end.holder
 
     def test_take_over_is_good_for_one_session(self, make_service, make_executor):
-        """A scheduler that took over and was fenced in its turn does not strike back."""
+        """A scheduler that took over and was then fenced itself waits for the lease."""
         executor = make_executor(0, holder="other", holder_lease_s=500.0)
         bench = make_service(take_over=True)
         frontend = start(bench)

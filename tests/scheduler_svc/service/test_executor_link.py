@@ -50,7 +50,9 @@ def bench(make_bench, address):
 
 class TestTurns:
     def test_results_bring_the_next_steps_without_the_core_thread(self, bench, make_executor):
-        """Once steps are in flight, the thread that reads results makes every turn they need."""
+        """
+        The thread that reads results makes every turn that is needed once steps are in flight.
+        """
         executor = make_executor()
         bench.real_link.turn_with(bench.loop.turns.turn_now)
         frontend = bench.frontend()
@@ -107,7 +109,9 @@ class TestConnecting:
         ids=["protocol", "geometry", "checksum", "file-name"],
     )
     def test_odd_executor_is_left_alone(self, make_bench, make_executor, odd, text):
-        """An executor that cannot be used is logged with why; no session is opened on it."""
+        """
+        An executor that cannot be used is logged with the reason, and no session is opened on it.
+        """
         executor = make_executor(**odd)
         assert text in _refusal(make_bench(has_real_link=True, executor=executor.address))
         assert 0 == executor.num_sessions
@@ -130,7 +134,7 @@ class TestConnecting:
 
 
 def _refusal(bench) -> str:
-    """Why the executor was refused, as logged; the service is not ready then."""
+    """Return the logged reason why the executor was refused; the service is not ready then."""
     with structlog.testing.capture_logs() as logs:
         frontend = bench.frontend()
         bench.until(lambda: any("reason" in entry for entry in logs))
@@ -156,7 +160,7 @@ class TestHeldSession:
         assert "scheduler-1" == executor.end.holder.name
 
     def test_stop_leaves_a_short_lease(self, make_bench, make_executor, monkeypatch):
-        """After an orderly stop another scheduler has to wait a second, not the whole lease."""
+        """Another scheduler has to wait a second after an orderly stop, not the whole lease."""
         monkeypatch.setattr(link, "RELEASE_DEADLINE_S", DEADLINE_S)
         executor = make_executor()
         bench = make_bench(has_real_link=True, executor=executor.address, lease_ms=500_000)
@@ -174,8 +178,8 @@ class TestBreaking:
     @pytest.mark.parametrize("window", [1, 2, 4, 16])
     def test_cut_stream_is_attached_again(self, make_bench, make_executor, address, window):
         """
-        A broken stream is opened again within the session: no token is lost or repeated, no step computed twice, and
-        no prompt token either.
+        A broken stream is opened again within the session: no token is lost or repeated, and
+        neither a step nor a prompt token is computed twice.
         """
         executor = make_executor()
         bench = make_bench(has_real_link=True, executor=address, window=window, run_ahead=window)
@@ -203,7 +207,7 @@ class TestBreaking:
         assert {} == frontend.failed
 
     def test_garbage_on_the_stream_opens_a_new_session(self, bench, make_executor):
-        """A message that says nothing ends the session; the next one goes on."""
+        """A message that cannot be decoded ends the session; the next one goes on."""
         executor = make_executor()
         frontend = start(bench)
         executor.garbage = seal(b"\xff\xff\xff")

@@ -28,7 +28,7 @@ class _Silence(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An address that takes every call and answers none."""
+    """Yield an address that takes every call and answers none."""
     is_over = threading.Event()
     server = grpc.server(ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers((_Silence(is_over),))
@@ -53,7 +53,7 @@ def make_executor() -> Iterator[Callable[..., GrpcExecutor]]:
 
 
 class Path:
-    """A way to an executor that can go away while others stay."""
+    """A path to an executor that can break while others stay."""
 
     def __init__(self, target: str) -> None:
         self._proxy = TcpProxy(target)
@@ -71,7 +71,7 @@ class Path:
 
 @pytest.fixture
 def serve(make_bench):
-    """Serve with executors at these addresses."""
+    """Return a function that serves with executors at these addresses."""
 
     def make(*addresses: str, **settings):
         known = {"executor": ",".join(addresses), "lease_ms": 1000}
@@ -81,7 +81,9 @@ def serve(make_bench):
 
 
 def assert_same_session(bench, frontend, executor: GrpcExecutor) -> None:
-    """All is done in the one session, and every step and prompt token was computed once."""
+    """
+    Check that all requests end in the one session, with every step and prompt token computed once.
+    """
     assert_all_complete(bench, frontend)
     assert 1 == executor.num_sessions
     bench.until(lambda: not bench.loop._session._in_flight)
@@ -92,7 +94,7 @@ def assert_same_session(bench, frontend, executor: GrpcExecutor) -> None:
 
 class TestProbe:
     def test_leaving_it_ends_its_calls_without_a_word(self, caplog):
-        """Calls that nobody waits for any more are ended when a probe is left, and nothing is logged."""
+        """Calls of a probe are ended when the probe is left, and nothing is logged."""
         before = set(threading.enumerate())
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -107,7 +109,9 @@ class TestProbe:
 
 class TestSilentAddress:
     def test_first_session_does_not_wait_for_it(self, serve, silent, make_executor):
-        """A living executor is found beside an address that never answers, however long that takes."""
+        """
+        A living executor is found beside an address that never answers, however long that takes.
+        """
         executor = make_executor()
         bench = serve(silent, executor.address)
         assert_all_complete(bench, start(bench))
@@ -115,7 +119,9 @@ class TestSilentAddress:
 
     @pytest.mark.slow
     def test_work_moves_past_it(self, serve, silent, make_executor):
-        """Work of a dead executor moves to a living one though an address between them is silent."""
+        """
+        Work of a dead executor moves to a living one though an address between them is silent.
+        """
         dead, living = make_executor(boot_id="a"), make_executor(boot_id="b")
         bench = serve(dead.address, silent, living.address)
         frontend = start(bench)
@@ -137,7 +143,9 @@ class TestSilentAddress:
 @pytest.mark.usefixtures("one_by_one")
 class TestOtherPath:
     def test_broken_path_keeps_the_session(self, serve, make_executor):
-        """When an address refuses and another one is of the same executor, the session goes on there."""
+        """
+        A session goes on at another address of the same executor when its own address refuses.
+        """
         executor = make_executor()
         path = Path(executor.address)
         bench = serve(path.address, executor.address)
@@ -147,7 +155,7 @@ class TestOtherPath:
         assert executor.address == bench.loop._session.address
 
     def test_silent_path_is_left_before_the_executor_is_given_up(self, serve, make_executor):
-        """When a path swallows everything the other path is found at the first new stream."""
+        """A path that swallows all packets is left for the other path at the first new stream."""
         executor = make_executor()
         path = Path(executor.address)
         bench = serve(path.address, executor.address)
@@ -169,7 +177,7 @@ class TestOtherPath:
 
     @pytest.mark.slow
     def test_path_is_found_back(self, serve, make_executor):
-        """Of two paths each is used again when the other one breaks."""
+        """Each of two paths is used again when the other one breaks."""
         executor = make_executor()
         first, second = Path(executor.address), Path(executor.address)
         bench = serve(first.address, second.address)
@@ -184,7 +192,10 @@ class TestOtherPath:
         assert {} == frontend.failed
 
     def test_silence_does_not_move_work_to_another_executor(self, serve, make_executor):
-        """An executor that is silent for less than lost_after_s keeps its work, though another is free."""
+        """
+        An executor that is silent for less than lost_after_s keeps its work, though another is
+        free.
+        """
         executor, other = make_executor(boot_id="a"), make_executor(boot_id="b")
         path = Path(executor.address)
         bench = serve(path.address, other.address)

@@ -90,7 +90,7 @@ class TestServing:
 
     @pytest.mark.parametrize(("computes_s", "in_flight"), [(0.001, 5), (0.02, 2)])
     def test_short_steps_run_ahead_while_nobody_waits(self, make_bench, computes_s, in_flight):
-        """As many steps are under way as the core says for steps of the usual length."""
+        """The number of steps in flight is the core's choice for steps of the usual length."""
         bench = make_bench(window=2, run_ahead=5)
         bench.link.computes_s = computes_s
         bench.link.boot("boot-1")
@@ -103,7 +103,7 @@ class TestServing:
         assert in_flight == _stats(bench, frontend).steps_in_flight
 
     def test_waiting_requests_learn_their_place(self, bench):
-        """Who waits is told how many are ahead."""
+        """A waiting request is told how many are ahead of it."""
         frontend = bench.frontend()
         bench.link.is_holding = True
         for stream_id in range(10):
@@ -145,7 +145,7 @@ class TestServing:
 
     @pytest.mark.parametrize(("kind", "argument"), [("nonsense", b"{}"), ("drain", b"[")])
     def test_bad_query_is_answered_with_an_error(self, bench, kind, argument):
-        """A question that makes no sense gets an error instead of silence."""
+        """A query that makes no sense gets an error instead of silence."""
         frontend = bench.frontend()
         error = bench.reply(frontend, kind, argument).error
         assert error is not None
@@ -154,7 +154,7 @@ class TestServing:
 
 class TestRefusals:
     def test_before_any_executor(self, make_bench):
-        """Without an executor a request is refused with when to try again."""
+        """A request before any executor is attached is refused, with advice when to try again."""
         bench = make_bench()
         frontend = bench.frontend()
         frontend.submit(1, [5], 1)
@@ -165,7 +165,9 @@ class TestRefusals:
         )
 
     def test_full_queue(self, make_bench):
-        """Requests over max_num_seqs are refused, naming the limit; ended ones make room."""
+        """
+        Requests over max_num_seqs are refused, naming the limit; requests that ended make room.
+        """
         bench = make_bench(max_num_seqs=3)
         bench.link.boot("boot-1")
         frontend = bench.frontend()
@@ -201,7 +203,7 @@ class TestRefusals:
 
 class TestEnding:
     def _bring_to(self, bench, frontend, state: str) -> None:
-        """Put request 1 in a state, with its step in flight if it has one."""
+        """Bring request 1 to a state, with its step in flight if it has one."""
         if state == "waiting":
             bench.link.is_holding = True
             for stream_id in range(100, 108):
@@ -241,7 +243,7 @@ class TestEnding:
         assert 0 == _stats(bench, frontend).used_blocks
 
     def test_stop_string_end_counts_to_its_token(self, bench):
-        """An end the frontend found is reported with the count it gave."""
+        """An end that the frontend found is reported with the count that it gave."""
         frontend = bench.frontend()
         frontend.submit(1, [5], 60)
         bench.until(lambda: len(frontend.tokens.get(1, [])) >= 4)
@@ -269,7 +271,7 @@ class TestEnding:
 
 class TestFrontends:
     def test_full_pipe_merges_and_loses_nothing(self, bench):
-        """While a frontend does not read, steps go on, and later it gets every token in order."""
+        """Steps go on while a frontend does not read, and later it gets every token in order."""
         slow, other = bench.frontend(0), bench.frontend(1)
         slow.submit(0, [5], 60)
         bench.until(lambda: 0 in slow.accepted)
@@ -291,7 +293,9 @@ class TestFrontends:
         assert slow.num_updates < metrics.stats.steps
 
     def test_death_frees_what_its_requests_held(self, bench):
-        """When a frontend's process ends, its requests end and others are not disturbed."""
+        """
+        Requests end with the process of their frontend, and other frontends are not disturbed.
+        """
         dying, other = bench.frontend(0), bench.frontend(1)
         dying.submit(1, [5], 60)
         other.submit(1, [6], 60)
@@ -303,7 +307,7 @@ class TestFrontends:
         bench.until(lambda: _is_drained(bench))
 
     def test_vanished_frontend_is_found_by_sending(self, bench):
-        """A frontend that nobody reported dead is noticed when a message cannot reach it."""
+        """A frontend that died unreported is noticed when a message cannot reach it."""
         dying, other = bench.frontend(0), bench.frontend(1)
         bench.link.is_holding = True
         dying.submit(1, [5], 60)
@@ -318,7 +322,7 @@ class TestFrontends:
         assert {"CANCELLED": 1} == metrics.finished_by_reason
 
     def test_restarted_frontend_starts_empty(self, bench):
-        """A second Hello with the same index ends what the first one had."""
+        """A second Hello with the same index ends the requests of the first."""
         frontend = bench.frontend(0)
         bench.link.is_holding = True
         frontend.submit(1, [5], 60)
@@ -332,7 +336,7 @@ class TestFrontends:
         assert expected_outputs([7], 5) == again.tokens[1]
 
     def test_garbage_does_not_stop_the_loop(self, bench):
-        """A frame that is no message is dropped and the sender is served on."""
+        """A frame that is no message is dropped, and its sender is served on."""
         frontend = bench.frontend()
         frontend.send_frame(b"\xff\x00")
         frontend.submit(1, [5], 2)
@@ -362,7 +366,10 @@ class TestDraining:
         assert expected_outputs([5], 3) == frontend.tokens[1]
 
     def test_drain_query_whose_grace_was_lengthened_tells_who_runs_still(self, bench):
-        """A later drain gives requests longer: the earlier one's answer comes in its time and counts them."""
+        """
+        A later drain gives requests longer: the earlier one is answered in its own time and counts
+        them.
+        """
         frontend = bench.frontend()
         bench.link.is_holding = True
         frontend.submit(1, [5], 3)
@@ -377,7 +384,10 @@ class TestDraining:
         assert second not in frontend.replies
 
     def test_drain_query_hands_over_what_is_left(self, bench):
-        """When the grace time is over, the rest fails with HANDED_OVER, is counted, and the executor is given back."""
+        """
+        Requests that are left when the grace time is over fail with HANDED_OVER and are counted,
+        and the executor is given back.
+        """
         frontend = bench.frontend()
         bench.link.is_holding = True
         frontend.submit(1, [5], 3, num_choices=2, temperature=1.0)
@@ -407,7 +417,7 @@ class TestDraining:
         assert 1 == snapshot.decode_drain_result(frontend.replies[first].result).remaining_requests
 
     def test_stop_lets_requests_finish(self, bench):
-        """A stopping core serves what it has and then ends by itself."""
+        """A stopping core serves its requests and then ends by itself."""
         frontend = bench.frontend()
         frontend.submit(1, [5], 40)
         bench.until(lambda: frontend.accepted)
@@ -417,7 +427,7 @@ class TestDraining:
         assert expected_outputs([5], 40) == frontend.tokens[1]
 
     def test_stop_hands_over_what_is_left(self, bench):
-        """What has not ended when the grace time is over fails with HANDED_OVER."""
+        """Requests that have not ended when the grace time is over fail with HANDED_OVER."""
         frontend = bench.frontend()
         bench.link.is_holding = True
         frontend.submit(1, [5], 40)

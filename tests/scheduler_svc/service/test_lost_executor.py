@@ -1,4 +1,4 @@
-"""What the loop makes of an executor that is silent, stuck, replaced or taken away."""
+"""The loop's treatment of an executor that is silent, stuck, replaced or taken away."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class TestStoppedExecutor:
     @WINDOWS
     def test_back_in_time_loses_nothing(self, make_bench, window):
         """
-        An executor that is silent for less than lost_after_s makes the service unready, and ready again, and computes
-        nothing twice, though its stream was opened anew meanwhile.
+        An executor that is silent for less than lost_after_s makes the service unready for that
+        time and computes nothing twice, though its stream was opened anew meanwhile.
         """
         bench = make_bench(window=window, run_ahead=window)
         frontend = start(bench)
@@ -46,7 +46,7 @@ class TestStoppedExecutor:
         assert_nothing_recomputed(bench, frontend)
 
     def test_short_silence_keeps_the_stream(self, make_bench):
-        """A stream that is silent for a moment simply goes on."""
+        """A stream that is silent for a moment goes on."""
         bench = make_bench()
         frontend = start(bench)
         bench.link.is_stopped = True
@@ -56,7 +56,9 @@ class TestStoppedExecutor:
         assert ["connect", "attach"] == bench.link.commands
 
     def test_is_given_up_after_lost_after_s(self, bench, deaths):
-        """Silence for longer than lost_after_s ends the session, and others are asked first."""
+        """
+        Silence for longer than lost_after_s ends the session, and other executors are asked first.
+        """
         frontend = start(bench)
         bench.link.is_stopped = True
         bench.let_pass(29.0)
@@ -70,7 +72,7 @@ class TestStoppedExecutor:
         assert stats_of(bench, frontend).recomputed_tokens > NUM_PROMPT_TOKENS
 
     def test_lost_after_s_may_be_short(self, make_bench):
-        """A setting of two seconds means two seconds, with a new stream tried before."""
+        """A lost_after_s of two seconds is kept, with a new stream tried before."""
         bench = make_bench(lost_after_s=2.0)
         start(bench)
         bench.link.is_stopped = True
@@ -99,7 +101,7 @@ class TestLateStep:
         assert "connect elsewhere" == bench.link.commands[-1]
 
     def test_slow_steps_allow_slower_ones(self, bench):
-        """A step as old as twenty of those that computed as much is not late before."""
+        """A step is late only when it is older than twenty steps that computed as much."""
         frontend = start(bench)
         bench.link.computes_s = 1.0
         done = len(frontend.tokens[0])
@@ -113,7 +115,7 @@ class TestLateStep:
         bench.until(lambda: not frontend.availabilities[-1].ready)
 
     def test_late_step_that_ends_after_all_is_forgiven(self, bench):
-        """Its result turns the service ready without waiting for a heartbeat."""
+        """The result of a late step makes the service ready without a heartbeat."""
         frontend = start(bench)
         bench.link.is_holding = True
         bench.until(lambda: bench.link._pending)
@@ -126,7 +128,9 @@ class TestLateStep:
 
     @pytest.mark.parametrize("then", ["is given up", "is cut off"])
     def test_stays_unready_until_another_step_can_run(self, bench, then):
-        """Losing an executor that is stuck, or its stream, makes the service no readier, not even for a moment."""
+        """
+        A service with a stuck executor stays unready when it loses the executor or its stream.
+        """
         frontend = start(bench)
         bench.link.is_holding = True
         bench.until(lambda: bench.link._pending)
@@ -152,8 +156,8 @@ class TestLostMessages:
     @pytest.mark.parametrize("what", ["num_to_drop", "num_results_to_drop"])
     def test_living_stream_that_lost_a_message_is_opened_anew(self, make_bench, window, what):
         """
-        When heartbeats say that nothing runs while results are awaited, the stream is attached again: what was lost
-        comes again, and nothing is computed twice.
+        A stream is opened again when heartbeats say that no step runs while results are awaited:
+        lost messages come again, and nothing is computed twice.
         """
         bench = make_bench(window=window, run_ahead=1)
         bench.link.is_holding = True
@@ -174,7 +178,7 @@ class TestLostMessages:
         assert_nothing_recomputed(bench, frontend)
 
     def test_idle_service_is_left_in_peace(self, bench):
-        """Idle heartbeats while no step waits for a result are what an idle executor sends."""
+        """Idle heartbeats while no step waits for its result cause no new stream."""
         frontend = start(bench)
         assert_all_complete(bench, frontend)
         for _ in range(10):
@@ -184,7 +188,9 @@ class TestLostMessages:
 
     @pytest.mark.parametrize("what", ["num_to_drop", "num_results_to_drop"])
     def test_message_that_never_gets_through_ends_the_session(self, bench, deaths, what):
-        """A step or result that is lost on stream after stream is not sent for ever: a new session begins."""
+        """
+        A step or result that is lost on stream after stream ends the session, and a new one begins.
+        """
         setattr(bench.link, what, 10**6)
         frontend = start(bench, until=0)
         bench.until(lambda: bench.loop._session._in_flight)
@@ -199,7 +205,7 @@ class TestLostMessages:
         assert_all_complete(bench, frontend)
 
     def test_step_that_computes_keeps_its_session(self, bench, deaths):
-        """However often the stream breaks while a step computes, its executor is not given up for that."""
+        """An executor keeps its session while a step computes, however often the stream breaks."""
         frontend = start(bench)
         bench.link.is_holding = True
         bench.until(lambda: bench.link._pending)
@@ -215,7 +221,7 @@ class TestLostMessages:
 
 class TestOtherAddresses:
     def test_are_asked_when_the_executor_cannot_be_reached(self, bench):
-        """After some streams that could not be opened, other executors are tried in between."""
+        """Other executors are tried in between after some streams that could not be opened."""
         frontend = start(bench)
         bench.link.kill()
         bench.turn()
@@ -243,7 +249,7 @@ class TestOtherAddresses:
 
 class TestFencing:
     def test_fenced_scheduler_turns_unready_and_says_why(self, bench):
-        """Who was fenced is unready at once, names the other, and asks no more than politely."""
+        """A fenced scheduler is unready at once, names the new holder, and does not take over."""
         frontend = start(bench)
         bench.link.is_up = False
         fenced = {"cause": "fenced", "holder": "other", "incarnation": "7"}
@@ -264,7 +270,7 @@ class TestFencing:
 
 class TestOtherModel:
     def refuse(self, bench) -> None:
-        """The only executor that answers has another model."""
+        """Report that the only executor which answers has another model."""
         other = ConnectFailed(
             error=ModelChanged("it serves others"),
             retry_in_s=1.0,
@@ -275,7 +281,7 @@ class TestOtherModel:
         bench.turn()
 
     def test_is_not_accepted_while_requests_live(self, bench):
-        """The link is told which model live requests need, and that none is when there are none."""
+        """The link is told which model live requests need, or None if there are no requests."""
         frontend = bench.frontend()
         bench.until(lambda: frontend.availabilities[-1].ready)
         assert bench.link.required is None
@@ -286,7 +292,10 @@ class TestOtherModel:
         assert bench.link.required is None
 
     def test_ends_requests_when_no_other_comes_in_time(self, make_bench):
-        """After recovery_timeout_s requests fail MODEL_CHANGED, and the new model is served and logged by its print."""
+        """
+        Requests fail MODEL_CHANGED after recovery_timeout_s, and the new model is served and logged
+        with its fingerprint.
+        """
         bench = make_bench(recovery_timeout_s=50.0)
         frontend = start(bench)
         bench.link.kill()
@@ -309,7 +318,7 @@ class TestOtherModel:
         assert ["f" * 64, "e" * 64] == [model.revision for model in frontend.models]
 
     def test_that_came_and_went_does_not_decide(self, make_bench):
-        """When an executor of another model is gone again, requests fail EXECUTOR_LOST."""
+        """Requests fail EXECUTOR_LOST when an executor of another model came and went."""
         bench = make_bench(recovery_timeout_s=5.0)
         frontend = start(bench)
         bench.link.kill()
@@ -320,7 +329,9 @@ class TestOtherModel:
         assert {"EXECUTOR_LOST"} == {failed.reason for failed in frontend.failed.values()}
 
     def test_own_model_in_time_goes_on(self, make_bench):
-        """An executor with the same fingerprint takes the requests, whoever was refused before."""
+        """
+        An executor with the same fingerprint takes the requests, though another was refused before.
+        """
         bench = make_bench(recovery_timeout_s=50.0)
         frontend = start(bench)
         bench.link.kill()
@@ -333,7 +344,7 @@ class TestOtherModel:
 
 class TestDisagreement:
     def test_both_sides_log_their_columns(self, bench):
-        """A state hash mismatch is counted as a bug, and the scheduler logs what it believes."""
+        """A state hash mismatch is counted as a bug, and the scheduler logs its own columns."""
         frontend = start(bench)
         bench.link.is_holding = True
         bench.until(lambda: bench.link._pending)

@@ -51,13 +51,13 @@ class TestModelCache:
         assert cache.find("f") is None
 
     def test_file_without_end_does_not_fill_the_disk(self, cache, monkeypatch):
-        """A file over the limit is refused before it is written."""
+        """A file over the limit is refused before it is written in full."""
         monkeypatch.setattr(model_cache, "MAX_FILE_BYTES", 10)
         with pytest.raises(IncompatibleExecutor, match="over 10 bytes"):
             cache.store("f", (_chunk("a", b"12345") for _ in range(3)))
 
     def test_place_that_cannot_be_written_is_an_error_with_advice(self, tmp_path):
-        """A full or broken disk is a typed error that names the place, and the link tries again."""
+        """A place that cannot be written to is a typed error that names it."""
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(InternalError, match=r"cannot be written to .*file/models: Not a dir"):
             ModelCache(tmp_path / "file/models").store("f", [_chunk("a", b"1", b"1")])

@@ -1,4 +1,4 @@
-"""Choices, digests and what operators ask for, through the whole core process but its sockets' ends."""
+"""Choices, digests and operators' queries, through the whole core process without its sockets."""
 
 import pytest
 
@@ -37,7 +37,7 @@ class TestChoices:
         )
 
     def test_a_frontend_that_dies_takes_all_choices_along(self, bench):
-        """Nothing of a dead frontend's requests is left."""
+        """A frontend that dies takes all choices of its requests along."""
         frontend, other = bench.frontend(0), bench.frontend(1)
         bench.link.is_holding = True
         frontend.submit(10, PROMPT, 50, num_choices=4, temperature=1.0)
@@ -55,7 +55,7 @@ class TestChoices:
 
 class TestDigests:
     def test_digests_for_other_blocks_are_not_used(self, bench):
-        """A prompt hashed for another block size is served, and what it finds is its own."""
+        """A prompt hashed for another block size is served without the use of these digests."""
         frontend = bench.frontend()
         wrong = bytes(32) * 3
         for stream_id, prompt in ((1, [5] * 12), (2, [6] * 12)):
@@ -67,7 +67,7 @@ class TestDigests:
 
 class TestOperators:
     def test_flush_forgets_what_was_cached(self, bench):
-        """A second equal prompt finds the first; after a flush a third finds nothing."""
+        """A second equal prompt finds the first; a third, after a flush, finds nothing."""
         frontend = bench.frontend()
         for stream_id in (1, 2):
             frontend.submit(stream_id, [5] * 12, 2)
@@ -79,7 +79,7 @@ class TestOperators:
         assert flushed.freed_blocks > 0
 
     def test_events_that_are_not_kept_are_a_typed_error(self, bench):
-        """Without tracking, events are refused and say what to switch on."""
+        """A query for events without tracking is refused and says what to switch on."""
         frontend = bench.frontend()
         reply = bench.reply(frontend, "events", b'{"request_id": "0-1"}')
         assert "EVENTS_NOT_TRACKED" == reply.error.reason
@@ -87,7 +87,9 @@ class TestOperators:
 
     @pytest.mark.parametrize("mode", list(KvMode))
     def test_suspension_is_a_step_and_answered_once_obeyed(self, bench, mode):
-        """The executor is told before the answer comes, nothing is sent until it is resumed."""
+        """
+        The executor is suspended before the answer comes, and no step is sent until it is resumed.
+        """
         frontend = bench.frontend()
         frontend.submit(1, PROMPT, 40)
         bench.until(lambda: frontend.tokens.get(1))
@@ -110,7 +112,7 @@ class TestOperators:
         assert expected_outputs([9], 3) == frontend.tokens[2]
 
     def test_nobody_can_be_suspended_without_an_executor(self, make_bench):
-        """Before an executor is attached suspending is refused, resuming does nothing."""
+        """Suspending is refused before an executor is attached, and resuming does nothing."""
         bench = make_bench()
         frontend = bench.frontend()
         argument = snapshot.encode_json(snapshot.SuspendArgument(1))
@@ -120,7 +122,10 @@ class TestOperators:
 
 class TestExecutorInUse:
     def test_address_is_told_while_an_executor_is_attached(self, bench, make_bench):
-        """Who wants to talk to the executor itself learns where it is and what it can; without one it is refused."""
+        """
+        The executor's address and features are told while one is attached, and the query is refused
+        without one.
+        """
         frontend = bench.frontend()
         bench.until(lambda: any(one.executor_attached for one in frontend.availabilities))
         executor = snapshot.decode_executor(bench.reply(frontend, "executor").result)
@@ -131,7 +136,10 @@ class TestExecutorInUse:
 
 class TestStepParts:
     def test_time_and_graphs_of_steps_are_counted(self, bench):
-        """What results say of waiting, forward pass, sampling and graphs adds up in the statistics and the metrics."""
+        """
+        Times of waiting, forward pass and sampling, and graphs, in results add up in statistics and
+        metrics.
+        """
         bench.link.parts = StepTimings(queued_ns=1_000_000, forward_ns=4_000_000, sample_ns=500_000)
         bench.link.graph = 8
         frontend = bench.frontend()
@@ -160,7 +168,10 @@ class TestStepParts:
 
 class TestLiveness:
     def test_frontend_that_is_silent_for_too_long_is_told_to_all(self, bench):
-        """Frontends speak every few seconds: one that did not for half a minute is not alive, until it speaks again."""
+        """
+        A frontend that was silent for half a minute is told to all as not alive, until it speaks
+        again.
+        """
         stuck, other = bench.frontend(0), bench.frontend(1)
         for _ in range(31):
             bench.lead_s += 1.0
@@ -180,7 +191,7 @@ class TestLiveness:
         assert all(one.frontends_alive for one in frontend.availabilities)
 
     def test_frontend_that_is_gone_is_not_waited_for(self, bench):
-        """A frontend whose process ended does not count."""
+        """A frontend with a process that ended does not count."""
         bench.frontend(0)
         other = bench.frontend(1)
         bench.loop.frontend_died(0)

@@ -1,4 +1,4 @@
-"""What operators read in the scheduler's log while it serves."""
+"""Lines of the scheduler's log that operators read while it serves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.scheduler_svc.service.arithmetic_runner import expected_outputs
 
 
 def lines(logs, part: str) -> list[tuple[str, str]]:
-    """Level and text of the lines with this in them."""
+    """Return level and text of the lines with this in them."""
     said = [(entry["log_level"], entry.get("sentence", "")) for entry in logs]
     return [(level, text) for level, text in said if part in text]
 
@@ -18,7 +18,7 @@ def lines(logs, part: str) -> list[tuple[str, str]]:
 class TestOperatorLog:
     def test_prompts_and_every_fortieth_decode_pass_are_logged(self, bench):
         """
-        The core's lines are log events word for word, as information.
+        The core's lines are log events of level info, word for word.
         """
         with structlog.testing.capture_logs() as logs:
             frontend = bench.frontend()
@@ -37,7 +37,7 @@ class TestOperatorLog:
 
     def test_running_out_of_blocks_is_a_warning(self, make_bench):
         """
-        A retraction is logged with its numbers and with what to do about it; clients see nothing.
+        A retraction is logged with its numbers and with advice; clients see nothing of it.
         """
         bench = make_bench(schedule_conservativeness=0.0, enable_prefix_caching=False)
         bench.link.boot("boot-1")
@@ -58,7 +58,7 @@ class TestOperatorLog:
 
     def test_settings_without_effect_are_a_warning(self, make_bench):
         """
-        When the executor is known, a setting that does nothing with it is warned of, once.
+        A setting without effect on the executor gives one warning when the executor is known.
         """
         bench = make_bench(preemption_mode="swap")
         with structlog.testing.capture_logs() as logs:
@@ -72,7 +72,7 @@ class TestOperatorLog:
 
     def test_every_nth_step_has_a_line(self, make_bench):
         """
-        With logging_step_interval 3 the steps 3, 6, ... are logged with their time, shape and load.
+        Steps 3, 6, ... are logged with their time, shape and load if logging_step_interval is 3.
         """
         bench = make_bench(logging_step_interval=3)
         bench.link.boot("boot-1")
@@ -91,7 +91,7 @@ class TestOperatorLog:
 
     def test_without_an_interval_no_step_has_a_line(self, bench):
         """
-        Unless it is asked for, no step is logged.
+        No step is logged unless an interval is set.
         """
         with structlog.testing.capture_logs() as logs:
             frontend = bench.frontend()

@@ -17,7 +17,7 @@ class FakeSender:
         self.full: set[int] = set()
         self.gone: set[int] = set()
         self.room: dict[int, int] = {}
-        """Messages that a pipe takes before it is full."""
+        """Number of messages that a pipe takes before it is full."""
         self.num_attempts = 0
 
     def try_send(self, index: int, message: CoreMessage) -> bool:
@@ -53,7 +53,7 @@ def publisher(sender, gone) -> Publisher:
 
 
 def _tokens(*rows: tuple[int, int, int, int]) -> CoreEvents:
-    """Events of (frontend, stream, offset, token) rows."""
+    """Return events of (frontend, stream, offset, token) rows."""
     return CoreEvents(
         token_handle=np.array([handle_of(f, s) for f, s, _, _ in rows], np.int64),
         token_offset=np.array([row[2] for row in rows], np.int32),
@@ -130,7 +130,7 @@ class TestPublisher:
         assert 0 == sender.num_attempts
 
     def test_full_pipe_merges_into_the_next_message(self, publisher, sender):
-        """What a pipe does not take follows in one message with what came later, in order."""
+        """Messages that a pipe does not take follow in one message with later ones, in order."""
         sender.full = {0}
         for offset in range(3):
             publisher.add(_tokens((0, 7, offset, 20 + offset), (1, 7, offset, 30 + offset)))
@@ -144,7 +144,9 @@ class TestPublisher:
         assert 2 == publisher.num_merged
 
     def test_long_lag_costs_messages_of_bounded_size(self, publisher, sender):
-        """After a long lag tokens come in several messages of bounded size, the ends in the last."""
+        """
+        Tokens after a long lag come in several messages of bounded size, the ends in the last.
+        """
         sender.full = {0}
         streams, steps = 512, 400
         handles = np.array([handle_of(0, stream) for stream in range(streams)], np.int64)
@@ -163,7 +165,7 @@ class TestPublisher:
         assert [(5, step, step) for step in range(steps)] == rows
 
     def test_pipe_that_fills_up_again_keeps_the_rest(self, publisher, sender):
-        """Of what was held back, all that a pipe does not take yet follows later, once."""
+        """Messages held back that a pipe again does not take follow later, once."""
         sender.full = {0}
         for offset, stream in enumerate((7, 8, 9)):
             publisher.add(_tokens((0, stream, offset, 5)))
@@ -202,7 +204,7 @@ class TestPublisher:
         assert [Accepted, Accepted, Update, Update] == kinds
 
     def test_progress_held_back_keeps_the_newest(self, publisher, sender):
-        """Of several places in the queue only the last is sent."""
+        """The last of several places in the queue is the only one sent."""
         sender.full = {0}
         for place in (5, 4, 3):
             progress = Progress(handle=handle_of(0, 7), kind=ProgressKind.QUEUED, value=place)

@@ -25,8 +25,8 @@ def publisher(sender) -> Publisher:
 
 def told(*rows: tuple[int, int, int, int]) -> CoreEvents:
     """
-    One token each of (frontend, stream, offset, number of likeliest ids) rows, with its log
-    probabilities.
+    Return events with one token each of (frontend, stream, offset, number of likeliest ids) rows,
+    with its log probabilities.
     """
     events = _tokens(*((f, s, offset, 7) for f, s, offset, _ in rows))
     count = [num_top for _, _, _, num_top in rows]
@@ -44,7 +44,7 @@ def told(*rows: tuple[int, int, int, int]) -> CoreEvents:
 
 
 def entries(update: Update) -> list[tuple[int, int, float, list[int]]]:
-    """(stream, offset, log probability, likeliest ids) of each entry."""
+    """Return (stream, offset, log probability, likeliest ids) of each entry."""
     found = []
     for one in update.logprobs:
         streams = np.frombuffer(one.stream, "<u4").tolist()
@@ -71,7 +71,7 @@ def test_each_frontend_gets_its_own(publisher, sender):
 
 def test_nothing_is_lost_while_a_pipe_is_full(publisher, sender):
     """
-    What a full pipe holds back is sent in order and once, before the end of its request.
+    Entries that a full pipe holds back are sent in order and once, before the end of their request.
     """
     sender.full.add(0)
     for offset in range(50):
@@ -107,7 +107,7 @@ def test_a_lagging_frontend_gets_messages_of_limited_size(publisher, sender, mon
 
 def test_a_refused_message_is_tried_again_whole(publisher, sender):
     """
-    What a pipe took none of comes again with everything that was in it, and what came meanwhile.
+    A message that a pipe did not take is sent again whole, with what came meanwhile.
     """
     sender.room[0] = 1
     publisher.add(told((0, 1, 0, 1)))

@@ -14,7 +14,7 @@ PROMPTS = [[5, 6, 7], [8], list(range(20, 40))]
 
 
 def _start(bench, *, num_tokens: int = 40, until: int = 5):
-    """Three requests, the first of them with some output."""
+    """Submit three requests and wait until the first has some output."""
     frontend = bench.frontend()
     for stream_id, prompt in enumerate(PROMPTS):
         frontend.submit(stream_id, prompt, num_tokens)
@@ -32,7 +32,9 @@ def _assert_all_complete(bench, frontend, num_tokens: int = 40) -> None:
 class TestBrokenStream:
     @pytest.mark.parametrize("window", [1, 2, 4])
     def test_is_attached_again_and_nothing_is_recomputed(self, make_bench, window):
-        """A cut stream costs no token and no second session; missed results come again."""
+        """
+        A cut stream costs no token and no second session; results that were missed come again.
+        """
         bench = make_bench(window=window)
         bench.link.boot("boot-1")
         frontend = _start(bench)
@@ -48,7 +50,7 @@ class TestBrokenStream:
         assert prompt_tokens == metrics.stats.prefill_tokens
 
     def test_steps_that_did_not_arrive_are_sent_again(self, bench):
-        """A step computed while detached is not computed twice, one never received is."""
+        """A step computed while detached is not computed twice, and its result comes again."""
         frontend = _start(bench)
         bench.link.is_holding = True
         bench.until(lambda: bench.link._pending)
@@ -62,7 +64,9 @@ class TestBrokenStream:
 class TestLostSession:
     @pytest.mark.parametrize("window", [1, 2, 4])
     def test_new_boot_goes_on_with_the_same_streams(self, make_bench, window):
-        """After an executor died, every request continues at its next token, none repeated."""
+        """
+        Every request continues at its next token after an executor died, and no token is repeated.
+        """
         bench = make_bench(window=window)
         bench.link.boot("boot-1")
         frontend = _start(bench)
@@ -98,7 +102,7 @@ class TestLostSession:
         assert ["connect", "attach"] * 2 == bench.link.commands
 
     def test_request_ended_while_away_is_not_admitted_again(self, bench):
-        """What a client cancels during recovery ends at once and never runs again."""
+        """A request that ends during recovery ends at once and never runs again."""
         frontend = _start(bench)
         bench.link.kill()
         bench.turn()
@@ -146,7 +150,7 @@ class TestReplacedExecutor:
         assert frontend.refused[1].reason == "MODEL_CHANGED"
 
     def test_less_memory_fails_only_what_no_longer_fits(self, bench):
-        """On a smaller executor requests that fit go on, the others fail with why."""
+        """Requests that fit a smaller executor go on, and the others fail with NEVER_FITS."""
         frontend = bench.frontend()
         frontend.submit(0, [5], 8)
         frontend.submit(1, [6], 60)
@@ -161,7 +165,7 @@ class TestReplacedExecutor:
 
 class TestGivingUp:
     def test_requests_fail_when_recovery_takes_too_long(self, make_bench):
-        """After recovery_timeout_s without an executor requests fail, and new ones are refused."""
+        """Requests fail after recovery_timeout_s without an executor, and new ones are refused."""
         bench = make_bench(recovery_timeout_s=50.0)
         bench.link.boot("boot-1")
         frontend = _start(bench)
@@ -198,7 +202,9 @@ class TestReadiness:
         bench.until(lambda: frontend.availabilities[-1].ready)
 
     def test_any_message_is_a_sign_of_life(self, make_bench):
-        """Results count as heartbeats do: an executor too busy for these is not silent."""
+        """
+        Results count as heartbeats do: an executor that is too busy for heartbeats is not silent.
+        """
         bench = make_bench(ready_grace_s=1.0)
         bench.link.boot("boot-1")
         frontend = bench.frontend()
@@ -211,7 +217,7 @@ class TestReadiness:
         assert num_told == len(frontend.availabilities)
 
     def test_own_absence_is_not_taken_for_the_executors(self, make_bench):
-        """A scheduler that was stopped for a minute itself does not find its executor silent."""
+        """A scheduler that was itself stopped for a minute does not find its executor silent."""
         bench = make_bench()
         bench.link.boot("boot-1")
         frontend = bench.frontend()
@@ -245,7 +251,7 @@ class TestReadiness:
         )
 
     def test_late_step_is_no_progress(self, bench):
-        """A step that computes for longer than steps may makes the service unready."""
+        """A step that computes for longer than it may makes the service unready."""
         frontend = bench.frontend()
         bench.link.is_holding = True
         frontend.submit(1, [5], 5)
@@ -259,7 +265,7 @@ class TestReadiness:
         bench.until(lambda: frontend.availabilities[-1].ready)
 
     def test_refused_executor_leaves_the_service_unready(self, make_bench):
-        """An executor that must not be used is not attached, and clients can be told why."""
+        """An executor that must not be used is not attached, and clients can be told the reason."""
         bench = make_bench()
         frontend = bench.frontend()
         error = IncompatibleExecutor("block_size is set to 16, but the executor has 4")

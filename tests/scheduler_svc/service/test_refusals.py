@@ -1,4 +1,4 @@
-"""What is told of executors that answer and are not used."""
+"""Reports of executors that answer and are not used."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from tandem.errors import IncompatibleExecutor, SessionHeld
 
 
 def attached(bench):
-    """A frontend of a service that has its executor."""
+    """Return a frontend of a service that has its executor."""
     frontend = bench.frontend()
     bench.until(lambda: frontend.availabilities[-1].executor_attached)
     return frontend
 
 
 def test_names_that_a_peer_chose_do_not_stand_for_those_of_the_log(bench):
-    """Whatever an executor's refusal calls what it tells besides, it is logged and the service lives on."""
+    """
+    A refusal with metadata of any names is logged without hiding the log's own keys, and the
+    service goes on.
+    """
     attached(bench)
     told = dict.fromkeys(("event", "reason", "message", "address", "retry_in_s", "more"), "x")
     with structlog.testing.capture_logs() as logs:
@@ -31,7 +34,10 @@ def test_names_that_a_peer_chose_do_not_stand_for_those_of_the_log(bench):
 
 
 def test_what_others_said_is_forgotten_once_the_own_one_is_back(bench):
-    """Another executor's refusal is told while the own one is away, not after its stream is attached again."""
+    """
+    Another executor's refusal is told while the own one is away, not after its stream is attached
+    again.
+    """
     frontend = attached(bench)
     bench.link.cut()
     bench.link.is_up = False

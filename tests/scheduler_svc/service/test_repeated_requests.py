@@ -1,4 +1,4 @@
-"""Requests that are sent again: with what their client has, and with a key that makes it safe."""
+"""Requests that are sent again, with prior outputs and with an idempotency key."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,10 @@ def _num_keys(bench) -> int:
 
 class TestResume:
     def test_tokens_go_on_after_those_the_client_has(self, bench):
-        """A request that comes with outputs gets the tokens that follow them, with their offsets, and one end."""
+        """
+        A request that comes with prior outputs gets the tokens that follow them, with their
+        offsets, and one end.
+        """
         frontend = bench.frontend()
         expected = expected_outputs([5, 6, 7], 10)
         frontend.tokens[1] = expected[:4]
@@ -34,7 +37,7 @@ class TestResume:
         )
 
     def test_finished_choice_gets_nothing(self, bench):
-        """Of three choices the finished one is neither computed nor told of."""
+        """A finished choice of a resumed request is not computed and gets no message."""
         frontend = bench.frontend()
         prior = _raw([], [9, 9], [])
         frontend.submit(
@@ -45,7 +48,7 @@ class TestResume:
         assert {0: set()} == bench.loop._state.handles
 
     def test_request_that_was_over_is_only_accepted(self, bench):
-        """Where all choices were over nothing is computed, though the request is accepted."""
+        """A resumed request with all choices finished is accepted, and nothing is computed."""
         frontend = bench.frontend()
         frontend.submit(1, [5, 6], 2, prior_outputs=_raw([7, 8]), finished_choices=(0,), **KEY)
         bench.until(lambda: 1 in frontend.accepted)
@@ -54,7 +57,10 @@ class TestResume:
 
 class TestIdempotencyKey:
     def test_repeated_request_ends_the_one_before(self, bench):
-        """The live request with the key ends CANCELLED, whichever frontend has it; the new one runs to its end."""
+        """
+        The live request with the key ends CANCELLED, whichever frontend has it; the new one runs to
+        its end.
+        """
         first, second = bench.frontend(0), bench.frontend(1)
         bench.link.is_holding = True
         first.submit(1, [5, 6], 6, **KEY)
@@ -70,7 +76,10 @@ class TestIdempotencyKey:
         assert 0 == _num_keys(bench)
 
     def test_own_id_and_place_are_free_for_the_repetition(self, make_bench):
-        """A full server takes a repetition under the same request_id, as it ends the one before first."""
+        """
+        A full server takes a repetition under the same request_id, since it first ends the request
+        before.
+        """
         bench = make_bench(max_num_seqs=1)
         bench.link.boot("boot-1")
         frontend = bench.frontend()
@@ -89,7 +98,10 @@ class TestIdempotencyKey:
         ids=["fingerprint", "seed"],
     )
     def test_other_request_with_the_key_is_refused(self, bench, changes, what):
-        """Another prompt, other parameters or another given seed are INVALID_ARGUMENT; the live request goes on."""
+        """
+        Another prompt, other parameters or another given seed are INVALID_ARGUMENT; the live
+        request goes on.
+        """
         frontend = bench.frontend()
         bench.link.is_holding = True
         frontend.submit(1, [5, 6], 6, **KEY)
@@ -110,7 +122,7 @@ class TestIdempotencyKey:
         ids=["both chosen", "same given"],
     )
     def test_seed_that_the_server_chose_may_differ(self, bench, changes):
-        """Who repeats without a seed, or with the one the live request runs with, means the same request."""
+        """A repetition without a seed, or with that of the live request, is the same request."""
         frontend = bench.frontend()
         bench.link.is_holding = True
         frontend.submit(1, [5, 6], 6, **KEY)
@@ -119,7 +131,7 @@ class TestIdempotencyKey:
         assert FinishReason.CANCELLED == frontend.ended[1].reason
 
     def test_key_is_of_one_tenant(self, bench):
-        """Tenants may use the same key."""
+        """Different tenants may use the same key."""
         frontend = bench.frontend()
         bench.link.is_holding = True
         for stream_id, tenant in enumerate(("", "a", "b")):
@@ -134,7 +146,10 @@ class TestIdempotencyKey:
         assert ({}, 3) == (frontend.ended, _num_keys(bench))
 
     def test_key_lives_as_long_as_a_choice(self, bench):
-        """A key is held until the last choice of its request ended, and is then free for anything."""
+        """
+        A key is held until the last choice of its request ended, and is then free for other
+        requests.
+        """
         frontend = bench.frontend()
         bench.link.is_holding = True
         frontend.submit(1, [5, 6], 6, num_choices=2, temperature=1.0, **KEY)
@@ -173,7 +188,7 @@ class TestIdempotencyKey:
         bench.until(lambda: 1 in second.accepted)
 
     def test_refused_request_holds_no_key(self, bench):
-        """A request that never ran keeps nothing."""
+        """A request that was refused holds no key."""
         frontend = bench.frontend()
         frontend.submit(1, [5, 6], 100_000, **KEY)
         bench.until(lambda: 1 in frontend.refused)

@@ -40,7 +40,7 @@ def listed(**wanted: object) -> tuple[list[str], int]:
 
 class TestRequestList:
     def test_everything_is_told(self):
-        """Each entry has what the core says, its age counted from its arrival."""
+        """Each entry has the core's values, with its age counted from its arrival."""
         found = request_list(ROWS, ListArgument(max_results=1), 10.0)
         (first,) = found.requests
         assert ("request-1", "decode", "alice", 20, 16, 3, 9.0, 1, 0.5) == (
@@ -57,7 +57,10 @@ class TestRequestList:
         assert 4 == found.total
 
     def test_tenant_and_state_choose(self):
-        """Only the tenant's are listed, nobody's for the empty one, and only those in the states."""
+        """
+        A filter by tenant or states lists matching requests; the empty tenant matches those without
+        one.
+        """
         assert (["request-1", "request-3"], 2) == listed(tenant="alice")
         assert (["request-2", "request-4"], 2) == listed(tenant="")
         assert (["request-3"], 1) == listed(states=("paused",))
@@ -67,7 +70,7 @@ class TestRequestList:
 
 class TestEventList:
     def test_times_count_from_arrival(self):
-        """Events carry everything that was kept, at seconds since the first of them."""
+        """Events carry everything that was kept, with times in seconds since the first of them."""
         blocks = BlockStats(used=1, cached=2, free=3)
         events = [
             RequestEvent(kind=EventKind.ADD, time_s=100.0, choice=0),
@@ -95,5 +98,5 @@ class TestEventList:
         )  # fmt: skip
 
     def test_no_events_are_an_empty_list(self):
-        """A request of which nothing is kept has no events."""
+        """A request without events that were kept has an empty list."""
         assert () == event_list([]).events

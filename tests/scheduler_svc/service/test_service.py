@@ -44,7 +44,7 @@ is_stopping, stop, tell = threading.Event(), service.stop_frontends, service.Ser
 service.stop_frontends = lambda frontends: (is_stopping.set(), stop(frontends))
 service.Service._on_thread_broken = lambda *about: is_stopping.wait(1.0) or tell(*about)
 """
-"""A core thread that breaks once a file is there, and is late to say so."""
+"""Program of a core thread that breaks once a file exists, and reports it late."""
 
 
 LOADING = """
@@ -54,7 +54,7 @@ supervisor.STOP_DEADLINE_S = 2000.0
 popen = supervisor.subprocess.Popen
 supervisor.subprocess.Popen = lambda command, **kw: popen([sys.executable, "-c", "import time; time.sleep(2000)"], **kw)
 """
-"""A frontend that loads for longer than the test lasts."""
+"""Program of a frontend that loads for longer than the test lasts."""
 
 
 class Process:
@@ -113,7 +113,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
 @pytest.fixture
 def busy_executor(monkeypatch) -> Iterator[GrpcExecutor]:
-    """An executor whose first step takes as long as the test."""
+    """Yield an executor with a first step that takes as long as the test."""
     is_over = threading.Event()
     execute = ArithmeticRunner.execute
     monkeypatch.setattr(
@@ -148,7 +148,7 @@ class TestMistakesAtStart:
 
     @pytest.mark.parametrize("flag", ["--listen", "--admin-listen", "--metrics-listen"])
     def test_port_in_use_is_one_line_and_exit_code_1(self, flag):
-        """An address that somebody listens on is refused before anything is started."""
+        """An address that another process listens on is refused before anything is started."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = "{}:{}".format(*taken.getsockname())
             result = _run(flag, address, "--log-level", "error")
@@ -214,7 +214,7 @@ class TestLife:
         assert "ADDRESS_IN_USE" in second.log()
 
     def test_dead_frontend_ends_the_service(self, start):
-        """When a frontend dies, the service exits non-zero and leaves nobody behind."""
+        """A dead frontend ends the service with a failure and all its processes."""
         service = start("--frontends", "2")
         service.wait_ready()
         children = service.children()
@@ -232,7 +232,10 @@ class TestLife:
         ids=["dead", "stuck"],
     )
     def test_core_thread_that_breaks_ends_the_service(self, start, how, said):
-        """A core thread that dies or hangs takes the process down with 1, its frontends too, and says why."""
+        """
+        A core thread that dies or hangs ends the process with 1 and its frontends too, and the
+        reason is logged.
+        """
         service = start("--frontends", "2", planted=BREAKING.format(how=how))
         service.wait_ready()
         children = service.children()
@@ -245,7 +248,10 @@ class TestLife:
         assert [] == list(service.folder.iterdir())
 
     def test_link_thread_that_breaks_ends_the_service(self, start):
-        """Without its link thread a service could never be ready again: it exits with 1 and says why."""
+        """
+        A link thread that breaks ends the service with 1, since it could never be ready again, and
+        the reason is logged.
+        """
         planted = (
             "from scheduler_svc.executor_client.connection import ExecutorConnector\n"
             "def connect(*args, **kwargs): raise RuntimeError('planted')\n"
@@ -257,7 +263,7 @@ class TestLife:
         assert "planted" in service.log()
 
     def test_frontends_do_not_outlive_a_killed_core(self, start):
-        """However the core process ends, its frontends end too."""
+        """Frontends end when their core process is killed."""
         service = start()
         service.wait_ready()
         children = service.children()
@@ -267,7 +273,7 @@ class TestLife:
         )
 
     def test_second_signal_does_not_wait_for_requests(self, start, busy_executor):
-        """After SIGTERM requests may finish; another signal ends the service at once."""
+        """A second signal ends the service at once; the first lets requests finish."""
         patient = ("--drain-grace-s", "3600", "--lost-after-s", "3600", "--lease-ms", "3600000")
         service = start("--executor", busy_executor.address, *patient)
         service.wait_ready()
@@ -299,11 +305,11 @@ class TestIdentity:
         assert first.incarnation != second.incarnation
 
     def test_other_addresses_are_other_schedulers(self):
-        """Two schedulers of one host have different names, also where both take any free port."""
+        """Two schedulers of one host have different names, also if both take any free port."""
         ports = ("127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:0", "127.0.0.1:0")
         names = [scheduler_id(SchedulerSettings(listen=port)).name for port in ports]
         assert 4 == len(set(names))
 
     def test_name_may_be_given(self):
-        """A name that was set is the name, wherever it listens."""
+        """A name that was set is used, whatever the address."""
         assert "blue" == scheduler_id(SchedulerSettings(scheduler_name="blue")).name

@@ -16,7 +16,7 @@ METHOD = "/tandem.executor.v1.ExecutorService/Execute"
 
 
 class Peer:
-    """Sends back whatever comes until a message tells it how to end."""
+    """Server that sends back each message until one tells it how to end."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -50,7 +50,7 @@ def channel(peer) -> Iterator[grpc.Channel]:
 
 
 class Reader:
-    """Reads a call to its end on a thread of its own."""
+    """Reader of a call to its end, on a thread of its own."""
 
     def __init__(self, call: StepCall) -> None:
         self.messages: list[bytes] = []
@@ -66,7 +66,7 @@ class Reader:
             self.ended_with = ended
 
     def end(self) -> CallEnded | None:
-        """How the call ended."""
+        """Return how the call ended."""
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
         return self.ended_with
@@ -75,7 +75,8 @@ class Reader:
 class TestMessages:
     def test_all_come_in_order_and_a_good_end_is_no_error(self, channel):
         """
-        Messages put before the connection stands and after it are sent one by one, and their answers read to the end.
+        Messages put before and after the connection stands are sent one by one, and their answers
+        are read to the end.
         """
         call = StepCall(channel)
         sent = [b"", b"x" * 3_000_000, *(b"%d" % number for number in range(300))]
@@ -114,7 +115,7 @@ class TestMessages:
 class TestEnds:
     def test_error_comes_with_code_text_and_metadata(self, channel):
         """
-        A call that its peer fails ends by an error that has all the peer said.
+        A call that its peer fails ends by an error with the peer's code, text and metadata.
         """
         call = StepCall(channel)
         call.outgoing.put(b"fail")
@@ -125,7 +126,7 @@ class TestEnds:
 
     def test_cancelling_ends_it_for_the_reader(self, channel, peer):
         """
-        A call cancelled by another thread ends at once, by an error that says who cancelled it.
+        A call cancelled by another thread ends at once, by an error that names the canceller.
         """
         call = StepCall(channel)
         reader = Reader(call)
@@ -137,7 +138,7 @@ class TestEnds:
 
     def test_peer_that_goes_away_ends_it(self, channel, peer):
         """
-        A server that stops without a word ends the call by an error.
+        A server that stops without a message ends the call by an error.
         """
         reader = Reader(StepCall(channel))
         assert peer.has_begun.wait(DEADLINE_S)
@@ -146,7 +147,7 @@ class TestEnds:
 
     def test_nobody_there_is_unavailable(self):
         """
-        Where nobody listens the call ends UNAVAILABLE, and what was put is dropped.
+        A call to an address without a listener ends UNAVAILABLE, and its messages are dropped.
         """
         with grpc.insecure_channel("127.0.0.1:1") as channel:
             call = StepCall(channel)

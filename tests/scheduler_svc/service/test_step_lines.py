@@ -1,4 +1,4 @@
-"""How a step is worded for those who read logs of Megatron Core."""
+"""The line of a step in the words of Megatron Core's log."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def line(command, outcome, stats=STATS):
 class TestStepLine:
     def test_every_number_is_in_its_place(self):
         """
-        Time is that of computing; requests, blocks and memory are those after the step.
+        The time is that of computing; requests, blocks and memory are those after the step.
         """
         stats = dataclasses.replace(
             STATS,
@@ -82,7 +82,7 @@ class TestStepLine:
 
     def test_decodes_from_a_graph_say_which(self):
         """
-        A step of decodes alone is one, and the tokens of its graph are told.
+        A step of decodes alone is named so, and the tokens of its graph are told.
         """
         said = words(batch(1, 1, 1), result(graph=4))
         assert "[decode + real config [3]: 0 P + 3 D + cuda graph [4]]" in said

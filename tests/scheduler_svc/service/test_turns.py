@@ -1,4 +1,4 @@
-"""On which thread the core loop turns, and that whatever calls for a turn gets one."""
+"""Threads on which the core loop turns, and events that must cause a turn."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PROMPT = [5, 6, 7, 8, 9]
 
 
 def is_woken(bench: ServiceBench) -> bool:
-    """Whether the core thread would leave its poll at once."""
+    """Return if the core thread would leave its poll at once."""
     return bool(select.select([bench.wakeup], [], [], 0)[0])
 
 
 def take_turn(bench: ServiceBench) -> None:
-    """One turn on a thread of its own, and what frontends are sent."""
+    """Take one turn on a thread of its own, and let frontends read its messages."""
     thread = threading.Thread(target=bench.loop.turns.turn_now)
     with bench.in_step():
         thread.start()
@@ -43,7 +43,7 @@ class TestTurnNow:
 
     def test_while_another_thread_turns_the_core_thread_turns_next(self, bench):
         """
-        What calls for a turn in the middle of one waits for nothing, and the core thread is woken.
+        A call for a turn in the middle of another waits for nothing, and the core thread is woken.
         """
         during_turn: list[int] = []
 
@@ -60,7 +60,8 @@ class TestTurnNow:
 
     def test_turn_that_finds_something_due_sooner_wakes_the_core_thread(self, bench):
         """
-        The core thread polls until the time it knew; an earlier one makes it look again.
+        A turn that finds an earlier deadline wakes the core thread, which polls until the one it
+        knew.
         """
         frontend = bench.frontend()
         bench.link.is_holding = True
@@ -73,7 +74,7 @@ class TestTurnNow:
 
     def test_error_of_any_turn_ends_the_core_thread(self, bench):
         """
-        A turn that breaks on another thread is raised where the loop is run, and is the last one.
+        An error of a turn on another thread is raised where the loop runs, and no turn follows.
         """
         bench.frontend()
 
@@ -92,7 +93,8 @@ class TestTurnNow:
 
     def test_loop_that_has_ended_turns_no_more(self, bench):
         """
-        A result that comes after the end finds nobody who would touch what is closed by then.
+        A result that comes after the loop's end causes no turn, since its resources are closed by
+        then.
         """
         core = threading.Thread(target=bench.loop.run)
         core.start()

@@ -1,4 +1,4 @@
-"""Three requests of a service, from their start to their end, and what there is to say of them."""
+"""Three requests of a service, from their start to their end, and checks of their outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUM_PROMPT_TOKENS = sum(len(prompt) for prompt in PROMPTS)
 
 
 def start(bench, frontend=None, *, num_tokens: int = 40, until: int = 1):
-    """Three requests, the first of them with some output."""
+    """Submit three requests and wait until the first has some output; return their frontend."""
     if not bench.link.is_up:
         bench.link.boot("boot-1")
     frontend = frontend or bench.frontend()
@@ -33,7 +33,7 @@ def stats_of(bench, frontend):
 
 
 def assert_nothing_recomputed(bench, frontend) -> None:
-    """Every prompt token was computed once, and each session's step once."""
+    """Check that every prompt token was computed once, and each step of the session once."""
     stats = stats_of(bench, frontend)
     assert (NUM_PROMPT_TOKENS, 0, 1) == (
         stats.prefill_tokens,

@@ -1,4 +1,4 @@
-"""What the tokens of an Update are, read without the code that wrote or reads them."""
+"""The tokens of an Update, decoded without the code that writes or reads them."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from scheduler_svc.ipc.messages import CoreMessage, Update
 
 
 def token_rows(update: CoreMessage) -> list[tuple[int, int, int]]:
-    """(stream, offset, token) of each token, step by step."""
+    """Return (stream, offset, token) of each token, step by step."""
     assert isinstance(update, Update)
     streams = np.frombuffer(update.token_stream, "<u4").tolist()
     offsets = np.frombuffer(update.token_offset, "<i4").tolist()
