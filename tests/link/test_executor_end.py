@@ -47,7 +47,8 @@ class TestSession:
 
     def test_live_lease_refuses_others_and_says_who(self, end):
         """
-        While a lease is live another scheduler is refused with the holder and its age.
+        A live lease refuses another scheduler, naming the holder and the age of its last sign of
+        life.
         """
         receive(end, 1, now=2.0)
         with pytest.raises(SessionHeld, match="scheduler a/1 holds") as error:
@@ -159,7 +160,7 @@ class TestSession:
 
     def test_nothing_runs_before_the_first_session(self):
         """
-        Without a session there is nothing to attach to and nothing to execute.
+        An end without a session accepts no stream and no step.
         """
         end = ExecutorEnd("boot", 1)
         assert not end.can_execute
@@ -180,7 +181,7 @@ class TestAttach:
 
     def test_results_above_acked_come_again(self, end):
         """
-        After an attach the results above acked are sent again, in order, as the same bytes.
+        Results above acked are sent again after an attach, in order, as the same bytes.
         """
         for step_id in (1, 2, 3):
             receive(end, step_id)
@@ -235,7 +236,7 @@ class TestAttach:
 
     def test_older_stream_is_dead(self, end):
         """
-        Once a higher attach_id came, steps of an older stream are refused and the session goes on.
+        Steps of an older stream are refused after a higher attach_id came, and the session goes on.
         """
         end.attach(attach(2), 0.0)
         with pytest.raises(StreamReplaced):
@@ -343,7 +344,7 @@ class TestExecution:
 
     def test_failed_step_is_the_last(self, end):
         """
-        After a failed step nothing else runs, and its outcome is replayed like a result.
+        A failed step is the last that runs, and its outcome is replayed like a result.
         """
         receive(end, 1)
         receive(end, 2)

@@ -101,7 +101,7 @@ class TestSend:
 
     def test_credit_bounds_steps_in_flight(self, end):
         """
-        No more than max_inflight_steps steps are sent before a result of them is applied.
+        At most max_inflight_steps steps are sent before a result of them is applied.
         """
         for _ in range(3):
             end.send(Batch(), 0)
@@ -141,7 +141,8 @@ class TestAttach:
 
     def test_missing_steps_go_out_again_byte_for_byte(self, end):
         """
-        After attaching, the steps the executor has not received are sent again as the same bytes, in order.
+        Steps that the executor has not received are sent again after an attach, as the same bytes,
+        in order.
         """
         sent = [end.send(Batch(), 0)[1]]
         end.on_result(result(1))

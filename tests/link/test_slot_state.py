@@ -117,7 +117,7 @@ class TestApply:
 
     def test_reset_forgets_generations(self, slots):
         """
-        After a reset every slot is free and generations may start anew.
+        A reset frees every slot, and generations may start anew.
         """
         slots.reset()
         assert frozen(SlotState(4, 5, 4, 20))["hash"] == slots.state_hash == 0

@@ -367,7 +367,7 @@ class TestMetrics:
     )
     async def test_anything_else_gets_a_plain_answer(self, frontend, raw, status):
         """
-        Only GET /metrics is served; garbage and huge heads are answered and dropped.
+        GET /metrics is the only page; garbage and huge heads are answered and dropped.
         """
         assert status == (await http(frontend.servers.metrics_address, raw))[0]
 

@@ -168,7 +168,7 @@ class TestCoreSocket:
         assert (3, Hello(3, 1)) == _receive(core)
 
     def test_socket_is_private(self, core, path):
-        """Only the user may enter the directory, read or write the socket."""
+        """The directory can be entered, and the socket read and written, by this user only."""
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

@@ -77,8 +77,7 @@ class TestMessages:
     @given(st.integers(1, 5), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.randoms())
     def test_messages_hold_all_tokens_in_order(self, count, rows, random):
         """
-        However steps are joined, and whether on one end or on both, every stream's tokens come once
-        and in order.
+        Every stream's tokens come once and in order, however steps are joined and on whichever end.
         """
         streams = streams_of(*range(10, 10 + count))
         first = [random.randrange(1000) for _ in range(count)]
