@@ -1,4 +1,4 @@
-"""`python -m tandem_bench NAME [flags]`: one benchmark, in a process of its own."""
+"""`python -m tandem_bench NAME [flags]`: run one benchmark in this process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ COMMANDS = {
     "roofline": "tandem_bench.model.roofline",
     "offline": "tandem_bench.offline.command",
 }
-"""Modules whose `main` takes the flags; imported on demand, since some import PyTorch: seconds."""
+"""
+Module of each benchmark; its `main` takes the flags. Modules are imported on demand, since some
+import PyTorch, which takes seconds.
+"""
 ON_A_DEVICE = frozenset({"kernels", "model", "roofline"})
+"""Benchmarks that compute with PyTorch in this process."""
 _EXIT_USAGE = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark that the first argument names; gives the exit code."""
+    """Run the benchmark that the first argument names; return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     name = given[0] if given else ""
     if name not in COMMANDS:

@@ -1,1 +1,1 @@
-"""A device measured: timing, its ceilings, and operands and shapes to measure with."""
+"""Measurements on a device: timing, ceilings, and the operands and shapes to measure with."""

@@ -1,4 +1,4 @@
-"""One thing that `bench kernels` measures, and what came out."""
+"""One operation at one shape that `bench kernels` measures, and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem_bench.device.floors import Ceilings
 from tandem_bench.device.timing import Call, Timer, num_copies
 
 TANDEM = "tandem"
-"""Ours, as the executor would choose it on the device; the log says which that is."""
+"""Our implementation, as the executor would choose it on the device; the log names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +23,10 @@ class Case:
         operation: Name of the folder under `kernels`, and which part of it.
         shape: Sizes, as text.
         implementation: `TANDEM` or a peer.
-        num_bytes: That must be moved: inputs read and outputs written once. Of attention the keys
-            and values alone, as others count it.
-        num_flop: In matrix products; 0 where there are none worth counting.
-        make: Gives the work on buffers of its own, drawn from a seed.
+        num_bytes: Bytes that must be moved: inputs read once and outputs written once. For
+            attention the keys and values alone, as other projects count it.
+        num_flop: Operations in matrix products; 0 where there are none worth counting.
+        make: Function that takes a seed and returns the work on buffers of its own.
     """
 
     operation: str
@@ -40,14 +40,14 @@ class Case:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """
-    A case's time and what it comes to.
+    Time of a case, compared with the ceiling that bounds it.
 
     Attributes:
-        case: What was measured.
-        seconds: Of one call.
-        percent: Of the ceiling that bounds the case: the least time by `Ceilings.floor_s` over
-            the measured one.
-        bound: "memory" or "compute", the ceiling that is.
+        case: Case that was measured.
+        seconds: Time of one call.
+        percent: Percentage of the ceiling that is reached: the least time by `Ceilings.floor_s`
+            over the measured time.
+        bound: "memory" or "compute", the ceiling that bounds the case.
     """
 
     case: Case
@@ -56,7 +56,7 @@ class Measured:
     bound: str
 
     def as_json(self) -> dict[str, str | float]:
-        """What programs get; rates are decimal, `num_flop` 0 gives a rate of 0."""
+        """Return the row for `--json`; rates use decimal units, `num_flop` 0 gives a rate of 0."""
         return {
             "operation": self.case.operation,
             "shape": self.case.shape,
@@ -70,19 +70,19 @@ class Measured:
 
 
 def significant(number: float) -> float:
-    """What is worth telling of a measurement: five digits."""
+    """Round a measurement to five significant digits."""
     return float(f"{number:.5g}")
 
 
 def measure(case: Case, ceilings: Ceilings, timer: Timer, budget_s: float) -> Measured:
     """
-    Time a case on as many sets of buffers as keep it from finding its own in a cache.
+    Time a case on so many sets of buffers that no call finds its buffers in a cache.
 
     Args:
-        case: What to time.
-        ceilings: Of the device, for the number type of the case.
-        timer: Of the device.
-        budget_s: How long to repeat it, about.
+        case: Case to time.
+        ceilings: Ceilings of the device for the number type of the case.
+        timer: Timer of the device.
+        budget_s: Seconds for which the case is repeated, about.
     """
     with torch.inference_mode():
         calls = [case.make(seed) for seed in range(num_copies(timer, case.num_bytes))]

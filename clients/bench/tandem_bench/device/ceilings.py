@@ -1,4 +1,4 @@
-"""What a device's memory and matrix units do at best, measured in the run that is judged by it."""
+"""Ceilings of a device: copy bandwidth and matrix rate, measured in the run they judge."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tandem_bench.device.operands import random_numbers
 from tandem_bench.device.timing import Timer
 
 _COPY_BYTES = {"cuda": 2 * 1024**3, "cpu": 128 * 1024**2}
-"""Per buffer: several times any cache."""
+"""Bytes of a buffer that is copied, by kind of device: several times the size of any cache."""
 _SQUARE = {"cuda": 8192, "cpu": 1536}
-"""Rows, columns and depth of the product."""
+"""Rows, columns and depth of the matrix product, by kind of device."""
 
 
 def measure_ceilings(
@@ -21,14 +21,14 @@ def measure_ceilings(
     """
     Measure a copy within the device's memory and a large square matrix product.
 
-    A copy writes as much as it reads, and counts both. Work that only reads can be a little faster
+    A copy writes as much as it reads, and both count. Work that only reads can be a little faster
     than a copy, so more than 100 percent of this ceiling is no mistake.
 
     Args:
-        device: Where.
-        dtype: Of the product's numbers.
-        timer: Of the device.
-        budget_s: For each of the two, about.
+        device: Device to measure.
+        dtype: Number type of the product.
+        timer: Timer of the device.
+        budget_s: Seconds for each of the two measurements, about.
     """
     return Ceilings(
         bytes_per_s=_copy_rate(device, timer, budget_s),
@@ -37,7 +37,7 @@ def measure_ceilings(
 
 
 def ceiling_rows(ceilings: Ceilings) -> list[dict[str, str | float]]:
-    """The ceilings themselves, as rows of a table of measurements; no time, for none is asked."""
+    """Return the ceilings as two rows of the table of measurements; their `time_us` is 0."""
     return [
         {
             "operation": operation,

@@ -1,4 +1,4 @@
-"""Rows as JSON that are there as soon as they are measured."""
+"""JSON output that appears row by row, as soon as each is measured."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Self
 
 class JsonRows:
     """
-    Prints one JSON list, a row a line and each at once: of a run that is killed all rows but the
-    closing bracket are there, and one that fails closes the list.
+    Writer of one JSON list to stdout: a row per line, flushed at once.
+
+    A run that is killed leaves all its rows, without the closing bracket; a run that fails with an
+    exception closes the list.
     """
 
     def __init__(self) -> None:
@@ -30,7 +32,7 @@ class JsonRows:
         self._print(("[" if self._before == "[" else "") + "]\n")
 
     def add(self, row: Mapping[str, str | int | float | bool]) -> None:
-        """Print one."""
+        """Print one row."""
         self._print(self._before + json.dumps(row))
         self._before = ",\n"
 

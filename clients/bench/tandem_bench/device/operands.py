@@ -1,4 +1,4 @@
-"""What benchmarks compute with: numbers of no meaning in buffers laid out as a step's are."""
+"""Operands of benchmarks: random numbers in buffers that are laid out as those of a step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from kernels.paged_attention import AttentionShape, PagedSequences
 
 _DRAWN = 1 << 20
-"""Numbers that are drawn; longer tensors repeat them: drawing takes longer than what is timed."""
+"""Numbers that are drawn; longer tensors repeat them: drawing takes longer than the timed work."""
 _DRAWS = 8
-"""Seeds that differ; more start over, for the same reason."""
+"""Number of distinct seeds; higher ones start over, for the same reason."""
 
 
 def random_numbers(
@@ -28,7 +28,9 @@ def random_numbers(
     scale: float = 1.0,
 ) -> Tensor:
     """
-    Normal numbers of a deviation of `scale`: zeros would spare a GPU power that real ones need.
+    Return normal numbers with standard deviation `scale`.
+
+    Zeros would need less power on a GPU than real numbers do, and so run faster.
     """
     out = torch.empty(tuple(shape), dtype=dtype, device=device)
     fill_randomly(out, seed=seed, scale=scale)
@@ -55,13 +57,13 @@ def _drawn(count: int, seed: int) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class PagedBuffers:
     """
-    One layer's cache with rows in shuffled blocks, and queries.
+    One layer's KV cache with rows in shuffled blocks, and their queries.
 
     Attributes:
-        shape: Heads and cache.
-        sequences: The rows.
-        query: ``[T, H, D]``.
-        kv_cache: ``[blocks, block_size, 2, K, D]``.
+        shape: Sizes of heads and cache.
+        sequences: Lengths and block tables of the rows.
+        query: Queries, shape ``[T, H, D]``.
+        kv_cache: Keys and values, shape ``[blocks, block_size, 2, K, D]``.
     """
 
     shape: AttentionShape
@@ -77,7 +79,11 @@ def paged_buffers(
     *,
     seed: int = 0,
 ) -> PagedBuffers:
-    """Rows of `query_len` new positions, ``[R]``, among `seq_len`, ``[R]``; block 0 is nobody's."""
+    """
+    Make rows with `query_len` new positions, ``[R]``, of `seq_len` in all, ``[R]``.
+
+    Block 0 belongs to no row.
+    """
     lengths = np.array(seq_len, np.int32)
     held = -(-lengths // shape.block_size)
     blocks = np.random.default_rng(seed).permutation(int(held.sum())).astype(np.int32) + 1
@@ -96,7 +102,7 @@ def paged_buffers(
 
 
 def _table(blocks: NDArray[np.int32], held: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Rows' blocks one after another from `blocks`; unused entries name block 0."""
+    """Hand out `blocks` to the rows one after another; unused entries name block 0."""
     table = np.zeros((len(held), int(held.max())), np.int32)
     first = np.cumsum(held) - held
     for row, (begin, count) in enumerate(zip(first.tolist(), held.tolist(), strict=True)):

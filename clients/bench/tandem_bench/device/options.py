@@ -1,4 +1,4 @@
-"""What the executor's benchmarks are asked on their command lines, and how they answer."""
+"""Options and output that the benchmarks of the executor (kernels, model, roofline) share."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tandem.telemetry import configure_logging
 from tandem_bench.command_line import BenchParser, at_most, print_line, time_above_zero
 
 _LARGEST_BLOCK = 1024
-"""Tokens: rows hold whole blocks, so that larger ones fill memory with what nobody reads."""
+"""Largest block in tokens: rows hold whole blocks, so larger ones fill memory that no row reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
     """
-    What is measured on.
+    Device, number type and threads of a measurement.
 
     Attributes:
-        device: It.
+        device: Device that computes.
         dtype: Number type of weights, activations and cache.
-        num_threads: Of the CPU, for one operation.
+        num_threads: CPU threads of one operation.
     """
 
     device: torch.device
@@ -44,7 +44,7 @@ class Where:
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """Description in one line, for tables."""
         name = str(self.device)
         if self.device.type == "cuda":
             name += f" {torch.cuda.get_device_name(self.device)}"
@@ -54,7 +54,7 @@ class Where:
 
 
 def parser(name: str, description: str | None) -> BenchParser:
-    """A parser with the flags that all have."""
+    """Make a parser with the flags that all benchmarks of the executor have."""
     made = BenchParser(name, description)
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument(
@@ -80,7 +80,7 @@ def parser(name: str, description: str | None) -> BenchParser:
 
 
 def add_block_size(parser: BenchParser) -> None:
-    """The flag of those that have a KV cache."""
+    """Add the flag of the benchmarks that have a KV cache."""
     parser.add_argument(
         "--block-size", type=at_most(_LARGEST_BLOCK), default=16, help="tokens per KV block"
     )
@@ -88,11 +88,15 @@ def add_block_size(parser: BenchParser) -> None:
 
 def place(given: argparse.Namespace, *, attends: bool = True) -> Where:
     """
-    The device, type and threads that were asked for; logs go to stderr from here on. `attends`:
-    attention is among what is measured, so that the CPU's library may be built.
+    Set up the device, number type and threads that were asked for, and logging to stderr.
+
+    Args:
+        given: Parsed command line.
+        attends: Attention is among what is measured, so that the CPU's C++ library may be built.
 
     Raises:
-        InvalidConfig: No such device or type, or the C++ library was asked for and is not there.
+        InvalidConfig: There is no such device or type, or the C++ library was asked for and is not
+            available.
     """
     configure_logging("warning" if given.json else "info", "console")
     device = resolve_device(given.device)
@@ -106,7 +110,7 @@ def place(given: argparse.Namespace, *, attends: bool = True) -> Where:
 
 
 def time_limit_s(given: argparse.Namespace, usual_s: float) -> float | None:
-    """After how long no measurement begins: as asked, else as usual, else, with --full, never."""
+    """Return --time-limit where given, else `usual_s`, or with --full None for no limit."""
     if given.time_limit is not None:
         return float(given.time_limit)
     return None if given.full else usual_s
@@ -114,10 +118,10 @@ def time_limit_s(given: argparse.Namespace, usual_s: float) -> float | None:
 
 def chosen(names: Sequence[str] | None, known: Iterable[str], what: str) -> list[str]:
     """
-    The names given, or all known ones.
+    Return the names given, or without any all known ones.
 
     Raises:
-        InvalidConfig: A name that is not known.
+        InvalidConfig: A name is not known; `what` says what it should name.
     """
     known = list(known)
     for name in names or ():
@@ -127,10 +131,12 @@ def chosen(names: Sequence[str] | None, known: Iterable[str], what: str) -> list
 
 
 class Table:
-    """Prints rows as they come, each column as wide as its heading, the first ones wider."""
+    """Table that prints each row as it comes, in columns of fixed widths."""
 
     def __init__(self, headings: Sequence[tuple[str, int]]) -> None:
         """
+        Print the headings.
+
         Args:
             headings: Name and width of each column; a negative width is left-aligned.
         """
@@ -138,7 +144,7 @@ class Table:
         self.row([name for name, _ in headings])
 
     def row(self, cells: Sequence[str]) -> None:
-        """Print one."""
+        """Print one row."""
         print_line(
             "  ".join(
                 cell.ljust(-width) if width < 0 else cell.rjust(width)
@@ -148,6 +154,6 @@ class Table:
 
 
 def complain(name: str, text: str) -> None:
-    """One line on stderr."""
+    """Print one line to stderr."""
     sys.stderr.write(f"bench {name}: {text}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Models by their sizes alone: what benchmarks fill with random weights."""
+"""Model configurations by size alone; benchmarks fill them with random weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem_bench.device.sizes import MODEL_SIZES, NORM_EPS, ROPE_THETA, ModelSi
 
 
 def model_config(sizes: ModelSizes) -> ModelConfig:
-    """A model of these sizes as the executor describes it; its checkpoint would be bfloat16."""
+    """Describe a model of these sizes as the executor does, with a bfloat16 checkpoint."""
     return ModelConfig(
         architecture=sizes.architecture,
         vocab_size=sizes.vocab_size,
@@ -34,4 +34,4 @@ def model_config(sizes: ModelSizes) -> ModelConfig:
 
 
 SHAPES = {name: model_config(sizes) for name, sizes in MODEL_SIZES.items()}
-"""By the same names."""
+"""Model configurations by the names of `MODEL_SIZES`."""

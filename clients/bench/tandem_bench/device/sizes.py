@@ -1,4 +1,8 @@
-"""Sizes of models that benchmarks fill with random weights. Needs no PyTorch: flags name them."""
+"""
+Sizes of models that benchmarks fill with random weights.
+
+This module needs no PyTorch, so that command lines can offer the names.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,13 @@ NORM_EPS = 1e-5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
     """
-    Of a Llama, with `qk_norm` of a Qwen3, with `qkv_bias` of a Qwen2; no other biases, no sliding
-    window, positions not stretched.
+    Sizes of a Llama, with `qk_norm` of a Qwen3, with `qkv_bias` of a Qwen2.
+
+    There are no other biases, no sliding window and no scaling of rotary positions.
 
     Attributes:
         head_dim: Features of a head.
-        tied_embeddings: The embedding is the output projection too.
+        tied_embeddings: The embedding matrix is the output projection too.
         qk_norm: Queries and keys are normalised per head.
         qkv_bias: Queries, keys and values have biases.
         max_positions: Most tokens of a sequence.
@@ -36,7 +41,7 @@ class ModelSizes:
 
     @property
     def architecture(self) -> str:
-        """As config.json names it."""
+        """Architecture as config.json names it."""
         if self.qkv_bias:
             return "Qwen2ForCausalLM"
         return "Qwen3ForCausalLM" if self.qk_norm else "LlamaForCausalLM"
@@ -101,7 +106,7 @@ MODEL_SIZES = {
     ),
 }
 """
-By name: a model for tests, SmolLM2-135M and -360M, Qwen3-0.6B, Llama-3.2-1B and Llama-3.1-8B, as
-their config.json files give them but for how positions are stretched, which costs nothing in a
-step.
+Sizes by name: a model for tests, then SmolLM2-135M and -360M, Qwen3-0.6B, Llama-3.2-1B and
+Llama-3.1-8B as their config.json files give them, but without their scaling of rotary positions,
+which costs nothing in a step.
 """

@@ -1,4 +1,4 @@
-"""How long work takes on a device, with what it reads not left in a cache by the run before."""
+"""Timers of work on a device that keep its buffers out of the caches between runs."""
 
 from __future__ import annotations
 
@@ -17,44 +17,45 @@ Call = Callable[[], object]
 _MIN_ROUNDS = 3
 _MAX_ROUNDS = 1000
 _CUDA_COLD_BYTES = 4 * 50 * 1024**2
-"""Four times the second-level cache of an H100 or H200."""
+"""Bytes that rounds touch on a GPU: four times the second-level cache of an H100 or H200."""
 _CPU_COLD_BYTES = 64 * 1024**2
-"""Beyond what a core's share of a last-level cache holds."""
+"""Bytes that rounds touch on a CPU: more than a core's share of a last-level cache holds."""
 _MAX_COPIES = 64
 
 
 class Timer(Protocol):
-    """Times the same work on several sets of buffers, one set after the other."""
+    """Timer of the same work on several sets of buffers, one set after the other."""
 
     @property
     def cold_bytes(self) -> int:
-        """What the sets of buffers should hold together, so that none is still in a cache."""
+        """Bytes that all sets of buffers should hold together, so that none is still in a cache."""
 
     def seconds(self, calls: Sequence[Call], budget_s: float) -> float:
         """
-        The time of one call.
+        Measure the time of one call.
 
         Args:
-            calls: The same work, each on its own buffers; run in turn.
-            budget_s: Repeats rounds of all calls for about so long, three at least.
+            calls: The same work on different buffers; run in turn.
+            budget_s: Seconds for which rounds of all calls are repeated, about; three rounds at
+                least.
 
         Returns:
-            The median over rounds of a round's mean.
+            Seconds of one call: the median over rounds of a round's mean.
         """
 
 
 def num_copies(timer: Timer, num_bytes: int) -> int:
-    """Sets of buffers of `num_bytes` each that are needed; small ones stay cached: 64 at most."""
+    """Return the number of sets of `num_bytes` to use; at most 64, so small ones do stay cached."""
     return max(1, min(_MAX_COPIES, -(-timer.cold_bytes // max(1, num_bytes))))
 
 
 class CpuTimer:
-    """By the clock, with the calls' own threads."""
+    """Timer by the wall clock; the calls use their own threads."""
 
     cold_bytes = _CPU_COLD_BYTES
 
     def seconds(self, calls: Sequence[Call], budget_s: float) -> float:
-        """As `Timer.seconds`; one round warms up."""
+        """Measure as `Timer.seconds` says, after one round to warm up."""
         _run_all(calls)
         rounds: list[float] = []
         started = time.perf_counter()
@@ -67,9 +68,9 @@ class CpuTimer:
 
 class CudaTimer:
     """
-    By events around replays of a captured graph: no time of the host is among what is measured.
+    Timer by CUDA events around replays of a captured graph, so that host time is not measured.
 
-    Calls must be fit for capture: no look at the device from the host.
+    Calls must be fit for capture: they must not synchronise with the device.
     """
 
     cold_bytes = _CUDA_COLD_BYTES
@@ -78,7 +79,7 @@ class CudaTimer:
         self._device = device
 
     def seconds(self, calls: Sequence[Call], budget_s: float) -> float:
-        """As `Timer.seconds`; kernels are compiled and one replay warms up before."""
+        """Measure as `Timer.seconds` says, after compiling kernels and one replay to warm up."""
         (graph,) = CudaGraphs(self._device).capture([lambda: _run_all(calls)]).graphs
         with torch.cuda.device(self._device):
             graph.replay()
@@ -101,7 +102,7 @@ def _replay_s(graph: CapturedGraph) -> float:
 
 
 def timer_of(device: torch.device) -> Timer:
-    """The timer for a device."""
+    """Return the timer for a device."""
     return CudaTimer(device) if device.type == "cuda" else CpuTimer()
 
 

@@ -1,1 +1,1 @@
-"""An executor without a model: the real server and step link, steps that take a fixed time."""
+"""Executor without a model: the real server and step link, with steps of a fixed time."""

@@ -1,4 +1,4 @@
-"""`python -m tandem_bench.fixed_step`: serve steps that take a fixed time, until SIGTERM."""
+"""`python -m tandem_bench.fixed_step`: serve steps of a fixed time until SIGTERM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem_bench.fixed_step.settings import FixedStepSettings, read_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one executor process; gives its exit code."""
+    """Run one executor process; return its exit code."""
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv)
         configure_logging(settings.log_level, "console")
@@ -33,7 +33,7 @@ def _serve(settings: FixedStepSettings) -> int:
     Serve until a signal or a fatal error.
 
     Raises:
-        TandemError: Why the process cannot go on.
+        TandemError: The process cannot go on; the error says why.
     """
     poll_where_waited(os.environ)
     # These import gRPC, which reads its environment then.

@@ -1,4 +1,4 @@
-"""How much of its time a device is idle although requests run."""
+"""Account of the time in which a device is idle although requests run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """
-    One step on the device, monotonic nanoseconds.
+    Times of one step on the device, in nanoseconds of the monotonic clock.
 
     Attributes:
-        rows: It has.
-        start_ns: When the device begins.
-        end_ns: When it is done.
-        host_ns: What the host spent on applying the batch before.
+        rows: Rows of the step.
+        start_ns: Time at which the device begins the step.
+        end_ns: Time at which the device has done it.
+        host_ns: Duration of the host's work before, which is applying the batch.
     """
 
     rows: int
@@ -26,14 +26,14 @@ class StepTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleReport:
     """
-    Totals since the start; two reports tell about the time between them by their differences.
+    Totals since the start; the difference of two reports describes the time between them.
 
     Attributes:
         steps: Steps given to the device.
         rows: Rows of these steps.
-        busy_ns: What they take.
-        idle_ns: From the end of one to the start of the next, while requests ran.
-        host_ns: What the host spent on launching them.
+        busy_ns: Nanoseconds that these steps take.
+        idle_ns: Nanoseconds from the end of a step to the start of the next, while requests ran.
+        host_ns: Nanoseconds that the host spent on launching them.
     """
 
     steps: int
@@ -44,17 +44,17 @@ class IdleReport:
 
     @property
     def idle_percent(self) -> float:
-        """Idle time over all time while requests ran."""
+        """Idle time as a percentage of all time in which requests ran."""
         return 100.0 * self.idle_ns / max(1, self.busy_ns + self.idle_ns)
 
 
 class IdleAccount:
     """
-    Adds up while steps are launched. Written by the runner thread; any thread may read `report`,
-    which is replaced whole.
+    Running totals of a device's busy and idle time.
 
-    Whatever keeps the device from its next step is idle time: waiting for it, taking it, applying
-    it. Only time in which no slot is live does not count.
+    The runner thread adds each step that it launches; any thread may read `report`, which is
+    replaced as a whole. All time between two steps is idle time: until the host receives the next
+    batch, takes it and applies it. Only time in which no slot is live does not count.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class IdleAccount:
 
     @property
     def report(self) -> IdleReport:
-        """The totals so far."""
+        """Totals so far."""
         return self._report
 
     def add(self, step: StepTimes, *, requests_run: bool) -> None:
@@ -71,8 +71,8 @@ class IdleAccount:
         Add a launched step.
 
         Args:
-            step: Its times.
-            requests_run: Slots are live after it: waiting for the next step counts.
+            step: Times of the step.
+            requests_run: Requests run after it, so that the wait for the next step counts as idle.
         """
         last_end_ns = self._last_end_ns
         past = self._report
@@ -86,5 +86,5 @@ class IdleAccount:
         self._last_end_ns = step.end_ns if requests_run else None
 
     def forget(self) -> None:
-        """Count no time until the next step: slots were reset."""
+        """Count no time until the next step, because all slots were reset."""
         self._last_end_ns = None

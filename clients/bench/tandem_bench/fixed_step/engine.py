@@ -1,4 +1,4 @@
-"""From settings to what a server serves when there is no model."""
+"""Engine without a model, made from settings for the executor's server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tandem_bench.fixed_step.settings import FixedStepSettings
 from tandem_bench.fixed_step.tokens import ChainedTokens, vocab_size_of, words_of
 
 _KV_BYTES_PER_BLOCK = 16 * 1024
-"""Made up, as no block holds anything."""
+"""Invented size of a KV block: no block holds anything."""
 
 
 def load_fixed_step(settings: FixedStepSettings, boot_id: str, account: IdleAccount) -> Engine:
     """
-    Build an engine; takes no time worth speaking of.
+    Build an engine; this takes next to no time.
 
     Raises:
         InvalidModel: The tokenizer cannot be used.

@@ -1,4 +1,4 @@
-"""Runs steps that compute nothing: slot state and tokens are real, the time is given."""
+"""Runner of steps that compute nothing: slot state and tokens are real, the duration is given."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from tandem_bench.fixed_step.tokens import ChainedTokens
 
 class FixedStepRunner:
     """
-    Stands in for a GPU: a launch applies the batch to real slot state on the host, then the device
-    is busy for `step_ms`, beginning when it is free, and its results can be had no sooner. What the
-    host does costs the device time only when the device has nothing else to do.
+    Stand-in for the runner of a GPU.
+
+    A launch applies the batch to real slot state on the host. Then the device is busy for
+    `step_ms`, from the moment at which it is free, and results are available only at the end of
+    that time. The host's work makes the device idle only when the device has nothing else to do.
     """
 
     def __init__(
@@ -37,9 +39,9 @@ class FixedStepRunner:
         self._boot_id = boot_id
         self._step_ns = round(step_ms * 1e6)
         self._free_ns = 0
-        """When the device has done all it was given."""
+        """Time at which the device will have done all steps launched so far, monotonic."""
         self._timer: Timer | None = None
-        """Made by the thread that waits."""
+        """Timer of the thread that waits for results, which makes it."""
         self._is_suspended = False
 
     @property
@@ -53,7 +55,7 @@ class FixedStepRunner:
         return self._slots
 
     def reset(self) -> None:
-        """Forget all slots; ends a suspension."""
+        """Forget all slots and end a suspension."""
         self._account.forget()
         self._is_suspended = False
         self._slots.reset()
@@ -63,7 +65,7 @@ class FixedStepRunner:
         Run no rows until `resume`.
 
         Raises:
-            SessionLost: RECOMPUTE while slots are live.
+            SessionLost: The mode is RECOMPUTE and slots are live.
         """
         if mode is KvMode.RECOMPUTE and self._slots.live.any():
             raise SessionLost("suspend with RECOMPUTE while slots are live: release them first")
@@ -79,10 +81,10 @@ class FixedStepRunner:
 
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """
-        Apply one batch; the device begins then, or when it has done the steps launched before.
+        Apply one batch; the device begins now, or when it has done the steps launched before.
 
         Returns:
-            Draws the rows' tokens and waits until the step's time is over.
+            Function that draws the rows' tokens and waits until the step's time is over.
 
         Raises:
             SessionLost: The batch contradicts the slot state, or has rows while suspended.
@@ -113,7 +115,7 @@ class FixedStepRunner:
     def _collect(
         self, batch: Batch, step_id: int, generation: UInt32Column, start_ns: int, end_ns: int
     ) -> StepResult:
-        """What the device does, on the thread that waits for it: steps come here in order."""
+        """Draw the tokens, then wait for the step's end; called in step order by one thread."""
         for admission in batch.admits:
             self._tokens.admit(admission)
         slot, position = batch.row_slot, batch.row_start + batch.row_num_tokens

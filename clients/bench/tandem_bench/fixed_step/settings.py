@@ -15,16 +15,17 @@ DEFAULT_TOKENIZER = Path(__file__).resolve().parents[4] / "deploy" / "models" / 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedStepSettings:
     """
-    What was asked for.
+    Settings of an executor without a model.
 
     Attributes:
-        step_ms: What every step with rows takes, milliseconds.
+        step_ms: Duration of every step with rows, in milliseconds.
         listen: gRPC address, HOST:PORT (port 0 takes a free one) or unix:PATH.
         tokenizer: Directory with tokenizer.json.
-        limits: The engine limits; also how many KV blocks there seem to be.
-        seed: Which model this pretends to be: another fingerprint, other tokens.
-        max_inflight_steps: Credit.
-        ready_file: Gets address and pid, as JSON, once the port listens.
+        limits: Engine limits, among them the number of KV blocks that it reports.
+        seed: Number of the pretended model: another seed gives another fingerprint and other
+            tokens.
+        max_inflight_steps: Most steps in flight, the credit that a scheduler gets.
+        ready_file: File that gets address and pid as JSON once the port listens.
         log_level: Least severe event to log, to stderr.
     """
 

@@ -1,4 +1,4 @@
-"""Waiting until a moment, precisely and with the interpreter's lock released."""
+"""Precise waiting until a given time, with the interpreter's lock released."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _TimeSpec(ctypes.Structure):
 
 class Timer:
     """
-    Sleeps on the thread that made it; Linux only.
+    Timer that sleeps on the thread that made it; Linux only.
 
     `clock_nanosleep` is called through ctypes, which releases the interpreter's lock, with an
     absolute time and a timer slack of 1 ns, which is a property of the thread.
@@ -32,7 +32,7 @@ class Timer:
         self._address = ctypes.addressof(self._until)
 
     def wait_until(self, moment_ns: int) -> int:
-        """Return once monotonic time is `moment_ns`; gives the time then, which may be later."""
+        """Wait until monotonic time is `moment_ns`; return the time then, which may be later."""
         while (now_ns := time.monotonic_ns()) < moment_ns:
             self._until.tv_sec, self._until.tv_nsec = divmod(moment_ns, _NS_PER_S)
             self._sleep(_CLOCK_MONOTONIC, _TIMER_ABSTIME, self._address, None)

@@ -1,4 +1,4 @@
-"""Which tokens an executor without a model gives."""
+"""Tokens that an executor without a model returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.errors import InvalidModel
 from tandem.link.batch import Admission, Int32Column
 
 _WORD_START = "Ġ"
-"""How byte-level tokenizers write a space."""
+"""Character that byte-level tokenizers write for a space."""
 _POSITION_MIX = np.uint64(0x9E3779B97F4A7C15)
 _TOKEN_MIX = np.uint64(0xC2B2AE3D27D4EB4F)
 _ROUND_MIX = np.uint64(0xFF51AFD7ED558CCD)
@@ -24,19 +24,22 @@ _MASK = (1 << 64) - 1
 
 class ChainedTokens:
     """
-    A sequence's next token is a pure function of the token before it, its position, the request's
-    seed and choice, and the model's seed: not of slots, batches or time.
+    Tokens that each depend on the one before.
 
-    So a sequence that goes on somewhere else gives the same tokens if, and only if, its history is
-    right. Tokens are whole words, so that none waits for the rest of its text; none is EOS.
+    A sequence's next token is a pure function of the token before it, its position, the request's
+    seed and choice, and the model's seed, but not of slots, batches or time. So a sequence that is
+    continued elsewhere gets the same tokens if, and only if, its history is right. Tokens are whole
+    words, so that the detokenizer holds none back; none is EOS.
     """
 
     def __init__(self, num_slots: int, words: Int32Column, model_seed: int) -> None:
         """
+        Make the state of all slots.
+
         Args:
-            num_slots: Slots there are.
+            num_slots: Number of slots.
             words: Ids to choose from, shape ``[W]``.
-            model_seed: Other seeds give other tokens.
+            model_seed: Seed of the model; other seeds give other tokens.
         """
         self._words = words
         self._num_words = np.uint64(len(words))
@@ -45,14 +48,14 @@ class ChainedTokens:
         self._seed = np.zeros(num_slots, np.uint64)
 
     def admit(self, admission: Admission) -> None:
-        """Take over a slot."""
+        """Start a request in the slot that its admission names."""
         sampling = admission.sampling
         mixed = sampling.seed * 0x9E3779B97F4A7C15 + sampling.choice * 0xD6E8FEB86659FD93
         self._seed[admission.slot] = (mixed + self._model_seed * 0xA24BAED4963EE407) & _MASK
         self._last[admission.slot] = admission.token_ids[-1]
 
     def draw(self, slot: Int32Column, position: Int32Column) -> Int32Column:
-        """The tokens at `position` of slots, which become the last ones there; shape ``[R]``."""
+        """Draw the tokens at `position` of slots and keep them as the last ones; shape ``[R]``."""
         slots = slot.astype(np.intp)
         mixed: NDArray[np.uint64] = self._seed[slots] + position.astype(np.uint64) * _POSITION_MIX
         mixed ^= self._last[slots].astype(np.uint64) * _TOKEN_MIX
@@ -67,7 +70,7 @@ class ChainedTokens:
 
 def words_of(files: Sequence[TokenizerFile]) -> Int32Column:
     """
-    Ids of a tokenizer that are a space and letters.
+    Return the ids of a tokenizer that stand for a space and ASCII letters.
 
     Raises:
         InvalidModel: There is no tokenizer.json, or it has no such ids.
@@ -86,7 +89,7 @@ def words_of(files: Sequence[TokenizerFile]) -> Int32Column:
 
 
 def vocab_size_of(files: Sequence[TokenizerFile]) -> int:
-    """One more than the highest id of tokenizer.json."""
+    """Return one more than the highest id of tokenizer.json."""
     ids = [0]
     for file in files:
         if file.name == "tokenizer.json":

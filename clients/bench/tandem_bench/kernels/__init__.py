@@ -1,1 +1,1 @@
-"""Operations measured one by one, beside their peers."""
+"""Benchmark of single operations, beside other implementations of the same."""

@@ -1,4 +1,4 @@
-"""Attention over the paged cache, and what others take for the same rows."""
+"""Attention over the paged KV cache, and other implementations on the same rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem_bench.device.timing import Call
 from tandem_bench.kernels import flashinfer_peer
 
 DENSE = "torch-sdpa-dense"
-"""torch's fused attention on keys and values of equal lengths side by side: no blocks to find."""
+"""PyTorch's fused attention on dense keys and values of equal lengths, without a block table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Rows:
     Rows of one batch.
 
     Attributes:
-        text: How tables name them.
+        text: Description in tables.
         query_len: New positions per row.
         seq_len: Positions per row.
     """
@@ -37,12 +37,12 @@ class Rows:
 
     @property
     def is_uniform(self) -> bool:
-        """All rows alike, so that a dense tensor holds them without padding."""
+        """True where all rows have equal lengths, so that a dense tensor needs no padding."""
         return len(set(self.query_len)) == len(set(self.seq_len)) == 1
 
     @property
     def seen_pairs(self) -> int:
-        """Query and key pairs that attend, under causality."""
+        """Number of (query, key) pairs that attend under the causal mask."""
         return sum(
             query * total - query * (query - 1) // 2
             for query, total in zip(self.query_len, self.seq_len, strict=True)
@@ -50,18 +50,18 @@ class Rows:
 
 
 def decode_rows(num_rows: int, context: int) -> Rows:
-    """One query each over `context` positions."""
+    """Make decode rows: one query each over `context` positions."""
     return Rows(f"B={num_rows} ctx={context}", (1,) * num_rows, (context,) * num_rows)
 
 
 def ragged_rows(num_rows: int, context: int, seed: int = 0) -> Rows:
-    """One query each over random numbers of positions, `context` in the mean, up to twice that."""
+    """Make decode rows of random lengths: `context` positions on average, at most twice that."""
     drawn = np.random.default_rng(seed).integers(1, 2 * context, num_rows, endpoint=True)
     return Rows(f"B={num_rows} ctx=1..{2 * context}", (1,) * num_rows, tuple(drawn.tolist()))
 
 
 def prompt_rows(num_rows: int, length: int, cached: int = 0) -> Rows:
-    """Prompts of `length` new positions after `cached` ones."""
+    """Make prompt rows of `length` new positions after `cached` ones."""
     text = f"N={num_rows} len={length}" + (f" cached={cached}" if cached else "")
     return Rows(text, (length,) * num_rows, (length + cached,) * num_rows)
 
@@ -70,14 +70,14 @@ def attention_cases(
     operation: str, shape: AttentionShape, rows: Rows, *, with_peers: bool
 ) -> Iterator[Case]:
     """
-    Ours, then what others take for the same.
+    Yield our attention on a batch, then other implementations on the same.
 
     Args:
-        operation: What tables call it.
-        shape: Heads, cache, type and device.
-        rows: The batch.
-        with_peers: Also torch on dense keys where rows are alike, and FlashInfer where it is
-            installed and the device is a GPU.
+        operation: Name in tables.
+        shape: Sizes of heads and cache, number type and device.
+        rows: Rows of the batch.
+        with_peers: Yield PyTorch's on dense keys too, for decodes and whole prompts of
+            equal lengths, and FlashInfer's where it is installed and the device is a GPU.
     """
     heads = f"{shape.num_heads}/{shape.num_kv_heads}x{shape.head_dim}"
     kv_width = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize

@@ -1,8 +1,11 @@
 """
-`tandem bench kernels`: each operation at shapes that models have, its time, its
-rate and its percentage of the ceiling that bounds it, which is measured in the same run.
+`tandem bench kernels [flags]`: the time of single operations at shapes that models have.
 
-On a GPU work is replayed from a captured graph on buffers that no cache still holds.
+Each operation is measured alone. Its time, its rates and its percentage of the device's ceiling are
+printed; the ceilings, a copy within the device's memory and a large matrix product, are measured in
+the same run. The work runs on several sets of buffers in turn, so that what it reads is not still
+in a cache; on a GPU it is replayed from a captured graph. Attention is also measured with PyTorch
+on dense keys and, on a GPU where it is installed, with FlashInfer.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from tandem_bench.model.random_model import forget_memory
 
 OPERATIONS = ("decode", "prefill", "rows", "sampling", "patch")
 TIME_LIMIT_S = 36.0
-"""Without --full no measurement begins after this."""
+"""Seconds after which no measurement begins, without --full and --time-limit."""
 
 _HEADINGS = (
     ("operation", -18),
@@ -61,15 +64,15 @@ _HEADINGS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """
-    What is measured.
+    Points to measure.
 
     Attributes:
-        models: Names of `SHAPES` whose sizes are taken.
-        decodes: Rows and positions of each.
-        prompts: Rows, new positions and cached ones.
-        tokens: Tokens of a step, for what works row by row.
-        sampled: Rows that sample.
-        budget_s: For each measurement, about.
+        models: Names of models in `SHAPES`.
+        decodes: Number of rows and positions of each, per decode batch.
+        prompts: Number of rows, new positions and cached positions, per prompt batch.
+        tokens: Tokens of a step, for operations that work row by row.
+        sampled: Numbers of rows that sample.
+        budget_s: Seconds for each measurement, about.
     """
 
     models: tuple[str, ...]
@@ -115,13 +118,13 @@ GRIDS = {
         budget_s=0.1,
     ),
 }
-"""By kind of device, and whether `--full` was asked for."""
+"""Points by kind of device, and by whether `--full` was asked for."""
 
 
 def cases(
     grid: Grid, operations: Sequence[str], where: Where, *, block_size: int, with_peers: bool
 ) -> Iterator[Case]:
-    """All cases of a grid, operation by operation within a model."""
+    """Yield all cases of a grid, model by model; then the case that has no model, patch."""
     for name in grid.models:
         yield from _model_cases(
             grid, SHAPES[name], operations, where, block_size=block_size, with_peers=with_peers
@@ -153,7 +156,7 @@ def _model_cases(
 
 
 def _batches(grid: Grid) -> Iterator[tuple[str, Rows]]:
-    """What attention is asked, with the operation it counts as."""
+    """Yield the batches of attention, each with the name of its operation."""
     for num_rows, context in grid.decodes:
         yield "decode", decode_rows(num_rows, context)
         if num_rows > 1:
@@ -175,10 +178,10 @@ def _attention_shape(config: ModelConfig, where: Where, block_size: int) -> Atte
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
-    Measure and print; gives the exit code, 1 if any case failed.
+    Measure and print; return the exit code, which is 1 if any case failed.
 
     Raises:
-        InvalidConfig: A device, type or name that there is not.
+        InvalidConfig: There is no such device, number type or name.
     """
     given = _parser().parse_args(arguments)
     operations = chosen(given.operation, OPERATIONS, "operation")
@@ -201,12 +204,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Run:
-    """Measures the ceilings and then cases, and prints each as it comes."""
+    """One run: measures the ceilings and then cases, and prints each result as it comes."""
 
     def __init__(
         self, where: Where, budget_s: float, limit_s: float | None, rows: JsonRows | None
     ) -> None:
-        """`rows`: where they are printed as JSON; None prints a table."""
+        """Measure the ceilings; results go to `rows` as JSON, or for None into a table."""
         started_s = time.monotonic()
         self._deadline_s = None if limit_s is None else started_s + limit_s
         self._budget_s = budget_s
@@ -222,7 +225,7 @@ class _Run:
             self._add_row(row)
 
     def add(self, case: Case) -> None:
-        """Measure one more, if there is time."""
+        """Measure one more case, if there is time."""
         if self._deadline_s is not None and time.monotonic() > self._deadline_s:
             self._num_left += 1
             return
@@ -238,7 +241,7 @@ class _Run:
             self._add_row(measured.as_json())
 
     def finish(self) -> int:
-        """Say what was left out; gives the exit code."""
+        """Say how much was left out; return the exit code."""
         if self._num_left:
             complain("kernels", f"{self._num_left} measurements left out, the machine is slow")
         return 1 if self._num_failed else 0

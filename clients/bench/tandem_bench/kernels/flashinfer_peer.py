@@ -1,4 +1,4 @@
-"""FlashInfer's attention on the same rows, where it is installed: the peer on GPUs."""
+"""FlashInfer's attention on the same rows, for GPUs where it is installed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Maker = Callable[[PagedBuffers], Call]
 
 
 def is_installed() -> bool:
-    """Whether it can be imported; it also needs a CUDA compiler when it is first used."""
+    """Return True where it can be imported; its first use also needs a CUDA compiler."""
     return find_spec("flashinfer") is not None
 
 
 def contestants(shape: AttentionShape, *, is_decode: bool) -> Iterator[tuple[str, Maker]]:
     """
-    Its ways to attend; none elsewhere than on a GPU or where it is not installed.
+    Yield name and maker of its kernels: none without a GPU or where it is not installed.
 
-    Its decode kernel takes vector units, or as an option the tensor cores; which is faster depends
-    on the heads of a group, so both run.
+    Its decode kernel uses vector units, or as an option the tensor cores. The faster one depends on
+    the number of query heads per KV head, so both are measured.
     """
     if shape.device.type != "cuda" or not is_installed():
         return
@@ -90,7 +90,7 @@ def _workspace(device: torch.device) -> Tensor:
 
 
 def _pages(buffers: PagedBuffers) -> tuple[Tensor, Tensor, Tensor]:
-    """First page of each row, the rows' pages one after another, and tokens on the last ones."""
+    """Return offsets of the rows into the pages, all rows' pages, and tokens on the last ones."""
     sequences, block_size = buffers.sequences, buffers.shape.block_size
     lengths = torch.from_numpy(sequences.seq_len)
     held = (lengths + block_size - 1) // block_size
@@ -102,12 +102,12 @@ def _pages(buffers: PagedBuffers) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _indptr(counts: Tensor) -> Tensor:
-    """Where each row begins and the last one ends, int32 ``[R + 1]``."""
+    """Return the offsets at which rows begin, and the end of the last, int32 ``[R + 1]``."""
     ends = counts.cumsum(0, dtype=torch.int32)
     return torch.cat((torch.zeros(1, dtype=torch.int32), ends))
 
 
 def _keys_and_values(buffers: PagedBuffers) -> tuple[Tensor, Tensor]:
-    """In its own layout, each of them contiguous: ours would cost it its wide loads."""
+    """Copy keys and values into contiguous tensors: our layout would prevent its wide loads."""
     key, value = buffers.kv_cache.unbind(2)
     return key.contiguous(), value.contiguous()

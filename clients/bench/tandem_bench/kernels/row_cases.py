@@ -1,4 +1,4 @@
-"""Operations that work row by row: what a step does between its matrix products."""
+"""Operations that work row by row, between the matrix products of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem_bench.device.timing import Call
 
 _EPS = 1e-5
 _PATCHED_SHARE = 16
-"""One row in so many appends a block in a step, as with blocks of 16."""
+"""Rows per row that appends a block in a step; 16, as with blocks of 16 tokens."""
 _TABLE_WIDTH = 256
 
 
@@ -28,13 +28,13 @@ def row_cases(
     config: ModelConfig, num_tokens: int, where: Where, *, block_size: int
 ) -> Iterator[Case]:
     """
-    One case per operation for a model's sizes.
+    Yield one case per operation for a model's sizes.
 
     Args:
-        config: The model.
-        num_tokens: T, tokens of the step.
-        where: Device and type of activations and cache.
-        block_size: Of the cache.
+        config: Model that gives the sizes.
+        num_tokens: Tokens of the step, T in tables.
+        where: Device, and number type of activations and cache.
+        block_size: Tokens per KV block.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     itemsize = where.dtype.itemsize
@@ -79,7 +79,7 @@ def row_cases(
 
 
 def patch_case(num_rows: int, device: torch.device) -> Case:
-    """One new block for a sixteenth of the rows, and a new token for all of them."""
+    """Make a case that patches a new block into a sixteenth of the rows and a token into all."""
     num_changes = num_rows + -(-num_rows // _PATCHED_SHARE)
     return Case(
         operation="patch_rows",
@@ -108,7 +108,7 @@ def _add_norm(num_tokens: int, hidden: int, where: Where, seed: int) -> Call:
 
 def _gate(num_tokens: int, inner: int, where: Where, seed: int) -> Call:
     dtype, device = where.dtype, where.device
-    # It may be overwritten, and then shrinks from call to call without ever being less work.
+    # The operation may overwrite it; values then shrink from call to call, but the work does not.
     gate_up = random_numbers((num_tokens, 2 * inner), dtype, device, seed=seed)
     return lambda: silu_mul(gate_up)
 

@@ -1,4 +1,4 @@
-"""Drawing tokens, in the ways whose costs differ."""
+"""Cases of sampling tokens, one for each kind of sampling params that costs differently."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tandem_bench.device.operands import random_numbers
 from tandem_bench.device.timing import Call
 
 _DEVIATION = 2.5
-"""Of the logits: a trained model's nucleus is about this narrow."""
+"""Standard deviation of the logits that makes a nucleus as narrow as a trained model's."""
 
 _FLAT_DEVIATION = 0.5
-"""Of random weights' logits: next to every id may be drawn."""
+"""Standard deviation of logits from random weights: nearly every id may be drawn."""
 
 _HISTORY_LEN = 512
 _NUM_LOGPROBS = 5
@@ -26,14 +26,14 @@ _NUM_LOGPROBS = 5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """
-    What all rows ask for.
+    Sampling params that all rows of a case share.
 
     Attributes:
-        operation: Its name after "sampling_".
+        operation: Name of the operation after "sampling_".
         is_flat: The logits are those of random weights.
-        is_penalised: The rows have penalties; then, or with log probabilities, they are not drawn
-            within a captured step.
-        has_logprobs: Each token is told with the likeliest ids.
+        is_penalised: The rows have penalties; such rows, like those with log probabilities, are
+            not sampled within a captured step.
+        has_logprobs: Each token comes with the log probabilities of the likeliest ids.
     """
 
     operation: str
@@ -61,7 +61,7 @@ KINDS = (
 
 
 def sampling_cases(num_rows: int, vocab_size: int, device: torch.device) -> Iterator[Case]:
-    """One case per kind for float32 logits ``[num_rows, vocab_size]``, which are read once."""
+    """Yield a case per kind for float32 logits ``[num_rows, vocab_size]``, which are read once."""
     for kind in KINDS:
         if device.type == "cuda" and (kind.is_penalised or kind.has_logprobs):
             continue
@@ -102,7 +102,7 @@ def _columns(kind: Kind, num_rows: int) -> SamplingColumns:
 
 
 def _edits(num_rows: int, vocab_size: int) -> LogitEdits:
-    """All three penalties on histories half of which are output."""
+    """Make all three penalties, on histories of which the second half is output."""
     generator = torch.Generator().manual_seed(1)
     history = torch.randint(
         vocab_size, (num_rows, _HISTORY_LEN), generator=generator, dtype=torch.int32

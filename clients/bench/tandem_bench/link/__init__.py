@@ -1,1 +1,1 @@
-"""The step link measured: how long an executor waits for its scheduler."""
+"""Benchmark of the step link: how long an executor waits for its scheduler."""

@@ -1,11 +1,12 @@
 """
 `tandem bench link [flags]`: how long an executor waits for its scheduler.
 
-The executor has no model: its steps take a fixed time, as a device's would, and it keeps account of
-the time in which the device is idle although requests run. The scheduler is a core process with its
-real loop, session and link. Without clients its requests are made in the process and their outputs
-are encoded and dropped; with clients it is a whole service with a frontend, and a reader takes the
-streams.
+The executor has no model: its steps take a fixed time, as a device's would, and it adds up the time
+in which the device is idle although requests run. The scheduler is a core process with its real
+loop, session and link. Without clients the requests are made in the core process, and their outputs
+are encoded and dropped; with clients the scheduler is a whole service with a frontend, and a reader
+process takes the streams. The results are the device's idle time in percent, which is the median of
+five spans, and the CPU time of the core process per step in microseconds.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ TRANSPORTS = ("unix", "tcp")
 CLIENTS = (0, 256)
 
 TIME_LIMIT_S = 33.0
-"""Without --full no measurement begins after this."""
+"""Seconds after which none of `MAIN_POINTS` is begun."""
 _SETTLE_S = 0.3
 _NUM_SPANS = 5
 _STEADY_SHARE = 0.99
-"""Of the rows of all steps, were all requests in each."""
+"""Least share of rows in the measured steps; it would be 1 with every request in each step."""
 
 _HEADINGS = ("step ms", "rows", "window", "transport", "clients", "idle %", "scheduler us")
 
@@ -59,14 +60,15 @@ _HEADINGS = ("step ms", "rows", "window", "transport", "clients", "idle %", "sch
 @dataclass(frozen=True, slots=True)
 class Point:
     """
-    What is measured.
+    One point to measure.
 
     Attributes:
-        step_ms: What a step takes, milliseconds.
-        rows: Requests that decode.
-        window: Steps in flight: 1 and 2 as set; above that window 2 and running ahead.
-        transport: "unix" or "tcp".
-        clients: Streams that are read; 0 for no frontend at all.
+        step_ms: Duration of a step, in milliseconds.
+        rows: Number of rows that decode.
+        window: Steps in flight: 1 and 2 set the scheduler's `window`; more set its `run_ahead`,
+            with a `window` of 2.
+        transport: Socket of the step link, "unix" or "tcp".
+        clients: Number of client streams; 0 for no frontend at all.
     """
 
     step_ms: float
@@ -77,7 +79,7 @@ class Point:
 
     @property
     def in_words(self) -> str:
-        """For a message about it."""
+        """Description in one line, for messages."""
         return (
             f"{self.step_ms:g} ms, {self.rows} rows, window {self.window}, {self.transport}, "
             f"{self.clients} clients"
@@ -87,13 +89,13 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class Costs:
     """
-    What was found.
+    Result of one point.
 
     Attributes:
-        point: Where.
-        idle_percent: Time in which the device had nothing to do while requests ran; median of
-            several spans.
-        scheduler_cpu_us: CPU of all threads of the core process, microseconds per step.
+        point: Point that was measured.
+        idle_percent: Percentage of the time, while requests ran, in which the device had nothing
+            to do; median of several spans.
+        scheduler_cpu_us: CPU time of all threads of the core process, microseconds per step.
     """
 
     point: Point
@@ -101,7 +103,7 @@ class Costs:
     scheduler_cpu_us: float
 
     def as_json(self) -> dict[str, int | float | str]:
-        """What programs get."""
+        """Return the row for `--json`."""
         point = self.point
         return {
             "step_ms": point.step_ms,
@@ -124,7 +126,7 @@ MAIN_POINTS = (
     Point(2.0, 256, 1, "unix", 0),
     Point(0.6, 256, 4, "tcp", 0),
 )
-"""What is measured without flags, most important first."""
+"""Points that are measured without flags, most important first."""
 
 
 def measure(point: Point, *, seconds: float) -> Costs:
@@ -132,7 +134,7 @@ def measure(point: Point, *, seconds: float) -> Costs:
     Start the processes of a point and measure once all its rows decode.
 
     Raises:
-        BenchFailed: They did not get there, or not all of them went on.
+        BenchFailed: Not all rows came to decode, or some ended while they were measured.
     """
     with tempfile.TemporaryDirectory(prefix="tandem-bench-") as name:
         directory = Path(name)
@@ -185,8 +187,9 @@ def _measure(point: Point, executor: FixedStepExecutor, core: Core, seconds: flo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
-    Measure and print; gives the exit code. A point that cannot be measured is named and left out,
-    and makes it 1.
+    Measure and print; return the exit code.
+
+    A point that cannot be measured is named on stderr and left out, and the exit code is 1.
     """
     given = _parser().parse_args(arguments)
     points = _chosen(given)
@@ -242,7 +245,7 @@ def _points(
     transports: Sequence[str],
     clients: Sequence[int],
 ) -> Iterator[Point]:
-    """All combinations; no more clients than rows, each with as many rows as the others."""
+    """Yield all combinations once; clients are reduced until they divide the rows evenly."""
     seen = set()
     for step_ms, num_rows, window, transport, most_clients in itertools.product(
         steps_ms, rows, windows, transports, clients

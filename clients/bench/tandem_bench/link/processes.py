@@ -1,4 +1,4 @@
-"""The processes of one measurement of the step link, and what they say about themselves."""
+"""Processes of one measurement of the step link, and the accounts that they give."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ _POLL_S = 0.02
 _STOP_DEADLINE_S = 20.0
 _SEES_STEPS_S = 0.1
 _QUIET = {"GRPC_VERBOSITY": "ERROR"}
-"""gRPC's native library would tell on stderr of every peer that ends, as all do at the end."""
+"""Environment that keeps gRPC's native library from logging each peer that ends."""
 
 
 _TRY_AGAIN = {"14", "8"}
-"""A frontend does not know the executor yet; the core still has the streams of the last try."""
+"""
+gRPC statuses after which streams are opened again: UNAVAILABLE, since a frontend does not know the
+executor yet, and RESOURCE_EXHAUSTED, since the core still has the streams of the last attempt.
+"""
 
 
 class BenchFailed(Exception):
@@ -41,7 +44,7 @@ class BenchFailed(Exception):
 
 
 class Process:
-    """A program of ours that is told to end by a signal; leaves nothing behind."""
+    """Child process that runs a module of ours; `close` ends it in any case."""
 
     def __init__(self, arguments: Sequence[str], *, reads_input: bool = False) -> None:
         self._name = arguments[0]
@@ -57,11 +60,16 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the program itself."""
+        """Process id."""
         return self.process.pid
 
     def line(self) -> str:
-        """The next line it prints."""
+        """
+        Return the next line that it prints.
+
+        Raises:
+            BenchFailed: It printed none in time, or ended.
+        """
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], START_DEADLINE_S)[0]:
             raise BenchFailed(f"{self._name} said nothing for {START_DEADLINE_S:.0f} s")
@@ -71,7 +79,12 @@ class Process:
         return line
 
     def wait_for(self, is_ready: Callable[[], bool], what: str) -> None:
-        """Poll until ready."""
+        """
+        Poll until `is_ready`; `what` begins the error's text.
+
+        Raises:
+            BenchFailed: The process ended, or was not ready in time.
+        """
         deadline_s = time.monotonic() + START_DEADLINE_S
         while not is_ready():
             if self.process.poll() is not None:
@@ -81,7 +94,7 @@ class Process:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """End it, in order if it can."""
+        """End it: by the end of its input or SIGTERM, and by SIGKILL if that takes too long."""
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
@@ -97,7 +110,7 @@ class Process:
 
     @contextlib.contextmanager
     def closed_on_failure(self) -> Iterator[None]:
-        """For constructors: whoever gets no object, by Ctrl-C for example, cannot close it."""
+        """Close the process if a constructor fails, by Ctrl-C too: its caller gets no object."""
         try:
             yield
         except BaseException:
@@ -112,7 +125,7 @@ class Process:
 
 
 class FixedStepExecutor(Process):
-    """An executor without a model; see tandem_bench.fixed_step."""
+    """Executor process without a model; see tandem_bench.fixed_step."""
 
     def __init__(self, step_ms: float, rows: int, transport: str, directory: Path) -> None:
         ready_file = directory / "executor.json"
@@ -136,12 +149,12 @@ class FixedStepExecutor(Process):
         self.address: str = json.loads(ready_file.read_text())["address"]
 
     def report(self) -> dict[str, float]:
-        """Its account of steps, busy and idle time until now."""
+        """Ask for its totals of steps, busy and idle time until now."""
         self.process.send_signal(signal.SIGUSR1)
         return dict(json.loads(self.line()))
 
     def wait_for_rows(self, rows: int) -> None:
-        """Return once all steps of a while have this many rows."""
+        """Wait until all steps of a short span have this many rows."""
 
         def is_steady() -> bool:
             before = self.report()
@@ -154,21 +167,21 @@ class FixedStepExecutor(Process):
 
 
 class Core(Protocol):
-    """Whatever keeps an executor busy, as a context manager."""
+    """Core process that keeps an executor busy."""
 
     @property
     def pid(self) -> int:
-        """The core process."""
+        """Process id of the core process."""
 
     def check(self) -> None:
-        """Raise BenchFailed where what it made did not arrive whole."""
+        """Raise BenchFailed where a stream lost output."""
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
 
 
 class CoreAlone(Process):
-    """A core process without frontends; see link_worker."""
+    """Core process without frontends; see tandem_bench.link.worker."""
 
     def __init__(
         self,
@@ -194,11 +207,11 @@ class CoreAlone(Process):
             self.line()
 
     def check(self) -> None:
-        """Nobody receives anything."""
+        """Check nothing: there are no streams."""
 
 
 class CoreWithClients(Process):
-    """A whole scheduler service and a reader of streams."""
+    """Whole scheduler service with a reader of its streams."""
 
     def __init__(
         self,
@@ -234,10 +247,10 @@ class CoreWithClients(Process):
 
     def check(self) -> None:
         """
-        Look at what the streams have brought.
+        Check the counts of the streams.
 
         Raises:
-            BenchFailed: One brought nothing, broke, or brought something else than what follows.
+            BenchFailed: A stream did not start, failed, or lost, repeated or garbled output.
         """
         counts = self._reader.report()
         num_bad = counts.failed + counts.bad_offsets + counts.malformed
@@ -254,11 +267,13 @@ def started_reader(
     address: str, requests: Sequence[bytes], *, connections: int = 4, kind: ReaderKind = "auto"
 ) -> Reader:
     """
-    Open streams and return once all were accepted; see `start_reader`. A service that listens may
-    have frontends that were not told of the executor yet: then all are opened again.
+    Open streams and return once all were accepted; see `start_reader`.
+
+    A service that listens may have frontends that do not know the executor yet: then all streams
+    are opened again.
 
     Raises:
-        BenchFailed: They did not start.
+        BenchFailed: The streams did not start in time, or failed for another reason.
     """
     deadline_s = time.monotonic() + START_DEADLINE_S
     while True:
@@ -273,7 +288,7 @@ def started_reader(
 
 
 def _have_started(reader: Reader, deadline_s: float) -> bool:
-    """Wait until all streams were accepted; False where they are to be opened again."""
+    """Wait until all streams were accepted; return False where they must be opened again."""
     while (counts := reader.report()).started < counts.streams or counts.failed:
         is_late = time.monotonic() > deadline_s
         if is_late or not counts.statuses.keys() <= _TRY_AGAIN:
@@ -285,7 +300,7 @@ def _have_started(reader: Reader, deadline_s: float) -> bool:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all threads that a process has now, as the kernel's scheduler counts it."""
+    """Return the CPU time of all live threads of a process, as the kernel's scheduler counts it."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended meanwhile

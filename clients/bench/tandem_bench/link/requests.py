@@ -1,4 +1,4 @@
-"""Requests that never end while the step link is measured."""
+"""Requests that are long enough not to end while they are measured."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ NUM_BLOCKS = 1 << 20
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 65_536
 _USABLE_SHARE = 0.8
-"""Of the blocks; at more in use prompts are not admitted."""
+"""Share of the blocks that requests may fill; prompts are not admitted beyond it."""
 SHORTEST_PROMPT = 64
 PROMPT_LENS = 16
-"""Prompts differ in length, so that a sixteenth of the rows begin a block in each step."""
+"""Number of prompt lengths; with 16, a sixteenth of the rows begin a new block in each step."""
 _LOWEST_ID, _HIGHEST_ID = 3, 4000
 
 
 def max_tokens_for(rows: int) -> int:
-    """Output tokens that all rows have room for: many seconds of the shortest steps."""
+    """Return the output tokens that fit for each row: many seconds of the shortest steps."""
     longest = SHORTEST_PROMPT + PROMPT_LENS
     room = int(NUM_BLOCKS * BLOCK_SIZE * _USABLE_SHARE) // rows
     return min(MAX_MODEL_LEN, room) - longest - BLOCK_SIZE
 
 
 def submits(rows: int) -> Iterator[Submit]:
-    """One request per row, as a frontend hands it in."""
+    """Yield one request per row, as a frontend submits it to the core."""
     for number, prompt in enumerate(_prompts(rows)):
         yield Submit(
             stream_id=number,
@@ -48,7 +48,7 @@ def submits(rows: int) -> Iterator[Submit]:
 
 
 def generate_requests(clients: int, choices: int) -> list[bytes]:
-    """One serialized request per client, with this many rows each."""
+    """Make one serialized request per client, each with `choices` rows (parallel sampling)."""
     return [
         GenerateRequest(
             token_ids={"ids": prompt.tolist()},

@@ -1,4 +1,4 @@
-"""The parts of a scheduler service that a benchmark of the step link runs."""
+"""Parts of a scheduler service that the benchmark of the step link runs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def make_loop(
     rows: int,
 ) -> tuple[CoreLoop, ExecutorLink]:
     """
-    Join a core loop to an executor.
+    Make a core loop and the link that connects it to an executor.
 
     Args:
-        executor: Its address.
-        socket: In place of the frontends.
-        directory: Where tokenizer files may go.
+        executor: Address of the executor.
+        socket: Socket in place of the frontends'.
+        directory: Directory for tokenizer files.
         window: Steps in flight.
-        run_ahead: The same while nobody waits.
-        rows: Requests there will be.
+        run_ahead: Steps in flight while no request waits, memory lasts and steps are short.
+        rows: Number of requests that will be submitted.
     """
     loaded = load_settings(
         [

@@ -1,9 +1,9 @@
 """
-A core process without frontends, for the step link's benchmark: the service's own loop, session and
-link, driven by requests made here, whose outputs are encoded and dropped.
+Core process without frontends, for the benchmark of the step link.
 
-Prints one line, `steady`, once every request decodes, and ends when its input is closed, also
-before that.
+It runs the service's own loop, session and link on requests that are made here; their outputs are
+encoded and dropped. It prints one line, `steady`, once every request decodes, and ends when its
+input is closed, also before that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tandem_bench.link.requests import submits
 
 
 class SilentSocket:
-    """In place of the frontends' socket: hands in what is put, encodes what comes and drops it."""
+    """Socket in place of the frontends': delivers messages that are put, drops those it sends."""
 
     def __init__(self, rows: int) -> None:
         self.is_steady = threading.Event()
@@ -44,21 +44,21 @@ class SilentSocket:
         self._wakeup = Wakeup()
 
     def fileno(self) -> int:
-        """For registration with a poller."""
+        """Return the descriptor for a poller."""
         return self._wakeup.fileno()
 
     @property
     def has_messages(self) -> bool:
-        """True when something was put that nobody took."""
+        """True when a message was put and not yet received."""
         return bool(self._waiting)
 
     def put(self, message: FrontendMessage) -> None:
-        """Hand a message in; any thread."""
+        """Add a message for the core; any thread may call."""
         self._waiting.append(message)
         self._wakeup.set()
 
     def receive(self, at_most: int) -> Iterator[tuple[int, FrontendMessage]]:
-        """Take messages that were put."""
+        """Yield at most `at_most` messages that were put, each with frontend 0."""
         self._wakeup.clear()
         for _ in range(min(at_most, len(self._waiting))):
             yield 0, self._waiting.popleft()
@@ -66,7 +66,7 @@ class SilentSocket:
             self._wakeup.set()
 
     def try_send(self, _index: int, message: CoreMessage) -> bool:
-        """Encode a message as the socket does, and keep nothing of it."""
+        """Encode a message as the real socket does, and drop it."""
         encode(message)
         if isinstance(message, Update):
             if len(message.token) >= self._full_bytes and not self.is_steady.is_set():
@@ -105,7 +105,7 @@ def _serve(given: argparse.Namespace) -> None:
     link.start()
     core = threading.Thread(target=loop.run, name="core", daemon=True)
     core.start()
-    # Not on this thread: while it waits for an event without end it hears of nothing else.
+    # Not on this thread, which has to notice the end of the input at any time.
     threading.Thread(target=_submit, args=(socket, given.rows), name="submit", daemon=True).start()
     try:
         sys.stdin.read()
@@ -116,7 +116,7 @@ def _serve(given: argparse.Namespace) -> None:
 
 
 def _submit(socket: SilentSocket, rows: int) -> None:
-    """Have all requests run, and say so."""
+    """Submit all requests, wait until every one decodes, and print `steady`."""
     socket.put(Hello(0, 0))
     socket.has_model.wait()
     for message in submits(rows):

@@ -1,1 +1,1 @@
-"""Load tests of a running server: requests, processes that send them, and their measurements."""
+"""Load test of a running server: requests, processes that send them, and measurements."""

@@ -1,4 +1,4 @@
-"""`tandem bench serve [flags]`: load for a running server, and what clients measure."""
+"""`tandem bench serve [flags]`: load test of a running server, as its clients measure it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ app.command(epilog=EXIT_CODES_HELP)(serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; ends with SystemExit, as commands of `tandem` do."""
+    """Measure and print; end with SystemExit, as commands of `tandem` do."""
     command = get_command(app)
     hide_switch_types(command)
     command(None if arguments is None else list(arguments), prog_name="tandem bench serve")

@@ -1,4 +1,4 @@
-"""Load processes: starting them, letting them begin together, collecting their measurements."""
+"""Load processes: their start, their common begin, and the collection of their measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KILL_AFTER_S = 5.0
 
 def run_tasks(tasks: Sequence[Task]) -> list[Outcomes]:
     """
-    Run every task in a process of its own; all processes start sending when the last is warm.
+    Run every task in a process of its own; all start sending when the last has warmed up.
 
     Raises:
         InternalError: A process failed; the message holds the last line on stderr.

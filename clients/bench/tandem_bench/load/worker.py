@@ -31,7 +31,7 @@ CUT_AFTER_S = 5.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Share of one process: requests `first`, `first + step`, ..., `concurrency` at a time."""
+    """Share of one process: requests `first`, `first + step` and so on, `concurrency` at a time."""
 
     address: str
     workload: Workload

@@ -1,1 +1,1 @@
-"""Decode steps of models with random weights, and the least time that they could take."""
+"""Benchmarks of decode steps with random weights, and of the least time they could take."""

@@ -1,8 +1,10 @@
 """
-`tandem bench model`: decode steps of models of known sizes with random weights, as
-the executor's runner computes them, against the least time that they could take.
+`tandem bench model [flags]`: decode steps of models with random weights, and their least time.
 
-The floor is that of `roofline`, with a bandwidth and a matrix rate measured in the same run.
+Models of known sizes are decoded greedily by the executor's own runner, in this process, over a KV
+cache of random numbers; there is no scheduler, no server and no tokenizer. The time of a step is
+compared with its floor, which is that of `tandem bench roofline` for a bandwidth and a matrix rate
+measured in the same run. On a GPU a captured graph is replayed, unless --eager is given.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from tandem_bench.model.random_model import forget_memory, random_model
 from tandem_bench.model.steady_decode import StepTimes, measure_steps
 
 TIME_LIMIT_S = 33.0
-"""Without --full no measurement begins after this."""
+"""Seconds after which no measurement begins, without --full and --time-limit."""
 _CEILING_S = 0.5
-"""For each of the two ceilings, at most."""
+"""Seconds for each of the two ceilings, at most."""
 
 _HEADINGS = (
     ("model", -12),
@@ -56,8 +58,15 @@ _HEADINGS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """
-    What is measured: models, rows of a step, positions of each, about how long,
-    whether without captured graphs, and whether rows keep their bits in any batch.
+    Points to measure.
+
+    Attributes:
+        models: Names of `SHAPES`.
+        batches: Numbers of rows of a step.
+        contexts: Positions of each row.
+        budget_s: Seconds for each measurement, about.
+        is_eager: No graphs are captured on a GPU.
+        batch_invariant: Rows give the same bits in any batch.
     """
 
     models: tuple[str, ...]
@@ -92,17 +101,17 @@ GRIDS = {
         budget_s=0.5,
     ),
 }
-"""By kind of device, and whether `--full` was asked for."""
+"""Points by kind of device, and by whether `--full` was asked for."""
 
 Row = dict[str, str | int | float]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
-    Measure and print; gives the exit code, 1 if there was nothing that could be measured.
+    Measure and print; return the exit code, which is 1 if no point could be measured.
 
     Raises:
-        InvalidConfig: A device, type or model that there is not.
+        InvalidConfig: There is no such device, number type or model.
     """
     given = _parser().parse_args(arguments)
     names = chosen(given.model, SHAPES, "model")
@@ -139,14 +148,15 @@ def measured_rows(
     grid: Grid, where: Where, *, block_size: int, deadline_s: float | None
 ) -> Iterator[Row]:
     """
-    Measure all points of a grid in turn; those that do not fit or for which there is no time are
-    told on stderr.
+    Measure all points of a grid in turn and yield a row for each.
+
+    Points that do not fit, or for which there is no time, are named on stderr.
 
     Args:
-        grid: The points.
-        where: Device, type and threads.
-        block_size: Of the cache.
-        deadline_s: By `time.monotonic`; no point begins after it. None: all are measured.
+        grid: Points to measure.
+        where: Device, number type and threads.
+        block_size: Tokens per KV block.
+        deadline_s: Time by `time.monotonic` after which no point begins; None for no limit.
     """
     ceilings = measure_ceilings(
         where.device, where.dtype, timer_of(where.device), min(_CEILING_S, grid.budget_s)

@@ -1,4 +1,4 @@
-"""A model of a known size and no meaning, in memory: no checkpoint is read or written."""
+"""Model of a known size with random weights, in memory: no checkpoint is read or written."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from tandem.errors import OutOfMemory
 from tandem_bench.device.operands import fill_randomly
 
 _DEVIATION = 0.02
-"""As models are initialised: activations neither vanish nor overflow."""
+"""Standard deviation of weights, as at a model's initialisation: activations stay in range."""
 
 
 def random_model(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, *, packs: bool = False
 ) -> LoadedModel:
     """
-    Matrices are normal, norms are 1, biases too are drawn; equal arguments give equal weights.
+    Make a model with normal matrices and biases and with norms of 1.
+
+    Equal arguments give equal weights.
 
     Args:
-        config: Its sizes.
-        dtype: Of its weights.
-        device: Where they are.
+        config: Sizes of the model.
+        dtype: Number type of the weights.
+        device: Device that holds the weights.
         packs: As in `load_model`.
 
     Raises:
-        OutOfMemory: It does not fit the device.
+        OutOfMemory: The model does not fit the device.
     """
     needed, free = weight_bytes(config, dtype), available_bytes(device)
-    if free is not None and needed > free:  # a host would promise it, and end us when it is filled
+    if free is not None and needed > free:  # a host would grant it, then kill us as it is filled
         raise OutOfMemory(
             f"weights of {needed / 2**30:.1f} GiB do not fit into the {free / 2**30:.1f} GiB that "
             f"are free on {device}"
@@ -62,7 +64,7 @@ def random_model(
 
 
 def forget_memory(device: torch.device) -> None:
-    """Give back what nothing refers to any more, so that what is free on the device counts it."""
+    """Collect garbage and empty PyTorch's cache, so that free device memory is counted right."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -70,10 +72,10 @@ def forget_memory(device: torch.device) -> None:
 
 def random_kv(model: LoadedModel, num_blocks: int, block_size: int) -> KvMemory:
     """
-    A cache full of numbers, as after prompts that nobody computed.
+    Make a KV cache full of random numbers, which stand for computed prompts.
 
     Raises:
-        OutOfMemory: It does not fit.
+        OutOfMemory: The cache does not fit.
     """
     kv = KvMemory(model.config, num_blocks, block_size, model.dtype, model.device)
     for seed, layer in enumerate(kv.layers):

@@ -1,6 +1,11 @@
 """
-`tandem bench roofline`: the device's copy bandwidth and matrix rate, and the least
-time that decode steps of known models could take with them.
+`tandem bench roofline [flags]`: a device's ceilings, and the least time of decode steps with them.
+
+The ceilings are the bandwidth of a copy within the device's memory and the rate of a large matrix
+product; they are measured, unless --tb-per-s and --tflop-per-s give them. The least time of a step
+follows from them and from the sizes of known models; no step is run. It is the time to read the
+weights once, or to multiply by them if that takes longer, plus the time to read the rows' keys and
+values.
 """
 
 from __future__ import annotations
@@ -21,8 +26,9 @@ from tandem_bench.device.timing import timer_of
 
 BATCHES = {False: (1, 32, 128, 256), True: (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)}
 CONTEXTS = {False: (1024, 4096), True: (256, 1024, 4096, 16384, 65536)}
-"""By whether `--full` was asked for."""
+"""Positions of each row, like the rows above by whether `--full` was asked for."""
 _BUDGET_S = 1.0
+"""Seconds for each of the two ceilings, about."""
 
 _HEADINGS = (
     ("model", -12),
@@ -39,10 +45,10 @@ Row = dict[str, str | int | float]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
-    Measure and print; gives the exit code.
+    Measure and print; return the exit code.
 
     Raises:
-        InvalidConfig: A device, type or model that there is not.
+        InvalidConfig: There is no such device, number type or model.
     """
     given = _parser().parse_args(arguments)
     names = chosen(given.model, SHAPES, "model")
@@ -86,7 +92,7 @@ def floor_rows(
     itemsize: int,
     ceilings: Ceilings,
 ) -> list[Row]:
-    """A row per model, context and batch: the least times of a decode step, in milliseconds."""
+    """Compute a row per model, context and batch: least times of a decode step, milliseconds."""
     rows: list[Row] = []
     for name in names:
         for context in contexts:
@@ -107,7 +113,7 @@ def floor_rows(
 
 
 def _ceilings(given: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Those given, and measured ones where none are."""
+    """Return the given ceilings, and measured ones in place of those not given."""
     if given.tb_per_s is None or given.tflop_per_s is None:
         measured = measure_ceilings(device, dtype, timer_of(device), _BUDGET_S)
     else:

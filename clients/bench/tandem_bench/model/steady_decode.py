@@ -1,4 +1,4 @@
-"""Steps in which all rows decode, through the executor's own runner."""
+"""Decode steps of a steady batch, computed by the executor's own runner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARM_UP_STEPS = 3
 MIN_STEPS = 8
 MAX_STEPS = 256
 _IN_FLIGHT = 2
-"""Steps given to a device that works by itself before the first one's result is waited for."""
+"""Steps in flight on a GPU, which works by itself."""
 
 _GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
@@ -30,13 +30,13 @@ _GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """
-    Of one decode step, in seconds.
+    Times of one decode step, in seconds; each is a median.
 
     Attributes:
-        step_s: Wall time per step, from one result to the next: median.
-        forward_s: Of it, layers, as the runner's own timings tell; median.
-        sample_s: Of it, what comes after the forward pass; median. 0 where both come in one go.
-        graph: Rows of the captured step that ran, 0 for none.
+        step_s: Wall time from one result to the next.
+        forward_s: Part of it in the layers, by the runner's own timings.
+        sample_s: Part of it after the forward pass; 0 where both are measured as one.
+        graph: Rows of the captured graph that was replayed, 0 for none.
     """
 
     step_s: float
@@ -56,16 +56,16 @@ def measure_steps(
     batch_invariant: bool = False,
 ) -> StepTimes:
     """
-    Decode greedily with `num_rows` rows of about `context` positions, over a cache of random keys;
-    on a GPU by replays of one captured step.
+    Decode greedily with `num_rows` rows of about `context` positions over a random KV cache.
 
     Args:
-        model: What computes.
+        model: Model that computes.
         num_rows: Rows of each step.
-        context: Positions that rows have in the middle of the measurement.
-        block_size: Of the cache.
-        budget_s: Steps go on for about so long, eight at least.
-        graphs: Captures the step; None computes it eagerly.
+        context: Positions of each row, about, on average over the first eight measured steps; a
+            row grows by one position per step.
+        block_size: Tokens per KV block.
+        budget_s: Seconds for which steps go on, about; from 8 to 256 steps are measured.
+        graphs: Device that captures the step once for replays; None computes it eagerly.
         batch_invariant: As in the executor's settings.
 
     Raises:
@@ -108,7 +108,7 @@ def _runner(
     *,
     batch_invariant: bool = False,
 ) -> ModelRunner:
-    """A warm one, which runs from static buffers where the executor's would: on a GPU."""
+    """Make a warm runner; on a GPU it uses static buffers, as the executor's does."""
     captured = None if graphs is None else GraphPlan(device=graphs, sizes=(num_rows,))
     runner = ModelRunner(
         model,
@@ -128,8 +128,9 @@ def decode_batches(
     num_rows: int, start: int, blocks_per_row: int, vocab_size: int
 ) -> Iterator[Batch]:
     """
-    Rows with `start` positions are admitted, all but the last of which are in the cache, and then
-    every row goes on by one token per step.
+    Yield the batches: the first admits all rows, and each decodes one token per row.
+
+    Rows are admitted with `start` positions, all but the last of which are in the cache.
     """
     generator = np.random.default_rng(0)
     blocks = generator.permutation(num_rows * blocks_per_row).astype(np.int32) + 1
@@ -158,7 +159,7 @@ def decode_batches(
 def _results(
     runner: ModelRunner, batches: Iterator[Batch], *, launches_ahead: bool
 ) -> Iterator[StepResult]:
-    """Results in order; a device that works by itself has the next step before they are known."""
+    """Yield results in order; `launches_ahead` sends the next step before a result is known."""
     if not launches_ahead:
         for step_id, batch in enumerate(batches):
             yield runner.execute(batch, step_id)

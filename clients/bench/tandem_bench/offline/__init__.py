@@ -1,1 +1,1 @@
-"""Whole engines compared on one machine: the embedded engine beside what else one could use."""
+"""Comparison of whole engines on one machine: the embedded engine beside others."""

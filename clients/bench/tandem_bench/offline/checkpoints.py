@@ -1,4 +1,4 @@
-"""Models of known sizes with random weights as directories, written once and kept."""
+"""Model directories of known sizes with random weights, written once and kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from tandem_bench.device.sizes import NORM_EPS, ROPE_THETA, ModelSizes
 
 _VERSION = 1
-"""Raised with whatever changes the weights of the same sizes."""
+"""Version of the weights; raise it with any change to the weights of the same sizes."""
 _INITIAL_STD = 0.02
 _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
@@ -22,19 +22,19 @@ _MODEL_TYPES = {
 
 def random_model(name: str, sizes: ModelSizes, cache: Path | None = None) -> Path:
     """
-    Directory of a model of these sizes, written now if it was not before.
+    Return the directory of a model of these sizes; write it if it does not exist.
 
-    Matrices are normal with a deviation of 0.02, norms are 1, all in bfloat16; the same on every
-    machine of one PyTorch version.
+    Matrices are normal with a standard deviation of 0.02, vectors are 1, all in bfloat16; weights
+    are the same on every machine with the same PyTorch version.
 
     Args:
-        name: Of the sizes, for the directory's name.
-        sizes: Of the model.
-        cache: Where models are kept; by default `tandem` in $XDG_CACHE_HOME or ~/.cache, or
-            $TANDEM_CACHE_DIR itself.
+        name: Name of the sizes, which is part of the directory's name.
+        sizes: Sizes of the model.
+        cache: Directory of models; by default $TANDEM_CACHE_DIR, or else `tandem` in
+            $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
-        OSError: It cannot be written there.
+        OSError: The directory cannot be written.
     """
     folder = _cache_folder() if cache is None else cache
     target = folder / f"random-{name}-{_VERSION}"
@@ -48,15 +48,15 @@ def random_model(name: str, sizes: ModelSizes, cache: Path | None = None) -> Pat
         _write(sizes, made)
         try:
             made.replace(target)
-        except OSError:  # something is there
-            if not _is_of(sizes, target):  # else another process was quicker, and may read it now
+        except OSError:  # the target exists
+            if not _is_of(sizes, target):  # else another process wrote it, and may be reading it
                 shutil.rmtree(target, ignore_errors=True)
                 made.replace(target)
     return target
 
 
 def stored_tensors(sizes: ModelSizes) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a model's file."""
+    """Return name and shape of every tensor of a model's file."""
     hidden, inner, head_dim = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
     query, key = sizes.num_heads * head_dim, sizes.num_kv_heads * head_dim
     layer: dict[str, tuple[int, ...]] = {
@@ -88,7 +88,7 @@ def stored_tensors(sizes: ModelSizes) -> dict[str, tuple[int, ...]]:
 
 
 def _config(sizes: ModelSizes) -> str:
-    """What config.json says."""
+    """Return the text of config.json."""
     return json.dumps(
         {
             "architectures": [sizes.architecture],
@@ -116,7 +116,7 @@ def _config(sizes: ModelSizes) -> str:
 
 
 def _write(sizes: ModelSizes, directory: Path) -> None:
-    import torch  # noqa: PLC0415 -- flags and help need it not
+    import torch  # noqa: PLC0415 -- not needed for flags and help
     from safetensors.torch import save_file  # noqa: PLC0415
 
     source = torch.Generator().manual_seed(0)

@@ -1,11 +1,13 @@
 """
-`tandem bench offline [flags]`: tokens per second of whole engines on this
-machine's CPU, same weights, number type, threads and requests.
+`tandem bench offline [flags]`: tokens per second of whole engines on this machine's CPU.
 
-Beside the embedded engine: transformers' continuous batching (`transformers`) and its `generate`
-(`transformers-generate`), llama.cpp, and the linear floor, which is the matrix products of the same
-steps and nothing else. All requests arrive at once and are answered to the same length. Each engine
-runs in a process of its own, rounds take them in turn, and what is printed are medians.
+All engines get the same weights, number type, threads and requests. They are the embedded engine
+(`tandem`), transformers' continuous batching (`transformers`) and its `generate`
+(`transformers-generate`), llama.cpp, and the linear floor (`linear-floor`), which computes the
+matrix products of the same steps and nothing else. All requests arrive at once and are decoded
+greedily to the same length. Each engine runs in a process of its own, rounds take them in turn, and
+the printed rates are medians over the rounds: output tokens per second over all the time, and
+decode tokens per second from the time at which every request has its first token.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ CONCURRENCY = (1, 8, 32)
 FULL_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 INPUT_LEN, OUTPUT_LEN, NUM_ROUNDS = 128, 64, 3
 LEAST_OUTPUT_LEN = 2
-"""Tokens per answer: the first comes with the prompt, so a decode rate needs one more."""
+"""Least output tokens of a request: prefill gives the first, so a decode rate needs another."""
 
 _EXIT_FAILED, _EXIT_USAGE = 1, 2
 _ENGINE_WIDTH = max(map(len, ENGINES))
@@ -46,7 +48,7 @@ _HEADINGS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; gives the exit code."""
+    """Measure and print; return the exit code."""
     parser = _parser()
     given = parser.parse_args(arguments)
     engines = _engines(given.engine, parser)
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_line(_title(task))
     try:
         exit_code = _run(task, engines, given.rounds, rounds)
-    except EndedBySignal:  # minutes of measurements are worth having
+    except EndedBySignal:  # the measurements so far took minutes: print them
         _say("interrupted: this is what was measured until then")
         _print_results(rounds, as_json=given.json)
         raise
@@ -69,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(task: Task, engines: Sequence[str], num_rounds: int, rounds: Rounds) -> int:
-    """Run the engines in turn; an engine that fails once is left out from there on."""
+    """Run the engines in turn; leave out an engine once it has failed. Return the exit code."""
     failed: set[str] = set()
     for number, engine in engines_in_turn(engines, num_rounds):
         if engine in failed:
@@ -90,7 +92,7 @@ def _run(task: Task, engines: Sequence[str], num_rounds: int, rounds: Rounds) ->
 
 
 def _engines(wanted: Sequence[str] | None, parser: BenchParser) -> list[str]:
-    """Those to run; whatever is not installed is an error if it was asked for, else it is said."""
+    """Return the engines to run; one that is not installed is an error if named, else left out."""
     present = []
     for engine in ENGINES:
         if wanted and engine not in wanted:
@@ -108,13 +110,13 @@ def _engines(wanted: Sequence[str] | None, parser: BenchParser) -> list[str]:
 
 def _task(given: argparse.Namespace) -> Task:
     """
-    What every engine gets.
+    Make the task that every engine gets.
 
     Raises:
-        InvalidModel: --model is none that we compute, or its sequences are too short.
-        InvalidConfig: --dtype is none.
+        InvalidModel: --model is not a model that the executor can compute.
+        InvalidConfig: --dtype is not a number type, or requests are longer than the model allows.
     """
-    # They bring PyTorch in: not for --help, and not before the flags are known to be right.
+    # These import PyTorch: not for --help, and not before the flags are known to be right.
     import torch  # noqa: PLC0415
 
     from executor_svc.device.choice import choose_kernels, dtype_name, resolve_dtype  # noqa: PLC0415
@@ -171,7 +173,7 @@ def _print_results(rounds: Rounds, *, as_json: bool) -> None:
 
 
 def _say(line: str) -> None:
-    """What is not a result goes to stderr."""
+    """Print to stderr a line that is not a result."""
     sys.stderr.write(f"bench offline: {line}\n")
     sys.stderr.flush()
 

@@ -1,6 +1,8 @@
 """
-`python -m tandem_bench.offline.engine_process TASK`: load one engine, serve each workload of the
-task, and print a line of JSON for each. Everything else it or its libraries say goes to stderr.
+`python -m tandem_bench.offline.engine_process TASK`: measure one engine.
+
+It loads the engine, serves each workload of the task, and prints a line of JSON for each. All other
+output, that of libraries too, goes to stderr.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def main(argument: str) -> None:
 
 def measure(engine: Contestant, task: Task, concurrency: int) -> Served:
     """
-    Serve a workload once the engine has served a small one like it.
+    Serve a workload after a small one like it, which warms the engine up.
 
     Raises:
         RuntimeError: The engine made more or fewer tokens than asked.

@@ -1,4 +1,4 @@
-"""A model as a GGUF file, the format that llama.cpp reads."""
+"""Writer of a model as a GGUF file, the format that llama.cpp reads."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def write_gguf(model_dir: Path, dtype: str, path: Path) -> None:
     """
     Write the weights of a Hugging Face directory, matrices in `dtype` and norms in float32.
 
-    There is no vocabulary: the file serves token ids only. Queries and keys have rotary pairs side
-    by side, which is how we hold them too.
+    There is no vocabulary: the file serves token ids only. The two numbers of a rotary pair are
+    adjacent in queries and keys, as they are in our weights.
 
     Raises:
-        InvalidModel: It is not a plain Llama, or a type that GGUF files are not written in here.
+        InvalidModel: The model is not a plain Llama, or `dtype` is neither float32 nor bfloat16.
     """
     model = load_model(model_dir, dtype=dtype, device="cpu")
     _refuse_others(model_dir, model)
@@ -71,7 +71,7 @@ def _refuse_others(model_dir: Path, model: LoadedModel) -> None:
 
 
 def _tensors(model: LoadedModel) -> list[tuple[str, Tensor]]:
-    """Every tensor by the name it has in such a file."""
+    """Return every tensor with its name in a GGUF file."""
     config, weights = model.config, model.weights
     query_size = config.num_heads * config.head_dim
     key_size = config.num_kv_heads * config.head_dim
@@ -103,6 +103,6 @@ def _add(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:
     if tensor.ndim == 1 or tensor.dtype == torch.float32:
         writer.add_tensor(name, tensor.float().numpy())
         return
-    # numpy has no bfloat16: its bytes are given, and what they are.
+    # numpy has no bfloat16: the bytes are passed with their type.
     data = tensor.view(torch.uint8).numpy()
     writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.BF16)

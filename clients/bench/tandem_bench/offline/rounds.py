@@ -1,4 +1,4 @@
-"""Rounds of measurements: each engine in turn, each time in a process of its own."""
+"""Rounds of measurements: each engine in turn, each time in a new process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tandem_bench.offline.workload import Task
 
 
 class EngineFailed(Exception):
-    """An engine's process ended with an error; the text names the engine and its last line."""
+    """An engine's process ended with an error; the text holds its name and its last line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of one engine and number of requests, of a round or medians over rounds: tokens/s."""
+    """Rates of one engine at one number of requests, in tokens/s: of a round, or medians."""
 
     engine: str
     concurrency: int
@@ -30,7 +30,7 @@ class Rates:
     decode_tokens_per_s: float
 
     def as_json(self) -> dict[str, int | float | str]:
-        """What programs get."""
+        """Return the row for `--json`."""
         return {
             "engine": self.engine,
             "concurrency": self.concurrency,
@@ -41,15 +41,15 @@ class Rates:
 
 @dataclass(slots=True)
 class Rounds:
-    """What was measured so far, by engine and number of requests, one entry per round."""
+    """Measurements so far, by engine and number of requests, one entry per round."""
 
     output: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     decode: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     first_output: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """Tokens of the first request in the latest round; none of engines that make none."""
+    """Tokens of the first request in the latest round; no entry for engines without tokens."""
 
     def add(self, engine: str, line: str) -> Rates:
-        """Take one line of an engine's process; gives what it says."""
+        """Add one line of an engine's process; return its rates."""
         said = json.loads(line)
         key = (engine, int(said["concurrency"]))
         rates = Rates(*key, float(said["output_tokens_per_s"]), float(said["decode_tokens_per_s"]))
@@ -60,7 +60,7 @@ class Rounds:
         return rates
 
     def rates(self) -> list[Rates]:
-        """Medians, in the order of the measurements."""
+        """Return the medians, in the order of the measurements."""
         return [
             Rates(*key, statistics.median(values), statistics.median(self.decode[key]))
             for key, values in self.output.items()
@@ -68,8 +68,10 @@ class Rounds:
 
     def decode_share(self, engine: str, of: str, concurrency: int) -> float | None:
         """
-        Decode tokens per second of one engine in those of another: the median of the rounds'
-        ratios, which a machine that slows down for a while disturbs least; None without both.
+        Return the ratio of one engine's decode tokens per second to another's.
+
+        It is the median of the rounds' ratios, which suffers least when the machine slows down for
+        a while; None without measurements of both.
         """
         ours = self.decode.get((engine, concurrency), [])
         others = self.decode.get((of, concurrency), [])
@@ -78,8 +80,9 @@ class Rounds:
 
     def num_equal(self, engine: str, concurrency: int) -> tuple[int, int] | None:
         """
-        How many tokens of the first request are equal to ours before the first that is not, and of
-        how many; None where one of both made none.
+        Return how many first tokens of the first request equal ours, and how many were compared.
+
+        None where one of the two engines returned no tokens.
         """
         ours = self.first_output.get((OURS, concurrency))
         theirs = self.first_output.get((engine, concurrency))
@@ -92,10 +95,10 @@ class Rounds:
 
 def run_engine(task: Task) -> Iterator[str]:
     """
-    Give the lines of an engine's process as they come; the process ends with the generator.
+    Yield the lines of an engine's process as they come; the process ends with the generator.
 
     Raises:
-        EngineFailed: It did not serve all of the task.
+        EngineFailed: The process did not serve the whole task.
     """
     command = [sys.executable, "-m", "tandem_bench.offline.engine_process", task.to_json()]
     threads = str(task.num_threads)
@@ -121,7 +124,7 @@ def run_engine(task: Task) -> Iterator[str]:
 
 
 def engines_in_turn(engines: Sequence[str], num_rounds: int) -> Iterator[tuple[int, str]]:
-    """Number of the round, from 1, and engine: all engines, then all again."""
+    """Yield the number of the round, from 1, and the engine: all engines, round by round."""
     for number in range(1, num_rounds + 1):
         for engine in engines:
             yield number, engine

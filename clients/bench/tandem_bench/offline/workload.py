@@ -1,4 +1,4 @@
-"""What every engine is given, and what is made of the times in which it answers."""
+"""Requests that every engine gets, and rates computed from the times at which it answers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Workload:
     Requests that all arrive at once.
 
     Attributes:
-        concurrency: How many.
+        concurrency: Number of requests.
         input_len: Tokens of each prompt, drawn at random.
-        output_len: Tokens of each answer, at least 2, whatever they are; greedy.
-        seed: Of the prompts.
+        output_len: Output tokens of each request, at least 2; greedy, past EOS.
+        seed: Seed of the prompts.
     """
 
     concurrency: int
@@ -29,7 +29,7 @@ class Workload:
     seed: int = 0
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
-        """Token ids of every prompt."""
+        """Draw the token ids of every prompt."""
         source = np.random.default_rng((self.seed, self.concurrency))
         drawn: list[list[int]] = source.integers(
             0, vocab_size, (self.concurrency, self.input_len)
@@ -40,17 +40,17 @@ class Workload:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """
-    What one process measures.
+    Measurement of one process.
 
     Attributes:
-        engine: Its name among the engines.
-        model: Directory in Hugging Face format.
-        dtype: Type of weights, keys and values.
-        num_threads: Of one operation.
-        concurrency: Each is a workload of its own, in this order.
+        engine: Name of the engine, a key of `ENGINES`.
+        model: Model directory in Hugging Face format.
+        dtype: Number type of weights, keys and values.
+        num_threads: CPU threads of one operation.
+        concurrency: Numbers of requests; each is a workload of its own, in this order.
         input_len: See `Workload`.
         output_len: See `Workload`.
-        cpu_extension: "auto", "on" or "off", of our own engine.
+        cpu_extension: Setting of our own engine: "auto", "on" or "off".
     """
 
     engine: str
@@ -64,21 +64,21 @@ class Task:
 
     @property
     def sequence_len(self) -> int:
-        """Tokens of a request at its end."""
+        """Tokens of a request at its end, prompt and output."""
         return self.input_len + self.output_len
 
     def of(self, engine: str) -> Task:
-        """The same for another engine."""
+        """Return the same task for another engine."""
         return replace(self, engine=engine)
 
     def workload(self, concurrency: int) -> Workload:
-        """The requests that are measured."""
+        """Return the requests that are measured."""
         return Workload(
             concurrency=concurrency, input_len=self.input_len, output_len=self.output_len
         )
 
     def warm_up(self, concurrency: int) -> Workload:
-        """A few tokens of other requests of the same shape, not measured."""
+        """Return other requests of the same shape with at most 4 output tokens, to warm up with."""
         return Workload(
             concurrency=concurrency,
             input_len=self.input_len,
@@ -87,12 +87,12 @@ class Task:
         )
 
     def to_json(self) -> str:
-        """As one argument of a command line."""
+        """Encode as one argument of a command line."""
         return json.dumps(asdict(self) | {"model": str(self.model)})
 
     @classmethod
     def from_json(cls, text: str) -> Task:
-        """What `to_json` wrote."""
+        """Decode the result of `to_json`."""
         fields = json.loads(text)
         return cls(
             **fields | {"model": Path(fields["model"]), "concurrency": tuple(fields["concurrency"])}
@@ -102,15 +102,15 @@ class Task:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """
-    How a workload went.
+    Outputs and times of a workload that was served.
 
     Attributes:
-        tokens: Output of each request, in order; empty where an engine makes none.
-        num_tokens: Of all outputs together.
-        started_s: When the first request was given, on any monotonic clock.
-        all_decode_s: When each request had its first token.
-        num_before: Tokens there were by then.
-        ended_s: When the last token was there.
+        tokens: Output tokens of each request, in order; empty where an engine returns none.
+        num_tokens: Number of all output tokens together.
+        started_s: Time at which the first request was submitted, on any monotonic clock.
+        all_decode_s: Time from which every request had its first token.
+        num_before: Output tokens that existed at `all_decode_s`.
+        ended_s: Time of the last token.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -122,21 +122,21 @@ class Served:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Of all tokens over all the time, prompts included."""
+        """Rate of all output tokens over the whole time, prefill included."""
         return self.num_tokens / (self.ended_s - self.started_s)
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Of the tokens made while every request decoded."""
+        """Rate of the tokens made from `all_decode_s` on."""
         return (self.num_tokens - self.num_before) / (self.ended_s - self.all_decode_s)
 
 
 class Contestant(Protocol):
-    """A loaded engine."""
+    """Loaded engine of the comparison."""
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are in [0, vocab_size)."""
+        """Exclusive upper bound of token ids."""
 
     def serve(self, prompts: list[list[int]], output_len: int) -> Served:
-        """Answer all prompts with so many greedy tokens each, ending none early."""
+        """Answer every prompt with exactly `output_len` greedy tokens, past EOS."""

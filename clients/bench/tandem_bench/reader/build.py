@@ -1,4 +1,4 @@
-"""Making the compiled reader from the C files in this folder, once per version of them."""
+"""Compilation of the reader from the C files in this folder, once per version of them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _SOURCES = Path(__file__).parent
 
 
 class NoCompiler(Exception):
-    """There is no C compiler, or it could not make the reader; the text says which."""
+    """There is no C compiler, or it failed; the text says which."""
 
 
 def compiled_reader(cache: Path | None = None) -> Path:
     """
-    Path of the program, compiled now if it was not before.
+    Return the path of the program; compile it if it does not exist.
 
     Args:
-        cache: Where to keep it; by default `tandem` in $XDG_CACHE_HOME or ~/.cache.
+        cache: Directory of the program; by default `tandem` in $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
-        NoCompiler: $CC, or else `cc`, is not there or fails, or the cache cannot be written.
+        NoCompiler: $CC, or else `cc`, does not exist or fails, or the cache cannot be written.
     """
     sources = sorted(_SOURCES.glob("*.c"))
     headers = sorted(_SOURCES.glob("*.h"))
@@ -49,7 +49,7 @@ def _compile(sources: list[Path], program: Path) -> None:
         raise NoCompiler(f"there is no C compiler {name!r} on the PATH")
     try:
         program.parent.mkdir(parents=True, exist_ok=True)
-        # Compiled aside and moved, so that two first uses at once do not meet half a program.
+        # Compiled aside and moved, so that of two first uses at once none runs half a program.
         with tempfile.TemporaryDirectory(dir=program.parent) as folder:
             made = Path(folder) / program.name
             done = subprocess.run(  # noqa: S603 - our own sources, the user's own compiler

@@ -1,4 +1,4 @@
-"""What a reader has counted since its start, and how that of several is added up."""
+"""Counts of a reader since its start, and their sum over several readers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ OK = "0"
 
 class ReadCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
-    One report of a reader; all but `time_s` counts since its start.
+    One report of a reader; all values but `time_s` are totals since its start.
 
     Attributes:
         time_s: CLOCK_MONOTONIC seconds.
-        cpu_s: CPU time of the reader's own processes.
-        streams: That were opened.
-        messages: Of every kind.
+        cpu_s: CPU seconds of the reader's own processes.
+        streams: Streams that were opened.
+        messages: Messages of every kind.
         deltas: Messages with output.
-        tokens: Output tokens in them.
-        text_bytes: UTF-8 bytes of their texts.
+        tokens: Output tokens in these deltas.
+        text_bytes: UTF-8 bytes of the deltas' texts.
         bad_offsets: Deltas that do not begin where the choice's last one ended: a token was lost,
             repeated or out of order.
         malformed: Messages that are no GenerateResponse.
         started: Requests that were accepted.
         finished: Choices that ended.
         done: Requests that ended well.
-        done_tokens: Output tokens of those by their own count.
-        stalled: Streams that were told to stop reading, by the last `stall`.
-        stalled_tokens: Output tokens that those got.
-        statuses: How many of the other streams ended with a gRPC status; "broken" for none.
-        stalled_statuses: The same of the stalled ones.
+        done_tokens: Output tokens of these requests by the server's count.
+        stalled: Streams that the last `stall` told to stop reading.
+        stalled_tokens: Output tokens that the stalled streams got.
+        statuses: Number of the other streams that ended, by gRPC status; "broken" stands for
+            streams that ended without one.
+        stalled_statuses: The same for the stalled streams.
     """
 
     time_s: float
@@ -56,17 +57,17 @@ class ReadCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def failed(self) -> int:
-        """Streams that read on and did not end well."""
+        """Number of streams that were not stalled and did not end well."""
         return sum(count for status, count in self.statuses.items() if status != OK)
 
     @property
     def over(self) -> int:
-        """Streams that ended, well or not."""
+        """Number of streams that ended, well or not."""
         return sum(self.statuses.values()) + sum(self.stalled_statuses.values())
 
 
 def added_up(counts: Iterable[ReadCounts]) -> ReadCounts:
-    """The sum of at least one report; its time is the last one's."""
+    """Add up at least one report; the time of the sum is the latest one."""
     parts = list(counts)
     sums = {
         name: sum(getattr(part, name) for part in parts)

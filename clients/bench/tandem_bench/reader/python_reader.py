@@ -1,6 +1,8 @@
 """
-The compiled reader's stand-in where there is no C compiler: same arguments, input and answers (see
-reader.c). Reading costs it about what writing costs the server.
+Reader in Python for machines without a C compiler.
+
+Arguments, input and answers are those of reader.c. Reading costs it about as much CPU as writing
+costs the server.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from tandem_bench.reader.counts import ReadCounts
 
 _METHOD = f"/{DESCRIPTOR.services_by_name['InferenceService'].full_name}/Generate"
 STREAM_WINDOW = 8192
-"""Bytes a stream may be sent unread, as in http2.h."""
+"""Bytes that a server may send on a stream before they are read, as in http2.h."""
 
 
 class _Stream:
@@ -34,7 +36,7 @@ class _Stream:
         self._next_offset: dict[int, int] = {}
 
     def is_next(self, choice: int, offset: int, num_tokens: int) -> bool:
-        """Whether output of this choice goes on at `offset`; takes these tokens."""
+        """Count these tokens; return True where the choice's output continues at `offset`."""
         expected = self._next_offset.get(choice, 0)
         self._next_offset[choice] = offset + num_tokens
         self.tokens += num_tokens
@@ -42,13 +44,13 @@ class _Stream:
 
 
 class PythonReader:
-    """All streams of one process."""
+    """All streams of one reader process."""
 
     def __init__(self, address: str, num_connections: int, requests: list[bytes]) -> None:
         self._counts: Counter[str] = Counter()
         self._streams = [_Stream() for _ in requests]
         self._num_stalled = 0
-        # Without a pool of its own a channel to the same address shares the connection.
+        # Channels to one address share a connection, unless each has its own subchannel pool.
         options = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.http2.lookahead_bytes", STREAM_WINDOW),
@@ -63,7 +65,7 @@ class PythonReader:
         ]
 
     def obey(self, command: str) -> bytes | None:
-        """The answer to a command, None to quit."""
+        """Carry out a command; return the answer, or None to quit."""
         word, _, argument = command.partition(" ")
         match word:
             case "quit":
@@ -82,7 +84,7 @@ class PythonReader:
         return msgspec.json.encode(self._report()) + b"\n"
 
     async def close(self) -> None:
-        """Cancel everything."""
+        """Cancel all streams and close the connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -165,7 +167,7 @@ async def _serve(address: str, num_connections: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Read until told to quit; gives the exit code."""
+    """Read until the command to quit or the end of the input; return the exit code."""
     if len(arguments) != 2 or not arguments[1].isdecimal() or not int(arguments[1]):
         sys.stderr.write("usage: python_reader ADDRESS CONNECTIONS\n")
         return 2

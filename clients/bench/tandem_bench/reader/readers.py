@@ -1,4 +1,4 @@
-"""Readers as processes: what to ask goes in, counts come out."""
+"""Readers as processes: requests and commands go in, counts come out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _decode_counts = msgspec.json.Decoder(ReadCounts).decode
 
 
 class ReaderFailed(Exception):
-    """A reader's process ended before it was told to; it said why on stderr."""
+    """A reader's process ended before it was told to; its stderr says why."""
 
 
 class Reader:
@@ -33,7 +33,7 @@ class Reader:
 
     Attributes:
         kind: "compiled" or "python".
-        pids: Of the processes.
+        pids: Process ids.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Reader:
         Open all streams; use `start_reader`.
 
         Raises:
-            ReaderFailed: A process did not live to take its requests.
+            ReaderFailed: A process ended before it had its requests.
         """
         self.kind = kind
         self._shares = [requests[first::num_processes] for first in range(num_processes)]
@@ -70,15 +70,15 @@ class Reader:
 
     def report(self) -> ReadCounts:
         """
-        What was counted until now.
+        Return the counts until now.
 
         Raises:
-            ReaderFailed: As for every method.
+            ReaderFailed: A process has ended; `stall` and `resume` raise it too.
         """
         return self._ask([b"report\n"] * len(self._processes))
 
     def stall(self, num_streams: int) -> ReadCounts:
-        """Stop reading this many streams, the last ones; the other ones of them are read on."""
+        """Stop reading this many streams, the last ones of each process; read on all others."""
         shares = [0] * len(self._shares)
         for index in range(num_streams):
             shares[index % len(shares)] += 1
@@ -137,7 +137,7 @@ class Reader:
 
 
 def pack_requests(requests: Sequence[bytes]) -> bytes:
-    """The beginning of a reader's standard input; see reader.c."""
+    """Encode requests as the beginning of a reader's standard input; see reader.c."""
     parts = [struct.pack("<I", len(requests))]
     for request in requests:
         parts += [struct.pack("<I", len(request)), request]
@@ -161,12 +161,12 @@ def start_reader(
         connections: HTTP/2 connections per process; stream i is on connection i modulo this.
         kind: "compiled" needs a C compiler at its first use; "python" costs as much as the server
             it reads from; "auto" takes the compiled one, or warns and takes the other.
-        num_processes: That share the streams; by default one where compiled, else a process per
-            two cores.
+        num_processes: Number of processes that share the streams; by default one compiled reader,
+            or a Python reader per two cores.
 
     Raises:
-        NoCompiler: `kind` is "compiled" and it cannot be made.
-        ReaderFailed: A process did not live to take its requests.
+        NoCompiler: `kind` is "compiled" and the reader cannot be compiled.
+        ReaderFailed: A process ended before it had its requests.
     """
     if kind != "python":
         try:

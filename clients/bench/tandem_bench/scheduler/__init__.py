@@ -1,1 +1,1 @@
-"""The scheduler core measured: the cost of one decode-only turn and of an admission."""
+"""Benchmark of the scheduler core: the cost of one decode-only turn and of an admission."""

@@ -1,4 +1,4 @@
-"""What it costs to take in one long prompt."""
+"""Cost of admitting one long prompt."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NUM_SLOTS = 256
 @dataclass(frozen=True, slots=True)
 class AdmissionCosts:
     """
-    Median microseconds of CPU for one prompt.
+    Costs of one prompt, medians in microseconds of CPU.
 
     Attributes:
-        prompt_len: Its tokens.
-        hash_us: To compute its block digests alone.
-        given_us: To submit it with digests, plan its admission and send it.
-        computed_us: The same without digests: the core computes them.
+        prompt_len: Tokens of the prompt.
+        hash_us: Cost of computing its block digests alone.
+        given_us: Cost of submitting it with digests, planning its admission and encoding the batch.
+        computed_us: The same without digests, which the core then computes.
     """
 
     prompt_len: int
@@ -34,7 +34,7 @@ class AdmissionCosts:
 
 
 def measure_admission(num_prompts: int = 100) -> AdmissionCosts:
-    """Submit prompts one at a time to a core with nothing else to do; none shares a prefix."""
+    """Submit prompts one at a time to an idle core; no two share a prefix."""
     blocks_each = PROMPT_LEN // BLOCK_SIZE + 2
     service = BenchService(
         num_slots=_NUM_SLOTS,

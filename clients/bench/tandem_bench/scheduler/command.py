@@ -1,6 +1,11 @@
 """
-`tandem bench scheduler [flags]`: what a decode-only step and an admission cost the
-scheduler.
+`tandem bench scheduler [flags]`: the cost of a decode-only step and of an admission.
+
+A scheduler core runs in this process, without server, executor and frontend. A measured turn is one
+step's work of the service's loop: apply the result of a step, plan the next one, encode it for the
+executor and encode the frontend's message. Results are made up between turns, which does not count.
+Times are CPU microseconds of the thread. Without --json the admission of one long prompt is
+measured too.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ _HEADINGS = ("running", "waiting", "mean us", "median us", "p99 us", "wall media
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; gives the exit code."""
+    """Measure and print; return the exit code."""
     chosen = _parser().parse_args(arguments)
     running = chosen.running or (FULL_RUNNING if chosen.full else DEFAULT_RUNNING)
     if not chosen.json:

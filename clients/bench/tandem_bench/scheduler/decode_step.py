@@ -1,4 +1,4 @@
-"""What a step costs in which everybody decodes."""
+"""Cost of a step in which every row decodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem_bench.scheduler.service import BLOCK_SIZE, BenchService, TurnCost
 WARM_UP_TURNS = 50
 _SHORTEST_PROMPT = 64
 _TOKENS_LEFT = 64
-"""Output tokens nobody reaches: no request ends while it is measured."""
+"""Spare output tokens of each request, so that none ends during the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StepCosts:
     wall_median_us: float
 
     def as_json(self) -> dict[str, int | float]:
-        """What programs get."""
+        """Return the row for `--json`."""
         return {
             "running": self.running,
             "waiting": self.waiting,
@@ -44,7 +44,7 @@ def measure_decode_step(
     """
     Run requests of staggered lengths until all decode, then measure turns.
 
-    Each turn a sixteenth of the rows begin a new block. All slots are taken, so those that wait
+    In each turn a sixteenth of the rows begin a new block. All slots are taken, so waiting requests
     cannot be admitted.
     """
     service = _decoding_service(num_running, num_waiting, num_turns, window)
@@ -71,7 +71,7 @@ def _decoding_service(
     num_running: int, num_waiting: int, num_turns: int, window: int
 ) -> BenchService:
     longest_prompt = _SHORTEST_PROMPT + BLOCK_SIZE - 1
-    # Prompts are computed over several steps when they are many, and the first then run ahead.
+    # Many prompts take several steps, in which the first requests already decode.
     prompt_steps = num_running * longest_prompt // _step_tokens(num_running) + 2
     max_tokens = prompt_steps + WARM_UP_TURNS + num_turns + _TOKENS_LEFT
     max_model_len = longest_prompt + max_tokens

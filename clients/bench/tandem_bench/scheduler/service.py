@@ -1,4 +1,4 @@
-"""The scheduler's own part of a turn, with a sink for frontends and made-up results."""
+"""Scheduler's part of a turn, with a sink in place of frontends and made-up results."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ VOCAB_SIZE = 128_256
 EOS_TOKEN_IDS = frozenset({128_001, 128_008, 128_009})
 STOP_TOKEN_IDS = frozenset({128_003, 128_010})
 NUM_PLAIN_TOKENS = 128_000
-"""Ids below this end nobody."""
+"""Number of plain tokens: ids below this are neither EOS nor stop ids."""
 USUAL_STEP_S = 0.02
-"""What a step is taken to last: too long to run further ahead than asked for."""
+"""Assumed duration of a step: too long for more steps in flight than `window`."""
 
 _BOOT_ID = "bench"
 _NUM_DRAWN = 64
@@ -37,20 +37,20 @@ _SAMPLING = RowSampling(temperature=1.0, top_k=0, top_p=0.9, seed=0)
 
 @dataclass(frozen=True, slots=True)
 class TurnCost:
-    """What one turn took, microseconds: of the thread's CPU, and on the wall."""
+    """Cost of one turn in microseconds: CPU of the thread, and wall time."""
 
     cpu_us: float
     wall_us: float
 
 
 class Sink:
-    """Takes every message as the socket does, encoded, and keeps none."""
+    """Sink for messages to frontends: encodes each as the socket does, and drops it."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
 
     def try_send(self, index: int, message: CoreMessage) -> bool:
-        """Encode and forget."""
+        """Encode a message and count its bytes."""
         del index
         self.num_bytes += len(encode(message))
         return True
@@ -58,11 +58,11 @@ class Sink:
 
 class BenchService:
     """
-    A scheduler core between a step link and one frontend, all in this process.
+    Scheduler core between a step link and one frontend, all in this process.
 
-    A turn is in the order of the service's loop: apply the result that came, plan and encode what
-    may be sent, hand events to the frontend's outbox, encode its message. Results are made up
-    between turns, which is not measured; their tokens are random and end nobody.
+    A turn has the order of the service's loop: apply the result that came, plan and encode the
+    batches that may be sent, add events to the frontend's outbox, encode its message. Results are
+    made up between turns, which is not measured; their tokens are random and end no request.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class BenchService:
         self._now_s = 1.0
 
     def request(self, prompt_len: int, max_tokens: int) -> NewRequest:
-        """A request like any other: a prompt of its own, EOS ids, stop ids and a deadline."""
+        """Make a usual request: a prompt of its own, EOS ids, stop ids and a deadline."""
         number = self._num_submitted
         self._num_submitted += 1
         return NewRequest(
@@ -126,15 +126,15 @@ class BenchService:
         )
 
     def tokens(self, count: int) -> Int32Column:
-        """Random ids that end nobody, shape ``[count]``."""
+        """Draw random ids that end no request, shape ``[count]``."""
         return self._random.integers(0, NUM_PLAIN_TOKENS, count, np.int32)
 
     def submit(self, new: NewRequest) -> None:
-        """Take a request in."""
+        """Submit a request to the core."""
         self.core.submit(new, self._now_s)
 
     def turn(self) -> tuple[Batch | None, TurnCost]:
-        """Do one turn, timed; gives the last batch that was sent, if any."""
+        """Do one turn; return the last batch that was sent, if any, and the turn's cost."""
         self._now_s += 0.02
         result = self._results.popleft() if self._results else None
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()

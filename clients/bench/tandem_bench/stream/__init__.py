@@ -1,1 +1,1 @@
-"""Streams measured: how many tokens reach how many clients."""
+"""Benchmark of streams: how many tokens reach how many clients."""

@@ -1,10 +1,11 @@
 """
 `tandem bench stream [flags]`: how many tokens reach how many clients.
 
-A whole scheduler service serves an executor without a model, whose steps take a fixed short time:
-every stream gets a token per step, and frontends merge what they cannot send at once. The reader is
-a compiled program where there is a C compiler. With --stalled some clients stop reading: the core
-must not notice, and those requests alone must end.
+A whole scheduler service is measured with an executor without a model. Its steps take a fixed short
+time: every stream gets a token per step, and frontends merge tokens that they cannot send at once.
+The client is a reader of all streams, a compiled program where there is a C compiler. With
+--stalled some streams are no longer read: steps must go on as before, and only the requests of
+those streams must end.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from tandem_bench.reader.readers import ReaderFailed, ReaderKind
 from tandem_bench.stream.service import StreamService, Usage
 
 MOST_PER_MS = 256
-"""Tokens made per millisecond, unless the step is set."""
+"""Most tokens made per millisecond, unless --step-ms is given."""
 TIME_LIMIT_S = 38.0
-"""Without --full no measurement begins after this."""
+"""Seconds after which none of `MAIN_POINTS` is begun."""
 ABORTED = "10"
 """The gRPC status of SLOW_CONSUMER."""
 _LIMIT_S = 60.0
 _SETTLE_S = 0.5
 _FULL_S = 1.0
-"""Clients that got nothing for so long have been sent all they may be sent unread."""
+"""Seconds without a token after which a stalled stream's windows are taken to be full."""
 _POLL_S = 0.05
 
 _HEADINGS = {
@@ -67,12 +68,12 @@ _HEADINGS = {
 @dataclass(frozen=True, slots=True)
 class Point:
     """
-    What is measured.
+    One point to measure.
 
     Attributes:
-        streams: Clients that are served.
-        frontends: Processes that serve them.
-        stalled: How many of the clients do not read meanwhile.
+        streams: Number of client streams.
+        frontends: Number of frontend processes.
+        stalled: Number of the streams that are not read during the measurement.
     """
 
     streams: int
@@ -81,7 +82,7 @@ class Point:
 
     @property
     def in_words(self) -> str:
-        """For a message about it."""
+        """Description in one line, for messages."""
         return f"{self.streams} streams, {self.frontends} frontends, {self.stalled} stalled"
 
 
@@ -93,7 +94,7 @@ MAIN_POINTS = (
     Point(256, 2),
     Point(1024, 2),
 )
-"""What is measured without flags, most important first."""
+"""Points that are measured without flags, most important first."""
 FULL_POINTS = (
     *(Point(streams, frontends) for streams in (64, 256, 1024) for frontends in (1, 2)),
     Point(256, 1, 16),
@@ -104,24 +105,25 @@ FULL_POINTS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """
-    What was found; CPU is that of all threads.
+    Result of one point; CPU time is that of all threads.
 
     Attributes:
         streams, frontends, stalled: As in `Point`.
-        tokens_per_s: That clients got.
-        messages_per_s: That carried them.
-        tokens_per_message: Merged on average.
-        frontend_us_per_message: CPU of the frontends, microseconds.
-        frontend_us_per_token: The same CPU by token.
-        core_us_per_step: CPU of the core process, microseconds.
-        step_ms: From one step to the next on average; the executor's own time in it is fixed.
-        reading_step_ms: The same just before, while the stalled clients were still reading.
-        executor_step_ms: That fixed time.
-        frontend_mib: Memory of all frontends at the end.
-        slow_consumers: Streams that ended because they did not read.
-        failed: Other streams that did not end well.
-        bad_offsets: Messages that did not go on where the last one ended.
-        reader: "compiled" or "python".
+        tokens_per_s: Tokens that all clients got, per second.
+        messages_per_s: Messages that all clients got, per second.
+        tokens_per_message: Tokens per message on average.
+        frontend_us_per_message: CPU of the frontends per message, microseconds.
+        frontend_us_per_token: CPU of the frontends per token, microseconds.
+        core_us_per_step: CPU of the core process per step, microseconds.
+        step_ms: Time from one step to the next on average, milliseconds.
+        reading_step_ms: The same just before, while the stalled streams were still read; None
+            without stalled streams.
+        executor_step_ms: Fixed duration of the executor's steps, milliseconds.
+        frontend_mib: Memory of all frontends at the end, MiB.
+        slow_consumers: Stalled streams that ended with SLOW_CONSUMER.
+        failed: Streams that ended with another error, and stalled ones that ended otherwise.
+        bad_offsets: Messages that did not continue where the choice's last one ended.
+        reader: Kind of reader, "compiled" or "python".
     """
 
     streams: int
@@ -157,7 +159,7 @@ def measure(
     Start the processes of a point and measure once every stream was accepted.
 
     Raises:
-        BenchFailed: They did not get there.
+        BenchFailed: A process or stream failed, did not start in time, or brought nothing.
     """
     with tempfile.TemporaryDirectory(prefix="tandem-bench-") as name:
         directory = Path(name)
@@ -194,7 +196,7 @@ def measure(
             after = now()
             if point.stalled:
                 executor.wait_for_rows(point.streams - point.stalled)
-                # The end of a stream waits behind what its client did not read.
+                # A stream's end comes only after the messages that its client did not read.
                 reader.resume()
                 _wait(
                     reader,
@@ -276,8 +278,9 @@ def _wait(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
-    Measure and print; gives the exit code. A point that cannot be measured is named and left out,
-    and makes it 1.
+    Measure and print; return the exit code.
+
+    A point that cannot be measured is named on stderr and left out, and the exit code is 1.
     """
     given = _parser().parse_args(arguments)
     points, is_default = _chosen(given)

@@ -1,4 +1,4 @@
-"""The scheduler service that the benchmark of streams measures, and what its processes use."""
+"""Scheduler service that the benchmark of streams measures, and the usage of its processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from tandem_bench.link.processes import FixedStepExecutor, Process, cpu_ns
 
 STALL_DEADLINE_S = 3.0
-"""Where clients stop reading on purpose. Elsewhere the service's own deadline holds: a client that
-is late there is short of CPU, and no slow consumer."""
+"""
+Stall deadline of the service where clients stop reading on purpose. Otherwise its default holds: a
+client that is late then lacks CPU, and is no slow consumer.
+"""
 _PAGE_BYTES = 4096
 _MIB = 1024 * 1024
 
@@ -19,12 +21,12 @@ _MIB = 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class Usage:
     """
-    What was used until a moment.
+    Resources that the service has used so far.
 
     Attributes:
-        core_cpu_ns: CPU of the core process.
-        frontend_cpu_ns: CPU of all frontends.
-        frontend_mib: Memory of all frontends now.
+        core_cpu_ns: CPU time of the core process, nanoseconds.
+        frontend_cpu_ns: CPU time of all frontends, nanoseconds.
+        frontend_mib: Resident memory of all frontends now, MiB.
     """
 
     core_cpu_ns: int
@@ -33,7 +35,7 @@ class Usage:
 
 
 class StreamService(Process):
-    """A whole scheduler service."""
+    """Whole scheduler service with its frontends."""
 
     def __init__(
         self,
@@ -45,10 +47,17 @@ class StreamService(Process):
         is_to_stall: bool = False,
     ) -> None:
         """
-        Start it and wait until it listens; `is_to_stall` where clients will stop reading.
+        Start the service and wait until it listens.
+
+        Args:
+            executor: Executor that it uses.
+            streams: Most requests in the system.
+            frontends: Number of frontend processes.
+            directory: Directory for the ready file.
+            is_to_stall: Clients will stop reading, so the stall deadline is short.
 
         Raises:
-            BenchFailed: It does not.
+            BenchFailed: It ended, or did not listen in time.
         """
         ready_file = directory / "scheduler.json"
         super().__init__(
@@ -72,7 +81,7 @@ class StreamService(Process):
         self._frontends = _children(self.pid)
 
     def usage(self) -> Usage:
-        """What core and frontends have used until now."""
+        """Read the usage of core and frontends until now."""
         return Usage(
             core_cpu_ns=cpu_ns(self.pid),
             frontend_cpu_ns=sum(map(cpu_ns, self._frontends)),

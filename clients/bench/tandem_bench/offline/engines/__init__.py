@@ -1,4 +1,4 @@
-"""The engines that are compared, each loaded in a process of its own."""
+"""Engines that are compared, each loaded in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ class Entry:
     """
     One engine of the comparison.
 
-    `module` has `load(task)`; `needs` are modules that it imports, `install` what pip is told to
-    get them.
+    Attributes:
+        module: Name of the module in this package; it has `load(task)`.
+        needs: Modules that it imports and that may not be installed.
+        install: Argument of `pip install` that brings them.
     """
 
     module: str
@@ -30,7 +32,7 @@ class Entry:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Modules that are needed and not installed."""
+        """Names of needed modules that are not installed."""
         return tuple(name for name in self.needs if find_spec(name) is None)
 
     def load(self, task: Task) -> Contestant:
@@ -47,4 +49,4 @@ ENGINES: dict[str, Entry] = {
     "llama.cpp": Entry("llama", ("llama_cpp", "gguf"), "'tandem-serve[bench]'"),
     FLOOR: Entry("linear_floor"),
 }
-"""By the names of the results, in the order in which a round runs them."""
+"""Engines by their names in results, in the order in which a round runs them."""

@@ -1,4 +1,4 @@
-"""Tandem's embedded engine."""
+"""Tandem's embedded engine as a contestant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BLOCK_SIZE = 16
 
 
 def load(task: Task) -> EmbeddedContestant:
-    """An engine with room for all requests at once, otherwise with its defaults."""
+    """Load an engine with room for all requests at once, otherwise with its defaults."""
     most = max(task.concurrency)
     blocks_each = -(-task.sequence_len // _BLOCK_SIZE)
     limits = EngineConfig(
@@ -37,18 +37,18 @@ def load(task: Task) -> EmbeddedContestant:
 
 
 class EmbeddedContestant:
-    """Steps an engine until all is answered."""
+    """Contestant that steps the engine until all requests have ended."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine
 
     @property
     def vocab_size(self) -> int:
-        """See `Contestant`."""
+        """Exclusive upper bound of token ids."""
         return self._engine.vocab_size
 
     def serve(self, prompts: list[list[int]], output_len: int) -> Served:
-        """See `Contestant`."""
+        """Serve as `Contestant.serve` says."""
         engine = self._engine
         params = GenerationParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
         before = engine.get_metrics().total_tokens_generated

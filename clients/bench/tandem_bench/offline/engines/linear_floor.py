@@ -1,6 +1,7 @@
 """
-The linear floor: a step's matrix products and nothing else, through the framework's own linear
-operation. An engine that computes the model with these products cannot be faster.
+Linear floor: the matrix products of each step and nothing else, by PyTorch's linear operation.
+
+An engine that computes the model with these products cannot be faster.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from tandem_bench.offline.workload import Served, Task
 
 
 def load(task: Task) -> LinearFloor:
-    """The products of the task's model, over its own weights."""
+    """Load the weights of the task's model."""
     torch.set_num_threads(task.num_threads)
     return LinearFloor(load_model(task.model, dtype=task.dtype, device="cpu"))
 
 
 class LinearFloor:
-    """Multiplies as many rows as a step would have; makes no tokens."""
+    """Contestant that multiplies as many rows as a step would have; it makes no tokens."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
 
     @property
     def vocab_size(self) -> int:
-        """See `Contestant`."""
+        """Exclusive upper bound of token ids."""
         return self._model.config.vocab_size
 
     def serve(self, prompts: list[list[int]], output_len: int) -> Served:
-        """The products of all prompts at once, then those of each decode step."""
+        """Compute the products of all prompts at once, then those of each decode step."""
         num_rows = len(prompts)
         with torch.inference_mode():
             prefill = self._inputs(num_rows * len(prompts[0]), num_rows)
@@ -70,7 +71,7 @@ class LinearFloor:
         ]
 
     def _weights(self) -> Iterator[tuple[Tensor, bool]]:
-        """Every matrix in the order of a step, and whether it is the output projection."""
+        """Yield every matrix in the order of a step; True marks the output projection."""
         for layer in self._model.weights.layers:
             for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 yield weight, False
@@ -78,6 +79,6 @@ class LinearFloor:
 
 
 def multiply(inputs: list[tuple[Tensor, Tensor]]) -> None:
-    """One step's products: rows ``[T, in]`` with each weight ``[out, in]``."""
+    """Compute one step's products: rows ``[T, in]`` with each weight ``[out, in]``."""
     for rows, weight in inputs:
         functional.linear(rows, weight)

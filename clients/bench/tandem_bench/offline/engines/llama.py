@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python's bindings: one context, a sequence per request."""
+"""llama.cpp through the bindings of llama-cpp-python: one context, a sequence per request."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tandem_bench.offline.gguf_file import write_gguf
 from tandem_bench.offline.workload import Served, Task
 
 _KV_TYPES = {"float32": 0, "bfloat16": 30}
-"""ggml's numbers of the types in which keys and values are kept: the weights' own."""
+"""ggml's numbers of the types of keys and values, which are those of the weights."""
 _LOG_LEVEL_ERROR = 4
 
 
 def load(task: Task) -> LlamaContestant:
-    """The model in the same number type, converted in a temporary folder."""
+    """Load the model in the task's number type, from a GGUF file in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="tandem-bench-") as folder:
         path = Path(folder) / "model.gguf"
         write_gguf(task.model, task.dtype, path)
@@ -28,27 +28,27 @@ def load(task: Task) -> LlamaContestant:
 
 
 def _log(level: int, text: bytes, _user: int | None) -> None:
-    """Only errors: the library says a lot, and to stderr."""
+    """Pass on errors only; the library logs a lot to stderr."""
     if level == _LOG_LEVEL_ERROR:
         sys.stderr.write(text.decode(errors="replace"))
 
 
 _LOG_CALLBACK = llama_cpp.llama_log_callback(_log)
-"""Kept for as long as the library may call it."""
+"""Callback that is kept for as long as the library may call it."""
 
 
 class LlamaContestant:
     """
-    Prompts in one call, then one call per step with a token of each request.
+    Contestant that decodes all prompts in one call, then a token of each request per call.
 
-    Greedy tokens are the largest of the logits, found by numpy.
+    Tokens are greedy; numpy finds the largest logit.
     """
 
     def __init__(self, path: Path, task: Task) -> None:
         llama_cpp.llama_log_set(_LOG_CALLBACK, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
-        # The file is gone once it is loaded; mapped pages would also be read while it is measured.
+        # The file is deleted after loading; mapped pages would be read during the measurement.
         model_params.use_mmap = False
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         if self._model is None:
@@ -70,11 +70,11 @@ class LlamaContestant:
 
     @property
     def vocab_size(self) -> int:
-        """See `Contestant`."""
+        """Exclusive upper bound of token ids."""
         return self._vocab_size
 
     def serve(self, prompts: list[list[int]], output_len: int) -> Served:
-        """See `Contestant`."""
+        """Serve as `Contestant.serve` says."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         num_rows, input_len = len(prompts), len(prompts[0])
         started_s = time.perf_counter()
@@ -108,7 +108,7 @@ class LlamaContestant:
         batch.n_seq_id[place], batch.seq_id[place][0] = 1, sequence
 
     def _decode(self, places: list[int], num_tokens: int) -> list[int]:
-        """Compute the batch; the likeliest token after each of these places."""
+        """Compute the batch; return the likeliest token after each of these places."""
         self._batch.n_tokens = num_tokens
         outcome = llama_cpp.llama_decode(self._context, self._batch)
         if outcome:

@@ -1,4 +1,4 @@
-"""transformers' continuous batching, `generate_batch`: what it offers for serving."""
+"""Continuous batching of transformers: `generate_batch`, which it offers for serving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_BATCH_TOKENS = 4096
 
 
 def load(task: Task) -> BatchContestant:
-    """The model, with pages for the largest workload and a batch that takes all its prompts."""
+    """Load the model, with pages and batch slots for all requests of the largest workload."""
     most = max(task.concurrency)
     pages_each = -(-task.sequence_len // _PAGE_SIZE)
     batching = ContinuousBatchingConfig(
@@ -29,7 +29,7 @@ def load(task: Task) -> BatchContestant:
 
 
 class BatchContestant:
-    """One call of `generate_batch` for all prompts."""
+    """Contestant that calls `generate_batch` once for all prompts."""
 
     def __init__(self, model: Any, batching: ContinuousBatchingConfig) -> None:
         self._model = model
@@ -37,11 +37,11 @@ class BatchContestant:
 
     @property
     def vocab_size(self) -> int:
-        """See `Contestant`."""
+        """Exclusive upper bound of token ids."""
         return int(self._model.config.vocab_size)
 
     def serve(self, prompts: list[list[int]], output_len: int) -> Served:
-        """See `Contestant`; setting up its manager, which each call does, is in the time."""
+        """Serve as `Contestant.serve` says; the setup that each call does is in the time."""
         config = GenerationConfig(
             max_new_tokens=output_len, do_sample=False, eos_token_id=-1, pad_token_id=0
         )

@@ -1,4 +1,4 @@
-"""transformers' `generate` on one padded batch: a static batch, no paging."""
+"""Static batching of transformers: `generate` on one batch, without paging."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tandem_bench.offline.workload import Served, Task
 
 
 def load(task: Task) -> GenerateContestant:
-    """The model with transformers' default attention."""
+    """Load the model with the attention of `load_model`."""
     return GenerateContestant(load_model(task))
 
 
 def load_model(task: Task) -> Any:
-    """The task's model in the task's type, on so many threads."""
+    """Load the task's model in its number type with SDPA attention, and set its threads."""
     torch.set_num_threads(task.num_threads)
     model = AutoModelForCausalLM.from_pretrained(
         task.model, dtype=getattr(torch, task.dtype), attn_implementation="sdpa"
@@ -31,7 +31,7 @@ def load_model(task: Task) -> Any:
 
 
 class _Clock(StoppingCriteria):
-    """Stops nothing; notes when each token is there."""
+    """Stopping criterion that never stops and records the time of each token."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
@@ -39,7 +39,7 @@ class _Clock(StoppingCriteria):
     def __call__(
         self,
         input_ids: torch.Tensor,
-        scores: torch.Tensor,  # noqa: ARG002 -- the framework calls it so
+        scores: torch.Tensor,  # noqa: ARG002 -- the framework passes it
         **kwargs: object,  # noqa: ARG002
     ) -> torch.Tensor:
         self.times_s.append(time.perf_counter())
@@ -47,18 +47,18 @@ class _Clock(StoppingCriteria):
 
 
 class GenerateContestant:
-    """One call of `generate` for all prompts."""
+    """Contestant that calls `generate` once for all prompts."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     @property
     def vocab_size(self) -> int:
-        """See `Contestant`."""
+        """Exclusive upper bound of token ids."""
         return int(self._model.config.vocab_size)
 
     def serve(self, prompts: list[list[int]], output_len: int) -> Served:
-        """See `Contestant`."""
+        """Serve as `Contestant.serve` says."""
         clock = _Clock()
         config = GenerationConfig(
             max_new_tokens=output_len,
