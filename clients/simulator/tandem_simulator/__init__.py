@@ -1,1 +1,1 @@
-"""The scheduler core driven by a model of an executor on a virtual clock."""
+"""Simulator: the scheduler core driven by a model of an executor on a virtual clock."""

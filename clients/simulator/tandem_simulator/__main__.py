@@ -28,7 +28,7 @@ NO_DIFFERENCE = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Simulate and print; gives the exit code."""
+    """Simulate and print; return the exit code."""
     chosen = vars(_parser().parse_args(arguments))
     as_json, plot = chosen.pop("json"), chosen.pop("plot")
     axes = chosen.pop("compare", [])

@@ -1,4 +1,4 @@
-"""Proof that a simulation went right: what `--check` looks at, besides each request's tokens."""
+"""Checks that `--check` makes during a simulation, besides those of each request's tokens."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tandem_simulator.executor.executor_model import ModelExecutor
 from tandem_simulator.executor.model_tokens import powers_of_base, token_terms
 
 INTERVAL = 64
-"""Steps between two looks at everything."""
+"""Steps between two checks of all state."""
 
 
 class Audit:
     """
-    Looks at every batch, and from time to time at all state of core and executor.
+    Checks of every batch, and from time to time of all state of core and executor.
 
-    Each batch must keep the rules of the step link, with its state hash equal to the core's; every
-    KV position a live slot has computed must hold the fingerprint of that slot's own tokens; the
-    core's own integrity check must hold.
+    Each batch must keep the rules of the step link and lead to the core's state hash; every KV
+    position that a live slot has computed must hold the fingerprint of that slot's own tokens; the
+    core's own integrity check must pass.
     """
 
     def __init__(self, core: Scheduler, executor: ModelExecutor) -> None:
@@ -44,12 +44,12 @@ class Audit:
 
     def before_step(self, batch: Batch) -> None:
         """
-        Look at a batch that is about to run.
+        Check a batch that is about to run.
 
         Raises:
-            SessionLost: It breaks a rule of the step link.
+            SessionLost: The batch breaks a rule of the step link.
             InternalError: The core's state hash is not that of the slot state after the batch, or
-                the KV of a slot that is released was written by somebody else.
+                the KV of a slot that is released is not that of its own tokens.
         """
         for slot in batch.release_slot.tolist():
             self._check_kv(slot)
@@ -61,7 +61,7 @@ class Audit:
 
     def after_step(self, batch: Batch, result: StepResult) -> None:
         """
-        Look at what a step left behind.
+        Check the KV of the slots that a step's batch admitted; every 64 steps, check everything.
 
         Raises:
             InternalError: A slot reads KV that is not its own, or the core is inconsistent.
@@ -75,10 +75,10 @@ class Audit:
 
     def check_everything(self) -> None:
         """
-        Look at all KV and all of the core's state.
+        Check the KV of all live slots and the core's state.
 
         Raises:
-            InternalError: The first thing that is wrong.
+            InternalError: A check failed; the error describes the first one that did.
         """
         self._core.check_integrity()
         for slot in np.flatnonzero(self._mirror.live).tolist():

@@ -1,4 +1,4 @@
-"""Modelled machines: step times and the limits they come with, and where the numbers come from."""
+"""Modelled machines: their step times and limits, and the sources of these numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _BLOCK_SIZE = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """
-    One modelled executor.
+    Modelled executor.
 
     Attributes:
-        name: Of the preset.
-        about: What it stands for, in a few words.
-        step_time: How long its steps take.
-        limits: What it is configured with.
+        name: Name of the preset.
+        about: Model and device that it stands for, in a few words.
+        step_time: Parameters of the duration of its steps.
+        limits: Limits that it is configured with.
         num_host_blocks: KV blocks that fit in the host memory set aside for swapping.
     """
 
@@ -30,8 +30,8 @@ class Machine:
     num_host_blocks: int
 
 
-# Data sheet of the H100 SXM: 989 Tflop/s dense bf16, 3.35 TB/s, PCIe 5.0 x16 63 GB/s one way; 60 %,
-# 80 % and 80 % of these are what large matrix products, weight reads and pinned copies reach.
+# Data sheet of the H100 SXM: 989 Tflop/s dense bf16, 3.35 TB/s, PCIe 5.0 x16 63 GB/s one way; large
+# matrix products, weight reads and pinned copies reach 60 %, 80 % and 80 % of these.
 # Model: the published shape of Llama 3 8B (8.03e9 parameters, 32 layers, 32 query and 8 KV heads of
 # 128). KV: 2 MiB per block; 80 GB less weights and 10 GB of workspace leave 25,600 blocks.
 _H100_8B = Machine(

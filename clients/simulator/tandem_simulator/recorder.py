@@ -1,4 +1,4 @@
-"""What happened in a simulation, as columns: one entry per completion, token gap or step."""
+"""Record of a simulation as columns: one entry per completion, token gap or step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tandem_simulator.executor.executor_model import StepWork
 from tandem_simulator.workload.ask import Ask
 
 PENDING, FAILED, REFUSED = 0, -1, -2
-"""Ends that are no FinishReason."""
+"""Values of `Recorder.end` that are no FinishReason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The core at one moment."""
+    """State of the core at one time."""
 
     time_s: float
     used_blocks: int
@@ -34,19 +34,22 @@ class Sample:
 
 class Recorder:
     """
-    Columns that only grow; entries of requests are indexed by handle, shape ``[sent]``.
+    Columns of everything that happened.
+
+    Columns of completions are indexed by handle and used up to `num_sent`. A request with several
+    choices has as many handles, one per completion. All times are seconds on the virtual clock.
 
     Attributes:
         num_sent: Completions asked for so far; handles are below this.
-        arrival_s: When each arrived.
-        first_token_s: When its first token came; NaN while none has.
-        last_token_s: When its latest token came.
-        end_s: When it ended; NaN while it has not.
-        queue_s: From arrival to its first slot.
+        arrival_s: Time of arrival of each.
+        first_token_s: Time of its first token; NaN before.
+        last_token_s: Time of its latest token; NaN before the first.
+        end_s: Time of its end; NaN before.
+        queue_s: Seconds from its arrival to its first slot; NaN before its end.
         prompt_len: Tokens of its prompt.
-        num_outputs: Tokens it produced.
+        num_outputs: Tokens that it has produced.
         cached_tokens: Prompt tokens that were in the cache at its first admission; -1 before.
-        num_preemptions: How often it lost its slot.
+        num_preemptions: Times that it was preempted; 0 before its end.
         end: FinishReason, PENDING, FAILED or REFUSED.
     """
 
@@ -63,7 +66,7 @@ class Recorder:
         self.num_preemptions = np.zeros(max_handles, np.int64)
         self.end = np.full(max_handles, PENDING, np.int8)
         self.errors: Counter[str] = Counter()
-        """Refusals and failures by their reason."""
+        """Completions that were refused or failed, by reason."""
         self.recomputed_tokens = 0
         self.samples: list[Sample] = []
         self._computed = np.zeros(max_handles, np.int64)
@@ -76,7 +79,7 @@ class Recorder:
         self._step_s = array("d")
 
     def send(self, ask: Ask) -> int:
-        """Note a request that arrives; returns the first of its handles."""
+        """Record a request that arrives; return the first of its handles."""
         handle = self.num_sent
         room = min(ask.output_len, ask.max_tokens)
         for one in range(handle, handle + ask.num_choices):
@@ -92,24 +95,24 @@ class Recorder:
         return handle
 
     def refuse(self, handle: int, num_choices: int, reason: str, now: float) -> None:
-        """Note that a request was not taken."""
+        """Record that a request was refused."""
         self.errors[reason] += num_choices
         for one in range(handle, handle + num_choices):
             self._close(one, REFUSED, now)
 
     def admit(self, handle: int, admission: Admission) -> None:
-        """Note who got a slot, and what of it has to be computed a second time."""
+        """Record that a completion got a slot, and its positions that must be computed again."""
         cached = admission.num_cached_tokens
         if self.cached_tokens[handle] < 0:
             self.cached_tokens[handle] = cached
         self.recomputed_tokens += max(0, int(self._computed[handle]) - cached)
 
     def leave(self, handle: int, num_computed: int) -> None:
-        """Note how many positions a completion had computed when its slot was released."""
+        """Record how many positions a completion had computed when its slot was released."""
         self._computed[handle] = num_computed
 
     def step(self, work: StepWork, start_s: float, step_s: float) -> None:
-        """Note a step."""
+        """Record a step."""
         self._work.extend(
             (
                 work.num_rows,
@@ -124,7 +127,7 @@ class Recorder:
         self._step_s.append(step_s)
 
     def sample(self, stats: CoreStats, now: float) -> None:
-        """Note the core's state."""
+        """Record the core's state."""
         self.samples.append(
             Sample(
                 now,
@@ -137,10 +140,10 @@ class Recorder:
 
     def events(self, events: CoreEvents, now: float) -> None:
         """
-        Note tokens and ends.
+        Record tokens and ends.
 
         Raises:
-            InternalError: A request ended twice, or a token is missing, or there twice.
+            InternalError: A completion ended twice, or a token is missing or was sent twice.
         """
         if len(events.token):
             self._take_tokens(events, now)
@@ -151,18 +154,18 @@ class Recorder:
             self._close(failed.handle, FAILED, now)
 
     def outputs(self, handle: int) -> Int32Column:
-        """Tokens a completion has produced, shape ``[num_outputs]``."""
+        """Return the tokens that a completion has produced, shape ``[num_outputs]``."""
         offset = int(self._offset[handle])
         return self._tokens[offset : offset + int(self.num_outputs[handle])].copy()
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens of everybody."""
+        """Output tokens of all completions."""
         return int(self.num_outputs[: self.num_sent].sum())
 
     @property
     def inter_token_s(self) -> NDArray[np.float64]:
-        """Gaps between successive tokens of a completion, shape ``[N]``."""
+        """Gaps between successive tokens of a completion, seconds, shape ``[N]``."""
         return np.concatenate(self._gaps) if self._gaps else np.empty(0)
 
     @property
@@ -172,12 +175,12 @@ class Recorder:
 
     @property
     def step_start_s(self) -> NDArray[np.float64]:
-        """When the executor began each step, shape ``[steps]``."""
+        """Time at which the executor began each step, seconds, shape ``[steps]``."""
         return np.frombuffer(self._step_start_s, np.float64)
 
     @property
     def step_s(self) -> NDArray[np.float64]:
-        """How long each step took, shape ``[steps]``."""
+        """Duration of each step, seconds, shape ``[steps]``."""
         return np.frombuffer(self._step_s, np.float64)
 
     def _take_tokens(self, events: CoreEvents, now: float) -> None:

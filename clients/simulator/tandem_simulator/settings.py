@@ -1,4 +1,4 @@
-"""Every value a simulation is run with, by one flat name each, and how a name's text is read."""
+"""All values of a simulation, each under one flat name, and their conversion from text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Section = TypeVar("Section", Workload, EngineConfig, CoreOptions, StepTime)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """
-    What belongs to none of the other groups.
+    Values that belong to no other group.
 
     Attributes:
         machine: Preset of the modelled executor and its limits.
@@ -62,7 +62,7 @@ SECTIONS: dict[str, type[Any]] = {
     "limits": EngineConfig,
     "core options": CoreOptions,
 }
-"""Groups of names; each is a dataclass whose docstring says what its fields mean."""
+"""Groups of names; each is a dataclass, and its docstring has the help text of every field."""
 
 _HIDDEN = {"track_request_events", "track_token_events", "track_paused_events"}
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -70,7 +70,7 @@ _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    """One name: where it belongs, what it means, and how its text becomes a value."""
+    """One name: its group, its help text, and the conversion of a text to a value."""
 
     name: str
     section: str
@@ -81,7 +81,7 @@ class Name:
 
 
 def known_names() -> dict[str, Name]:
-    """Every name, with underscores, in the order of its group."""
+    """Return every name, with underscores, in the order of the groups and their fields."""
     names: dict[str, Name] = {}
     for section, cls in SECTIONS.items():
         hints, about = typing.get_type_hints(cls), attribute_docs(cls)
@@ -102,7 +102,7 @@ def known_names() -> dict[str, Name]:
 
 
 def attribute_docs(cls: type[Any]) -> dict[str, str]:
-    """What a dataclass's docstring says about each attribute."""
+    """Return the text on each attribute from a dataclass's docstring."""
     text = (cls.__doc__ or "").partition("Attributes:")[2]
     found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", text, re.MULTILINE)
     return {name: " ".join(about.split()) for name, about in found}
@@ -121,10 +121,10 @@ class Experiment:
 
 def build(texts: Mapping[str, str]) -> Experiment:
     """
-    Put an experiment together from texts by name; what is not named is as in the presets.
+    Make an experiment from texts by name; the presets give all values that are not named.
 
     Raises:
-        InvalidConfig: An unknown name, or a text that is no value of it.
+        InvalidConfig: A name is unknown, or its text is not a valid value.
     """
     names = known_names()
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
@@ -200,7 +200,7 @@ def _printable(sections: list[Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """True for what JSON can hold and a reader would expect as it is."""
+    """Return True for a value that JSON can hold as it is: None, a number or a boolean."""
     return (
         value is None
         or isinstance(value, int)

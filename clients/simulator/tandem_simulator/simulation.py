@@ -1,4 +1,4 @@
-"""The event loop on a virtual clock: arrivals, plans, results."""
+"""Event loop on a virtual clock: arrivals, plans and results."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from tandem_simulator.recorder import PENDING, Recorder
 from tandem_simulator.workload.ask import Ask, Requests
 
 MEASURED = -1.0
-"""`core_s` that stands for: as long as the core really takes on this machine."""
+"""Value of `core_s` that stands for the time that the core really takes on this machine."""
 STEPS_PER_SAMPLE = 16
+"""Steps between two samples of the core's state."""
 USUAL_STEP_WEIGHT = 0.1
-"""Of the latest step in how long one usually takes, as the service has it."""
+"""Weight of the latest step in the usual duration of a step, as in the service."""
 STALL_STEPS = 20_000
-"""Steps in a row without any token or end after which something is taken to be stuck."""
+"""Steps in a row without any token or end after which the simulation counts as stuck."""
 
 
 class VirtualClock:
-    """Seconds that pass when told to, and never go back."""
+    """Clock in seconds that only moves when told to, and never backwards."""
 
     __slots__ = ("now",)
 
@@ -44,10 +45,10 @@ class VirtualClock:
 
     def advance_to(self, then: float) -> None:
         """
-        Let time pass.
+        Move the clock to `then`.
 
         Raises:
-            InternalError: `then` has passed, or is no time.
+            InternalError: `then` is in the past, or NaN.
         """
         if not then >= self.now:
             raise InternalError(f"the clock is at {self.now} and cannot go back to {then}")
@@ -60,13 +61,13 @@ class Setup:
     Everything a simulation depends on besides its requests.
 
     Attributes:
-        limits: Of scheduler and executor alike.
-        options: Of the core.
-        step_time: Of the executor.
-        num_host_blocks: Of the executor.
-        core_s: Virtual seconds that one `schedule` and one `apply` take, each; `MEASURED` for as
-            long as they really do, which makes results differ from run to run.
-        is_checked: Prove that all went right, see `audit`.
+        limits: Limits of scheduler and executor alike.
+        options: Options of the core.
+        step_time: Parameters of the executor's step time.
+        num_host_blocks: KV blocks in the executor's host memory, for swapping.
+        core_s: Virtual seconds that each `schedule` and each `apply` takes; `MEASURED` for the time
+            that they really take, which makes results differ from run to run.
+        is_checked: Check every token, KV position and the core's state, see `audit`.
     """
 
     limits: EngineConfig
@@ -78,7 +79,7 @@ class Setup:
 
     @property
     def geometry(self) -> ExecutorGeometry:
-        """The executor's capacity: what the limits say, with as many slots as a real one has."""
+        """Capacity of the executor: that of the limits, with as many slots as a real one has."""
         limits = self.limits
         return ExecutorGeometry(
             num_blocks=limits.max_num_blocks,
@@ -96,6 +97,8 @@ class Simulation:
 
     def __init__(self, setup: Setup, requests: Requests) -> None:
         """
+        Make core, modelled executor and recorder.
+
         Raises:
             InvalidConfig: A limit or option is out of range.
         """
@@ -110,7 +113,7 @@ class Simulation:
         self._opening = requests.opening()
         self._num_asked = 0
         self._live: dict[int, tuple[Ask, int]] = {}
-        """What was asked, and which completion of it, by handle."""
+        """Request and number of the choice, by handle, of completions that have not ended."""
         self._flights: deque[tuple[float, StepResult]] = deque()
         self._slot_handle = [-1] * setup.geometry.num_slots
         self._device_free_s = 0.0
@@ -123,7 +126,7 @@ class Simulation:
         Run until every request has ended.
 
         Raises:
-            InternalError: Nothing more can happen while requests are left, or a check failed.
+            InternalError: Requests are left but nothing more can happen, or a check failed.
         """
         self._draw_opening()
         while True:
@@ -160,7 +163,7 @@ class Simulation:
             request_id=str(handle),
             handle=handle,
             prompt=ask.prompt,
-            # A model's end is part of what it draws, so it stands in the seed.
+            # The seed tells the modelled executor after how many tokens EOS comes.
             sampling=RowSampling(temperature=1.0, top_k=0, top_p=1.0, seed=ask.output_len),
             max_tokens=ask.max_tokens,
             arrival_s=ask.arrival_s,
@@ -221,7 +224,7 @@ class Simulation:
             )
 
     def _note_leaving(self, batch: Batch) -> None:
-        """Keep, per completion, how much was computed in the slot it gives up."""
+        """Record how much was computed in each slot that a batch releases, and its admissions."""
         for slot in batch.release_slot.tolist():
             handle = self._slot_handle[slot]
             if handle >= 0:
@@ -234,7 +237,7 @@ class Simulation:
             self.recorder.admit(owner, admission)
 
     def _wait(self) -> bool:
-        """Go to the next thing that happens and apply results; False when nothing will."""
+        """Advance to the next event and apply results; return False when there is none."""
         due = [math.inf]
         if self._flights:
             due.append(self._flights[0][0])

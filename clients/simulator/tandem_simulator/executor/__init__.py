@@ -1,1 +1,1 @@
-"""The modelled executor: how long its steps take, and which tokens they give."""
+"""Modelled executor: the duration of its steps and the tokens that they give."""

@@ -1,8 +1,8 @@
 """
-An executor without a model: KV memory that remembers prefixes, and tokens drawn from it.
+Executor without a model: KV memory that holds fingerprints of prefixes, and tokens drawn from it.
 
-The KV of a position is the fingerprint of everything up to it. A row reads the fingerprint before
-its first position through its block table and writes those of the positions it computes, so a
+The KV of a position is the fingerprint of all tokens up to it. A row reads the fingerprint before
+its first position through its block table and writes those of the positions that it computes. So a
 wrong, stale or too early read gives other tokens, as on a real executor.
 """
 
@@ -29,7 +29,7 @@ _UNWRITTEN = np.uint64(0x5A5A5A5A5A5A5A5A)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """What one step had to do; see `step_time.StepTime` for what each number costs."""
+    """Work of one step; see `step_time` for the time that each number costs."""
 
     num_rows: int
     num_decodes: int
@@ -42,17 +42,17 @@ class StepWork:
 
     @property
     def swapped_blocks(self) -> int:
-        """Blocks moved either way."""
+        """Blocks moved in either direction."""
         return self.swapped_out_blocks + self.swapped_in_blocks
 
 
 class ModelExecutor:
     """
-    Applies batches in order.
+    Executor that applies batches in order.
 
     Attributes:
-        geometry: What it can hold.
-        kv: Fingerprints, shape ``[num_blocks + 1, block_size]``; block 0 is nobody's.
+        geometry: Capacity of the executor.
+        kv: Fingerprints, shape ``[num_blocks + 1, block_size]``; block 0 belongs to no sequence.
         block_table: Block ids, shape ``[slots, blocks per sequence]``.
         planned: Positions computed per slot.
     """
@@ -72,7 +72,7 @@ class ModelExecutor:
         self._generation = np.zeros(slots, np.uint32)
         self._choice_term: UInt64Column = np.zeros(slots, np.uint64)
         self._last_place: NDArray[np.int64] = np.zeros(slots, np.int64)
-        """Where the KV of the last computed position is, flat."""
+        """Index into the flattened `kv` of each slot's last computed position."""
         self._end_position: Int32Column = np.zeros(slots, np.int32)
         self._last_token: Int32Column = np.zeros(slots, np.int32)
         self._admitted_len: Int32Column = np.zeros(slots, np.int32)
@@ -80,7 +80,7 @@ class ModelExecutor:
         self._num_steps = 0
 
     def execute(self, batch: Batch) -> tuple[StepResult, StepWork]:
-        """Run one batch: what it produced, and what that took."""
+        """Run one batch; return its result and the work it took."""
         self._move(batch)
         for admission in batch.admits:
             self._admit(admission)
@@ -92,7 +92,7 @@ class ModelExecutor:
         slot, start = batch.row_slot, batch.row_start
         is_prefill = start < self._admitted_len.take(slot)
         end = start + batch.row_num_tokens
-        # Everybody reads what was there before the step.
+        # Every row reads the KV as it was before the step.
         before = self._flat_kv.take(self._last_place.take(slot))
         before[start == 0] = 0
         prefills = is_prefill.nonzero()[0]
@@ -110,7 +110,7 @@ class ModelExecutor:
         return self._sample(batch, end, fingerprints), _work_of(batch, end, len(prefills))
 
     def places(self, slots: Int32Column, positions: Int32Column) -> NDArray[np.int64]:
-        """Where the KV of these positions is in `kv`, flat; all shape ``[N]``."""
+        """Return the indices of these positions into the flattened `kv`; all shape ``[N]``."""
         size = self.geometry.block_size
         index, offset = np.divmod(positions, size)
         index += slots * np.int32(self.block_table.shape[1])
@@ -145,7 +145,7 @@ class ModelExecutor:
         self._admitted_len[slot] = len(tokens)
 
     def _decode(self, slot: Int32Column, start: Int32Column, before: UInt64Column) -> UInt64Column:
-        """Compute one position of each slot; returns the fingerprints, all shape ``[N]``."""
+        """Compute one position of each slot; return the fingerprints, all shape ``[N]``."""
         fingerprints = token_terms(self._last_token.take(slot), self._weights.take(start))
         fingerprints += before
         size = self.geometry.block_size

@@ -1,5 +1,5 @@
 """
-The tokens that the modelled executor produces: a pure function of prefix, seed and choice.
+Tokens that the modelled executor produces: a pure function of prefix, seed and choice.
 
 A prefix is fingerprinted by a polynomial over its tokens, mod 2^64, so that a chunk of a prompt
 folds in by one vector operation and a decoded token by one multiplication. No cryptography: equal
@@ -19,7 +19,7 @@ UInt64Column: TypeAlias = NDArray[np.uint64]
 
 EOS_ID = 2
 FIRST_ID = 3
-"""Prompts and answers are made of ids from here to `VOCAB_SIZE`: EOS is never drawn by chance."""
+"""Lowest id of prompts and outputs, so that EOS is never drawn by chance."""
 VOCAB_SIZE = 32_000
 
 _BASE = 0x9E3779B97F4A7C15
@@ -29,20 +29,20 @@ _MASK = (1 << 64) - 1
 
 
 def powers_of_base(count: int) -> UInt64Column:
-    """Weight of each position in a fingerprint, shape ``[count]``."""
+    """Return the weight of each position in a fingerprint, shape ``[count]``."""
     powers = np.full(count, _BASE, np.uint64)
     powers[:1] = 1
     return np.cumprod(powers, dtype=np.uint64)
 
 
 def token_terms(tokens: Int32Column, weights: UInt64Column) -> UInt64Column:
-    """What tokens at these positions add to a fingerprint; all shape ``[N]``."""
+    """Return the terms that tokens add to a fingerprint; all shape ``[N]``."""
     terms: UInt64Column = (tokens.astype(np.uint64) + np.uint64(1)) * weights
     return terms
 
 
 def choice_term(choice: int) -> int:
-    """What makes completions of one prompt differ."""
+    """Return the term that makes the completions of one prompt differ."""
     return choice * _CHOICE_MIX & _MASK
 
 
@@ -53,13 +53,13 @@ def next_tokens(
     end_positions: Int32Column,
 ) -> Int32Column:
     """
-    The token that each row samples; all shape ``[N]``.
+    Sample a token for each row; all shape ``[N]``.
 
     Args:
-        fingerprints: Of everything before the token.
+        fingerprints: Fingerprints of all tokens before the new one.
         choice_terms: See `choice_term`.
-        positions: The token's index in its sequence.
-        end_positions: Where the model ends this sequence, see `end_position`.
+        positions: Index of the new token in its sequence.
+        end_positions: Index at which the sequence gets EOS, see `end_position`.
     """
     mixed = fingerprints + choice_terms
     mixed ^= mixed >> np.uint64(31)
@@ -76,7 +76,9 @@ def next_tokens(
 
 def end_position(num_prompt_tokens: int, seed: int) -> int:
     """
-    Where the model ends: a modelled request's sampling seed is the number of tokens it produces.
+    Return the index of EOS in a sequence.
+
+    The sampling seed of a modelled request is the number of tokens that it produces.
     """
     return num_prompt_tokens + seed - 1
 
@@ -85,8 +87,10 @@ def unlimited_outputs(
     prompt: Int32Column, output_len: int, max_tokens: int, choice: int = 0
 ) -> Int32Column:
     """
-    What a request produces when memory never runs out, shape ``[min(output_len, max_tokens)]``: the
-    definition above once more, in whole numbers, one token after the other.
+    Return the tokens of a request with unlimited memory, shape ``[min(output_len, max_tokens)]``.
+
+    This is `next_tokens` a second time, in whole numbers and one token after the other, to compare
+    with.
     """
     fingerprint, weight = 0, 1
     for token in prompt.tolist():

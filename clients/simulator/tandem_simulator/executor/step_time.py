@@ -1,15 +1,16 @@
 """
-How long a modelled executor takes for one step.
+Duration of a step on a modelled executor.
 
     step_s = overhead_s + max(weights_s, token_s * tokens)         matrix products
            + context_s * context + pair_s * pairs                   attention
            + copy_s * copied blocks + swap_s * swapped blocks       moves
 
-`tokens` is what the step computes, `context` the KV positions its rows read (each row reads its
-whole sequence once), `pairs` the (query, key) pairs it attends to. The first line is the roofline
-of a matrix product: weights are read once however few tokens there are, and from some number of
-tokens on arithmetic takes longer than reading. The model leaves out: launch gaps that depend on the
-batch's shape, graph padding, sampling, and swaps that overlap with computing.
+`tokens` is the number of tokens that the step computes, `context` the number of KV positions that
+its rows read (each row reads its whole sequence once), `pairs` the number of (query, key) pairs in
+attention. The first line is the roofline of a matrix product: weights are read once however few
+tokens there are, and from some number of tokens on arithmetic takes longer than reading. The model
+leaves out launch gaps that depend on the batch's shape, graph padding, sampling, and swaps that
+overlap with computing.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class StepTime:
     def seconds(
         self, tokens: int, context: int, pairs: int, copied_blocks: int, swapped_blocks: int
     ) -> float:
-        """Duration of one step; one without tokens (releases, moves) reads no weights."""
+        """Return the duration of a step; one without tokens (releases, moves) reads no weights."""
         products_s = max(self.weights_s, self.token_s * tokens) if tokens else 0.0
         return (
             self.overhead_s
@@ -93,19 +94,18 @@ def from_hardware(
     link_s: float,
 ) -> StepTime:
     """
-    Parameters of a dense decoder on one device, from what its data sheet says times what is
-    usually reached.
+    Derive the parameters of a dense decoder on one device from the rates that the device reaches.
 
     Args:
-        parameters: Of the model; 2 floating-point operations each per token.
-        layers: With attention.
+        parameters: Parameters of the model; 2 floating-point operations each per token.
+        layers: Layers with attention.
         heads_dim: Query heads times head size.
         kv_heads_dim: KV heads times head size.
-        value_bytes: Per weight and per KV element.
+        value_bytes: Bytes per weight and per KV element.
         block_size: Tokens per KV block.
-        flops_per_s: Reached in large matrix products.
-        bytes_per_s: Reached on the device's memory.
-        host_bytes_per_s: Reached between host and device, one way.
+        flops_per_s: Operations per second that large matrix products reach.
+        bytes_per_s: Bytes per second that the device's memory reaches.
+        host_bytes_per_s: Bytes per second that copies between host and device reach, one way.
         overhead_s: See `StepTime`.
         link_s: See `StepTime`.
     """

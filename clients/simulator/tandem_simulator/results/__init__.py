@@ -1,1 +1,1 @@
-"""Results of simulations: recorded, summed up, printed and drawn."""
+"""Results of simulations: summaries, comparisons, printed text and plots."""

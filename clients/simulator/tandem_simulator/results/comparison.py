@@ -1,4 +1,4 @@
-"""Many simulations that differ in a few values."""
+"""Comparison of simulations that differ in a few values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tandem_simulator.simulation import Simulation
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """
-    One simulation.
+    Outcome of one simulation.
 
     Attributes:
-        varied: The values in which it differs from the others of its comparison, as texts.
-        settings: All values it ran with.
-        results: See `summary.summarize`.
-        recorder: Everything that happened.
-        wall_s: How long it took on this machine.
+        varied: Values in which it differs from the others of its comparison, as texts by name.
+        settings: All values that it ran with.
+        results: Numbers, see `summary.summarize`.
+        recorder: Record of everything that happened.
+        wall_s: Wall time of the simulation on this machine, seconds.
     """
 
     varied: dict[str, str]
@@ -36,20 +36,20 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """The varied values in one line."""
+        """Varied values in one line."""
         return ", ".join(f"{name}={text}" for name, text in self.varied.items())
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that depends on the arguments alone."""
+        """Return the parts that depend on the arguments alone."""
         return {"varied": self.varied, "settings": self.settings, "results": self.results}
 
 
 def parse_axis(text: str) -> tuple[str, list[str]]:
     """
-    Read `name=a,b,c`, dashes or underscores in the name.
+    Read `name=a,b,c`, with dashes or underscores in the name.
 
     Raises:
-        InvalidConfig: It has another form, or a value twice.
+        InvalidConfig: The text has another form, or names a value twice.
     """
     name, equals, values = text.partition("=")
     found = [value.strip() for value in values.split(",")]
@@ -62,10 +62,12 @@ def parse_axis(text: str) -> tuple[str, list[str]]:
 
 def grid(axes: Sequence[tuple[str, list[str]]]) -> list[dict[str, str]]:
     """
-    Every combination of values, the last name varying fastest; one empty one without names.
+    Return every combination of values, of which the last name varies fastest.
+
+    Without names there is one empty combination.
 
     Raises:
-        InvalidConfig: A name stands there twice.
+        InvalidConfig: A name is given twice.
     """
     names = [name for name, _ in axes]
     if len(set(names)) < len(names):
@@ -79,7 +81,7 @@ def run_grid(texts: Mapping[str, str], cells: Sequence[dict[str, str]]) -> Itera
     Run one simulation per cell, each with `texts` overlaid by the cell's values.
 
     Raises:
-        InvalidConfig: Values of any cell are wrong; nothing has run then.
+        InvalidConfig: A value of a cell is wrong; then no simulation has run.
         InternalError: A simulation got stuck, or a check failed.
     """
     for cell in cells:
@@ -94,7 +96,7 @@ def run_one(texts: Mapping[str, str], varied: dict[str, str] | None = None) -> O
 
     Raises:
         InvalidConfig: A value is wrong.
-        InternalError: It got stuck, or a check failed.
+        InternalError: The simulation got stuck, or a check failed.
     """
     experiment = build(texts)
     simulation = Simulation(experiment.setup, experiment.requests)

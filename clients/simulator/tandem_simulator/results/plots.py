@@ -1,4 +1,4 @@
-"""Results as pictures; needs matplotlib, the extra `plots`."""
+"""Plots of results; they need matplotlib, from the extra `plots`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_CURVE_POINTS = 120
 
 def require_matplotlib() -> None:
     """
-    Make sure that pictures can be drawn.
+    Check that plots can be drawn.
 
     Raises:
         InvalidConfig: matplotlib is not installed.
@@ -42,7 +42,7 @@ def require_matplotlib() -> None:
 
 def draw(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     """
-    Draw one file per picture, all simulations in each; equal outcomes give equal files.
+    Draw `latency.svg` and `memory.svg` with all simulations; equal outcomes give equal files.
 
     Raises:
         InvalidConfig: matplotlib is not installed, or the folder cannot be written.
@@ -111,12 +111,12 @@ def _draw_queue(axes: Axes, outcome: Outcome) -> None:
 
 
 def _thinned(outcome: Outcome) -> dict[str, list[float]]:
-    """Every other point over time: pictures are small, and so shall their files be."""
+    """Take every other point over time, to keep files small."""
     return {name: column[::2] for name, column in outcome.results["over_time"].items()}
 
 
 def _curve(axes: Axes, values: NDArray[np.float64], label: str) -> None:
-    """Share of values at or below each value, thinned evenly over the shares."""
+    """Draw the share of values at or below each value, thinned evenly over the shares."""
     if not len(values):
         return
     shares = np.linspace(0, 100, min(len(values), _MAX_CURVE_POINTS))

@@ -1,4 +1,4 @@
-"""Results as text for people."""
+"""Results as text for users."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MEASURES: tuple[tuple[str, str, str], ...] = (
     ("prefix cache hits, %", "tokens.cache_hit_ratio", "percent"),
     ("KV cache used, %", "memory.mean_kv_usage", "percent"),
 )
-"""Name with unit, path in the results and format of each line of a comparison."""
+"""Lines of a comparison: name with unit, path in the results, and format."""
 LINE_WIDTH = 80
 
 
 def describe(outcome: Outcome) -> str:
-    """One simulation over several lines."""
+    """Describe one simulation in several lines."""
     results, settings = outcome.results, outcome.settings
     requests, rates = results["requests"], results["throughput"]
     tokens, memory, steps = results["tokens"], results["memory"], results["steps"]
@@ -87,7 +87,7 @@ def compare(outcomes: Sequence[Outcome]) -> str:
 
 
 def is_without_difference(outcomes: Sequence[Outcome]) -> bool:
-    """Return True where what was compared made no difference to anything that is printed."""
+    """Return True where all simulations give the same printed numbers."""
     return len(outcomes) > 1 and all(
         cells(one.results) == cells(outcomes[0].results) for one in outcomes
     )
@@ -99,7 +99,7 @@ def cells(results: dict[str, Any]) -> list[str]:
 
 
 def lookup(results: dict[str, Any], path: str) -> Any:
-    """The value at a dotted path."""
+    """Return the value at a dotted path."""
     value: Any = results
     for key in path.split("."):
         value = value[key]

@@ -1,4 +1,4 @@
-"""Numbers that say how a simulation went."""
+"""Summary of a simulation in numbers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def summarize(
     recorder: Recorder, *, total_blocks: int, slo_ttft_s: float, slo_tpot_s: float
 ) -> dict[str, Any]:
     """
-    Everything as plain values that JSON can hold; a percentile of nothing is None.
+    Return all numbers as plain values for JSON; a percentile of no values is None.
 
-    Times are seconds, percentiles interpolate linearly as numpy's do by default. Means over time
-    weigh each step by how long it took.
+    Times are seconds; percentiles interpolate linearly, as numpy's do by default. The mean rows,
+    decodes and tokens of steps weigh each step by its duration.
     """
     sent = slice(0, recorder.num_sent)
     arrival_s, end_s = recorder.arrival_s[sent], recorder.end_s[sent]
@@ -71,7 +71,7 @@ def _requests(recorder: Recorder) -> dict[str, Any]:
 
 
 def _tokens(recorder: Recorder) -> dict[str, Any]:
-    """Prompts count once admitted, by what was cached at their first admission."""
+    """Count tokens; a prompt counts once admitted, with the cached part of its first admission."""
     cached = recorder.cached_tokens[: recorder.num_sent]
     admitted = cached >= 0
     num_input = int(recorder.prompt_len[: recorder.num_sent][admitted].sum())
@@ -111,7 +111,7 @@ def _steps(recorder: Recorder) -> dict[str, Any]:
 
 
 def series(recorder: Recorder) -> dict[str, list[float | int]]:
-    """The core's state over time, at most `MAX_POINTS` points evenly spread over the samples."""
+    """Return the core's state over time, in at most `MAX_POINTS` points spread over the samples."""
     samples = recorder.samples
     count = min(len(samples), MAX_POINTS)
     picked = [samples[i] for i in np.linspace(0, len(samples) - 1, count).round().astype(int)]
@@ -125,7 +125,7 @@ def series(recorder: Recorder) -> dict[str, list[float | int]]:
 
 
 def _time_per_token(recorder: Recorder) -> NDArray[np.float64]:
-    """Mean gap between the tokens of each completion, NaN under two tokens, shape ``[sent]``."""
+    """Return each completion's mean gap between tokens, NaN under two tokens, shape ``[sent]``."""
     sent = slice(0, recorder.num_sent)
     num_gaps = recorder.num_outputs[sent] - 1.0
     num_gaps[num_gaps < 1] = np.nan
@@ -134,7 +134,7 @@ def _time_per_token(recorder: Recorder) -> NDArray[np.float64]:
 
 
 def _span_s(recorder: Recorder) -> float:
-    """From the first arrival until nothing is left to do, which may be releasing slots."""
+    """Return the seconds from the first arrival to the end of the last step."""
     if not len(recorder.step_s):
         return 0.0
     last_s = float(recorder.step_start_s[-1] + recorder.step_s[-1])

@@ -1,4 +1,4 @@
-"""One request of a workload, and what a workload is."""
+"""One request of a workload, and the protocol of a workload."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Ask:
     One request to send.
 
     Attributes:
-        arrival_s: When, on the virtual clock.
+        arrival_s: Time of its arrival, seconds on the virtual clock.
         prompt: Token ids, shape ``[P]``.
         output_len: Tokens after which the model ends it, EOS included.
-        max_tokens: Tokens it asks for; the smaller of both is what it gets.
-        priority: Lower goes first.
-        tenant: Whose it is.
-        cache_salt: Only requests with the same salt share KV.
-        num_choices: Completions of the prompt.
-        timeout_s: From its arrival to its deadline; None for none.
-        conversation: Which conversation it belongs to; -1 for none.
-        turn: Its place there, from 0.
+        max_tokens: Tokens that it asks for; it gets the smaller of both numbers.
+        priority: Priority; lower goes first.
+        tenant: Name of its tenant.
+        cache_salt: Salt of the prefix cache; only requests with the same salt share KV.
+        num_choices: Completions of the prompt (parallel sampling).
+        timeout_s: Seconds from its arrival to its deadline; None for none.
+        conversation: Number of its conversation; -1 for none.
+        turn: Turn within the conversation, from 0.
     """
 
     arrival_s: float
@@ -45,17 +45,17 @@ class Ask:
 
 
 class Requests(Protocol):
-    """Where requests come from; the same arguments always give the same ones."""
+    """Source of requests; the same arguments always give the same requests."""
 
     @property
     def max_handles(self) -> int:
-        """Most completions it can ask for, all choices counted."""
+        """Most completions that it can ask for, all choices counted."""
 
     def opening(self) -> Iterator[Ask]:
-        """Requests that come whatever happens, in order of arrival."""
+        """Return the requests that depend on no others, in order of arrival."""
 
     def follow(self, ask: Ask, outputs: Int32Column, now: float) -> Ask | None:
-        """The request that follows the end of another, its output given; None for none."""
+        """Return the request that follows the end of `ask`, given its outputs; None for none."""
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -64,7 +64,7 @@ _WORD = (1 << 64) - 1
 
 def random_ids(seed: int, kind: int, number: int, count: int) -> Int32Column:
     """
-    Token ids, shape ``[count]``: a pure function of the arguments.
+    Return token ids, shape ``[count]``: a pure function of the arguments.
 
     A shorter count gives the beginning of a longer one. Source: splitmix64's finaliser over a
     counter.

@@ -1,4 +1,4 @@
-"""Lengths and arrival times, each named by a short text that a flag can hold."""
+"""Distributions of lengths and arrival times, each written as a short text for a flag."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Float64Column: TypeAlias = NDArray[np.float64]
 
 
 class LengthKind(enum.StrEnum):
-    """How lengths are spread."""
+    """Kinds of distributions of lengths."""
 
     FIXED = "fixed"
     UNIFORM = "uniform"
@@ -36,10 +36,11 @@ _LENGTH_FORMS = {
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """
-    A distribution of lengths in tokens, every one at least 1.
+    Distribution of lengths in tokens, each at least 1.
 
-    `fixed:N`; `uniform:MIN:MAX`, both included; `lognormal:MEAN:SIGMA:MAX`, MEAN before the cut at
-    MAX, SIGMA of the logarithm; `zipf:EXPONENT:MAX`, 1 to MAX with weights k^-EXPONENT.
+    Its forms are `fixed:N`; `uniform:MIN:MAX`, both included; `lognormal:MEAN:SIGMA:MAX`, MEAN
+    before the cut at MAX and SIGMA of the logarithm; `zipf:EXPONENT:MAX`, which draws k from 1 to
+    MAX with weights k^-EXPONENT.
     """
 
     kind: LengthKind
@@ -51,7 +52,7 @@ class Lengths:
         Read one of the forms above; a plain number is a fixed length.
 
         Raises:
-            InvalidConfig: It is none of them, or a value is out of range.
+            InvalidConfig: The text has another form, or a value is out of range.
         """
         name, *rest = text.split(":")
         if not rest:
@@ -83,7 +84,7 @@ class Lengths:
             raise InvalidConfig(f"{text!r}: the smallest length is over the largest")
 
     def draw(self, rng: np.random.Generator, count: int) -> Int64Column:
-        """`count` lengths, shape ``[count]``."""
+        """Draw `count` lengths, shape ``[count]``."""
         match self.kind:
             case LengthKind.FIXED:
                 return np.full(count, int(self.values[0]), np.int64)
@@ -106,7 +107,7 @@ class Lengths:
 def zipf_ranks(
     rng: np.random.Generator, count: int, num_ranks: int, exponent: float
 ) -> Int64Column:
-    """Ranks from 0 to `num_ranks` - 1, rank k with weight (k + 1)^-exponent, shape ``[count]``."""
+    """Draw ranks below `num_ranks`, rank k with weight (k + 1)^-exponent, shape ``[count]``."""
     weights = np.arange(1, num_ranks + 1, dtype=np.float64) ** -exponent
     shares = np.cumsum(weights)
     ranks = np.searchsorted(shares / shares[-1], rng.random(count), side="right")
@@ -114,7 +115,7 @@ def zipf_ranks(
 
 
 class ArrivalKind(enum.StrEnum):
-    """How arrivals are spread."""
+    """Kinds of arrival processes."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -126,11 +127,12 @@ class ArrivalKind(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """
-    A process of arrivals.
+    Process of arrivals.
 
-    `poisson`; `constant`, evenly spaced; `gamma:CV`, gaps with this coefficient of variation (1 is
-    Poisson, more is burstier); `bursts:SIZE`, groups that arrive together at Poisson times, their
-    sizes geometric with mean SIZE; `at-once`, all at 0 whatever the rate.
+    Its forms are `poisson`; `constant`, with even spacing; `gamma:CV`, with gaps of this
+    coefficient of variation (1 is Poisson, more is burstier); `bursts:SIZE`, with groups that
+    arrive together at Poisson times and have geometric sizes with mean SIZE; `at-once`, with all
+    arrivals at time 0, whatever the rate.
     """
 
     kind: ArrivalKind
@@ -142,7 +144,7 @@ class Arrivals:
         Read one of the forms above.
 
         Raises:
-            InvalidConfig: It is none of them, or its value is out of range.
+            InvalidConfig: The text has another form, or its value is out of range.
         """
         name, *rest = text.split(":")
         takes_value = name in {ArrivalKind.GAMMA, ArrivalKind.BURSTS}
@@ -159,7 +161,7 @@ class Arrivals:
         return cls(kind, value)
 
     def draw(self, rng: np.random.Generator, count: int, rate_per_s: float) -> Float64Column:
-        """Ascending times in seconds from 0, shape ``[count]``, `rate_per_s` of them per second."""
+        """Draw ascending times in seconds from 0, `rate_per_s` per second, shape ``[count]``."""
         match self.kind:
             case ArrivalKind.AT_ONCE:
                 return np.zeros(count)

@@ -24,7 +24,7 @@ _PREFIX_LEN = Lengths.parse("fixed:512")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """
-    What a synthetic workload is drawn from.
+    Parameters of a synthetic workload.
 
     Attributes:
         requests: How many requests, all turns of conversations counted.
@@ -74,7 +74,7 @@ class Workload:
         Check every range.
 
         Raises:
-            InvalidConfig: The first value out of range.
+            InvalidConfig: A value is out of range; the error names the first.
         """
         at_least = {
             "requests": 1, "request_rate": 0, "max_tokens": 1, "prefix_groups": 0,
@@ -128,18 +128,21 @@ PRESETS: dict[str, Workload] = {
         max_tokens=4096,
     ),
 }
-"""Named workloads."""
+"""Workloads by name."""
 
 
 class Synthetic:
-    """The requests of a `Workload`: columns drawn at once, prompts built as they are sent."""
+    """Requests of a `Workload`: columns are drawn at once, prompts built as they are sent."""
 
     def __init__(self, workload: Workload, seed: int, max_model_len: int) -> None:
         """
+        Draw everything but the prompts.
+
         Args:
-            workload: What to draw from.
-            seed: Of everything drawn.
-            max_model_len: A conversation ends before the turn that could not fit.
+            workload: Parameters to draw with.
+            seed: Seed of everything that is drawn.
+            max_model_len: Most tokens of a request; a conversation ends before a turn that exceeds
+                them.
 
         Raises:
             InvalidConfig: A value is out of range.
@@ -164,16 +167,16 @@ class Synthetic:
 
     @property
     def max_handles(self) -> int:
-        """Most completions it can ask for."""
+        """Most completions that it can ask for, all choices counted."""
         return self._workload.requests * self._workload.choices
 
     def opening(self) -> Iterator[Ask]:
-        """First turns, in order of arrival."""
+        """Yield the first turns, in order of arrival."""
         for number in range(len(self._arrival_s)):
             yield self._ask(number, 0, self._prefix(number), float(self._arrival_s[number]))
 
     def follow(self, ask: Ask, outputs: Int32Column, now: float) -> Ask | None:
-        """The next turn of a conversation."""
+        """Return the next turn of a conversation, or None at its end."""
         turn = ask.turn + 1
         number = self._number(ask.conversation, turn)
         if turn >= self._workload.turns or number >= self._workload.requests:
@@ -185,7 +188,7 @@ class Synthetic:
         return follower
 
     def _number(self, conversation: int, turn: int) -> int:
-        # Turn by turn, so that the last conversations are the ones that are cut short.
+        # Numbers go turn by turn, so that the last conversations are the ones that are cut short.
         return turn * len(self._arrival_s) + conversation
 
     def _prefix(self, conversation: int) -> Int32Column:

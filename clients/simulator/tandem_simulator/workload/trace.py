@@ -7,18 +7,18 @@ Workloads read from a file of JSON lines, one request each.
 
 | key | meaning | default |
 |---|---|---|
-| arrival_s | when it arrives; lines may stand in any order | needed |
-| prompt_len | how long the prompt is; its tokens are made up | needed |
-| token_ids | its tokens, instead | |
-| output_len | tokens the model produces before it ends | needed |
-| max_tokens | tokens it asks for | output_len |
-| prefix_group | requests of one group begin with the same tokens | none |
-| prefix_len | how many of them | needed with prefix_group |
-| priority | lower goes first | 0 |
-| tenant | whose it is | nobody's |
-| cache_salt | only requests with the same one share KV | none |
+| arrival_s | arrival, seconds on the virtual clock; lines may have any order | required |
+| prompt_len | tokens of the prompt; their ids are made up | required |
+| token_ids | ids of the prompt, in place of prompt_len | |
+| output_len | tokens that the model produces, EOS included | required |
+| max_tokens | most tokens that the request asks for | output_len |
+| prefix_group | group of requests that begin with the same tokens | none |
+| prefix_len | number of these tokens | required with prefix_group |
+| priority | priority; lower goes first | 0 |
+| tenant | name of its tenant | no tenant |
+| cache_salt | salt of the prefix cache; only requests with the same one share KV | none |
 | choices | completions of the prompt | 1 |
-| timeout_s | from its arrival to its deadline | none |
+| timeout_s | seconds from its arrival to its deadline | none |
 
 Empty lines are skipped.
 """
@@ -47,31 +47,31 @@ _KNOWN = (
 
 
 class Trace:
-    """The requests of a trace."""
+    """Requests of a trace."""
 
     def __init__(self, asks: list[Ask]) -> None:
         self._asks = sorted(asks, key=lambda ask: ask.arrival_s)
 
     @property
     def max_handles(self) -> int:
-        """Completions it asks for."""
+        """Completions that it asks for, all choices counted."""
         return sum(ask.num_choices for ask in self._asks)
 
     def opening(self) -> Iterator[Ask]:
-        """Everything, in order of arrival; lines of equal time as in the file."""
+        """Return all requests, in order of arrival; those of equal time as in the file."""
         return iter(self._asks)
 
     def follow(self, ask: Ask, outputs: Int32Column, now: float) -> Ask | None:
-        """Nothing: a trace fixes its arrivals."""
+        """Return None: a trace fixes all arrivals."""
 
 
 def read_trace(path: Path, seed: int) -> Trace:
     """
-    Read a file in the form above; `seed` makes up tokens.
+    Read a file in the form above; tokens that it does not give are drawn from `seed`.
 
     Raises:
-        InvalidConfig: It cannot be read, has no request, or the first line that is wrong, with its
-            number.
+        InvalidConfig: The file cannot be read or has no request, or a line is wrong; the error
+            names the first one by number.
     """
     try:
         content = path.read_bytes().decode()
