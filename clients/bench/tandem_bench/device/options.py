@@ -56,24 +56,34 @@ class Where:
 def parser(name: str, description: str | None) -> BenchParser:
     """Make a parser with the flags that all benchmarks of the executor have."""
     made = BenchParser(name, description)
-    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    made.add_argument(
+        "--device", default="auto", help="device: cpu, cuda or cuda:N; default: auto, a GPU if any"
+    )
     made.add_argument(
         "--dtype",
         default="auto",
-        help="auto (bfloat16 where it is fast), bfloat16, float16, float32",
+        help="number type of weights, activations and KV cache: float32, bfloat16 or float16; "
+        "default: auto, bfloat16 on a GPU or a CPU that multiplies it, else float32",
     )
     made.add_argument(
         "--cpu-extension",
         choices=("auto", "on", "off"),
         default="auto",
-        help="attention on a CPU in C++; auto: where that works",
+        help="C++ kernels on a CPU, for kernels and model; default: auto, where they can be built",
     )
     made.add_argument(
-        "--num-threads", type=at_most(MAX_THREADS), help="CPU threads of one operation"
+        "--num-threads",
+        type=at_most(MAX_THREADS),
+        help="CPU threads of one operation; default: one per physical core",
     )
-    made.add_argument("--full", action="store_true", help="many more of them; minutes")
     made.add_argument(
-        "--time-limit", type=time_above_zero, help="seconds after which no measurement begins"
+        "--full", action="store_true", help="many more points; kernels and model take minutes then"
+    )
+    made.add_argument(
+        "--time-limit",
+        type=time_above_zero,
+        help="seconds after which no measurement of kernels or model begins; default: 36 and 33, "
+        "with --full none",
     )
     made.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return made
@@ -82,7 +92,10 @@ def parser(name: str, description: str | None) -> BenchParser:
 def add_block_size(parser: BenchParser) -> None:
     """Add the flag of the benchmarks that have a KV cache."""
     parser.add_argument(
-        "--block-size", type=at_most(_LARGEST_BLOCK), default=16, help="tokens per KV block"
+        "--block-size",
+        type=at_most(_LARGEST_BLOCK),
+        default=16,
+        help="tokens per KV block; default: 16",
     )
 
 

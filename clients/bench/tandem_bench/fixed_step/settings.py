@@ -77,32 +77,49 @@ def _parser() -> argparse.ArgumentParser:
         "nanoseconds since the start; so does a stop.",
     )
     parser.add_argument(
-        "--step-ms", type=_milliseconds, default=2.0, help="what a step takes (default 2)"
+        "--step-ms",
+        type=_milliseconds,
+        default=2.0,
+        help="duration of a step in milliseconds; default: 2",
     )
     parser.add_argument(
         "--listen",
         default="127.0.0.1:50061",
-        help="HOST:PORT or unix:PATH; port 0 takes a free one",
+        help="HOST:PORT or unix:PATH; port 0 takes a free one; default: 127.0.0.1:50061",
     )
-    parser.add_argument("--rows", type=int, default=256, help="most rows of a step (default 256)")
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--max-num-blocks", type=int, default=1 << 18)
-    parser.add_argument("--max-model-len", type=int, default=16_384)
-    parser.add_argument("--max-total-tokens", type=int, default=8192)
-    parser.add_argument("--max-inflight-steps", type=_positive, default=16)
+    parser.add_argument("--rows", type=int, default=256, help="most rows of a step; default: 256")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens per block; default: 16")
+    parser.add_argument(
+        "--max-num-blocks", type=int, default=1 << 18, help="KV blocks; default: 262144"
+    )
+    parser.add_argument(
+        "--max-model-len",
+        type=int,
+        default=16_384,
+        help="most tokens of a sequence; default: 16384",
+    )
+    parser.add_argument(
+        "--max-total-tokens", type=int, default=8192, help="most tokens of a step; default: 8192"
+    )
+    parser.add_argument(
+        "--max-inflight-steps", type=_positive, default=16, help="steps in flight; default: 16"
+    )
     parser.add_argument(
         "--tokenizer",
         type=Path,
         default=DEFAULT_TOKENIZER,
         metavar="DIR",
-        help="directory with tokenizer.json (default: the bundled model)",
+        help="directory with tokenizer.json; default: the bundled model",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="another seed is another model with other tokens"
+        "--seed", type=int, default=0, help="seed of the tokens and of the fingerprint; default: 0"
     )
-    parser.add_argument("--ready-file", type=Path, help="gets address and pid as JSON")
+    parser.add_argument("--ready-file", type=Path, help="file that gets address and pid as JSON")
     parser.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="least severe event to log to stderr; default: info",
     )
     return parser
 

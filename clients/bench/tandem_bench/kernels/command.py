@@ -258,9 +258,18 @@ class _Run:
 
 def _parser() -> BenchParser:
     made = parser("kernels", __doc__)
-    made.add_list("--operation", help=f"only these of {', '.join(OPERATIONS)}")
-    made.add_list("--model", help=f"sizes to take: {', '.join(SHAPES)}")
+    made.add_list("--operation", help=f"operations: {', '.join(OPERATIONS)}; default: all")
+    made.add_list(
+        "--model",
+        help=f"models that give the sizes: {', '.join(SHAPES)}; default: llama-135m on a CPU, "
+        "llama-8b on a GPU, three models with --full",
+    )
     add_block_size(made)
-    made.add_argument("--no-peers", action="store_true", help="only ours")
-    made.add_argument("--seconds", type=time_above_zero, help="for each measurement, about")
+    made.add_argument("--no-peers", action="store_true", help="measure our implementation alone")
+    made.add_argument(
+        "--seconds",
+        type=time_above_zero,
+        help="seconds for each measurement, about; default: 0.15 on a CPU, with --full 0.5; 0.1 on "
+        "a GPU",
+    )
     return made

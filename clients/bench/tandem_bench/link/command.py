@@ -7,6 +7,9 @@ loop, session and link. Without clients the requests are made in the core proces
 are encoded and dropped; with clients the scheduler is a whole service with a frontend, and a reader
 process takes the streams. The results are the device's idle time in percent, which is the median of
 five spans, and the CPU time of the core process per step in microseconds.
+
+Without options for points, a few of them are measured, and none is begun after 33 s. With several
+values of an option, or with --full, every combination is measured.
 """
 
 from __future__ import annotations
@@ -261,22 +264,33 @@ def _points(
 
 def _parser() -> BenchParser:
     parser = BenchParser("link", __doc__)
-    parser.add_list("--step-ms", type=time_above_zero, help="what a step takes")
-    parser.add_list("--rows", type=at_least_one, help="requests that decode")
+    parser.add_list(
+        "--step-ms", type=time_above_zero, help="duration of a step in milliseconds; default: 2"
+    )
+    parser.add_list("--rows", type=at_least_one, help="rows that decode; default: 256")
     parser.add_list(
         "--window",
         type=at_least_one,
-        help="steps in flight; above 2: running ahead",
+        help="steps in flight, 1 to 16; above 2, `window` is 2 and `run_ahead` this; default: 2",
     )
-    parser.add_list("--transport", choices=TRANSPORTS)
+    parser.add_list(
+        "--transport", choices=TRANSPORTS, help="socket of the step link; default: unix"
+    )
     parser.add_list(
         "--clients",
         type=count,
-        help="streams that are read; 0 for no frontend",
+        help="client streams, which share the rows evenly; 0 for no frontend; default: 0",
     )
-    parser.add_argument("--full", action="store_true", help="all combinations, some minutes")
     parser.add_argument(
-        "--seconds", type=time_above_zero, default=1.0, help="how long each is measured"
+        "--full",
+        action="store_true",
+        help="several values for each option that is not given; takes minutes",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=time_above_zero,
+        default=1.0,
+        help="seconds for each measurement; default: 1",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser

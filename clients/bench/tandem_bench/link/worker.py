@@ -128,11 +128,15 @@ def _submit(socket: SilentSocket, rows: int) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tandem_bench.link.worker")
-    parser.add_argument("--executor", required=True)
-    parser.add_argument("--directory", type=Path, required=True, help="for tokenizer files")
-    parser.add_argument("--rows", type=int, required=True)
-    parser.add_argument("--window", type=int, required=True)
-    parser.add_argument("--run-ahead", type=int, required=True)
+    parser.add_argument("--executor", required=True, help="address of the executor")
+    parser.add_argument(
+        "--directory", type=Path, required=True, help="directory for tokenizer files"
+    )
+    parser.add_argument("--rows", type=int, required=True, help="requests that decode")
+    parser.add_argument("--window", type=int, required=True, help="steps in flight")
+    parser.add_argument(
+        "--run-ahead", type=int, required=True, help="steps in flight while no request waits"
+    )
     return parser
 
 

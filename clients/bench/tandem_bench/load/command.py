@@ -36,7 +36,10 @@ Concurrency = Annotated[
 Processes = Annotated[int, typer.Option(min=1, help="Number of processes that send requests.")]
 InputLen = Annotated[int, typer.Option(min=1, help="Tokens of each random prompt.")]
 OutputLen = Annotated[
-    int, typer.Option(min=1, help="Output tokens per request; with --prompts, the most.")
+    int,
+    typer.Option(
+        min=1, help="Output tokens per request; with --prompts, the most where a line sets none."
+    ),
 ]
 Prompts = Annotated[
     Path | None,

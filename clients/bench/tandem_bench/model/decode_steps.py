@@ -225,13 +225,34 @@ def _cells(row: Row) -> list[str]:
 
 def _parser() -> BenchParser:
     made = parser("model", __doc__)
-    made.add_list("--model", help=f"only these of {', '.join(SHAPES)}")
-    made.add_list("--batch", type=at_least_one, help="rows of a step")
-    made.add_list("--context", type=at_least_one, help="positions of each row")
+    made.add_list(
+        "--model",
+        help=f"models: {', '.join(SHAPES)}; default: tiny and llama-135m on a CPU, with --full "
+        "qwen3-0.6b and llama-1b too; these two and llama-8b on a GPU",
+    )
+    made.add_list(
+        "--batch",
+        type=at_least_one,
+        help="rows of a step; default: 1, 8 and 32 on a CPU, 1, 32 and 256 on a GPU, more with "
+        "--full",
+    )
+    made.add_list(
+        "--context",
+        type=at_least_one,
+        help="positions of each row; default: 192 on a CPU, with --full 1024 too; 1024 on a GPU, "
+        "with --full 4096 too",
+    )
     add_block_size(made)
     made.add_argument(
-        "--batch-invariant", action="store_true", help="rows keep their bits in any batch; slower"
+        "--batch-invariant",
+        action="store_true",
+        help="compute each row to the same bits in any batch, which is slower",
     )
-    made.add_argument("--eager", action="store_true", help="capture no graphs, on a GPU")
-    made.add_argument("--seconds", type=time_above_zero, help="for each measurement, about")
+    made.add_argument("--eager", action="store_true", help="capture no graphs on a GPU")
+    made.add_argument(
+        "--seconds",
+        type=time_above_zero,
+        help="seconds for each measurement, about; default: 1 on a CPU, with --full 4; 0.5 on a "
+        "GPU",
+    )
     return made

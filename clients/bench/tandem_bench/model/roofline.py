@@ -126,9 +126,21 @@ def _ceilings(given: argparse.Namespace, device: torch.device, dtype: torch.dtyp
 
 def _parser() -> BenchParser:
     made = parser("roofline", __doc__)
-    made.add_list("--model", help=f"only these of {', '.join(SHAPES)}")
-    made.add_list("--batch", type=at_least_one, help="rows of a step")
-    made.add_list("--context", type=at_least_one, help="positions of each row")
-    made.add_argument("--tb-per-s", type=above_zero, help="memory bandwidth, instead of measuring")
-    made.add_argument("--tflop-per-s", type=above_zero, help="matrix rate, instead of measuring")
+    made.add_list("--model", help=f"models: {', '.join(SHAPES)}; default: all")
+    made.add_list(
+        "--batch",
+        type=at_least_one,
+        help="rows of a step; default: 1, 32, 128 and 256, more with --full",
+    )
+    made.add_list(
+        "--context",
+        type=at_least_one,
+        help="positions of each row; default: 1024 and 4096, more with --full",
+    )
+    made.add_argument(
+        "--tb-per-s", type=above_zero, help="memory bandwidth in TB/s; default: measured"
+    )
+    made.add_argument(
+        "--tflop-per-s", type=above_zero, help="matrix rate in TFLOP/s; default: measured"
+    )
     return made

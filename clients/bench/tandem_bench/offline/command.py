@@ -187,33 +187,55 @@ def _output_len(text: str) -> int:
 
 def _parser() -> BenchParser:
     parser = BenchParser("offline", __doc__)
-    parser.add_list("--engine", choices=ENGINES, help="which; default: all")
+    parser.add_list("--engine", choices=ENGINES, help="engines; default: all that are installed")
     parser.add_list(
         "--concurrency",
         type=at_least_one,
-        help="requests at once, one measurement each; default: 1, 8 and 32",
+        help="requests at once; several values: one measurement each; default: 1, 8 and 32",
     )
-    parser.add_argument("--full", action="store_true", help="1, 2, 4, 8, 16 and 32 requests")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="without --concurrency, measure 1, 2, 4, 8, 16 and 32 requests at once",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--shape",
         choices=MODEL_SIZES,
         default="llama-135m",
-        help="random weights of these sizes, written once to the cache; default: llama-135m",
+        help="sizes of a model with random weights, written once to the cache; default: llama-135m",
     )
-    where.add_argument("--model", type=Path, metavar="DIR", help="instead: a model directory")
+    where.add_argument(
+        "--model", type=Path, metavar="DIR", help="model directory in place of --shape"
+    )
     parser.add_argument(
         "--dtype",
         default="auto",
-        help="float32 or bfloat16, of all engines; auto: as the executor's --dtype",
+        help="number type of all engines, float32 or bfloat16; default: auto, chosen as the "
+        "executor does",
     )
     parser.add_argument(
-        "--threads", type=at_most(MAX_THREADS), help="of one operation; default: all cores"
+        "--threads",
+        type=at_most(MAX_THREADS),
+        help="CPU threads of one operation; default: one per physical core",
     )
-    parser.add_argument("--input-len", type=at_least_one, default=INPUT_LEN)
-    parser.add_argument("--output-len", type=_output_len, default=OUTPUT_LEN)
     parser.add_argument(
-        "--rounds", type=at_least_one, default=NUM_ROUNDS, help="medians are over so many"
+        "--input-len",
+        type=at_least_one,
+        default=INPUT_LEN,
+        help=f"tokens of each prompt; default: {INPUT_LEN}",
+    )
+    parser.add_argument(
+        "--output-len",
+        type=_output_len,
+        default=OUTPUT_LEN,
+        help=f"output tokens of each request, at least {LEAST_OUTPUT_LEN}; default: {OUTPUT_LEN}",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=at_least_one,
+        default=NUM_ROUNDS,
+        help=f"rounds of all engines, of which medians are printed; default: {NUM_ROUNDS}",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser

@@ -53,18 +53,25 @@ def _parser() -> BenchParser:
     parser.add_list(
         "--running",
         type=at_least_one,
-        help="requests that decode, one measurement each",
+        help="requests that decode; several values: one measurement each; default: 1, 32, 128, 256 "
+        "and 1024",
     )
     parser.add_list(
         "--waiting",
         type=count,
-        help="requests that wait meanwhile, one measurement each",
+        help="requests that wait meanwhile; several values: one measurement each; default: 0, 500 "
+        "and 5000",
     )
-    parser.add_argument("--full", action="store_true", help="also 4096 running")
+    parser.add_argument("--full", action="store_true", help="without --running, measure 4096 too")
     parser.add_argument(
-        "--turns", type=at_least_one, default=DEFAULT_TURNS, help="turns per measurement"
+        "--turns",
+        type=at_least_one,
+        default=DEFAULT_TURNS,
+        help=f"turns per measurement; default: {DEFAULT_TURNS}",
     )
-    parser.add_argument("--window", type=at_least_one, default=1, help="steps in flight")
+    parser.add_argument(
+        "--window", type=at_least_one, default=1, help="steps in flight, 1 to 16; default: 1"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
 

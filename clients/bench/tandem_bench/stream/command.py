@@ -6,6 +6,9 @@ time: every stream gets a token per step, and frontends merge tokens that they c
 The client is a reader of all streams, a compiled program where there is a C compiler. With
 --stalled some streams are no longer read: steps must go on as before, and only the requests of
 those streams must end.
+
+Without options for points, a few of them are measured, and none is begun after 38 s. With several
+values of an option every combination is measured.
 """
 
 from __future__ import annotations
@@ -335,30 +338,38 @@ def _chosen(given: argparse.Namespace) -> tuple[Sequence[Point], bool]:
 
 def _parser() -> BenchParser:
     parser = BenchParser("stream", __doc__)
-    parser.add_list("--streams", type=at_least_one, help="clients that are served")
-    parser.add_list("--frontends", type=at_least_one, help="processes that serve")
-    parser.add_list("--stalled", type=count, help="clients that do not read")
-    parser.add_argument("--full", action="store_true", help="more of them, some minutes")
+    parser.add_list("--streams", type=at_least_one, help="client streams; default: 256")
+    parser.add_list("--frontends", type=at_least_one, help="frontend processes; default: 1")
+    parser.add_list("--stalled", type=count, help="streams that are not read meanwhile; default: 0")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="eight points, whatever the three options above; no time limit",
+    )
     parser.add_argument(
         "--step-ms",
         type=time_above_zero,
-        help="what a step takes (default: 1; with over 256 streams so much longer that no more "
-        "tokens are made)",
+        help="duration of a step in milliseconds; default: 1, or longer for more than 256 streams, "
+        "so that at most 256 tokens are made per millisecond",
     )
     parser.add_argument(
         "--seconds",
         type=time_above_zero,
         default=1.5,
-        help="how long each is measured (default 1.5)",
+        help="seconds for each measurement, twice with stalled streams; default: 1.5",
     )
     parser.add_argument(
-        "--connections", type=at_least_one, default=8, help="that streams share (default 8)"
+        "--connections",
+        type=at_least_one,
+        default=8,
+        help="HTTP/2 connections of a reader process, which its streams share; default: 8",
     )
     parser.add_argument(
         "--reader",
         choices=("auto", "compiled", "python"),
         default="auto",
-        help="a Python reader costs as much as what it measures",
+        help="program that reads the streams; python costs as much CPU as the frontends; default: "
+        "auto, compiled where there is a C compiler",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
