@@ -127,6 +127,7 @@ class Simulation:
 
         Raises:
             InternalError: Requests are left but nothing more can happen, or a check failed.
+            SessionLost: The run is checked, and a batch breaks a rule of the step link.
         """
         self._draw_opening()
         while True:
