@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from executor_svc.model.files.tokenizer_files import TokenizerFile
 from executor_svc.profile.recorder import Recorder
@@ -39,25 +39,10 @@ class StepRunner(Protocol):
     def resume(self) -> None:
         """End a suspension; without one, do nothing."""
 
-    def execute(self, batch: Batch, step_id: int) -> StepResult:
-        """
-        Apply one batch and compute its rows.
-
-        Raises:
-            SessionLost: The batch contradicts the slot state; nothing has changed.
-        """
-
-
-@runtime_checkable
-class LaunchingRunner(StepRunner, Protocol):
-    """
-    A runner for a device that works by itself and in order: the next step can be launched before
-    the result of this one is known.
-    """
-
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """
-        Apply one batch and launch its rows on the device.
+        Apply one batch and launch its rows on the device, which works by itself and in order: the
+        next step can be launched before the result of this one is known.
 
         Returns:
             A function that waits for the result; it is called once, in the order of launches, on

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from executor_svc.profile.profiles import Profiles
-from executor_svc.server.loaded import Engine, LaunchingRunner, StepRunner
+from executor_svc.server.loaded import Engine, StepRunner
 from executor_svc.server.progress import Progress
 from executor_svc.server.result_thread import ResultThread
 from executor_svc.server.step_link import Errand, QueuedStep, SlotReset, StepLink
@@ -16,9 +16,6 @@ from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch, Resume, Step, StepFailed, StepResult, Suspend
 from tandem.link.session import LossCause
 from tandem.link.wire import encode_response
-
-_Launch = Callable[[Batch, int], Callable[[], StepResult]]
-"""Function that begins a batch under a step id and returns a function that waits for its result."""
 
 _log = structlog.get_logger(__name__)
 
@@ -75,7 +72,6 @@ class RunnerThread(threading.Thread):
 
     def _work(self, runner: StepRunner) -> None:
         results = ResultThread(self._link, self._progress, fail=self._fail, on_broken=self._broken)
-        launch = _launcher(runner)
         results.start()
         try:
             while (job := self._link.next_job()) is not None:
@@ -86,22 +82,20 @@ class RunnerThread(threading.Thread):
                 elif isinstance(job, Errand):
                     job.run()
                 else:
-                    self._run_step(runner, launch, job, results)
+                    self._run_step(runner, job, results)
         finally:
             self._profiles.abandon()
             results.end()
 
-    def _run_step(
-        self, runner: StepRunner, launch: _Launch, job: QueuedStep, results: ResultThread
-    ) -> None:
+    def _run_step(self, runner: StepRunner, job: QueuedStep, results: ResultThread) -> None:
         step = job.step
         if not results.make_room(step.session_epoch):
             return
         try:
             if self._profiles.active is None:
-                collect = self._launch(runner, launch, step)
+                collect = self._launch(runner, step)
             else:
-                collect = self._profiles.run_step(lambda: self._launch(runner, launch, step))
+                collect = self._profiles.run_step(lambda: self._launch(runner, step))
         except SessionLost as error:
             results.drain(held=1)
             self._lose(runner, step, error)
@@ -111,22 +105,22 @@ class RunnerThread(threading.Thread):
         else:
             results.put(job, collect)
 
-    def _launch(self, runner: StepRunner, launch: _Launch, step: Step) -> Callable[[], StepResult]:
+    def _launch(self, runner: StepRunner, step: Step) -> Callable[[], StepResult]:
         """
-        Begin one command; a runner that cannot launch steps ahead runs it here.
+        Begin one command.
 
         Raises:
             SessionLost: The step contradicts the slot state, or the hash after it differs.
         """
         match step.command:
             case Batch() as batch:
-                collect = launch(batch, step.step_id)
+                collect = runner.launch(batch, step.step_id)
             case Suspend(kv_mode=kv_mode):
                 runner.suspend(kv_mode)
-                collect = launch(Batch(), step.step_id)
+                collect = runner.launch(Batch(), step.step_id)
             case Resume():
                 runner.resume()
-                collect = launch(Batch(), step.step_id)
+                collect = runner.launch(Batch(), step.step_id)
         if runner.state_hash != step.state_hash:
             raise SessionLost(
                 f"after step {step.step_id} the scheduler's state hash is "
@@ -176,21 +170,6 @@ class RunnerThread(threading.Thread):
         self._link.complete(step, encode_response(failure), failed=True)
         if sticky:
             raise typed
-
-
-def _launcher(runner: StepRunner) -> _Launch:
-    """
-    Return the function that begins a step of this runner; chosen once, because the check costs tens
-    of microseconds.
-    """
-    if isinstance(runner, LaunchingRunner):
-        return runner.launch
-
-    def execute(batch: Batch, step_id: int) -> Callable[[], StepResult]:
-        result = runner.execute(batch, step_id)
-        return lambda: result
-
-    return execute
 
 
 def _typed(error: Exception) -> TandemError:

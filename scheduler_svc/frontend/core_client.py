@@ -96,6 +96,7 @@ class CoreClient:
         self._num_fed = 0
         """Number of deliveries of tokens to streams since the last pause."""
         self._last_message_s = clock()
+        self._is_alive = True
         self._gone: TandemError | None = None
         self.num_turns = 0
         self.served = ServedModel()
@@ -107,8 +108,12 @@ class CoreClient:
         return len(self._inboxes)
 
     def is_alive(self) -> bool:
-        """Return True if the core sent a message within `core_timeout_s`; it answers every ping."""
-        return self._clock() - self._last_message_s < self._settings.core_timeout_s
+        """
+        Return True if the core sent a message within `core_timeout_s`; it answers every ping.
+
+        The sweep alone decides that, since it knows of the time in which this process stood still.
+        """
+        return self._is_alive
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever model, availability or liveness may have changed."""
@@ -333,7 +338,7 @@ class CoreClient:
                 choice.put_failure(_error(failed))
 
     async def _sweep(self) -> None:
-        next_ping_s, was_alive = 0.0, True
+        next_ping_s = 0.0
         now_s = self._clock()
         while True:
             self.num_turns += 1
@@ -352,9 +357,10 @@ class CoreClient:
             if now_s >= next_ping_s:
                 next_ping_s = now_s + PING_INTERVAL_S
                 self._send(Query(query_id=0, kind="stats", argument=b"{}"))
-            if self.is_alive() != was_alive:
-                was_alive = not was_alive
-                log.warning("core_liveness_changed", alive=was_alive)
+            is_alive = now_s - self._last_message_s < self._settings.core_timeout_s
+            if is_alive != self._is_alive:
+                self._is_alive = is_alive
+                log.warning("core_liveness_changed", alive=is_alive)
                 self._notify()
 
     def _forgive(self, seconds: float, now_s: float) -> None:

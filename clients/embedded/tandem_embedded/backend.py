@@ -109,17 +109,15 @@ def load_backend(
     Load a model and allocate its KV blocks.
 
     Returns:
-        The limits in force, and the backend. Without `config` the limits are an executor's
-        defaults: the model's context length, and KV memory by the free memory or `buffer_size_gb`.
-        With `config`, a default max_model_len is lowered to the model's context length, and
-        `buffer_size_gb`, if given, sets the number of blocks.
+        The limits in force, and the backend. Without `config` they are an executor's defaults: the
+        model's context length, KV by the free memory or `buffer_size_gb`. With it, a default
+        max_model_len is lowered to that length, and `buffer_size_gb` sets the number of blocks.
 
     Raises:
         InvalidModel, InvalidConfig or OutOfMemory: The message says what to do.
     """
     let_idle_threads_sleep(os.environ)
-    # These modules import PyTorch, which must follow the change of the environment; --help does
-    # without PyTorch.
+    # These import PyTorch, which must follow the change of the environment; --help needs none.
     import torch  # noqa: PLC0415
 
     from executor_svc.device.choice import choose_kernels, resolve_device  # noqa: PLC0415

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 import re
 import types
@@ -103,8 +104,9 @@ def known_names() -> dict[str, Name]:
 
 def attribute_docs(cls: type[Any]) -> dict[str, str]:
     """Return the text on each attribute from a dataclass's docstring."""
-    text = (cls.__doc__ or "").partition("Attributes:")[2]
-    found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", text, re.MULTILINE)
+    # From Python 3.13 on the compiler takes the indentation off, up to 3.12 it is there.
+    text = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:")[2]
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
     return {name: " ".join(about.split()) for name, about in found}
 
 

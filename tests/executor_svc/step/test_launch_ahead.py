@@ -11,7 +11,6 @@ import torch
 
 from executor_svc.device import queue as device_queue
 from executor_svc.device.queue import CudaQueue, HostQueue, Wait
-from executor_svc.server.loaded import LaunchingRunner
 from tandem.link.batch import RowErrorKind
 from tests.executor_svc.step.test_static_step import (
     BLOCK_SIZE,
@@ -115,13 +114,6 @@ class TestLaunch:
         for collect in collects:
             times = collect().timings
             assert (1, 1, 2) == (times.forward_ns, times.sample_ns, times.total_ns)
-
-    def test_runner_is_one_that_is_launched(self, zoo: Zoo, static_rows):
-        """
-        The runner thread finds that steps can be given to this runner ahead.
-        """
-        _, late, _ = benches(zoo("llama_mha"), static_rows)
-        assert isinstance(late.runner, LaunchingRunner)
 
 
 class FakeCuda:

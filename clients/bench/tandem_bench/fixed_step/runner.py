@@ -75,10 +75,6 @@ class FixedStepRunner:
         """End a suspension; without one, do nothing."""
         self._is_suspended = False
 
-    def execute(self, batch: Batch, step_id: int) -> StepResult:
-        """Launch one step and wait for its result; see `launch`."""
-        return self.launch(batch, step_id)()
-
     def launch(self, batch: Batch, step_id: int) -> Callable[[], StepResult]:
         """
         Apply one batch; the device begins now, or when it has done the steps launched before.

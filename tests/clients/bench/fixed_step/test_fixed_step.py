@@ -89,25 +89,25 @@ class TestTokens:
         A sequence gives the same tokens in any slot, and others after another token.
         """
         here, there = make_runner()[0], make_runner()[0]
-        one = here.execute(begin(0), 1).token
-        other = there.execute(begin(5), 1).token
+        one = here.launch(begin(0), 1)().token
+        other = there.launch(begin(5), 1)().token
         assert one.tolist() == other.tolist()
         for position in range(4, 12):
-            one = here.execute(batch(Row(0, position)), position).token
-            other = there.execute(batch(Row(5, position)), position).token
+            one = here.launch(batch(Row(0, position)), position)().token
+            other = there.launch(batch(Row(5, position)), position)().token
             assert one.tolist() == other.tolist()
-        changed = make_runner()[0].execute(begin(0, [*PROMPT[:-1], 99]), 1).token
-        assert changed.tolist() != make_runner()[0].execute(begin(0), 1).token.tolist()
+        changed = make_runner()[0].launch(begin(0, [*PROMPT[:-1], 99]), 1)().token
+        assert changed.tolist() != make_runner()[0].launch(begin(0), 1)().token.tolist()
 
     def test_sequence_that_moves_goes_on_as_it_was(self):
         """
         Prompt and outputs admitted elsewhere give the token that would have come.
         """
         runner = make_runner()[0]
-        outputs = runner.execute(begin(), 1).token.tolist()
+        outputs = runner.launch(begin(), 1)().token.tolist()
         for position in range(4, 9):
-            outputs += runner.execute(batch(Row(0, position)), position).token.tolist()
-        moved = make_runner()[0].execute(begin(3, [*PROMPT, *outputs[:-1]]), 1)
+            outputs += runner.launch(batch(Row(0, position)), position)().token.tolist()
+        moved = make_runner()[0].launch(begin(3, [*PROMPT, *outputs[:-1]]), 1)()
         assert outputs[-1:] == moved.token.tolist()
 
     def test_words_are_whole_and_of_the_vocabulary(self):
@@ -149,8 +149,8 @@ class TestDevice:
         A result says that its step took at least the fixed time, which a step without rows does not.
         """
         runner, _ = make_runner(2.0)
-        assert 2_000_000 <= runner.execute(begin(), 1).timings.forward_ns
-        runner.execute(Batch(), 2)
+        assert 2_000_000 <= runner.launch(begin(), 1)().timings.forward_ns
+        runner.launch(Batch(), 2)()
         assert 1 == runner.slots.live.sum()
 
     def test_state_hash_is_that_of_the_slots(self):
@@ -158,7 +158,7 @@ class TestDevice:
         Every batch is applied to slot state as by any executor.
         """
         runner, _ = make_runner()
-        runner.execute(begin(), 1)
+        runner.launch(begin(), 1)()
         assert runner.state_hash == runner.slots.hash_from_scratch() != 0
         runner.reset()
         assert 0 == runner.state_hash
@@ -168,14 +168,14 @@ class TestDevice:
         While suspended a batch with rows loses the session; RECOMPUTE is refused with live slots.
         """
         runner, _ = make_runner()
-        runner.execute(begin(), 1)
+        runner.launch(begin(), 1)()
         with pytest.raises(SessionLost):
             runner.suspend(KvMode.RECOMPUTE)
         runner.suspend(KvMode.PERSIST)
         with pytest.raises(SessionLost):
-            runner.execute(batch(Row(0, 4)), 2)
+            runner.launch(batch(Row(0, 4)), 2)()
         runner.resume()
-        assert 1 == len(runner.execute(batch(Row(0, 4)), 2).token)
+        assert 1 == len(runner.launch(batch(Row(0, 4)), 2)().token)
 
 
 class TestSettings:
