@@ -1,4 +1,4 @@
-"""Warnings of an executor's start, as it tells them to those who ask."""
+"""Warnings of an executor's start, as it tells them to callers that ask."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TestDescription:
 class TestKept:
     def test_missing_library_is_kept(self, monkeypatch: pytest.MonkeyPatch):
         """
-        Where the C++ kernels cannot be had, the reason is told.
+        The reason is told when the C++ kernels cannot be had.
         """
 
         def missing() -> None:

@@ -62,7 +62,7 @@ class TestPlan:
 
     def test_plan_for_programs_is_what_a_start_does(self, planned, start):
         """
-        With JSON logs the plan is one object, whose blocks and bytes are those of a start with the same flags.
+        With JSON logs the plan is one object with a start's blocks and bytes for the same flags.
         """
         flags = ("--buffer-size-gb=0.004", "--block-size=8", "--dtype=float32")
         plan = planned(*flags)
@@ -109,7 +109,7 @@ class TestPlan:
 class TestRefusals:
     def test_each_mistake_has_its_text_and_ends_2(self, dry_run, planned):
         """
-        What a start would refuse a dry run refuses, with the same text and exit code 2.
+        A dry run refuses what a start would refuse, with the same text and exit code 2.
         """
         plan = planned()
         fixed = plan["weight_bytes"] + plan["activation_bytes"]

@@ -44,7 +44,7 @@ class TestGoldens:
 
     def test_default_list_has_few_sizes_for_many_rows(self):
         """
-        Where nobody chose there are 29 sizes of up to 512 rows, and one more for another largest.
+        The default list has 29 sizes of up to 512 rows, and one more where the largest is another.
         """
         sizes = default_sizes(512)
         assert 29 == len(sizes)
@@ -58,8 +58,8 @@ class TestEveryList:
     @given(st.sampled_from(["default", -1, *range(1, 40)]), MAX_REQUESTS, st.integers(1, 8))
     def test_lists_descend_in_multiples_up_to_the_largest(self, count, max_requests, tp_size):
         """
-        Sizes are distinct, largest first, multiples of the ranks, and the largest is the most that
-        the ranks can share, or 512 where nobody chose.
+        Sizes are distinct, largest first, multiples of the number of ranks, and the largest is the
+        most that the ranks can share, or by default 512, rounded up to a multiple.
         """
         max_requests = max(max_requests, tp_size)
         sizes = graph_sizes(count, max_requests, tp_size)

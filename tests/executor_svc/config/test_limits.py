@@ -44,7 +44,7 @@ class TestStepOfACpu:
 class TestModelShorterThanABlock:
     def test_refusal_names_the_model_and_the_block(self):
         """
-        Where a model's longest sequence is less than a block, the refusal says so and how to go on.
+        A model shorter than one block is refused with an error that says so and how to go on.
         """
         short = dataclasses.replace(SMALL, max_position_embeddings=8)
         with pytest.raises(InvalidConfig) as caught:

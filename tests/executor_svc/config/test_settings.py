@@ -129,7 +129,7 @@ class TestSources:
 
     def test_limits_of_the_scheduler_are_not_shown(self, config_file):
         """
-        What the executor does not obey is not shown as a setting of it, even if a file has it.
+        A setting that the executor does not obey is not shown, even if a file has it.
         """
         path = config_file({"max_num_seqs": 3})
         shown = load_settings([*MODEL, "--config", path], {}).shown()
@@ -274,7 +274,7 @@ class TestMistakes:
 class TestHelp:
     def test_help_names_every_flag_with_what_it_takes(self, capsys):
         """
-        --help lists the executor's settings with their kind of value, and nobody else's.
+        --help lists the executor's settings with their kind of value, and no other service's.
         """
         with pytest.raises(SystemExit) as ended:
             load_settings(["--help"], {})

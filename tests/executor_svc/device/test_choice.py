@@ -1,4 +1,4 @@
-"""Where an executor computes, and what it refuses to compute on."""
+"""Choice of the device that an executor computes on, and what it refuses to compute on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestResolveDevice:
 class TestChooseAttention:
     def test_unknown_word_is_refused(self):
         """
-        Whether to attend in C++ is auto, on or off, whatever the device.
+        The setting for attention in C++ is auto, on or off, whatever the device.
         """
         for name in ("cpu", "cuda"):
             with pytest.raises(InvalidConfig, match="must be auto, on or off, got 'maybe'"):
@@ -99,7 +99,7 @@ class TestBfloat16:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         """
-        Where there is no list of flags bfloat16 counts as slow.
+        A processor without a list of flags counts as slow in bfloat16.
         """
         monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "none")
         assert not choice.cpu_multiplies_bfloat16()

@@ -84,7 +84,7 @@ def driver() -> Driver:
 class TestOnACpu:
     def test_pages_go_and_come_back_at_their_address(self):
         """
-        What is given back is lost, and the memory can be used again where it was.
+        Memory that is given back loses its contents, and can be used again where it was.
         """
         memory = fixed_memory(3 << 20, torch.device("cpu"))
         assert (torch.uint8, (3 << 20,)) == (memory.tensor.dtype, tuple(memory.tensor.shape))
@@ -156,7 +156,7 @@ class TestOnADevice:
 
     def test_device_without_memory_is_out_of_memory_and_can_be_asked_again(self, driver):
         """
-        Where others took the memory meanwhile, that is an error of its own, and later attempts may succeed.
+        A device without free memory is an error of its own, and later attempts may succeed.
         """
         memory = CudaVirtualMemory(1, 3, DriverLibrary(driver))
         memory.unmap()
@@ -169,7 +169,7 @@ class TestOnADevice:
 
     def test_memory_that_cannot_be_mapped_is_released(self, driver):
         """
-        Where the driver refuses to map what it created, nothing is kept, and the function is named.
+        Memory that the driver refuses to map is released, and the error names the function.
         """
         driver.codes["map"] = INVALID_VALUE
         with pytest.raises(InternalError, match="refused cuMemMap: error 1"):
@@ -186,7 +186,8 @@ class TestOnADevice:
         self, driver, refused, code, error
     ):
         """
-        Whatever the driver refuses after it created memory, and why, that memory is released, and a later attempt begins anew.
+        Memory that the driver created is released, whatever it refuses afterwards and why, and a
+        later attempt begins anew.
         """
         memory = CudaVirtualMemory(1, 3, DriverLibrary(driver))
         memory.unmap()

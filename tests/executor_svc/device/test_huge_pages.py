@@ -14,7 +14,7 @@ KERNEL_HAS_THEM = Path("/sys/kernel/mm/transparent_hugepage").exists() and SMAPS
 
 
 def flags_at(address: int) -> list[str]:
-    """What the kernel was told about the mapping that holds an address."""
+    """Return the kernel's flags of the mapping that holds an address."""
     is_inside = False
     for line in SMAPS.read_text(encoding="ascii", errors="replace").splitlines():
         words = line.split()

@@ -1,4 +1,4 @@
-"""How OpenMP's threads wait."""
+"""Waiting of OpenMP's threads, asleep or spinning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TestLetIdleThreadsSleep:
     )
     def test_choice_of_the_environment_stands(self, chosen):
         """
-        Whoever set how threads wait, for any OpenMP library, keeps it.
+        A choice in the environment of how threads wait, for any OpenMP library, stands.
         """
         environ = dict(chosen)
         let_idle_threads_sleep(environ)

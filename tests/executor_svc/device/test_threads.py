@@ -1,4 +1,4 @@
-"""How many threads compute on a CPU."""
+"""Number of threads that compute on a CPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TestDefault:
 
     def test_no_more_than_pytorch_would_use(self, machine, monkeypatch):
         """
-        What PyTorch was told, as by OMP_NUM_THREADS, is a limit too.
+        The number of threads that PyTorch was told, as by OMP_NUM_THREADS, is a limit too.
         """
         monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
         assert 5 == default_num_threads(machine)
@@ -77,7 +77,7 @@ class TestDefault:
 
     def test_cpus_without_topology_are_cores(self, tmp_path):
         """
-        Where the kernel does not say which CPUs share a core each is one.
+        A CPU counts as one core when the kernel does not say which CPUs share a core.
         """
         assert 3 == num_physical_cores({0, 1, 7}, tmp_path)
 
@@ -139,7 +139,7 @@ for given, expected in ((None, default), (default + 1, default + 1)):
 
     def test_bound_threads_are_told(self, monkeypatch):
         """
-        Where OpenMP binds threads a warning names the variables and what to use instead.
+        A warning names the variables by which OpenMP binds threads, and what to use instead.
         """
         for name in threads.BINDING:
             monkeypatch.setenv(name, "false")

@@ -22,7 +22,7 @@ NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 5
 
 
 def build(device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> KvMemory:
-    """Six blocks whose bits are random, NaN patterns among them, and five host blocks."""
+    """Return six blocks of random bits, NaN patterns among them, and five host blocks."""
     kv = KvMemory(
         SMALL, NUM_BLOCKS, 4, dtype, torch.device(device), num_host_blocks=NUM_HOST_BLOCKS
     )
@@ -102,7 +102,7 @@ class TestContents:
 
     def test_suspension_leaves_host_blocks_alone(self):
         """
-        What was swapped out comes back after every kind of suspension, RECOMPUTE included.
+        Swapped-out blocks come back after every kind of suspension, RECOMPUTE included.
         """
         kv = build()
         before = bits_of(kv, 3)

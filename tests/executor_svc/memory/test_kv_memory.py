@@ -81,7 +81,7 @@ class TestSize:
         self, monkeypatch: pytest.MonkeyPatch
     ):
         """
-        Where the blocks do not fit the error says how many would, the dummy block counted.
+        An error about blocks that do not fit says how many would, the dummy block counted.
         """
         block = kv_bytes_per_block(SMALL, 4, torch.float32)
         monkeypatch.setattr(kv_memory, "available_bytes", lambda _device: 10 * block)
@@ -150,7 +150,8 @@ class TestSuspension:
         self, monkeypatch: pytest.MonkeyPatch, mode: KvMode
     ):
         """
-        Where there is no memory to resume with, the error says so, the suspension goes on, and a later resume finds all.
+        A resume without memory fails and says so, the suspension goes on, and a later resume finds
+        all.
         """
         kv = KvMemory(SMALL, 6, 4, torch.bfloat16, CPU)
         for index, layer in enumerate(kv.layers):

@@ -350,7 +350,8 @@ class TestRefusals:
         self, tmp_path: Path, key: str, value: object, rule: str
     ):
         """
-        What no request may ask for no model may recommend: file, key, range and value are named.
+        A recommended value out of a request's range is refused: file, key, range and value are
+        named.
         """
         with pytest.raises(InvalidModel, match=f"{key} {rule}") as caught:
             read_model_config(directory(tmp_path, LLAMA, {key: value}))

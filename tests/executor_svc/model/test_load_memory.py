@@ -1,4 +1,4 @@
-"""How much memory loading and running a model takes, measured in a process of its own."""
+"""Memory that loading and running a model takes, measured in a process of its own."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class TestFingerprint:
 
     def test_type_weights_tokenizer_and_description_count(self, model_dir: Path):
         """
-        Whatever can change a token changes the fingerprint.
+        Everything that can change a token changes the fingerprint.
         """
         found = {load(model_dir).fingerprint, load(model_dir, "bfloat16").fingerprint}
         rewrite(model_dir, lambda tensors: tensors[NORM].add_(1e-3))
@@ -317,7 +317,7 @@ class TestRefusals:
         self, model_dir: Path, damage: list[tuple[int, int]]
     ):
         """
-        Whatever bytes of length or header are overwritten, loading works or ends in InvalidModel.
+        Loading works or ends in InvalidModel, whatever bytes of length or header are overwritten.
         """
         file = model_dir / "model.safetensors"
         good = file.read_bytes()

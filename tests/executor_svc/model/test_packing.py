@@ -1,4 +1,4 @@
-"""A model whose matrices are packed is the same model."""
+"""A model with packed matrices is the same model."""
 
 from __future__ import annotations
 

@@ -120,7 +120,9 @@ def our_logits(directory: Path) -> torch.Tensor:
 
 
 def compare(architecture: str, keys: Mapping[str, Any]) -> str:
-    """What became of a config.json: "equal", "refused", or "broken" where transformers cannot."""
+    """
+    Return a config.json's outcome: "equal", "refused", or "broken" if transformers fails on it.
+    """
     config = {
         "architectures": [architecture],
         "model_type": TYPES[architecture],
@@ -151,7 +153,7 @@ class TestSpellings:
         self, architecture: str, keys: dict[str, Any]
     ):
         """
-        Whatever a config.json says, its logits are those that transformers computes from it, or it is refused.
+        Any config.json is refused or gives the logits that transformers computes from it.
         """
         assume(compare(architecture, keys) != "broken")
 

@@ -139,7 +139,7 @@ class TestPhysicalPlaces:
     @pytest.mark.parametrize("family", ["llama_gqa_llama3_rope", "mistral_window"])
     def test_shuffled_blocks_give_identical_logits(self, zoo: Zoo, family: str):
         """
-        Which physical blocks hold a sequence changes no bit of its logits.
+        The choice of the physical blocks that hold a sequence changes no bit of its logits.
         """
         in_order = prefill_in_pieces(Bench.build(zoo(family), block_size=7))
         for seed in (1, 2):

@@ -103,7 +103,7 @@ class TestStepProfile:
 
     def test_failing_step_fails_as_ever(self):
         """
-        What a recorded step raises is raised, and the step is not counted.
+        An error of a recorded step is raised, and the step is not counted.
         """
         profile = StepProfile(FakeRecorder(), ProfileOptions())
         profile.begin()
@@ -127,7 +127,7 @@ class TestStepProfile:
 
     def test_ended_before_its_begin_records_nothing(self):
         """
-        A profile that nobody wants any more when its turn comes never starts the profiler.
+        A profile that is no longer wanted when its turn comes never starts the profiler.
         """
         recorder = FakeRecorder()
         profile = StepProfile(recorder, ProfileOptions())
@@ -179,7 +179,7 @@ class TestProfiles:
 
     def test_next_one_may_begin_once_a_caller_has_its_trace(self):
         """
-        Whoever has a whole trace may have another at once: the runner is done with the first.
+        A caller that has a whole trace may have another at once: the runner is done with the first.
         """
         idle = Idle()
         call = idle.profiles.record(FakeRecorder(), ProfileOptions(num_steps=1), lambda: True)
@@ -192,7 +192,7 @@ class TestProfiles:
 
     def test_caller_that_left_ends_the_recording(self):
         """
-        Once nobody wants a profile the profiler is stopped and no trace is written.
+        A recording that its caller no longer wants stops the profiler, and no trace is written.
         """
         idle, recorder = Idle(), FakeRecorder()
         wanted = [True]
@@ -217,7 +217,7 @@ class TestProfiles:
 
     def test_runner_that_ends_stops_the_profiler(self):
         """
-        When no step follows, whatever for, the profiler is not left running.
+        The profiler is not left running when no step follows, for whatever reason.
         """
         idle, recorder = Idle(), FakeRecorder()
         next(idle.profiles.record(recorder, ProfileOptions(), lambda: True))
@@ -252,7 +252,7 @@ class TestProfiles:
 
     def test_folder_that_cannot_be_written_is_named(self, monkeypatch, tmp_path):
         """
-        Where the temporary folder takes no file the error says so.
+        The error says so when the temporary folder takes no file.
         """
         monkeypatch.setattr(profiles.tempfile, "tempdir", str(tmp_path / "missing"))
         prompt = Profiles(lambda errand: errand(), lambda: None)

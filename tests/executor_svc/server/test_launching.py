@@ -1,4 +1,6 @@
-"""Runners whose device works by itself: steps are launched before earlier results are known."""
+"""
+Runners on a device that works by itself: steps are launched before earlier results are known.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from tests.executor_svc.server.harness import (
 
 
 class GatedDevice:
-    """A launching runner whose results stay in the device while `gate` is closed."""
+    """A launching runner that leaves its results in the device while `gate` is closed."""
 
     def __init__(self, runner: object) -> None:
         self._runner = runner
@@ -156,8 +158,8 @@ class TestLaunching:
         self, executor, error
     ):
         """
-        A step whose predecessor fails while it is being launched is never heard of, however its launch ends, and the
-        process lives on.
+        A step is never reported when its predecessor fails during its launch, however that launch
+        ends, and the process lives on.
         """
         device, client = device_of(executor), StepClient(executor)
         stream = client.attach()

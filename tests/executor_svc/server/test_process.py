@@ -64,7 +64,7 @@ def stop(self, grace_s):
 ExecutorServer.stop = stop
 sys.exit(main(sys.argv[1:]))
 """
-"""A process whose running step outlasts the grace time."""
+"""Program of a process with a running step that outlasts the grace time."""
 
 STUCK_STOP = """
 import sys, threading
@@ -77,7 +77,7 @@ def stop(self, grace_s):
 ExecutorServer.stop = stop
 sys.exit(main(sys.argv[1:]))
 """
-"""A process whose orderly stop never ends, as with a step that hangs."""
+"""Program of a process with an orderly stop that never ends, as with a step that hangs."""
 
 
 def refused(log: str) -> tuple[int, str]:

@@ -53,7 +53,7 @@ def open_call(service):
     """Begins a call with these messages; gives it and a function that ends the caller's side."""
     channel = grpc.insecure_channel(service.address)
     half_close = threading.Event()
-    calls: list[grpc.Call] = []  # a call that nobody holds is cancelled
+    calls: list[grpc.Call] = []  # a call without a reference is cancelled
 
     def begin(*messages: bytes) -> tuple[grpc.Call, threading.Event]:
         def outgoing() -> Iterator[bytes]:
@@ -105,7 +105,7 @@ class TestReceiving:
 
     def test_handler_that_raises_harms_no_other_call(self, service, open_call):
         """
-        An error of whoever takes messages is logged, and the server goes on polling.
+        An error of the function that takes messages is logged, and the server goes on polling.
         """
         has_raised = threading.Event()
 
@@ -124,7 +124,7 @@ class TestReceiving:
 class TestSending:
     def test_messages_arrive_in_order_and_each_is_told(self, service, open_call):
         """
-        Whoever sends is told when the message has left and may send the next one.
+        The sender is told when its message has left and may send the next one.
         """
         call, _ = open_call(b"1")
         wait_until(lambda: service.received == [b"1"])
@@ -138,7 +138,7 @@ class TestSending:
     @pytest.mark.parametrize("how", ["cancelled", "returned"])
     def test_message_after_the_end_is_told_as_if_it_had_left(self, service, open_call, how):
         """
-        Who sends on a call that has ended is told so like any other time: nobody waits for ever.
+        A message sent after the call has ended is told as if it had left: no sender waits for ever.
         """
         call, half_close = open_call(b"1")
         wait_until(lambda: service.received == [b"1"])

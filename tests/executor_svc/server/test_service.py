@@ -1,4 +1,4 @@
-"""What an executor says about itself, and when."""
+"""Reports of an executor about itself, and their times."""
 
 from __future__ import annotations
 

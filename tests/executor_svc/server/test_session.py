@@ -1,4 +1,4 @@
-"""Who may be the scheduler: epochs, leases, take-over, and what opening waits for."""
+"""Sessions of schedulers: epochs, leases, take-over, and what opening waits for."""
 
 from __future__ import annotations
 
@@ -177,8 +177,8 @@ class TestStop:
 
     def test_session_that_waits_for_a_stuck_step_ends_the_process(self, executor, monkeypatch):
         """
-        When a step is stuck and its scheduler has given the session up, only another process can serve the next one:
-        who waits for it is told so.
+        A step that is stuck when its scheduler opens the next session ends the process, and the
+        opening fails with the same error: only another process can serve that session.
         """
         monkeypatch.setattr(step_cost, "ALWAYS_ALLOWED_S", 0.01)
         client = StepClient(executor)
@@ -236,7 +236,8 @@ class TestStop:
 
     def test_loader_that_has_failed_is_waited_for(self, monkeypatch):
         """
-        Whoever hears that loading failed may stop the server before the loader's thread has ended: it ends in order.
+        A server that is stopped when it hears that loading failed, before the loader's thread has
+        ended, ends in order.
         """
         heard, may_end = threading.Event(), threading.Event()
 
@@ -319,8 +320,8 @@ class TestLease:
 
     def test_errands_keep_their_order_while_a_session_opens(self, link):
         """
-        What is to be done between steps is done in the order in which it was asked for, also where a session that
-        begins drops steps meanwhile.
+        Errands between steps run in the order in which they were asked for, also where a session
+        that begins drops steps meanwhile.
         """
         asked: list[str] = []
         late = threading.Thread(target=lambda: link.between_steps(lambda: asked.append("second")))

@@ -267,7 +267,7 @@ class TestHeartbeat:
 class TestFailures:
     def test_other_state_hash_ends_the_session(self, executor, client):
         """
-        After a step whose hash differs nothing more runs, and no result of it is sent.
+        A step with another state hash gets no result, and no later step of its session runs.
         """
         stream = client.attach()
         client.step(stream)

@@ -1,4 +1,4 @@
-"""Decode steps captured and replayed, against steps whose inputs the host makes."""
+"""Decode steps captured and replayed, against steps with inputs that the host makes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_tokens_feed_back_without_the_host(directory):
 def test_padding_touches_no_live_block(directory):
     """
     A step writes one position of each of its rows and, for padding, the dummy block; all else in
-    the cache, full of NaN where nobody wrote, stays bit for bit.
+    the cache, full of NaN where never written, stays bit for bit.
     """
     decoding = Decoding(directory, sizes=(3,))
     slots = [5, 2]

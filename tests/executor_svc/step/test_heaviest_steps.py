@@ -1,4 +1,4 @@
-"""What steps need: the heaviest ones, and an executor sized by them."""
+"""The heaviest steps, the memory they need, and an executor sized by them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestHeaviestSteps:
         self, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
     ):
         """
-        Where not even the heaviest step fits, the settings that make it smaller are named.
+        An executor without room for its heaviest step names the settings that make it smaller.
         """
         model = load_model(zoo("llama_mha"), dtype="float32", device="cpu")
         limits = EngineConfig(max_batch_size=5, max_total_tokens=100, max_model_len=61)
@@ -137,7 +137,7 @@ class TestHeaviestSteps:
     @pytest.mark.parametrize("family", ["llama_gqa_llama3_rope", "qwen2_window"])
     def test_static_buffers_are_counted_to_the_byte(self, zoo: Zoo, family: str):
         """
-        What decode steps on a GPU hold is known before it is allocated.
+        The bytes that decode steps on a GPU hold are known before they are allocated.
         """
         model = load_model(zoo(family), dtype="float32", device="cpu")
         limits = EngineConfig(block_size=8, max_batch_size=12, max_model_len=61)

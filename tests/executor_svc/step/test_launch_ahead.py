@@ -31,7 +31,9 @@ Zoo = Callable[[str], Path]
 
 
 class LateQueue(HostQueue):
-    """A device whose results nobody has seen until they are waited for; keeps the order of both."""
+    """
+    A device with results that are unknown until they are waited for; keeps the order of both.
+    """
 
     def __init__(self) -> None:
         self.ticks = 0
@@ -218,7 +220,7 @@ class TestCudaQueue:
 
     def test_its_device_becomes_the_current_one(self, cuda: FakeCuda):
         """
-        Whatever the runner's thread launches goes to the device of the model.
+        Everything that the runner's thread launches goes to the device of the model.
         """
         CudaQueue(torch.device("cuda", 1), max_ahead=3)
         assert [torch.device("cuda", 1)] == cuda.chosen

@@ -1,4 +1,4 @@
-"""Captured steps with prompts, against steps whose inputs the host makes."""
+"""Captured steps with prompts, against steps with inputs that the host makes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TestSteps:
 
     def test_margins_keep_all_steps_out(self, zoo: Zoo):
         """
-        Where every token is told its margin, steps with prompts run eagerly.
+        Steps with prompts run eagerly when every token is told its margin.
         """
         twins = Twins(zoo("llama_mha"), shapes=SHAPES[:1], collect_margins=True)
         assert 0 == twins.run(Row(0, 0, 5), admits=[twins.admit(0, 5)])
@@ -127,8 +127,8 @@ class TestSteps:
 
 def test_padding_touches_no_live_block(twins):
     """
-    A step writes the positions of its tokens and, for padding, the dummy block; nothing else in the
-    cache changes, NaN where nobody wrote.
+    A step writes the positions of its tokens and, for padding, the dummy block; the rest of the
+    cache stays as it was, NaN where never written.
     """
     admits = [twins.admit(0, 5), twins.admit(1, 7)]
     layers = twins.graphed.kv.layers

@@ -168,7 +168,8 @@ class TestRowErrors:
 
     def test_nan_in_one_rows_cache_fails_that_row_alone(self, bench: Bench):
         """
-        A row whose keys hold NaN ends INVALID_LOGITS; a neighbour's token and margin do not change.
+        A row with NaN in its keys ends INVALID_LOGITS; a neighbour's token and margin do not
+        change.
         """
         sick, well = random_tokens(30, seed=1), random_tokens(30, seed=2)
         admits = [bench.admit(0, sick), bench.admit(1, well)]

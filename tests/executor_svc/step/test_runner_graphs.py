@@ -1,4 +1,6 @@
-"""A runner whose decode steps are captured graphs, against one that takes every step eagerly."""
+"""
+A runner with captured graphs for its decode steps, against one that takes every step eagerly.
+"""
 
 from __future__ import annotations
 
@@ -106,8 +108,8 @@ class TestSteps:
     @pytest.mark.parametrize("asking", [PENALISED, TOLD], ids=["penalties", "logprobs"])
     def test_rows_that_ask_for_more_are_drawn_from_the_graphs_logits(self, directory, asking):
         """
-        Penalties and log probabilities are worked out beside the graph, whose forward pass serves
-        all rows; the next step goes on from their tokens.
+        Penalties and log probabilities are worked out beside the graph, which serves all rows with
+        its forward pass; the next step goes on from their tokens.
         """
         twins = Twins(directory)
         twins.join(NOISY, asking)

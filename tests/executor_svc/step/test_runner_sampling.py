@@ -143,7 +143,7 @@ class TestPenalties:
 
     def test_tokens_outside_the_vocabulary_fail_their_row_alone(self, bench: Bench):
         """
-        A row with penalties whose tokens are no ids of the model fails alone.
+        A row with penalties and with tokens that are no ids of the model fails alone.
         """
         good = bench.admit(0, random_tokens(5, seed=1), sampling=PENALISED)
         bad = bench.admit(1, [3, VOCAB_SIZE + 9, 4], sampling=PENALISED)
@@ -244,7 +244,7 @@ class TestSlots:
 
     def test_rows_without_edits_have_none(self):
         """
-        Where no row of a step has a penalty, a bias or a ban there is nothing to apply.
+        A step without a row with a penalty, a bias or a ban has nothing to apply.
         """
         sampling, tokens = self.build({0: PENALISED, 1: GREEDY, 2: replace(SEEDED, choice=1)})
         one = np.array([1], np.int32)
@@ -254,7 +254,7 @@ class TestSlots:
 
     def test_next_user_of_a_slot_starts_over(self):
         """
-        Nothing of a slot's last request stays for the next one.
+        A slot keeps nothing of its last request for the next one.
         """
         busy = replace(
             PENALISED, min_tokens=9, end_ids=(1, 2), logit_bias=((3, 1.0),), logprobs=4, min_p=0.5

@@ -102,7 +102,7 @@ class TestSwap:
         self, bench: Bench, undisturbed: list[int], mode: KvMode
     ):
         """
-        What was swapped out stays readable whatever a suspension does to the device's memory.
+        Swapped-out blocks stay readable whatever a suspension does to the device's memory.
         """
         found = start(bench, 3)
         bench.runner.execute(batch(releases=[0], swaps_out=[(1, 1), (2, 2), (3, 3)]), 10)
@@ -163,7 +163,8 @@ class TestAnyBatches:
         self, small: Bench, batches: list[Batch]
     ):
         """
-        Whatever blocks a batch swaps and copies, the same ones among them, all bits end where that order puts them.
+        All bits end where swapping out, then copying, then swapping in puts them, whatever blocks a
+        batch swaps and copies, the same ones among them.
         """
         small.runner.reset()
         for number, layer in enumerate(small.kv.layers):

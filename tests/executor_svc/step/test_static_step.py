@@ -1,4 +1,4 @@
-"""Decode steps from static buffers: the tokens of steps whose inputs come with them."""
+"""Decode steps from static buffers give the tokens of steps that bring their inputs with them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_same(left: StepResult, right: StepResult) -> bool:
 
 
 class Traffic:
-    """Requests that come and go: one batch after another, equal for whoever runs them."""
+    """Requests that come and go: one batch after another, the same for every runner."""
 
     def __init__(self, block_ids: list[int]) -> None:
         self.free = list(block_ids)
@@ -143,7 +143,8 @@ class TestTokens:
         self, zoo: Zoo, family: str, samplings: list[RowSampling]
     ):
         """
-        Whoever joins, leaves or changes places, and whatever runs between, each row gets the tokens it gets from steps whose inputs come with them.
+        Each row gets the tokens that steps with their own inputs give it, whatever rows join, leave
+        or change places and whatever runs between.
         """
         plain, static = twins(zoo(family))
         for step, each in enumerate(joins_and_leaves(plain.block_ids, samplings), start=1):
@@ -153,7 +154,7 @@ class TestTokens:
 
     def test_margins_are_those_of_other_steps(self, zoo: Zoo):
         """
-        Where margins are collected, decodes from static buffers have them too.
+        Decodes from static buffers have margins too when these are collected.
         """
         plain, static = twins(zoo("llama_mha"), collect_margins=True)
         for step, each in enumerate(joins_and_leaves(plain.block_ids, [GREEDY, NOISY, FILTERED])):
@@ -162,7 +163,7 @@ class TestTokens:
 
     def test_a_row_with_nan_fails_alone(self, zoo: Zoo):
         """
-        A row whose keys hold NaN ends INVALID_LOGITS, and its neighbours go on as without it.
+        A row with NaN in its keys ends INVALID_LOGITS, and its neighbours go on as without it.
         """
         plain, static = twins(zoo("llama_mha"))
         traffic = Traffic(plain.block_ids)

@@ -1,4 +1,4 @@
-"""What a runner computes before its first request."""
+"""Steps that a runner computes before its first request."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def test_steps_of_a_warm_up_fit_any_room(
 
 def test_short_prompts_edits_and_log_probabilities_are_among_them_where_kernels_compile():
     """
-    Where kernels are compiled at their first use, the warm-up has what they differ by: a short prompt beside one that is long
-    for any number of heads per key head, edited logits beside plain ones, cuts of both, and log probabilities.
+    The warm-up, where kernels are compiled at their first use, has what they differ by: a short
+    prompt beside one that is long for any number of heads per key head, edited logits beside plain
+    ones, cuts of both, and log probabilities.
     """
     admits = [each for step in warm_up_batches(100, 16, 1, compiles=True) for each in step.admits]
     long, short, *_ = admits

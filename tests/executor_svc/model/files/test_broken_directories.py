@@ -26,7 +26,7 @@ OPTIONAL_KEYS = {
     "sliding_window": None,
     "head_dim": 16,
 }
-"""What a Llama's config.json may have besides what transformers writes."""
+"""Keys that a Llama's config.json may have besides those that transformers writes."""
 
 
 @pytest.fixture(scope="module")

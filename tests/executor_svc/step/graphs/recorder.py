@@ -1,4 +1,6 @@
-"""What a function does to tensors, operation by operation, and whether it does the same again."""
+"""
+Record what a function does to tensors, operation by operation, and compare a second run with it.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ class _Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nobody compiles here; True would import torch's compiler for seconds."""
+        """
+        Return False: nothing is compiled here, and True would import torch's compiler for seconds.
+        """
         return False
 
     def __torch_dispatch__(
@@ -220,13 +224,13 @@ def _name(func: Any) -> str:
 
 @functools.cache
 def _selects(func: Any) -> bool:
-    """Whether shapes depend on values only where an index is a mask."""
+    """Return whether an operation's shapes depend on values only where an index is a mask."""
     return func.overloadpacket.__name__.strip("_") in _SELECTIONS
 
 
 @functools.cache
 def _why_not(func: Any) -> str | None:
-    """Why an operation cannot be captured; None: it can."""
+    """Return the reason that an operation cannot be captured; None if it can."""
     return next((why for tag, why in _UNCAPTURABLE.items() if tag in func.tags), None)
 
 
@@ -237,7 +241,7 @@ def _refuse_masks(func: Any, indices: object) -> None:
 
 
 def _leaves(values: Iterable[object]) -> Iterator[object]:
-    """What operations take and give: lists of tensors and numbers, one within the other."""
+    """Yield the tensors and numbers of nested lists, as operations take and give them."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _leaves(value)

@@ -1,4 +1,6 @@
-"""What a call did to tensors: operations and the memory they used, comparable with another call."""
+"""
+Record of a call: operations on tensors and the memory they used, comparable with another call.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,14 @@ class Memory:
 
     @staticmethod
     def identity_of(tensor: Tensor) -> int:
-        """Identity of a tensor's memory; nobody else gets it while it is held, even weakly."""
+        """
+        Return the identity of a tensor's memory; no other memory gets it while it is held, even
+        weakly.
+        """
         return int(tensor.untyped_storage()._cdata)
 
     def storage(self) -> torch.UntypedStorage | None:
-        """What is held; None once it is gone."""
+        """Return the storage; None once it is freed."""
         revive: Any = torch.UntypedStorage._new_with_weak_ptr
         found: torch.UntypedStorage | None = revive(self.identity)
         return found
@@ -54,11 +59,11 @@ class Buffer:
     what: str
 
     def is_number(self) -> bool:
-        """Whether it was only ever a number."""
+        """Return whether the tensor was only ever a number in the code."""
         return self.value is not None and self.memory.storage() is None
 
     def problem(self) -> str | None:
-        """Why a graph could not use it now."""
+        """Return the reason that a graph could not use it now; None if it could."""
         if self.is_number():
             return None
         storage = self.memory.storage()
@@ -80,7 +85,7 @@ class Operand:
     buffer: Buffer | None
 
     def repeats(self, other: Operand) -> bool:
-        """Whether a graph that was given `other` would have worked on this one."""
+        """Return whether a graph that was given `other` would have worked on this one."""
         same = (self.shape, self.stride, self.offset, self.dtype) == (
             other.shape,
             other.stride,
@@ -108,7 +113,7 @@ class Operation:
     operands: tuple[object, ...]
 
     def repeats(self, other: Operation) -> bool:
-        """Whether this is what a graph would have repeated for `other`."""
+        """Return whether a graph would have repeated `other` as this operation."""
         if self.name != other.name or len(self.operands) != len(other.operands):
             return False
         pairs = zip(self.operands, other.operands, strict=True)
@@ -126,12 +131,12 @@ class Operation:
 @dataclass(slots=True)
 class Recording:
     """
-    What a call did.
+    Operations and memory of one call.
 
     Attributes:
-        operations: In order.
+        operations: Operations in order.
         buffers: Memory it used that was there before, by the identity of its storage.
-        allocated_bytes: Of all it allocated.
+        allocated_bytes: Bytes of all memory that it allocated.
     """
 
     operations: list[Operation] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How CUDA graphs are captured, on a device that only notes what it is asked."""
+"""Capture of CUDA graphs, on a device that only notes what it is asked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Graph:
 
 @pytest.fixture
 def done(monkeypatch):
-    """What the fake device was asked, in order; free memory falls by 1,000 bytes per graph."""
+    """Calls that the fake device got, in order; free memory falls by 1,000 bytes per graph."""
     found = []
     free = [10_000]
     pools = iter(["pool 1", "pool 2", "pool 3"])
@@ -115,7 +115,7 @@ def test_graphs_share_a_pool_while_one_of_them_lives(done):
 
 def test_failed_capture_leaves_the_collector_as_it_was(done):
     """
-    An error in a call goes to who asked for the capture; garbage is collected again.
+    An error in a call reaches the code that asked for the capture; garbage is collected again.
     """
 
     def run():

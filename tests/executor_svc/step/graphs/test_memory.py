@@ -1,4 +1,4 @@
-"""What captured steps need when the device's memory is planned."""
+"""Memory that captured steps need when the device's memory is planned."""
 
 from __future__ import annotations
 

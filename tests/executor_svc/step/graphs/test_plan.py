@@ -1,4 +1,4 @@
-"""Which graphs settings ask for, and on which device."""
+"""Graphs that settings ask for, on each kind of device."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class TestSetting:
 
     def test_words_are_refused_with_their_place(self):
         """
-        What is neither a number nor one of the words is refused where it was given, with all that is accepted.
+        A value that is neither a number nor one of the words is refused with the name of its flag
+        and all that is accepted.
         """
         accepted = "input should be a valid integer or 'default' or 'none'"
         with pytest.raises(InvalidConfig, match=rf"^--num-cuda-graphs: {accepted}, got 'all'$"):
@@ -94,7 +95,7 @@ class TestCpu:
     @pytest.mark.parametrize("text", ["4", "-1", "default"])
     def test_number_without_effect_is_told(self, text):
         """
-        A CPU captures nothing; whoever asked for graphs there reads so in the log.
+        A CPU captures nothing, and a setting that asks for graphs there is logged as a warning.
         """
         with structlog.testing.capture_logs() as logs:
             assert planned(settings(f"--num-cuda-graphs={text}"), CPU) is None

@@ -33,7 +33,7 @@ def captured(run):
 class TestWhatIsLetThrough:
     def test_replays_go_on_from_the_buffers(self):
         """
-        A replay works on what the buffers hold then, whoever wrote it.
+        A replay works on what the buffers hold then, whatever wrote it.
         """
         counter = Counter()
         graph = captured(counter)
@@ -66,7 +66,7 @@ class TestWhatIsLetThrough:
 
     def test_memory_is_that_of_the_largest_call(self):
         """
-        What calls allocate is told in bytes, once: the pool is shared.
+        The memory of several calls is that of the largest, in bytes: they share the pool.
         """
         small, large = torch.zeros(4), torch.zeros(100)
         runs = [lambda: large.add_(large * 2), lambda: small.add_(small * 2)]
@@ -97,7 +97,7 @@ class TestWhatNoGraphCanHold:
     )
     def test_looking_at_a_value_is_refused(self, look):
         """
-        Whatever brings a value to the host would end a capture.
+        A call that brings a value to the host is refused: it would end a capture.
         """
         numbers = torch.ones(3)
         with pytest.raises(NotCapturable, match="waits for the device"):
@@ -132,7 +132,7 @@ class TestWhatNoGraphCanHold:
 
     def test_kept_allocation_is_refused(self):
         """
-        What a call allocates belongs to the pool and is overwritten by the next graph.
+        A tensor that a call allocates and keeps is refused: the next graph overwrites its memory.
         """
         counter = Counter()
 

@@ -125,7 +125,9 @@ class TestMatch:
 
 
 def covers(shape, tokens, prefills, decodes):
-    """Whether each row can be given room: decodes take their own first, then that of prefills."""
+    """
+    Return whether each row can be given room: decodes take their own first, then that of prefills.
+    """
     if prefills == 0 and shape.num_prefills:
         return False
     overflow = max(0, decodes - shape.num_decodes)
