@@ -1,5 +1,5 @@
 """
-How far attention in floating point may be from its definition.
+Bound on the error of attention in floating point against its definition.
 
 A rounding is off by at most the unit roundoff of its type, and a sum of n terms, each rounded once,
 by about the square root of n times that and the sum of the terms' sizes. Source: Higham and Mary,

@@ -14,7 +14,9 @@ torch.set_num_threads(NUM_THREADS)  # also where torch was imported before the v
 
 @pytest.fixture(autouse=True)
 def nan_filled_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill every fresh floating tensor with NaN, so that an element nobody writes is seen."""
+    """
+    Fill every fresh floating tensor with NaN, so that elements never written are seen.
+    """
     plain_empty = torch.empty
 
     def empty(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -75,7 +75,7 @@ class Scene:
         held = [-(-seq_len // of.block_size) for _, seq_len in rows]
         free = list(numbers.permutation(sum(held) + 5) + 1)
         self.of = of
-        table = np.full((len(rows), max(held) + 1), 10**6, np.int32)  # nobody may follow these
+        table = np.full((len(rows), max(held) + 1), 10**6, np.int32)  # must not be followed
         generator = torch.Generator().manual_seed(seed)
         heads = (2, of.num_kv_heads, of.head_dim)
         cache = torch.full((len(free) + 1, of.block_size, *heads), NAN)
@@ -275,7 +275,7 @@ class TestBits:
 class TestReading:
     def test_nan_stays_in_its_row(self, longest_in_cpp: int):
         """
-        A row with NaN in its own keys is NaN, and its neighbours, who share no key with it, are as without.
+        A row with NaN in its own keys is NaN, and its neighbours, with other keys, are as without.
         """
         scene = Scene(ROWS, shape(4, 2, 64, 16))
         clean = scene.attend()

@@ -22,8 +22,8 @@ def scene(
     rows: list[tuple[int, int, int]], of: AttentionShape
 ) -> tuple[PagedSequences, torch.Tensor, torch.Tensor]:
     """
-    Sequences (query length, length, runs) whose blocks form so many runs that stand in reverse order;
-    the cache is NaN wherever no sequence lies.
+    Return sequences (query length, length, runs) with their blocks in so many runs that stand in
+    reverse order; the cache is NaN where no sequence lies.
     """
     generator = torch.Generator().manual_seed(0)
     size, first = of.block_size, 1
@@ -53,7 +53,7 @@ def scene(
 
 
 def runs_in_place(plan: object) -> list[int]:
-    """How many runs each tile has that is read in place."""
+    """Return the number of runs of each tile that is read in place."""
     assert isinstance(plan, cpu.TiledPlan)
     return [len(group.runs) for group in plan.groups if isinstance(group, InPlaceTile)]
 

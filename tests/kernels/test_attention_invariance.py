@@ -48,7 +48,7 @@ class TestInvariance:
     @pytest.mark.parametrize("plan", PLANNERS[:2])
     def test_values_are_those_of_the_definition(self, of, window, plan):
         """
-        What does not depend on the batch is what the definition says.
+        Attention that does not depend on the batch gives the values of the definition.
         """
         expected = attended_at_once(reference.plan, of, window)
         found = attended_at_once(plan, invariant(of), window)

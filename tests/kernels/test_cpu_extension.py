@@ -26,7 +26,7 @@ echo "compiled" > "$2"
 
 
 class Machine:
-    """An environment whose compiler is a script that notes what it is asked."""
+    """An environment with a script for a compiler, which notes what it is asked."""
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "log"
@@ -94,7 +94,7 @@ class TestBuilding:
 
     def test_two_at_once_compile_once(self, machine: Machine):
         """
-        Whoever comes while another compiles waits and takes the other's library.
+        A caller that comes while another compiles waits and takes the other's library.
         """
         machine.compiler_is(COMPILER, seconds=0.1)
         built: list[Path] = []
@@ -126,14 +126,14 @@ class TestBuilding:
 
     def test_library_of_an_absent_compiler_is_used(self, machine: Machine):
         """
-        What was built earlier serves when there is no compiler any more.
+        A library that was built earlier serves when there is no compiler any more.
         """
         built = built_library(machine.environ)
         assert built == built_library(machine.without_compiler())
 
     def test_damaged_library_is_built_again(self, machine: Machine):
         """
-        A file whose bytes are not those that its name tells is logged, passed over and replaced.
+        A file with other bytes than its name tells is logged, passed over and replaced.
         """
         built = built_library(machine.environ)
         built.write_bytes(built.read_bytes()[:4])
@@ -180,7 +180,7 @@ class TestFailing:
     )
     def test_compiler_that_fails(self, machine: Machine, script: str, reason: str):
         """
-        What the compiler said is in the reason, and no file is left that looks like a library.
+        The reason has the compiler's own words, and no file is left that looks like a library.
         """
         machine.compiler_is(script)
         with pytest.raises(ExtensionUnavailable, match=reason):
@@ -206,7 +206,7 @@ class TestFailing:
 
     def test_user_without_a_home(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
         """
-        A user whom the system does not know needs TANDEM_CACHE_DIR, and is told so.
+        A user that the system does not know needs TANDEM_CACHE_DIR, and is told so.
         """
 
         def homeless() -> Path:
@@ -272,7 +272,7 @@ class TestChoosing:
         self, unloaded, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ):
         """
-        Where the library cannot be had, auto says so once and computes with PyTorch, and on fails.
+        A missing library makes auto say so once and compute with PyTorch, and makes on fail.
         """
         monkeypatch.setattr(
             library, "built_library", lambda: built_library(machine.without_compiler())

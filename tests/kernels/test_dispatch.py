@@ -62,7 +62,8 @@ class TestChoice:
 
     def test_offer_is_taken_until_it_is_withdrawn(self, operation: Operation):
         """
-        What is offered for a device kind runs from then on, what was there stays available, and withdrawing brings it back.
+        An implementation that is offered for a device kind runs from then on, the others stay
+        available, and withdrawing it brings them back.
         """
         assert operation.on(CPU)() == "quick"
         operation.offer("cpu", "quicker", lambda: "quicker")
@@ -92,7 +93,7 @@ class TestChoice:
 
 @pytest.fixture
 def deferring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operation]:
-    """An operation whose code for CUDA lies in a module of its own, not imported yet."""
+    """An operation with its code for CUDA in a module of its own, not imported yet."""
     (tmp_path / "deferred_kernel.py").write_text(
         "import triton\n\n\ndef quick():\n    return 'kernel'\n"
     )
@@ -126,7 +127,7 @@ class TestDeferred:
 
     def test_other_missing_modules_are_not_blamed_on_triton(self, deferring, tmp_path):
         """
-        Where anything but Triton is missing, the import error stays what it is.
+        An import error stays what it is when anything but Triton is missing.
         """
         (tmp_path / "deferred_kernel.py").write_text("import no_such_module\n")
         with pytest.raises(ModuleNotFoundError, match="no_such_module"):

@@ -158,7 +158,7 @@ class TestRun:
 
     def test_position_past_the_caches_is_refused_before_anything_changes(self):
         """
-        A token whose place no cache has is an IndexError, and hidden states and caches stay.
+        A token with a position past the caches is an IndexError, and hidden states and caches stay.
         """
         hidden, caches, inputs = step()
         before, caches_before, _ = step()

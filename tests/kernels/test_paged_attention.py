@@ -159,7 +159,7 @@ class TestCpu:
 
     def test_small_gathers_give_the_same_values(self, monkeypatch: pytest.MonkeyPatch):
         """
-        How many tiles run together changes no value beyond rounding.
+        The number of tiles that run together changes no value beyond rounding.
         """
         of = shape()
         sequences, query, cache = scene(MIXES["mixed"], of)

@@ -1,4 +1,6 @@
-"""Attention of decodes whose lengths are read when it runs, and drawing from device columns."""
+"""
+Attention of decodes with lengths that are read when it runs, and drawing from device columns.
+"""
 
 from __future__ import annotations
 

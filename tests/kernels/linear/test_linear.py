@@ -81,7 +81,7 @@ def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
 class TestTiles:
     def test_residual_is_overwritten_with_the_sum(self):
         """
-        What is returned is the residual itself.
+        The returned tensor is the residual itself.
         """
         x, weight, residual = numbers(3, 5), numbers(4, 5), numbers(3, 4, seed=1)
         expected = residual + linear(x, weight)
@@ -121,7 +121,7 @@ class TestTiles:
 
     def test_larger_tiles_that_disagree_are_left_out(self, monkeypatch):
         """
-        Where a larger tile gives other bits, rows stay with the smallest.
+        Rows stay with the smallest tile where a larger one gives other bits.
         """
         x, weight = numbers(300, 24), numbers(9, 24, seed=1)
         expected = linear(x[:16], weight)

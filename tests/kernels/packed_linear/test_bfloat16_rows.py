@@ -150,7 +150,7 @@ class TestProducts:
 class TestWeights:
     def test_weight_in_bfloat16_is_packed_as_the_same_numbers_in_float32_are(self):
         """
-        What a checkpoint in bfloat16 holds is packed alike, whichever type it was loaded in.
+        A checkpoint in bfloat16 is packed alike, whichever type it was loaded in.
         """
         weight = numbers(50, 24)
         from_bfloat16, from_float32 = PackedWeight.of(weight), PackedWeight.of(weight.float())

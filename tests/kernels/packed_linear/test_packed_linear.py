@@ -172,8 +172,8 @@ class TestNarrowWeights:
 
     def test_one_number_that_bfloat16_lacks_keeps_a_weight_in_float32(self):
         """
-        Nothing is rounded: a single number of more digits, wherever it is, decides for the whole
-        weight.
+        Packing rounds nothing: one number of more digits, wherever it is, keeps a weight in
+        float32.
         """
         weight = narrow_numbers(1100, 1000)
         assert torch.bfloat16 == packed_dtype(weight)
@@ -185,7 +185,7 @@ class TestNarrowWeights:
 
     def test_odd_width_stays_in_float32(self):
         """
-        A weight whose words of two numbers would not be whole is kept in float32.
+        A weight that would not fill whole words of two numbers is kept in float32.
         """
         assert torch.float32 == packed_dtype(narrow_numbers(4, 33))
         assert torch.float32 == packed_dtype(narrow_numbers(4, 0))
@@ -208,7 +208,7 @@ class TestPacking:
     @pytest.mark.parametrize("panel", [1, 16, 32])
     def test_packing_loses_nothing(self, panel):
         """
-        What is packed can be unpacked, whatever the panel.
+        A packed weight can be unpacked, whatever the panel.
         """
         weight = narrow_numbers(50, 8)
         for dtype in (torch.float32, torch.bfloat16):

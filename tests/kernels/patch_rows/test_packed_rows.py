@@ -40,7 +40,7 @@ class TestColumns:
 
     def test_columns_do_not_overlap(self):
         """
-        What is written to one column is seen in no other.
+        A value written to one column is seen in no other.
         """
         rows = packed()
         for number, field in enumerate(FIELDS, start=1):
@@ -108,7 +108,7 @@ class TestPatch:
 
     def test_many_random_patches_equal_direct_writes(self):
         """
-        Whatever is patched, the columns hold what writing into them one after another would leave.
+        Columns hold after any patches what writing into them one after another would leave.
         """
         random, rows = np.random.default_rng(7), packed()
         mirror = {field.name: rows.column(field.name).clone() for field in FIELDS}

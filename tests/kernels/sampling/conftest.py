@@ -1,4 +1,4 @@
-"""Which of a CPU's ways to sample the tests take."""
+"""Ways of a CPU to sample, as fixtures of the tests."""
 
 from __future__ import annotations
 

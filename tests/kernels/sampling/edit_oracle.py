@@ -13,7 +13,7 @@ from kernels.sampling import Biases, LogitEdits, Penalties
 
 @dataclass(frozen=True, kw_only=True)
 class RowEdits:
-    """What changes one row's logits, in plain Python."""
+    """Values that change one row's logits, in plain Python."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Which ids a row may draw: top_k, then top_p over its survivors."""
+"""Ids that a row may draw: top_k, then top_p over its survivors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestTopP:
 
     def test_sum_clearly_below_takes_one_more(self):
         """
-        The smallest set whose mass is at least top_p includes the token that crosses it.
+        The smallest set with a mass of at least top_p includes the token that crosses it.
         """
         assert [0, 1, 2, 3] == kept_ids([0.5, 0.3, 0.1, 0.06, 0.04], top_p=0.901)
 
@@ -64,7 +64,7 @@ class TestTopP:
 
     def test_one_is_off(self):
         """
-        top_p = 1 keeps even ids whose mass rounds to nothing.
+        top_p = 1 keeps even ids with a mass that rounds to nothing.
         """
         assert [0, 1, 2] == kept_ids([1.0, 1e-30, 1e-20], top_p=1.0)
 

@@ -18,7 +18,9 @@ FLOAT32_STEPS = {"rtol": 1e-6, "atol": 2e-6}
 
 
 def told(logits, asked, threads=1):
-    """What C++ tells of rows that ask for so many ids, on so many threads."""
+    """
+    Return log probabilities from C++ for rows that ask for so many ids, on so many threads.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -32,7 +34,8 @@ def told(logits, asked, threads=1):
 @pytest.mark.parametrize(("vocab_size", "top"), [(33, 33), (5001, 20), (5001, 700)])
 def test_long_rows_are_told_as_defined(dtype, vocab_size, top):
     """
-    At any length, in types whose numbers often tie, the likeliest ids are those of a whole sort, and all values are its log-softmax.
+    The likeliest ids of a row of any length, in types with many ties, are those of a whole sort,
+    and all values are its log-softmax.
     """
     logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(2)) * 3
     logits = logits.to(dtype)
@@ -61,7 +64,7 @@ def test_row_is_told_the_same_alone_and_on_any_number_of_threads():
 
 def test_ids_that_are_ruled_out_come_last():
     """
-    Where more ids are asked for than the row can draw, the others follow in order, with -infinity.
+    Ids that the row cannot draw follow in order, with -infinity, when more are asked for.
     """
     logits = torch.full((1, 300), float("-inf"))
     logits[0, [290, 7]] = torch.tensor([2.0, 1.0])

@@ -92,7 +92,7 @@ class TestMargin:
 
     def test_perturbation_below_half_the_margin_never_changes_the_token(self):
         """
-        Where the margin is over eps, logits moved by less than eps / 2 draw the same token.
+        Logits that are moved by less than eps / 2 draw the same token where the margin is over eps.
         """
         generator = torch.Generator().manual_seed(6)
         logits = torch.randn(1000, 40, generator=generator)

@@ -166,7 +166,7 @@ class TestIndependence:
     @pytest.mark.parametrize("distance", [1, 2, 64])
     def test_rows_apart_in_one_coordinate_are_uncorrelated(self, step, distance):
         """
-        Rows whose seed, position or choice differ by a little share nothing.
+        Rows that differ a little in seed, position or choice share nothing.
         """
         u = numbers(words_of(seed=31, position=500, step=step, num_rows=NUM_ROWS + distance))
         assert NO_CORRELATION > abs(correlation(u[distance:], u[:-distance]))

@@ -94,7 +94,8 @@ class TestTokens:
     @given(batches())
     def test_any_batch_draws_what_is_defined(self, batch):
         """
-        Whatever lengths, types, ties, masks, poison, temperatures and cuts meet, tokens and validity are the definition's.
+        Tokens and validity are the definition's, whatever lengths, types, ties, masks, poison,
+        temperatures and cuts meet.
         """
         same(*batch)
 
@@ -249,7 +250,7 @@ class TestEdits:
 class TestUndecided:
     def test_row_that_rounding_could_decide_is_left_to_the_definitions_arithmetic(self, redrawn):
         """
-        Ids whose share of the mass above them is top_p itself are in or out as float32 says.
+        Ids with exactly top_p as the share of the mass above them are in or out as float32 says.
         """
         logits = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.1]).log().expand(300, -1)
         for top_p in (0.4, 0.8):
@@ -317,7 +318,7 @@ class TestArithmetic:
 class TestChoosing:
     def test_extension_is_chosen_and_taken_back(self):
         """
-        What is chosen in C++ is given back to PyTorch.
+        The operation runs in C++ once that is chosen, and is given back to PyTorch.
         """
         load_library()
         for wanted, name in ((True, "cpu_extension"), (False, "sampler")):

@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 CAPABILITY = 90
 MAX_SHARED_BYTES = 227 * 1024
-"""What one block of threads may take on sm_90."""
+"""Shared memory in bytes that one block of threads may take on sm_90."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class KernelRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
     """
-    A call whose kernels are to be compiled as they are launched there, options included.
+    A call with kernels that are to be compiled as they are launched there, options included.
 
     Attributes:
         call: "package.module:function"; it makes tensors on the CPU and calls a launch function.
@@ -67,7 +67,7 @@ class LaunchRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledKernel:
     """
-    What a compiled kernel takes.
+    Resources that a compiled kernel takes.
 
     Registers are per thread, `stack_bytes` and `local_bytes` too (not 0 means spills);
     `shared_bytes` is per program.
@@ -82,7 +82,7 @@ class CompiledKernel:
 
     @property
     def spills(self) -> bool:
-        """Whether registers overflow into memory."""
+        """Return whether registers overflow into memory."""
         return self.stack_bytes > 0 or self.local_bytes > 0
 
 

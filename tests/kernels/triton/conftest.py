@@ -25,7 +25,7 @@ if INTERPRETED:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where kernels run: the CUDA device, or the CPU for the interpreter."""
+    """Return the device of kernels: the CUDA device, or the CPU for the interpreter."""
     return torch.device("cpu") if INTERPRETED else torch.device("cuda", 0)
 
 
@@ -34,7 +34,7 @@ def rows_alone_in_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Give a row of an interpreted `tl.dot` the same bits beside any others, as the device does.
 
-    The interpreter asks numpy, whose BLAS may order a row's sums by the number of rows. Here each
+    The interpreter asks numpy, and its BLAS may order a row's sums by the number of rows. Here each
     product and each sum is an operation on elements of its own, the sums in order.
     """
     if not INTERPRETED:

@@ -13,7 +13,7 @@ from kernels.paged_attention import AttentionShape, PagedSequences, reference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """What a model's heads and its cache look like."""
+    """Shape of a model's heads and of its cache."""
 
     num_heads: int = 4
     num_kv_heads: int = 2
@@ -69,7 +69,8 @@ def decode_scene(
     lengths: list[int], heads: Heads, device: torch.device, seed: int = 0
 ) -> DecodeScene:
     """
-    Rows of these lengths in shuffled blocks; 0 is a padding row, whose table holds the dummy block.
+    Return rows of these lengths in shuffled blocks; 0 is a padding row, with the dummy block in its
+    table.
 
     Unused blocks, the ends of last blocks and the dummy block are NaN; unused entries of the table
     name another row's block.

@@ -62,7 +62,8 @@ class TestInvariance:
 
     def test_resident_decodes_have_the_bits_of_chunks(self, of, window, device):
         """
-        Decodes whose lengths lie on the device, padding among them, have the bits that they have in chunks, whenever the plan runs.
+        Decodes with lengths on the device, padding among them, have the bits that they have in
+        chunks, whenever the plan runs.
         """
         sequences, query, cache = scene([(1, 70), (1, 3), (1, 65)], of)
         batch = planner(device)(sequences, invariant(of), window)
@@ -79,7 +80,7 @@ class TestInvariance:
 
 
 def planner(device: torch.device) -> chunked_attention.Planner:
-    """Plans for the device, whose results come back to the CPU."""
+    """Return a planner for the device; results of its plans come back to the CPU."""
 
     class Moved:
         def __init__(self, plan: triton_plan.TritonPlan) -> None:

@@ -108,7 +108,7 @@ class TestChoice:
 class TestPlan:
     def test_decodes_in_front_are_taken_as_they_stand(self, device):
         """
-        Where decodes come first, as the scheduler orders them, no query is copied.
+        Queries of decodes are not copied when decodes come first, as the scheduler orders them.
         """
         of = replace(shape(), device=device)
         decodes_first, _, _ = scene([(1, 3), (1, 5), (4, 4)], of)

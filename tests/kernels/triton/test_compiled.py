@@ -36,7 +36,7 @@ class TestCompiled:
 
     def test_misspelt_argument_is_an_error(self):
         """
-        Arguments that the kernel does not have, or that nobody gave a type, are named.
+        Arguments that the kernel does not have, or that were given no type, are named.
         """
         request = KernelRequest(
             kernel="tests.kernels.triton.test_compiled:doubled",

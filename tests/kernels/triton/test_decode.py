@@ -94,7 +94,7 @@ class TestDefinition:
     @pytest.mark.parametrize("block_size", [1, 3, 16, 24, 32, 64, 100, 128, 256])
     def test_every_block_size_gives_the_same_bits(self, block_size: int, device):
         """
-        How the cache is cut into blocks, of a power of two or not, changes no bit.
+        The size of the cache's blocks, a power of two or not, changes no bit.
         """
         by_size = [
             attend(decode_scene([1, 65, 140], Heads(block_size=size, head_dim=64), device))
@@ -161,7 +161,7 @@ class TestInvariance:
 
     def test_scratch_is_reused_without_a_trace(self, device):
         """
-        What an earlier step with longer rows left in the scratch changes nothing.
+        Scratch memory with numbers from an earlier step with longer rows changes nothing.
         """
         scene = decode_scene([70, 20], MQA, device)
         scratch = allocate_scratch(2, 2, 64, TINY, device)
@@ -180,7 +180,7 @@ class TestLaunch:
     @pytest.mark.parametrize("num_splits", [1, 3])
     def test_grids_are_known_without_lengths(self, num_splits: int, monkeypatch):
         """
-        What is launched depends on shapes only: tensors without contents are enough, as in a capture.
+        Launches depend on shapes only: tensors without contents are enough, as in a capture.
         """
         grids = []
 

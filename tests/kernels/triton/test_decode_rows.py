@@ -91,7 +91,9 @@ def values(columns: object) -> dict[str, Tensor]:
 
 
 def assert_same(expected: Scene, found: Scene) -> None:
-    """All that anybody reads is equal: of tables, and of histories, what lies in a sequence."""
+    """
+    Assert that all that is read is equal: of tables, and of histories, what lies in a sequence.
+    """
     for part in ("slots", "rows", "ring"):
         left, right = values(getattr(expected, part)), values(getattr(found, part))
         for name in left.keys() - {"block_table", "history"}:
@@ -159,7 +161,7 @@ class TestDecodeRows:
 class TestArguments:
     def test_tables_of_unlike_widths_are_refused(self, device):
         """
-        Rows whose tables hold fewer blocks than the slots' do not fit.
+        Rows with tables of fewer blocks than the slots' do not fit.
         """
         wide, narrow = Scene.of([1], 16, device), Scene.of([1], 32, device)
         with pytest.raises(ValueError, match="tables of 94 blocks, slots of 188"):

@@ -1,4 +1,4 @@
-"""What a CUDA device gets for row-wise operations."""
+"""Kernels that a CUDA device gets for row-wise operations."""
 
 from __future__ import annotations
 

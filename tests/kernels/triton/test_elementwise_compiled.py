@@ -1,4 +1,7 @@
-"""What row-wise kernels take on sm_90, for the sizes of the models we compare ourselves with."""
+"""
+Resources that row-wise kernels take on sm_90, for the sizes of the models we compare ourselves
+with.
+"""
 
 from __future__ import annotations
 

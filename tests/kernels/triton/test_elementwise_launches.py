@@ -1,4 +1,4 @@
-"""How row-wise kernels are launched: what is compiled must not depend on the batch."""
+"""Launches of row-wise kernels: what is compiled must not depend on the batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Recorder:
 
 
 def single_rows_cut_out(batch: int, width: int) -> torch.Tensor:
-    """A batch whose memory layout says nothing when it is one row: its stride is then free."""
+    """Return a batch; a single row is cut out of others, so that its stride is not its width."""
     return numbers(batch, width) if batch > 1 else numbers(9, width)[::5][:1]
 
 
@@ -70,7 +70,7 @@ LAUNCHES = {
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_all_batches_run_one_compiled_kernel(name: str, monkeypatch: pytest.MonkeyPatch):
     """
-    What a kernel is compiled for depends on the model, not on the number of rows or how one row was cut out.
+    A kernel is compiled for the model, not for the number of rows or how one row was cut out.
     """
     module, kernel, launch = LAUNCHES[name]
     recorder = Recorder()

@@ -46,7 +46,8 @@ class TestProduct:
     @pytest.mark.usefixtures("rows_alone_in_products")
     def test_row_has_the_same_bits_alone_and_among_others(self, dtype, device):
         """
-        Whether one program computes a tile's chunks or several do, rows have the bits that they have alone.
+        Rows have the bits that they have alone, whether one program or several compute a tile's
+        chunks.
         """
         width = 520 if dtype.itemsize == 2 else 260
         x = numbers(66, width, dtype=dtype).to(device)

@@ -45,7 +45,7 @@ class TestCompiled:
     @pytest.mark.parametrize("name", CASES)
     def test_two_programs_fit_a_multiprocessor(self, name: str):
         """
-        Nothing spills, and registers and shared memory suffice for two programs at once.
+        No kernel spills, and registers and shared memory suffice for two programs at once.
         """
         for num_rows in (1, 2048):
             for kernel in compiled()[name, num_rows]:

@@ -161,7 +161,7 @@ class TestPrefill:
 class TestCache:
     def test_positions_before_the_window_are_never_read(self, device):
         """
-        What lies before every query's window may be anything, NaN too.
+        Positions before every query's window may hold anything, NaN too.
         """
         of = shape(4, 2, 32, 16, HALF)
         sequences, query, cache = scene([(3, 75)], of)
@@ -199,7 +199,7 @@ class TestPadding:
 
 
 def padded(position: int, num_queries: int, device: torch.device) -> torch.Tensor:
-    """The output, NaN before, of one tile whose row of the block table means nothing."""
+    """Return the output, NaN before, of one tile with a meaningless row of the block table."""
     of = shape(4, 2, 32, 16, HALF)
     out = torch.full((5, 4, 32), float("nan"), dtype=HALF, device=device)
     prefill_attention(
@@ -218,7 +218,7 @@ def padded(position: int, num_queries: int, device: torch.device) -> torch.Tenso
 def attend_far() -> None:
     """
     Compare the last blocks of a cache of 2.6e9 elements with the same numbers in a small one; pages
-    that nobody writes take no memory on the CPU.
+    that are never written take no memory on the CPU.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     of = shape(2, 1, 64, 128, HALF)

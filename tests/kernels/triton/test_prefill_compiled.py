@@ -109,7 +109,7 @@ class TestCompiled:
 
     def test_all_batches_run_one_kernel(self):
         """
-        How many rows a batch has, how long they are and how wide its table is compile nothing new.
+        Batches of any number of rows, of any lengths and table width, compile nothing new.
         """
         case = (64, 16, "bfloat16", None, "long")
         batches = [{"query_len": 17}, {"query_len": 300}, {"query_len": 40, "num_rows": 3}]

@@ -1,4 +1,4 @@
-"""How prompts' chunks are cut into tiles."""
+"""Tiles that prompts' chunks are cut into."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class TestRopeKvWrite:
     @pytest.mark.parametrize("block_size", [1, 3, 16, 256])
     def test_no_other_position_is_touched(self, block_size, device):
         """
-        Whatever the block size, only the tokens' own positions of the cache are written.
+        Only the tokens' own positions of the cache are written, whatever the block size.
         """
         scene = RopeScene.of([7, 300, 0, 255], block_size=block_size, device=device)
         _, cache = scene.run(triton_kernel.rope_kv_write)

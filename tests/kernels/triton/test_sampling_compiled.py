@@ -1,4 +1,6 @@
-"""What the sampler's kernels take on sm_90, for the vocabularies of the models we serve."""
+"""
+Resources that the sampler's kernels take on sm_90, for the vocabularies of the models we serve.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class TestCuts:
     @pytest.mark.slow
     def test_keys_beyond_one_tile_are_searched_in_rounds(self, device, monkeypatch):
         """
-        Where more keys lie between the fixed ones than a program holds, they are narrowed in place.
+        Keys between the fixed ones are narrowed in place when a program cannot hold them all.
         """
         monkeypatch.setattr(tuning, "TILE", 32)
         monkeypatch.setattr(tuning, "SPLITS", ((16, 64),))

@@ -252,7 +252,7 @@ class NothingIsRead(TorchDispatchMode):
 
 class TestGraphs:
     def launches(self, columns, monkeypatch):
-        """What `draw` launches for columns on its device."""
+        """Return the launches of `draw` for columns on its device."""
         found = []
         for module in (triton_kernel, triton_search):
             names = [name for name in vars(module) if name.endswith("_kernel")]
