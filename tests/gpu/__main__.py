@@ -88,7 +88,9 @@ def _chosen(names: Sequence[str], asked: Sequence[str]) -> list[str]:
 
 
 class _Report:
-    """What there is so far, written whenever more comes: the run may be ended at any time."""
+    """
+    Report of all outcomes so far, written after each one: the run may be ended at any time.
+    """
 
     def __init__(self, folder: Path, about: dict[str, Any], *, judges: bool) -> None:
         self.outcomes: list[Outcome] = []
@@ -165,8 +167,8 @@ def _preparations(
     device: str, folder: Path, environment: dict[str, str]
 ) -> Iterator[list[Outcome]]:
     """
-    What benchmarks would else wait for while their time runs is made meanwhile: weights are drawn,
-    and FlashInfer compiles for minutes. Afterwards there are the outcomes.
+    Make meanwhile what benchmarks would else wait for while their time runs: weights are drawn, and
+    FlashInfer compiles for minutes. The list that is yielded has the outcomes afterwards.
     """
     outcomes: list[Outcome] = []
     if device == "cpu":
@@ -210,7 +212,7 @@ def _about(device: str) -> dict[str, Any]:
 
 
 def _answer(*command: str) -> str:
-    """What a program prints, which need not be there."""
+    """Return what a program prints, or "unknown" where it is missing, hangs or prints nothing."""
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20

@@ -18,5 +18,5 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def scale(device: torch.device) -> int:
-    """How many times more there is to do on a GPU."""
+    """Return how many times more there is to do on a GPU."""
     return 16 if device.type == "cuda" else 1

@@ -119,7 +119,7 @@ def _under_load(
 
 @dataclass(frozen=True)
 class _Look:
-    """What was added up until a moment."""
+    """Totals that were added up until a moment."""
 
     at_s: float
     steps: float

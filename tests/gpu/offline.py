@@ -52,7 +52,9 @@ def main() -> int:
 
 
 def _in_own_process(engine: str, model: Path, given: argparse.Namespace) -> dict[str, Any] | None:
-    """What an engine did; None where it failed, which its own words on stderr tell."""
+    """
+    Return what an engine did; None where it failed, with the reason in its own words on stderr.
+    """
     flags = ["--engine", engine, "--model", str(model), "--device", given.device]
     command = [sys.executable, "-m", "tests.gpu.offline", *flags, *["--tiny"] * given.tiny]
     started_s = time.monotonic()

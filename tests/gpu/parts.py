@@ -52,15 +52,15 @@ class Part:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """
-    What became of a part.
+    Outcome of a part.
 
     Attributes:
-        name: The part's.
+        name: Name of the part.
         status: "passed", "failed", "timed out" or "skipped".
-        seconds: It took.
-        rows: What it found.
-        detail: Why it did not pass: the end of what it said.
-        log: All that it said, or the end of that.
+        seconds: Time that it took.
+        rows: Rows that it found.
+        detail: Reason that it did not pass: the end of what it said.
+        log: Everything that it said, or the end of that.
     """
 
     name: str
@@ -133,8 +133,8 @@ def nothing_read(_text: str) -> list[dict[str, Any]]:
 
 def count_tests(text: str) -> list[dict[str, Any]]:
     """
-    What pytest's lines, one for each test, count, with the names of failures; and the test that
-    was running when they broke off, which is where it hung or what crashed it.
+    Return the counts of pytest's lines, one for each test, with the names of failures, and the test
+    that was running when the lines broke off, which is where it hung or what crashed it.
     """
     lines = text.strip().splitlines()
     found = _VERDICT.findall(text)
@@ -171,7 +171,9 @@ class Child:
         )
 
     def is_over(self) -> bool:
-        """Whether it has ended or is to be ended, for which it gets a little time first."""
+        """
+        Return whether the process has ended, or has used up the time that it got to end by itself.
+        """
         if self._process.poll() is not None:
             return True
         now_s = time.monotonic()
@@ -197,7 +199,7 @@ class Child:
             self._process.wait(_KILL_AFTER_S)
 
     def outcome(self) -> Outcome:
-        """What became of it, once it has ended."""
+        """Return the outcome of the part, once its process has ended."""
         code = None if self._asked_s is not None else self._process.returncode
         seconds = time.monotonic() - self._started_s
         with self._output as output, self._errors as errors:

@@ -1,4 +1,4 @@
-"""Which parts a run has, on a GPU and, all of them tiny, on a CPU."""
+"""Parts of a run, on a GPU and, all of them tiny, on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run found: one JSON file, and one page with the aims and a table for each part."""
+"""Results of a run: one JSON file, and one page with the aims and a table for each part."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Rows = list[dict[str, Any]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
     """
-    What a GPU should show, and what it showed.
+    A number that a GPU should show, and the number that it showed.
 
     Attributes:
-        text: What is aimed at.
+        text: Description of the aim.
         least: The smallest number that reaches it; or with `is_most`, the largest.
-        found: None where it was not measured.
+        found: Number that was found; None where it was not measured.
     """
 
     text: str
@@ -189,7 +189,7 @@ def _cell(value: object) -> str:
 
 
 def _of(name: str, outcomes: Sequence[Outcome]) -> Rows:
-    """All rows of parts whose names begin so."""
+    """Return all rows of parts with names that begin so."""
     return [row for each in outcomes if each.name.startswith(name) for row in each.rows]
 
 

@@ -1,4 +1,4 @@
-"""How far 16-bit results are from exact ones, and how far plain torch's would be."""
+"""Distances of 16-bit results from exact ones, beside those of plain torch."""
 
 from __future__ import annotations
 

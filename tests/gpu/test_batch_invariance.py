@@ -157,7 +157,9 @@ class TestWholeModel:
 
 
 def captures(device: torch.device) -> dict[str, object]:
-    """What a runner on a GPU captures: small steps and large ones, of decodes and with prompts."""
+    """
+    Return what a runner on a GPU captures: small steps and large ones, of decodes and with prompts.
+    """
     if device.type == "cpu":
         return {}
     return {

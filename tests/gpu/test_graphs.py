@@ -39,7 +39,7 @@ def graph_device(device: torch.device) -> CudaGraphs | RecordedGraphs:
 
 
 class Prefilled:
-    """A runner with a sequence in every slot, whose decodes are captured."""
+    """A runner with a sequence in every slot and with captured decodes."""
 
     def __init__(
         self,

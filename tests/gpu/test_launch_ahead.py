@@ -1,4 +1,4 @@
-"""Steps given to the device before anybody asks for the results of those before them."""
+"""Steps given to the device before the results of those before them are asked for."""
 
 from __future__ import annotations
 

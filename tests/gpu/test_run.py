@@ -68,7 +68,7 @@ class TestPart:
     @pytest.mark.slow
     def test_part_that_takes_too_long_is_ended_with_all_it_started(self, tmp_path, monkeypatch):
         """
-        When a part's time is up, it and its children are killed, and what it printed still counts.
+        A part that runs out of time is killed with its children, and what it printed still counts.
         """
         child = "import os, time; open('{}', 'w').write(str(os.getpid())); time.sleep(60)"
         pid_file = tmp_path / "pid"
@@ -141,14 +141,14 @@ class TestPart:
 
     def test_test_that_never_ended_is_named(self):
         """
-        Where pytest's lines break off, the test that was running is told beside those that had ended.
+        The test that was running when pytest's lines broke off is told beside those that had ended.
         """
         (found,) = count_tests("collected 4 items\ntests/a.py::one PASSED\ntests/a.py::two[x] ")
         assert (1, ["tests/a.py::two[x]"]) == (found["passed"], found["broke off in"])
 
     def test_output_without_counts_is_no_result(self):
         """
-        Where pytest did not get as far as its tests there are no rows, and the part fails.
+        A part fails without rows when pytest did not get as far as its tests.
         """
         with pytest.raises(ValueError, match="no count of tests"):
             count_tests("ImportError: no module")
@@ -192,7 +192,7 @@ class TestPlan:
 
     def test_every_file_of_tests_for_a_device_is_a_part(self):
         """
-        Of both folders each file whose tests take a device runs, in a process of its own.
+        Each file with tests that take a device runs in a process of its own, in both folders.
         """
         takes_device = re.compile(r"def test_\w+\([^)]*\bdevice\b")
         parts = [part.name for part in parts_of(stages_on_gpu(Path()))]
@@ -291,7 +291,7 @@ class TestScript:
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
     def test_without_a_gpu_it_says_so_and_fails(self, tmp_path, capsys):
         """
-        Where there is no CUDA device nothing runs, nothing is written, and the exit code is not 0.
+        A run without a CUDA device runs and writes nothing, and its exit code is not 0.
         """
         assert 3 == main(["--results", str(tmp_path / "results")])
         assert "no CUDA device was found" in capsys.readouterr().out
