@@ -26,7 +26,7 @@ raise SystemExit(run_printing("halting", main))
 
 def test_output_is_there_at_once_and_whole(tmp_path: Path):
     """
-    What a benchmark prints is there before its line ends, and Ctrl-C loses none of it.
+    Output of a benchmark is there before its line ends, and Ctrl-C loses none of it.
     """
     (tmp_path / "tandem_bench").mkdir()
     (tmp_path / "tandem_bench" / "__main__.py").write_text(HALTING)

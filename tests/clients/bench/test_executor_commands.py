@@ -183,7 +183,7 @@ class TestModel:
 
     def test_time_that_preparations_take_is_not_counted(self, capsys, monkeypatch):
         """
-        A device whose library is compiled first, for however long, is measured all the same.
+        A device is measured even if its library is compiled first, for however long.
         """
         now_s = [0.0]
         prepare = decode_steps.place
@@ -200,7 +200,7 @@ class TestModel:
 
     def test_cache_that_does_not_fit_is_told(self, capsys, monkeypatch):
         """
-        A point whose cache is larger than the memory is named on stderr and left out.
+        A point with a cache larger than the memory is named on stderr and left out.
         """
         monkeypatch.setattr(
             "executor_svc.memory.kv_memory.available_bytes", lambda _device: 1 << 20

@@ -1,4 +1,4 @@
-"""What FlashInfer is given: the rows that our own attention has, in its terms."""
+"""Arguments that FlashInfer gets: the rows of our own attention, in its terms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCE = 2e-6
 
 
 class PagedAttention:
-    """Attends as FlashInfer's documentation of its page tables says, whoever asks."""
+    """A stand-in that attends as FlashInfer's documentation of its page tables says."""
 
     def __init__(self, workspace: Tensor, layout: str, **options: object) -> None:
         assert ("NHD", torch.uint8) == (layout, workspace.dtype)
@@ -100,7 +100,7 @@ class TestPeer:
 
     def test_is_no_peer_on_a_cpu(self, monkeypatch):
         """
-        Where it is installed it is compared with on GPUs alone, in both its ways to decode.
+        FlashInfer, where installed, is compared with on GPUs alone, in both its ways to decode.
         """
         monkeypatch.setattr(flashinfer_peer, "is_installed", lambda: True)
         assert [] == list(flashinfer_peer.contestants(SHAPE, is_decode=True))

@@ -12,7 +12,7 @@ from tandem_bench.device.json_rows import JsonRows
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_rows_are_one_list(capsys, count):
     """
-    What is printed in the end is one JSON list of the rows, in order.
+    The rows are printed in the end as one JSON list, in order.
     """
     with JsonRows() as rows:
         for number in range(count):

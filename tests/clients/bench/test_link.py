@@ -102,7 +102,7 @@ class TestMeasuring:
     )
     def test_what_was_not_steady_is_no_measurement(self, until_step, lost, why):
         """
-        Where requests ended, or streams did not bring what was made, nothing is printed as if they had.
+        A measurement fails, and prints nothing, when requests ended or streams lost what was made.
         """
         with pytest.raises(BenchFailed, match=why):
             _measure(self.POINT, FakeExecutor(8, until_step), FakeCore(lost), 0.0)
@@ -169,7 +169,7 @@ class FakeReader:
 class TestStarting:
     def test_streams_that_came_too_early_are_opened_again(self, monkeypatch):
         """
-        Where a frontend does not know the executor yet all streams are opened again, until all are accepted.
+        All streams are opened again until all are accepted, if a frontend has no executor at first.
         """
         monkeypatch.setattr(link_processes, "start_reader", FakeReader)
         early = [{"started": 1}, {"started": 1, "statuses": {"14": 1}}]
@@ -204,7 +204,7 @@ class TestOutput:
     @pytest.mark.slow
     def test_whole_service_with_clients(self, capfd):
         """
-        `tandem bench link` with clients measures a whole service whose streams are read.
+        `tandem bench link` with clients measures a whole service with streams that are read.
         """
         flags = [*TINY, "--clients", "2", "--transport", "tcp", "--json"]
         result = CliRunner().invoke(app, ["bench", "link", *flags])

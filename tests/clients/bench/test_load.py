@@ -185,7 +185,7 @@ class TestBenchServe:
 
     def test_every_failure_fails_the_command(self, server):
         """
-        When no request succeeds, reasons are counted on stderr and the command exits 1.
+        A run without a successful request counts the reasons on stderr and exits 1.
         """
         server.play(Act(accept=False, error=QueueFull("full", retry_after_s=0.0)))
         result = CliRunner().invoke(

@@ -105,7 +105,7 @@ class TestFlags:
     )
     def test_wrong_flag_is_a_usage_error(self, flags, why, capsys):
         """
-        What cannot be measured ends with 2 and a sentence, before anything is loaded.
+        A command that cannot measure ends with 2 and a sentence, before anything is loaded.
         """
         with pytest.raises(SystemExit) as ended:
             main(["offline", *flags])
@@ -281,8 +281,7 @@ class TestTask:
 class TestEmbedded:
     def test_requests_that_end_before_others_begin_are_counted(self, model_dir):
         """
-        Where steps are too small for all prompts, early requests may end before the last has a
-        token: all outputs are there nevertheless.
+        All outputs are there even if early requests end before the last one has a token.
         """
         limits = EngineConfig(
             block_size=8, max_num_blocks=16, max_batch_size=3, max_num_seqs=3, max_model_len=32,
@@ -320,7 +319,7 @@ class TestCheckpoint:
 
     def test_model_of_a_quicker_process_is_kept(self, tmp_path, monkeypatch):
         """
-        Where another process has written the same model meanwhile, which it may be reading, that one stays.
+        A model that another process has written meanwhile, and may be reading, stays.
         """
         write, quicker = checkpoints._write, []
 
@@ -351,7 +350,7 @@ class TestCheckpoint:
 
     def test_model_that_normalises_queries_and_keys_is_loaded(self, tmp_path):
         """
-        What is written for any sizes is, once read, the model that the executor's benchmarks compute.
+        A model written for any sizes is, once read, the one that the executor's benchmarks compute.
         """
         sizes = replace(TINY, qk_norm=True, tied_embeddings=False)
         model = load_model(random_model("other", sizes, tmp_path), dtype="float32", device="cpu")

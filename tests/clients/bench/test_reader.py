@@ -183,7 +183,7 @@ class TestReading:
 
     async def test_lost_server_fails_all_streams(self, kind):
         """
-        Streams whose connection breaks have failed.
+        Streams fail when their connection breaks.
         """
 
         async def endless(request, context):
@@ -210,8 +210,7 @@ class TestReading:
 class TestStalling:
     async def test_stalled_streams_get_a_window_and_later_the_rest(self, kind):
         """
-        Streams that do not read hold their own server up and nobody else's; read again, they get
-        all.
+        Streams that do not read hold up their own server and no other; read again, they get all.
         """
         sent = [0, 0, 0, 0]
         total = 100
@@ -249,7 +248,7 @@ class TestStalling:
 class TestStarting:
     def test_without_compiler_the_python_reader_is_used_with_a_warning(self, monkeypatch, tmp_path):
         """
-        Where nothing can be compiled, `auto` warns and reads with Python, and `compiled` refuses.
+        Without a compiler `auto` warns and reads with Python, and `compiled` refuses.
         """
         monkeypatch.setenv("CC", "no-such-compiler")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -285,7 +284,7 @@ class TestStarting:
 
     def test_reader_that_takes_no_requests_is_an_error(self):
         """
-        Where one process ends before it took its requests, all are ended, and that is an error.
+        All processes are ended, with an error, when one ends before it took its requests.
         """
         before = set(psutil.Process().children())
         with pytest.raises(ReaderFailed, match="ended with 1"):

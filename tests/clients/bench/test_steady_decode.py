@@ -50,7 +50,7 @@ class TestSteps:
 
     def test_graph_that_ran_is_told(self, model):
         """
-        What is measured says which captured step it was, and 0 for none.
+        A measurement says which captured step it was, and 0 for none.
         """
         given = {"num_rows": 2, "context": 20, "block_size": BLOCK_SIZE, "budget_s": 0.0}
         assert 2 == measure_steps(model, **given, graphs=RecordedGraphs()).graph

@@ -21,7 +21,7 @@ def measured(capsys, *flags: str) -> list[dict]:
 class TestDelivery:
     def test_measured_numbers_agree(self, capsys):
         """
-        What is printed is a list with one entry per point, whose rates agree and which lost nothing.
+        The output is a list with one entry per point, with rates that agree and with nothing lost.
         """
         (one,) = measured(capsys, "--streams=8", "--frontends=2")
         assert set(stream.Delivery.__dataclass_fields__) == set(one)
@@ -73,7 +73,7 @@ class TestFlags:
 class TestReader:
     def test_missing_compiler_is_told(self, monkeypatch, tmp_path, capsys):
         """
-        Where the compiled reader is asked for and nothing can compile it, one line says so.
+        A compiled reader that is asked for and cannot be compiled is one line on stderr.
         """
         monkeypatch.setenv("CC", "no-such-compiler")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

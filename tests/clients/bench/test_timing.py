@@ -1,4 +1,4 @@
-"""How a call's time is found, by clocks that tests wind."""
+"""Measurement of a call's time, by clocks that tests wind."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ VOCAB_SIZE = SimpleTokenizer.vocab_size
 
 
 class ScriptedExecutor(FakeExecutor):
-    """Draws the tokens of a script, whoever asks, if there is one."""
+    """Executor that draws the tokens of a script, if there is one, for every request."""
 
     def __init__(self, geometry: ExecutorGeometry, vocab_size: int, script: list[int]) -> None:
         super().__init__(geometry, vocab_size)
@@ -101,6 +101,6 @@ def engine_and_runner(
 
 
 def expected(prompt: str | list[int], max_tokens: int, ends=frozenset()) -> list[int]:
-    """What a request must produce."""
+    """Return the tokens that a request must produce."""
     ids = SimpleTokenizer().encode(prompt) if isinstance(prompt, str) else prompt
     return expected_outputs(ids, max_tokens, ends, VOCAB_SIZE)

@@ -1,4 +1,4 @@
-"""What can be asked of an embedded engine besides tokens: chats, streams, stop strings, choices."""
+"""Uses of an embedded engine besides tokens: chats, streams, stop strings, choices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIMPLE = SimpleTokenizer()
 
 
 def engine_that_says(text: str, **settings):
-    """An engine whose every request produces this text."""
+    """Return an engine that produces this text for every request."""
     engine, runner = engine_and_runner(**settings)
     runner.script(SIMPLE.encode(text)[1:])
     return engine
@@ -133,7 +133,8 @@ class TestStreams:
 
     def test_a_request_that_fails_raises_where_its_text_ends(self):
         """
-        What was produced is told, then the error is raised; `complete` returns it instead.
+        Output of a failing request is told before the error is raised; `complete` returns the
+        error.
         """
         engine, runner = engine_and_runner()
         stream = engine.stream("abc", GenerationParams(max_tokens=8))
@@ -250,7 +251,7 @@ class TestChats:
     )
     def test_a_wrong_conversation_is_refused(self, tokenizer, messages, text):
         """
-        What is wrong with it is named.
+        The error names what is wrong with a conversation.
         """
         engine, _ = engine_and_runner(tokenizer=tokenizer)
         with pytest.raises(ValidationError, match=text):
@@ -346,7 +347,7 @@ class TestOrder:
 
     def test_a_tenant_has_at_most_so_many_requests(self):
         """
-        Over max_tenant_requests a tenant is refused; others, and nobody's requests, are not.
+        A tenant over max_tenant_requests is refused; others, and requests without tenant, are not.
         """
         engine, _ = engine_and_runner(options=CoreOptions(max_tenant_requests=1))
         mine = GenerationParams(max_tokens=3, tenant="me")

@@ -30,7 +30,7 @@ def build(model_dir, dtype: str, **changes: int) -> InferenceEngine:
         dtype=dtype,
         num_threads=1,
         batch_invariant=True,
-        # Nobody is kept waiting for what others may need, so that short memory shows.
+        # No request is kept waiting for what others may need, so that short memory shows.
         options=CoreOptions(schedule_conservativeness=0.0),
     )
 
@@ -58,7 +58,8 @@ def tokens_among_others(engine: InferenceEngine, params: GenerationParams) -> li
 class TestTokens:
     def test_alone_and_among_others_they_are_the_same(self, model_dir, dtype, params):
         """
-        All 64 tokens of a request are those it gets alone, wherever its prompt is cut and whoever decodes beside it.
+        All 64 tokens of a request are those it gets alone, wherever its prompt is cut and whatever
+        decodes beside it.
         """
         engine = build(model_dir, dtype, max_total_tokens=128)
         engine.submit_request(PROMPT, params)
@@ -68,7 +69,8 @@ class TestTokens:
 
     def test_preempted_and_computed_again_they_are_the_same(self, model_dir, dtype, params):
         """
-        A request whose blocks are taken away, and whose outputs are then computed as a prompt, goes on with the same tokens.
+        A request that is preempted and recomputed with its outputs in the prompt goes on with the
+        same tokens.
         """
         engine = build(model_dir, dtype)
         engine.submit_request(PROMPT, params)
@@ -83,7 +85,7 @@ class TestTokens:
     @pytest.mark.slow
     def test_short_memory_changes_nothing(self, model_dir, dtype, params):
         """
-        Where requests push each other out of memory, tokens are those of a request alone.
+        Tokens of requests that push each other out of memory are those of a request alone.
         """
         engine = build(model_dir, dtype)
         engine.submit_request(PROMPT, params)

@@ -64,7 +64,7 @@ class TestServing:
 
     def test_submitting_computes_nothing(self):
         """
-        A submitted request waits until somebody steps.
+        A submitted request waits until the engine is stepped.
         """
         engine, runner = engine_and_runner()
         request_id = engine.submit_request("hello")
@@ -74,7 +74,7 @@ class TestServing:
 
     def test_an_idle_engine_has_no_work_and_no_blocks(self):
         """
-        When nothing is pending every block is free.
+        Every block is free when no request is pending.
         """
         engine, _ = engine_and_runner()
         assert not engine.has_pending_work()
@@ -329,7 +329,7 @@ class TestErrors:
 
     def test_an_engine_without_any_model_says_how_to_name_one(self, monkeypatch):
         """
-        Where no model is given and none is bundled, the error says what the engine takes.
+        An engine without a given or bundled model is refused with an error that says what it takes.
         """
         monkeypatch.setattr("tandem_embedded.settings.bundled_model", lambda: None)
         with pytest.raises(ConfigError, match=r"InferenceEngine\(config, model_dir\) takes"):
@@ -450,7 +450,7 @@ class TestThreads:
 
     def test_two_threads_cannot_drive_at_once(self):
         """
-        When two threads run the engine each request is still delivered exactly once.
+        Each request is delivered exactly once even if two threads run the engine.
         """
         engine, _ = engine_and_runner()
         for _ in range(40):

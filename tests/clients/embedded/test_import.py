@@ -1,4 +1,4 @@
-"""What importing the embedded engine does to a process."""
+"""Effects of importing the embedded engine on a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An embedded engine tells log probabilities with the tokens of who asked."""
+"""Log probabilities of an embedded engine, told with the tokens of requests that ask for them."""
 
 from __future__ import annotations
 

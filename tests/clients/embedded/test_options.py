@@ -1,4 +1,4 @@
-"""How an embedded engine schedules is the core's whole choice of options."""
+"""Scheduling of an embedded engine, by the core's whole choice of options."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestOptions:
 
     def test_cached_blocks_count_as_free(self):
         """
-        What only the cache keeps is there for whoever needs it: used and free add up to all.
+        Blocks that only the prefix cache keeps count as free: used and free add up to all.
         """
         engine, _ = engine_and_runner()
         engine.submit_request(PROMPT, EIGHT)

@@ -44,7 +44,7 @@ def build(model_dir, **changes) -> InferenceEngine:
         dtype="float32",
         num_threads=1,
         collect_margins=True,
-        # Nobody is kept waiting for what others may need, so that short memory shows.
+        # No request is kept waiting for what others may need, so that short memory shows.
         options=CoreOptions(schedule_conservativeness=0.0),
         **settings,
     )
@@ -138,7 +138,7 @@ class TestModelLimits:
     @pytest.mark.parametrize("config", [EngineConfig(), None], ids=["limits", "none"])
     def test_a_model_shorter_than_a_block_is_refused_as_that(self, model_dir, tmp_path, config):
         """
-        Where the model's longest sequence is less than a block, the refusal says so.
+        A model shorter than one block is refused with an error that says so.
         """
         short = shutil.copytree(model_dir, tmp_path / "short")
         content = json.loads((short / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What becomes of an embedded engine's requests when a step fails."""
+"""An embedded engine's requests after a step that failed."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class TestOutOfMemory:
     @pytest.mark.parametrize("window", [1, 2])
     def test_steps_without_memory_become_smaller_and_no_request_fails(self, window):
         """
-        Where only so many requests fit into a step together, steps are halved until they do and
-        every request gets its tokens, however many failures in a row that takes.
+        Steps without memory are halved until they fit, and every request gets its tokens, however
+        many failures in a row that takes.
         """
         engine, runner = engine_and_runner(WIDE, window=window, options=BOLD)
         runner.fits = lambda batch: len(batch.row_slot) <= 1
@@ -77,8 +77,8 @@ class TestOutOfMemory:
 
     def test_a_request_that_has_no_memory_alone_fails_alone(self):
         """
-        A request whose own steps run out of memory again and again fails with a memory error; the
-        others end well.
+        A request that runs out of memory in its own steps again and again fails with a memory
+        error; the others end well.
         """
         engine, runner = engine_and_runner(WIDE, options=BOLD)
         runner.fits = lambda batch: all(batch.row_start + batch.row_num_tokens <= 40)

@@ -1,4 +1,4 @@
-"""A stream whose request another thread's steps end, between any two looks at it."""
+"""A stream with a request that another thread's steps end, between any two looks at it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suspending an embedded engine, as users do who train the model in between."""
+"""Suspending an embedded engine, as programs do that train the model in between."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class TestSuspension:
 
     def test_a_suspension_that_fails_computes_on(self, monkeypatch):
         """
-        Where the host has no room for the KV memory the engine says so and is not suspended; what
-        ran is computed again.
+        A suspension fails, and says so, when the host has no room for the KV memory; the engine is
+        not suspended, and what ran is computed again.
         """
         engine, runner = engine_and_runner(kv_cache_management_mode="offload")
         engine.submit_request("abc", GenerationParams(max_tokens=8))
@@ -138,8 +138,8 @@ class TestSuspension:
 
     def test_a_step_that_fails_on_the_way_to_a_suspension_suspends_nothing(self):
         """
-        Where slots must be given back first and that fails, the engine is not suspended; what ran
-        is computed again.
+        A suspension fails when slots must be given back first and that fails; the engine is not
+        suspended, and what ran is computed again.
         """
         engine, runner = engine_and_runner(kv_cache_management_mode="recompute")
         engine.submit_request("abc", GenerationParams(max_tokens=8))

@@ -58,7 +58,7 @@ class TestSimpleTokenizer:
 
     def test_bytes_that_are_no_text_become_replacement_characters(self):
         """
-        What a model makes of bytes is shown as far as it is UTF-8.
+        Bytes that a model makes are shown as text as far as they are UTF-8.
         """
         assert "a\ufffdb" == SIMPLE.decode([69, 102 + 0xFF, 70])
 

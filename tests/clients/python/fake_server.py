@@ -23,10 +23,10 @@ from tandem.inference.v1 import request_pb2, stream_pb2
 from tandem.status import to_grpc_status
 
 ANSWER = "Tandem rides uphill, two by two."
-"""What the fake says; its token i is the code of character i."""
+"""Answer of the fake server; its token i is the code of character i."""
 CHOSEN_SEED = 42
 PATIENCE_S = 60.0
-"""How long to wait for what must come: a slow machine takes its time."""
+"""Seconds to wait for what must come: a slow machine takes its time."""
 REQUESTS = (
     requests_pb2.RequestSummary(
         request_id="first",
@@ -66,8 +66,8 @@ SETTINGS = (("block_size", "16", "default"), ("listen", '"127.0.0.1:1"', "flag")
 @dataclass
 class Act:
     """
-    What one call does: stream `answer` in pieces of these lengths, after what the request brings of it unless it is one
-    that does not resume, then fail, hang or end well.
+    Script of one call: stream `answer` in pieces of these lengths, after the part that the request
+    brings, unless the act does not resume, then fail, hang or end well.
     """
 
     answer: str = ANSWER
@@ -80,7 +80,7 @@ class Act:
     truncated: int = 0
     resumes: bool = True
     blocked_by: str = ""
-    """What its progress says of the server."""
+    """Text about the server in its progress messages."""
 
 
 def _set_event() -> threading.Event:
@@ -91,7 +91,7 @@ def _set_event() -> threading.Event:
 
 @dataclass
 class Seen:
-    """What the server was asked, for assertions."""
+    """Requests that the server got, and its settings, for assertions."""
 
     generate: list[inference.GenerateRequest] = field(default_factory=list)
     complete: list[inference.CompleteRequest] = field(default_factory=list)
@@ -107,18 +107,18 @@ class Seen:
     """While it is not set GetStats does not answer."""
     model: str = "fake"
     live: list[requests_pb2.RequestSummary] | None = None
-    """What ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
+    """Requests that ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
     token_ids_only: bool = False
     """Its model has no tokenizer, and so no text and no chats."""
     model_error: TandemError | None = None
-    """What GetModel fails with."""
+    """Error that GetModel fails with."""
     executor_refusal: str = ""
-    """What GetStats says of it."""
+    """Refusal of the executor, as GetStats tells it."""
     suspensions: list[int | None] = field(default_factory=list)
     """Modes of suspensions, None for a resumption, in order."""
     profiled: list[admin.ProfileRequest] = field(default_factory=list)
     profile: list[admin.ProfileResponse | TandemError] = field(default_factory=list)
-    """What Profile answers: these messages, an error ends it."""
+    """Messages that Profile answers; an error ends it."""
 
 
 def resolved(request: inference.GenerateRequest) -> request_pb2.ResolvedParams:
@@ -148,7 +148,7 @@ def resolved(request: inference.GenerateRequest) -> request_pb2.ResolvedParams:
 
 
 def num_choices(request: inference.GenerateRequest) -> int:
-    """How many completions are asked for."""
+    """Return how many completions are asked for."""
     return request.n if request.HasField("n") else 1
 
 
@@ -175,19 +175,23 @@ def done(num_tokens: int) -> stream_pb2.Done:
 
 
 def answer_of(act: Act, choice: int) -> str:
-    """What one choice says: the act's answer, and after choice 0 in capitals with its number."""
+    """
+    Return the text of one choice: the act's answer, after choice 0 in capitals with its number.
+    """
     return act.answer if choice == 0 else f"{act.answer.upper()}{choice}"
 
 
 def is_finished(request: inference.GenerateRequest, choice: int) -> bool:
-    """Whether the client has this choice's end."""
+    """Return whether the client has this choice's end."""
     return any(one.choice == choice and one.finished for one in request.resume.choices)
 
 
 def logprobs_of(
     request: inference.GenerateRequest, token_ids: list[int]
 ) -> list[stream_pb2.TokenLogprobs]:
-    """What is told of these tokens, if the request asks; made up of their ids."""
+    """
+    Return the log probabilities of these tokens, if the request asks; they are made up of ids.
+    """
     if not request.HasField("logprobs"):
         return []
     places = range(request.logprobs)

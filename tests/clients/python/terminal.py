@@ -16,7 +16,7 @@ SIZE = {"COLUMNS": "200", "LINES": "40", "TERM": "xterm"}
 
 
 class Terminal:
-    """A command whose stdout, and stderr if `shares`, is one terminal; reads what it shows."""
+    """A command with one terminal for stdout, and stderr if `shares`; reads what it shows."""
 
     def __init__(self, *arguments: str, shares: bool = True) -> None:
         self._reader, screen = pty.openpty()

@@ -48,7 +48,7 @@ class TestCheckAddress:
     @pytest.mark.parametrize("address", RIGHT)
     def test_right_address_stays_as_it_is(self, address):
         """
-        What gRPC can resolve is passed on unchanged.
+        An address that gRPC can resolve is passed on unchanged.
         """
         assert address == check_address(address)
 

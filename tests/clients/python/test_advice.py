@@ -212,7 +212,7 @@ class TestRules:
 
     def test_nothing_is_said_of_a_cache_that_nobody_asked(self):
         """
-        Where nothing was looked up in the prefix cache there is no finding on it.
+        A prefix cache without look-ups has no finding.
         """
         assert "prefix cache" not in advice(hit_rate=None)
 

@@ -52,7 +52,7 @@ class TestChat:
 
     def test_conversation_that_outgrew_the_context_is_told_the_way_out(self, run, server):
         """
-        Where the turns so far fill the context /clear is named; where there are none it is not.
+        The error names /clear if earlier turns fill the context, and not if there are none.
         """
         too_long = Act(accept=False, error=PromptTooLong("too long"))
         server.play(too_long, Act(), too_long)

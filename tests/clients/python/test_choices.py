@@ -69,7 +69,7 @@ class TestChoices:
     @pytest.mark.parametrize("num_tokens", [0, 5, len(ANSWER)])
     def test_broken_stream_goes_on_in_every_choice(self, client, server, num_tokens):
         """
-        When the stream breaks, each choice goes on after what was delivered of it.
+        Each choice goes on after what was delivered of it when the stream breaks.
         """
         broken = Act(num_tokens=num_tokens, error=Draining("stopping"))
         server.play(broken, Act())

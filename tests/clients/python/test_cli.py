@@ -17,7 +17,7 @@ from tandem_client import Done, Finished, FinishReason, Timings, Usage
 from tandem_client.cli.generate import summary
 from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
 
-# Modules whose names their package gives to commands.
+# Modules with names that their package gives to commands.
 doctor = import_module("tandem_client.cli.doctor")
 top = import_module("tandem_client.cli.top")
 
@@ -124,7 +124,7 @@ class TestGenerate:
     )
     def test_both_temperature_and_top_p_are_served_with_a_hint(self, run, server, flags, is_told):
         """
-        Who changes temperature and top_p is told to change one, and served; others are not told.
+        Each command is served; only one that changes temperature and top_p is told to change one.
         """
         for command in ("generate", "chat"):
             result = run(command, *flags.split(), "--address", server.address, stdin="hi")
@@ -312,7 +312,7 @@ class TestDoctor:
 
     def test_server_of_a_model_it_cannot_serve_says_why(self, run, server):
         """
-        A server whose model has a broken template, say, is not taken for one whose executor is late.
+        A server with a broken chat template is not taken for one with a late executor.
         """
         server.set_health("tandem.ready", False)
         server.seen.model_error = InvalidModel("the chat template is invalid in line 1")

@@ -352,7 +352,7 @@ class TestResume:
 
     def test_break_is_told(self, server):
         """
-        Whoever watches hears what failed and how long the client waits.
+        The on_break callback hears what failed and how long the client waits.
         """
         told = []
         server.play(Act(num_tokens=8, error=Draining("bye", retry_after_s=0.001)), Act())

@@ -1,4 +1,4 @@
-"""What `tandem doctor` says of how a running server was set up."""
+"""Findings of `tandem doctor` on how a running server was set up."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class TestCredentials:
     )
     def test_server_that_is_not_trusted_is_not_talked_to(self, tls_server, options):
         """
-        Plain text to a server with TLS, and a certificate that nobody vouches for, both fail.
+        Plain text to a server with TLS fails, and so does a certificate that is not trusted.
         """
         with (
             Client(tls_server.address, options=options, retry=NO_RETRY) as client,

@@ -35,7 +35,7 @@ class TestExitCodes:
     )
     def test_error_has_its_exit_code(self, error, expected):
         """
-        The code says who has to act: the caller, the operator, or nobody but time.
+        The exit code says if the caller or the operator has to act, or if time alone helps.
         """
         assert expected == exit_code_of(error)
 

@@ -1,4 +1,4 @@
-"""Why a server will never be ready, asked of the server itself."""
+"""Reasons that a server will never be ready, asked of the server itself."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_only_what_somebody_must_change_is_a_reason(server, error, expected):
 
 def test_server_that_does_not_answer_may_become_ready():
     """
-    Nothing can be told of a server that is not there.
+    A server that is not there gives no reason.
     """
     assert why_never(f"127.0.0.1:{free_port()}") is None

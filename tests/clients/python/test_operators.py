@@ -1,4 +1,4 @@
-"""What operators ask: requests, their events, the prefix cache; in library and command."""
+"""Questions of operators: requests, their events, the prefix cache; in library and command."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class TestAdminClient:
 class TestRequestsCommand:
     def test_list_is_a_table(self, run):
         """
-        The list shows who is where, and how many more there are.
+        The list shows the state of each request, and how many more there are.
         """
         result = run("requests")
         assert 0 == result.exit_code
@@ -214,7 +214,7 @@ class TestRequestsCommand:
 
     def test_tracking_that_is_off_is_one_line(self, run):
         """
-        Where no events are kept the command says so and exits with 2.
+        A command for events that are not kept says so in one line and exits with 4.
         """
         result = run("requests", "untracked")
         assert (4, "tandem: EVENTS_NOT_TRACKED: events of requests are not kept\n") == (

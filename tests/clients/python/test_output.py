@@ -42,7 +42,7 @@ class TestOutput:
     )
     def test_full_disk_is_one_line(self, server, command):
         """
-        Where stdout cannot be written the command ends with 1 and says so, without a traceback.
+        A command that cannot write stdout ends with 1 and says so, without a traceback.
         """
         with FULL.open("wb") as full:
             code, _, errors = ran(*command, "--address", server.address, stdin=b"hi\n", stdout=full)
@@ -68,7 +68,7 @@ class TestOutput:
     @pytest.mark.parametrize("command", [["generate", "hi"], ["generate", "hi", "--json"]])
     def test_closed_stdout_is_no_traceback(self, server, command):
         """
-        A command whose stdout was closed before it began does its work without a traceback.
+        A command with stdout closed before it began does its work without a traceback.
         """
         line = f'exec "{sys.executable}" -m tandem_client "$@" >&-'
         outcome = subprocess.run(
@@ -84,7 +84,7 @@ class TestOutput:
 
     def test_terminal_without_the_characters_gets_their_codes(self, server):
         """
-        Where stdout is not UTF-8 a character that it lacks is written as its code.
+        A character that stdout's encoding lacks is written as its code.
         """
         server.play(Act(answer="caf\N{LATIN SMALL LETTER E WITH ACUTE} \N{SNOWMAN}"))
         ascii_only = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
@@ -121,7 +121,7 @@ class TestOutput:
 class TestServerThatGoesAway:
     def test_stream_that_cannot_go_on_fails_in_one_line(self, tandem, server):
         """
-        When the server stops in the middle for good, what came stays, and the line says what happened.
+        A stream that the server ends for good keeps what came, and the line says what happened.
         """
         server.play(
             Act(num_tokens=5, error=HandedOver("it stops", retry_after_s=0.0)),

@@ -85,7 +85,7 @@ class TestProfile:
     @pytest.mark.parametrize("error", [ProfileRunning("busy"), ExecutorLost("gone")])
     def test_failure_is_typed_and_not_tried_again(self, server, error):
         """
-        What ends a profile is raised as it is; nobody records twice without knowing.
+        An error that ends a profile is raised as it is, and the profile is not recorded again.
         """
         server.seen.profile = [progress(1, 0.5), error]
         with AdminClient(server.address) as admin, pytest.raises(type(error)):
@@ -109,7 +109,7 @@ class TestCommand:
 
     def test_idle_server_is_pointed_out_once(self, server, run, tmp_path):
         """
-        Where no step runs the command says so once while it waits, fails, and leaves no file.
+        A profile without a step says so once while it waits, fails, and leaves no file.
         """
         waiting = [progress(0, 0.5 * count) for count in range(6)]
         server.seen.profile = [*waiting, *whole(num_steps=0)]

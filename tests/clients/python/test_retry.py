@@ -1,4 +1,4 @@
-"""Whether and when a failed call is tried again."""
+"""Retries of a failed call, and their times."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestRetryPolicy:
     )
     def test_final_failures_are_final(self, error):
         """
-        What a repetition cannot change is not tried again.
+        An error that a repetition cannot change is not tried again.
         """
         assert RetryPolicy().delay_s(error, 1, 0.0) is None
 
@@ -154,7 +154,7 @@ class TestResumableStream:
 
     def test_final_failure_is_raised_after_a_break_too(self):
         """
-        What no repetition can help ends a broken stream.
+        An error that no repetition can help ends a broken stream.
         """
         request = build_request("hi", {})
         stream = ResumableStream(request, RetryPolicy(), now=0.0)
@@ -164,7 +164,7 @@ class TestResumableStream:
 
     def test_choices_are_resumed_each_for_itself(self):
         """
-        Each choice brings its own ids, and one whose end came says so.
+        Each choice brings its own ids, and one that has ended says so.
         """
         request = build_request("hi", {"n": 3})
         stream = ResumableStream(request, RetryPolicy(), now=0.0)

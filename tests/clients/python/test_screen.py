@@ -11,7 +11,7 @@ BLOCKED = "an operator suspended it: go on with tandem resume"
 class TestTerminal:
     def test_remark_in_the_middle_of_a_line_begins_a_new_one(self, terminal, server):
         """
-        What a stream waits for after it has begun stands on a line of its own, once.
+        A reason to wait after a stream has begun stands on a line of its own, once.
         """
         server.play(Act(num_tokens=5, blocked_by=BLOCKED, hang=True))
         command = terminal("generate", "hi", "--address", server.address)
@@ -38,7 +38,7 @@ class TestTerminal:
 
     def test_other_stderr_changes_nothing_on_stdout(self, terminal, server):
         """
-        Where stderr is no terminal stdout has the text alone, and stderr whole lines.
+        Stdout has the text alone, and stderr whole lines, when stderr is no terminal.
         """
         server.play(Act(num_tokens=5, error=InternalError("a bug")))
         command = terminal("generate", "hi", "--address", server.address, shares=False)

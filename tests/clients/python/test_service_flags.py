@@ -1,4 +1,4 @@
-"""Which flags `tandem up` passes on, and to whom; the services' own settings are the measure."""
+"""Flags that `tandem up` passes on to each service, measured by the services' own settings."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class TestTable:
 
     def test_every_setting_of_computing_can_be_given_to_up(self):
         """
-        What one file may say of how to compute is a flag of `tandem up`, in the same order.
+        Each setting of a file on how to compute is a flag of `tandem up`, in the same order.
         """
         assert list(COMPUTED) == [flag.name for flag in COMPUTING]
 
     @pytest.mark.parametrize("service", [SCHEDULER, EXECUTOR])
     def test_every_setting_is_within_reach(self, service):
         """
-        Whatever a service can be told, `tandem up` can tell it, but for what it decides itself.
+        Every setting of a service can be given to `tandem up`, but for what it decides itself.
         """
         fields = {name for name, field in TAKEN[service].model_fields.items() if not field.exclude}
         reached = {flag.name for flag in FLAGS.values() if service in flag.services}
@@ -80,7 +80,7 @@ class TestTable:
 
     def test_values_become_arguments(self):
         """
-        What was given becomes flags of its service; what was not stays away.
+        Values that were given become flags of their service; others stay away.
         """
         given = {
             "block_size": "8",

@@ -43,7 +43,7 @@ time.sleep(600)
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """A folder whose modules children can run; they get pythons that see it."""
+    """Return a folder with modules that children can run; they get pythons that see it."""
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "sleeper.py").write_text(SLEEPER)
@@ -52,7 +52,7 @@ def modules(tmp_path, monkeypatch):
 
 
 def is_gone(pid):
-    """Whether a process has ended, also where nobody takes notice of it."""
+    """Return whether a process has ended, even if it was not reaped."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -108,7 +108,7 @@ class TestService:
     @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")
     def test_nothing_outlives_a_killed_parent(self, modules, tmp_path):
         """
-        When the parent is killed with SIGKILL the service dies too.
+        The service dies too when its parent is killed with SIGKILL.
         """
         parent = subprocess.Popen(
             [sys.executable, "-c", PARENT, str(tmp_path)],
@@ -241,7 +241,7 @@ class TestLogs:
 
     def test_logs_outlive_a_failure(self, leave):
         """
-        Where a service has failed the logs are kept, and the error says where.
+        Logs of a service that has failed are kept, and the error says in which folder.
         """
         failure, (kept,) = leave(ServiceFailed("the executor ended", ExitCode.FAILED))
         assert f"the executor ended; logs: {kept}" == failure.line

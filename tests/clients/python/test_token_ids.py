@@ -52,7 +52,7 @@ class TestTokenIds:
     )
     def test_wrong_use_is_refused(self, run, server, arguments, sentence):
         """
-        What is no list of ids, and a prompt beside one, is a usage error, and nothing is sent.
+        A wrong list of ids, or a prompt beside a list, is a usage error, and nothing is sent.
         """
         result = run("generate", *arguments, "--address", server.address)
         assert (2, []) == (result.exit_code, server.seen.generate)

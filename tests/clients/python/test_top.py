@@ -24,7 +24,7 @@ SERVING = dataclasses.replace(ZERO, executor_attached=True, executor_address="bo
 
 
 def shown(now, before=None, *, width=80, **console):
-    """What a terminal of this width shows."""
+    """Return what a terminal of this width shows."""
     screen = Console(file=io.StringIO(), width=width, **console)
     screen.print(table(now, before, width))
     return screen.file.getvalue()
@@ -53,7 +53,7 @@ class TestCommand:
 
     def test_every_look_goes_into_a_pipe(self, tandem, server):
         """
-        Where the output is no terminal each look is printed below the one before.
+        Each look is printed below the one before when the output is no terminal.
         """
         process = tandem("top", "--interval-s", "0.1", "--admin-address", server.address)
         looks = (line for line in process.stdout if "policy lpm" in line)

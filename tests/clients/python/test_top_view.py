@@ -49,7 +49,7 @@ def view(stats, clock):
 class TestView:
     def test_short_wait_is_no_news(self, view, clock):
         """
-        Nothing is said until a look has waited for a couple of seconds.
+        No trouble is told until a look has waited for a couple of seconds.
         """
         assert view.trouble() is None
         view.ask()
@@ -125,7 +125,7 @@ class TestCommand:
 
     def test_server_that_ended_is_called_gone(self, terminal):
         """
-        Where nothing listens any more it says so, and keeps looking.
+        A server that no longer listens is said to have ended, and looking goes on.
         """
         with fake_server() as server:
             command = terminal("top", "--interval-s", "0.1", "--admin-address", server.address)
@@ -135,7 +135,7 @@ class TestCommand:
 
     def test_silence_in_a_pipe_is_said_on_stderr(self, tandem, server):
         """
-        Where looks are printed one by one, stderr says from when on none came.
+        Stderr says from when on no look came when looks are printed one by one.
         """
         process = tandem("top", "--json", "--interval-s", "0.1", "--admin-address", server.address)
         assert process.stdout.readline()

@@ -43,13 +43,13 @@ def limits(facts: Facts = FACTS, **changes) -> dict[str, float]:
 
 
 def reason(facts: Facts, **changes) -> str:
-    """What is said of the blocks."""
+    """Return the reason for the number of blocks."""
     (found,) = [one for one in suggest(wishes(**changes), facts) if one.name == "max_num_blocks"]
     return found.reason
 
 
 def facts_of(plan) -> Facts:
-    """What the command reads from an executor's dry run."""
+    """Return the facts that the command reads from an executor's dry run."""
     return Facts(**{name: plan[name] for name in Facts.__slots__})
 
 
@@ -97,7 +97,7 @@ class TestFormula:
 
     def test_memory_taken_by_others_is_not_counted(self):
         """
-        Where less is free than the share, the share of what is free is used.
+        The share of the free memory is used where less is free than the share of all.
         """
         facts = Facts(
             **{**{name: getattr(FACTS, name) for name in Facts.__slots__}, "free_bytes": 50 * GIB}
@@ -175,7 +175,7 @@ class TestCommand:
     @pytest.mark.parametrize("size", ["inf", "nan", "1e300", "-1"])
     def test_memory_that_is_no_size_is_refused(self, size):
         """
-        What no device can have is a mistake of usage, not a failure.
+        A size that no device can have is a mistake of usage, not a failure.
         """
         result = CliRunner().invoke(app, ["config", "suggest", f"--memory-gb={size}"])
         assert 2 == result.exit_code

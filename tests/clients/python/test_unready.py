@@ -1,4 +1,4 @@
-"""What operators are told of a server that answers and is not ready."""
+"""Words for operators on a server that answers and is not ready."""
 
 from __future__ import annotations
 

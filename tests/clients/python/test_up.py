@@ -1,4 +1,4 @@
-"""What `tandem up` checks before it starts anything, and what it says."""
+"""Checks of `tandem up` before it starts anything, and what it says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem_client.client import Client
 
 @pytest.fixture
 def taken():
-    """Two addresses that somebody listens on."""
+    """Two addresses that are listened on already."""
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("::1", 0), family=socket.AF_INET6) as two,
@@ -153,7 +153,7 @@ class TestBanner:
 
     def test_warnings_take_a_line_each(self):
         """
-        What both services warn of is said once, and a text of several lines, as a compiler's, on one.
+        Warnings of both services are said once, and a text of several lines takes one.
         """
         assert ["a b", "c"] == one_line_each(["a b", "c", "a\n  b"])
 

@@ -1,4 +1,4 @@
-"""What is waited for is said, after a while and once."""
+"""Remarks on what is waited for, made after a while and once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DELTA = Delta(choice=0, first_token_offset=0, token_ids=(1,), text="x")
 
 @pytest.fixture
 def said(monkeypatch):
-    """What was said, as it comes; nobody has patience."""
+    """Remarks that were made, as they come, with no time waited before them."""
     lines = []
     more = threading.Condition()
 

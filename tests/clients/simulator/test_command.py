@@ -85,7 +85,8 @@ class TestOutput:
 
     def test_comparison_without_a_difference_says_what_to_try(self, capsys):
         """
-        Where the workload leaves nothing to decide, stderr says so and names one that does.
+        A comparison of a workload that leaves nothing to decide says so on stderr and names
+        another.
         """
         policies = ["--compare", "schedule-policy=fcfs,lpm"]
         assert 0 == main([*FLAGS, *policies, "--requests=5"])

@@ -31,7 +31,7 @@ class TestEnds:
     @pytest.mark.parametrize("changes", VARIETY.values(), ids=VARIETY)
     def test_every_request_ends_exactly_once(self, changes):
         """
-        Whatever the workload, each completion that was sent ends once, with the tokens that
+        Each completion that was sent ends once, whatever the workload, with the tokens that
         unlimited memory would have given, and no block stays in use.
         """
         outcome = run(**changes)
@@ -150,8 +150,8 @@ class TestClock:
 
     def test_short_steps_run_further_ahead(self):
         """
-        Where steps are short and nobody waits the executor idles less with run_ahead over window;
-        with long steps that changes nothing.
+        The executor idles less with run_ahead over window when steps are short and no request
+        waits; with long steps that changes nothing.
         """
         short = {
             "link_s": "0.002", "overhead_s": "0.001", "weights_s": "0", "token_s": "0",
@@ -197,8 +197,7 @@ class TestChecks:
 
     def test_wrong_token_is_noticed(self):
         """
-        With --check, a request whose tokens differ from those of unlimited memory ends the
-        simulation.
+        A request with other tokens than unlimited memory gives ends the simulation under --check.
         """
         one = simulation(check="true")
         execute = one.executor.execute

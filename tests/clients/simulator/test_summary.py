@@ -103,8 +103,8 @@ class TestThroughput:
 
     def test_computed_tokens_add_up(self, watched):
         """
-        What steps computed is what prompts and outputs needed, less what was cached or never fed
-        back, plus what was computed again.
+        The number of computed tokens is what prompts and outputs needed, less what was cached or
+        never fed back, plus what was computed again.
         """
         tokens = watched.results["tokens"]
         finished = watched.results["requests"]["finished"]

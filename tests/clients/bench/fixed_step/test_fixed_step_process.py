@@ -50,7 +50,7 @@ class TestReports:
 
     def test_report_that_nobody_reads_ends_nothing(self, started):
         """
-        When whoever read the reports is gone, that is one line in the log and the exit code stays 0.
+        A reader of the reports that has gone costs one line in the log, and the exit code stays 0.
         """
         started.stdout.close()
         started.send_signal(signal.SIGTERM)

@@ -53,7 +53,7 @@ SPECIFIED = sorted({*METHODS, *FIELDS})
 
 
 def has(name: str, attribute: str) -> bool:
-    """Whether an export has an attribute, on the class or on its instances."""
+    """Return whether an export has an attribute, on the class or on its instances."""
     kind = getattr(tandem_embedded, name)
     fields = (
         {one.name for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else ()

@@ -31,7 +31,9 @@ PROMPTS = [[5, 6, 7], [5, 6, 7] * 9, [9] * 13]
 
 
 class PlainExecutor:
-    """A `GPUExecutorTrait` whose KV says what was written where; tokens follow from the prefix."""
+    """
+    A `GPUExecutorTrait` with a KV cache of what was written; tokens follow from the prefix.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._block_size = config.block_size
@@ -145,7 +147,7 @@ class TestByHand:
 
     def test_a_sequence_without_a_token_fails_alone(self):
         """
-        What the executor leaves out fails; the others go on.
+        A sequence that the executor leaves out fails; the others go on.
         """
         scheduler, executor = Scheduler(CONFIG), PlainExecutor(CONFIG)
         executor.silent.add(1)
