@@ -1,6 +1,6 @@
 """
-What all tests share: one thread per operation, examples without a deadline, logs as structlog
-finds them, kernels as they are when they are imported.
+Settings that all tests share: one thread per operation, examples without a deadline, logs as
+structlog finds them, kernels as they are when they are imported.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def default_kernels():
 
 
 def kernel_operations() -> dict:
-    """Operations by name; none where nobody has imported any."""
+    """Return the operations by name; none if no module of operations was imported."""
     dispatch = sys.modules.get("kernels.dispatch")
     return {} if dispatch is None else dispatch._operations
 
 
 def offers_of(operation) -> dict:
-    """What an operation may run, by kind of device."""
+    """Return the implementations that an operation may run, by kind of device."""
     return {kind: dict(offered) for kind, offered in operation._faster.items()}

@@ -83,7 +83,7 @@ def llama_mqa(directory: Path) -> Path:
 
 
 def llama_head_dim(directory: Path) -> Path:
-    """Llama whose heads are wider than hidden size / heads."""
+    """Llama with heads wider than hidden size / heads."""
     return _write("llama_head_dim", "Llama", directory, head_dim=24)
 
 
@@ -100,12 +100,12 @@ def llama_tied_biased(directory: Path) -> Path:
 
 
 def mistral_window(directory: Path) -> Path:
-    """Mistral whose window of 24 is shorter than the sequences tests use."""
+    """Mistral with a window of 24, shorter than the sequences that tests use."""
     return _write("mistral_window", "Mistral", directory, sliding_window=24)
 
 
 def ministral_mixed(directory: Path) -> Path:
-    """Ministral whose second layer alone has a window of 24."""
+    """Ministral with a window of 24 in its second layer alone."""
     return _write(
         "ministral_mixed",
         "Ministral",

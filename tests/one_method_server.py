@@ -1,4 +1,4 @@
-"""A gRPC server of one bidirectional method whose messages are bytes, for tests of one call."""
+"""A gRPC server of one bidirectional method with bytes as messages, for tests of one call."""
 
 from __future__ import annotations
 

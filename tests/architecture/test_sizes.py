@@ -99,7 +99,7 @@ class TestSpecification:
 class TestTopLevel:
     def test_holds_exactly_what_the_layout_says(self):
         """
-        Nothing but the agreed entries and dotfiles stands in the project's root.
+        The project's root holds the agreed entries and dotfiles and nothing else.
         """
         found = {path.relative_to(ROOT).parts[0] for path in tracked()}
         assert {

@@ -1,4 +1,4 @@
-"""What a benchmark's page says of the machine it ran on."""
+"""Facts on a benchmark's page about the machine it ran on."""
 
 import os
 import platform

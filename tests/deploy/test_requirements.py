@@ -13,7 +13,7 @@ from tests.e2e.cluster import ROOT, environment
 GPU = "triton>=3.6,<3.8; sys_platform == 'linux'"
 PINS = ("numpy==2.3.5", "torch==2.13.0", "triton==3.7.1")
 TRITON_OF = {"2.11.0": "3.6.0", "2.12.1": "3.7.1", "2.13.0": "3.7.1"}
-"""What PyTorch's builds for CUDA require."""
+"""Triton version that each PyTorch build for CUDA requires."""
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ class TestRequirements:
 
     def test_missing_network_is_told_from_a_conflict(self, tmp_path):
         """
-        Where no package index answers it ends with 75 and says so.
+        A check that reaches no package index ends with 75 and says so.
         """
         nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "UV_HTTP_RETRIES": "0"}
         outcome = check(tmp_path, env=nowhere)

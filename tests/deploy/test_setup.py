@@ -192,7 +192,7 @@ class TestFailure:
 
     def test_other_failures_show_the_words_of_pip(self, install, capsys):
         """
-        What is neither disk nor network is left to pip's words, without what went well.
+        A failure of neither disk nor network shows pip's own words, without what went well.
         """
         sentence = install.failure("Collecting a\nERROR: No matching distribution found for b\n")
 

@@ -42,7 +42,9 @@ BY_VARIABLE = {
     "ONEDNN_MAX_CPU_ISA": ("AVX2", "AVX512_CORE"),
     "MKL_ENABLE_INSTRUCTIONS": ("AVX2", "AVX512"),
 }
-"""Which of its kernels a library takes. A processor that lacks them is given what it has."""
+"""
+Kernels that a library may take, by variable. A processor that lacks them is given what it has.
+"""
 
 SETTINGS: dict[str, dict[str, str]] = {
     "unset": {},
@@ -56,7 +58,7 @@ SETTINGS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What pytest said under one setting: its exit code (None: out of time), counts and failures."""
+    """Report of pytest under one setting: exit code (None: out of time), counts and failures."""
 
     setting: str
     exit_code: int | None
@@ -109,7 +111,7 @@ def outcome(setting: str, exit_code: int | None, said: str, seconds: float) -> O
 
 
 def conditions(arguments: Sequence[str]) -> dict[str, Any]:
-    """What results can be compared under."""
+    """Return the conditions under which results can be compared."""
     git = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=ROOT,

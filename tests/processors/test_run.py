@@ -1,4 +1,4 @@
-"""What the command that runs tests under other settings makes of them."""
+"""Runs of tests under other settings, as the command makes and reports them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.faults.rig import Rig, RigSettings
 from tests.faults.streams import Streams
 
 COPIES = 3
-"""How many workers ask for each request at the same time."""
+"""Number of workers that ask for each request at the same time."""
 _ROOM = ("--max-batch-size=48", "--max-num-blocks=700")
 _PATIENT = RetryPolicy(max_attempts=100_000, max_delay_s=1.0)
 

@@ -33,7 +33,7 @@ SHAPES = {**MODEL_SIZES, **HALF_A_BILLION}
 DTYPES = ("float32", "bfloat16")
 BASE = "float32"
 WITHIN = 0.05
-"""What `auto` may lose against the best type, of the time of a mix."""
+"""Share of a mix's time that `auto` may lose against the best type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _task(given: argparse.Namespace) -> Task:
-    """What is measured; its type is what `auto` takes."""
+    """Return the task to measure; its type is the one that `auto` takes."""
     model = random_model(given.shape, SHAPES[given.shape])
     stored = read_model_config(model).checkpoint_dtype
     cpu = torch.device("cpu")
@@ -123,7 +123,7 @@ def _rows(found: dict[tuple[str, int], list[dict[str, float]]], task: Task) -> l
 
 
 def _losses(rows: list[Row]) -> list[str]:
-    """What `auto` loses more than it may, for people."""
+    """Return sentences for people about each case in which `auto` loses more than it may."""
     losses = []
     for auto in (row for row in rows if row.is_auto):
         best = max(row.mix_ratio for row in rows if row.concurrency == auto.concurrency)

@@ -1,4 +1,4 @@
-"""What the comparisons are said to show, each sentence with the numbers that must bear it out."""
+"""Claims of the comparisons, each sentence with the numbers that must bear it out."""
 
 from __future__ import annotations
 

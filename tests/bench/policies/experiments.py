@@ -1,4 +1,4 @@
-"""What is compared, and what the comparison is said to show."""
+"""Comparisons, and the claims that each is said to show."""
 
 from __future__ import annotations
 

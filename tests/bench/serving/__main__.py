@@ -32,7 +32,7 @@ def pinned(core: str, *arguments: str) -> list[str]:
 
 
 def last_json(command: list[str]) -> dict[str, Any]:
-    """Run a command whose last line of output is JSON."""
+    """Run a command and return the JSON in the last line of its output."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     outcome = subprocess.run(
         command,
