@@ -37,7 +37,7 @@ def model_dir(zoo: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(autouse=True)
 def patient_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls end with their own errors, however slow the threads are that tell of them."""
+    """Let calls end with their own errors, however slow the threads are that tell of them."""
     monkeypatch.setattr("executor_svc.server.server._STREAM_END_GRACE_S", DEADLINE_S)
 
 

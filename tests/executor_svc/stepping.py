@@ -141,7 +141,7 @@ class Bench:
         return cls(runner, kv, block_ids)
 
     def take_blocks(self, num_tokens: int) -> list[int]:
-        """Blocks for so many tokens, taken from the front of the free list."""
+        """Take blocks for so many tokens from the front of the free list."""
         num_blocks = -(-num_tokens // self.kv.block_size)
         taken, self.block_ids = self.block_ids[:num_blocks], self.block_ids[num_blocks:]
         return taken
@@ -156,7 +156,7 @@ def random_tokens(num_tokens: int, seed: int, vocab_size: int = 256) -> list[int
 
 
 def hugging_face_logits(directory: Path, token_ids: Sequence[int]) -> torch.Tensor:
-    """Float32 logits of every position, computed by transformers, ``[T, vocab_size]``."""
+    """Return float32 logits of every position, computed by transformers, ``[T, vocab_size]``."""
     import transformers  # noqa: PLC0415 - takes seconds to import
 
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -1,4 +1,4 @@
-"""`--dry-run`: what the memory would be used for, without loading anything."""
+"""`--dry-run`: the plan of the memory, without loading anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tandem.settings.schema import KV_SIZE_KNOBS
 
 @pytest.fixture
 def dry_run(model_dir, capsys, monkeypatch):
-    """Exit code, output and errors of a dry run; loading weights fails the test."""
+    """
+    Run a dry run and return its exit code, output and errors; loading weights fails the test.
+    """
 
     def run(*flags: str) -> tuple[int, str, str]:
         with monkeypatch.context() as patch:
@@ -31,7 +33,7 @@ def dry_run(model_dir, capsys, monkeypatch):
 
 @pytest.fixture
 def planned(dry_run):
-    """The plan of a dry run that succeeds."""
+    """Return the plan of a dry run that succeeds."""
 
     def run(*flags: str) -> dict[str, object]:
         code, output, errors = dry_run("--log-format=json", *flags)

@@ -1,4 +1,4 @@
-"""Settings: which source wins, and what each mistake says."""
+"""Settings: the source that wins, and the message of each mistake."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def write(root, files: dict[str, str]) -> None:
-    """Some of a machine's files."""
+    """Write some of a machine's files."""
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text + "\n")

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ALLOWANCE_BYTES = 300_000_000
-"""Beyond libraries, weights and KV: activations, and what libraries load when first used."""
+"""
+Memory beyond libraries, weights and KV cache: activations, and what libraries load when first used.
+"""
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,7 +59,7 @@ print(json.dumps({
 
 
 def write_zeros(directory: Path, type_name: str, item_bytes: int) -> None:
-    """A checkpoint of zeros: its file is a hole, so it costs no disk and no time."""
+    """Write a checkpoint of zeros: its file is a hole, so it costs no disk and no time."""
     hidden, inner, kv = CONFIG["hidden_size"], CONFIG["intermediate_size"], 256
     shapes = {"model.embed_tokens": (CONFIG["vocab_size"], hidden), "model.norm": (hidden,)}
     for index in range(CONFIG["num_hidden_layers"]):

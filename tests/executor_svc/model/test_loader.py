@@ -398,7 +398,7 @@ class TestRefusals:
 class TestAutomaticType:
     @pytest.fixture
     def cpu_with(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-        """Make this CPU one with such flags, on which our kernels multiply or not."""
+        """Make this CPU one with such flags, on which our kernels multiply or do not."""
 
         def change(flags: str, *, packs: bool) -> None:
             (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")

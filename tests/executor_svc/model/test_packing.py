@@ -21,15 +21,15 @@ pytestmark = pytest.mark.compiler
 
 ATOL = {"float32": 3e-5, "bfloat16": 0.1}
 """
-Of logits, which are below 4. Ten sums of up to 112 terms lead to one through two layers: float32
-puts each off by about sqrt(112) * 6e-8 of its terms' sizes, all by 6e-6 of 4. In bfloat16 each of
-some 20 results on the way is rounded by up to 2 ** -9 of its size, by either side.
+Tolerance of logits, which are below 4. Ten sums of up to 112 terms lead to one through two layers:
+float32 puts each off by about sqrt(112) * 6e-8 of its terms' sizes, all by 6e-6 of 4. In bfloat16
+each of some 20 results on the way is rounded by up to 2 ** -9 of its size, by either side.
 """
 
 
 @pytest.fixture(autouse=True)
 def in_cpp(monkeypatch):
-    """As on a processor without tiles for bfloat16, which is packed there."""
+    """Compute as on a processor without tiles for bfloat16, where such weights are packed."""
     monkeypatch.setattr(packed_linear, "cpu_has_any", lambda *_: False)
     assert packed_linear.use_cpu_extension(wanted=True)
     yield
@@ -48,7 +48,7 @@ def in_bfloat16(directory: Path, copy: Path) -> Path:
 
 
 def logits_of(bench: Bench) -> torch.Tensor:
-    """Logits of a prompt's tokens and of a decode after it."""
+    """Return the logits of a prompt's tokens and of a decode after it."""
     admit = bench.admit(0, random_tokens(9, seed=3))
     prompt = forward_logits(bench.runner, batch(Row(0, 0, 9), admits=[admit]))
     return torch.cat([prompt, forward_logits(bench.runner, batch(Row(0, 9)))])

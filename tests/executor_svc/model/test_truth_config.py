@@ -18,7 +18,7 @@ from tandem.errors import InvalidModel
 from tests.executor_svc.stepping import Bench, Row, batch, forward_logits, random_tokens
 
 TOLERANCE = 1e-4
-"""Float32 sums in another order; logits here reach about 10."""
+"""Room for float32 sums in another order; logits here reach about 10."""
 
 TOKENS = random_tokens(40, seed=1, vocab_size=61)
 

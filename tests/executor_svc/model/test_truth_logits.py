@@ -21,7 +21,10 @@ from tests.executor_svc.stepping import (
 from tests.model_zoo import FAMILIES
 
 TOLERANCE = 1e-4
-"""Float32 sums in another order differ by about 1e-6 per unit of logit; logits here reach about 10."""
+"""
+Room for float32 sums in another order, which differ by about 1e-6 per unit of logit; logits here
+reach about 10.
+"""
 
 LENGTHS = (37, 3, 90, 64)
 """Sequences of one batch: under and over a query tile of 64, exactly one, and hardly any."""
@@ -40,7 +43,7 @@ def expected(directory: Path) -> tuple[torch.Tensor, ...]:
 
 
 def prefill_whole(bench: Bench) -> list[torch.Tensor]:
-    """All sequences in one step."""
+    """Compute all sequences in one step."""
     admits = [bench.admit(slot, tokens) for slot, tokens in enumerate(sequences())]
     rows = [Row(slot, 0, length) for slot, length in enumerate(LENGTHS)]
     logits = forward_logits(bench.runner, batch(*rows, admits=admits))
@@ -48,7 +51,10 @@ def prefill_whole(bench: Bench) -> list[torch.Tensor]:
 
 
 def prefill_in_pieces(bench: Bench) -> list[torch.Tensor]:
-    """Chunks of 1, 13, 1, 29, ... tokens; the sequences start one step apart, so chunks and single tokens mix."""
+    """
+    Compute chunks of 1, 13, 1, 29, ... tokens; the sequences start one step apart, so chunks and
+    single tokens mix.
+    """
     found: list[list[torch.Tensor]] = [[] for _ in LENGTHS]
     done = [0] * len(LENGTHS)
     step = 0

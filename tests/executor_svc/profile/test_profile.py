@@ -27,7 +27,7 @@ def request(**options: object) -> executor_pb2.ProfileRequest:
 
 
 def trace_of(messages) -> dict:
-    """The trace in a call's messages, its checksum compared."""
+    """Return the trace in a call's messages, after comparing its checksum."""
     parts = [message.trace for message in messages if message.HasField("trace")]
     content = b"".join(part.chunk for part in parts)
     assert hashlib.sha256(content).hexdigest() == parts[-1].sha256
@@ -35,7 +35,7 @@ def trace_of(messages) -> dict:
 
 
 def spans(trace, prefix="tandem."):
-    """Names of a trace's spans of ours, with how often each is there."""
+    """Return the names of our spans in a trace, with the number of each."""
     names = [event.get("name", "") for event in trace["traceEvents"] if event.get("ph") == "X"]
     return {name: names.count(name) for name in sorted(set(names)) if name.startswith(prefix)}
 

@@ -31,7 +31,9 @@ from tests.executor_svc.stepping import Row, admission, batch
 from tests.threads import NUM_THREADS
 
 DEADLINE_S = 120.0
-"""Long enough to compile the C++ kernels on a busy machine that has not yet."""
+"""
+Limit in seconds, long enough to compile the C++ kernels on a busy machine for the first time.
+"""
 EXECUTE = "/tandem.executor.v1.ExecutorService/Execute"
 
 Message = Attached | StepResult | StepFailed | Heartbeat

@@ -48,7 +48,7 @@ for name, argv in json.loads(sys.argv[1]).items():
     print(f"CASE {name}", file=sys.stderr, flush=True)
     print(f"CODE {main(argv)}", file=sys.stderr, flush=True)
 """
-"""Several starts in one process: importing PyTorch takes longer than all of them."""
+"""Program of several starts in one process: importing PyTorch takes longer than all of them."""
 
 
 ABANDONED_STEP = """
@@ -81,14 +81,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 def refused(log: str) -> tuple[int, str]:
-    """Exit code and what was printed that is no log event."""
+    """Return the exit code and the printed lines that are no log events."""
     lines = [line for line in log.splitlines() if not line.startswith("{")]
     return int(lines[-1].removeprefix("CODE ")), "\n".join(lines[:-1])
 
 
 @pytest.fixture(scope="module")
 def refusals(model_dir, tmp_path_factory):
-    """Outcome by name of starts that must fail; `port_number` is taken meanwhile."""
+    """Return the outcomes by name of starts that must fail; `port_number` is taken meanwhile."""
     corrupt = shutil.copytree(model_dir, tmp_path_factory.mktemp("corrupt") / "model")
     weights = corrupt / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])

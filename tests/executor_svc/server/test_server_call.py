@@ -50,7 +50,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def open_call(service):
-    """Begins a call with these messages; gives it and a function that ends the caller's side."""
+    """Begin a call with these messages; gives it and a function that ends the caller's side."""
     channel = grpc.insecure_channel(service.address)
     half_close = threading.Event()
     calls: list[grpc.Call] = []  # a call without a reference is cancelled

@@ -1,4 +1,6 @@
-"""A sequence's bits with batch_invariant: whatever is computed beside it, however it is cut."""
+"""
+Bits of a sequence with batch_invariant: the same beside any other rows and however it is cut.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ def logits(
     directory: Path, dtype: str, cuts: list[int], neighbours: int, *, batch_invariant: bool
 ) -> torch.Tensor:
     """
-    Of a prompt computed in these chunks in the middle of others, which begin and go on unevenly,
-    ``[PROMPT_LEN, vocab_size]``.
+    Return the logits of a prompt computed in these chunks in the middle of others, which begin and
+    go on unevenly, ``[PROMPT_LEN, vocab_size]``.
     """
     bench = Bench.build(
         directory, dtype=dtype, shuffle_seed=neighbours, batch_invariant=batch_invariant

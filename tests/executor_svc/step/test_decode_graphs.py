@@ -36,8 +36,8 @@ def plan(sizes):
 
 class Decoding:
     """
-    Prefilled sequences in all slots of two runners with equal caches: one takes steps eagerly, of
-    the other's device state a step is captured.
+    Prefilled sequences in all slots of two runners with equal caches: one takes steps eagerly, and
+    a step is captured from the device state of the other.
     """
 
     def __init__(self, directory, drawing=Drawing.FILTERED, *, sizes=(6, 3)):
@@ -89,13 +89,13 @@ class Decoding:
         self.step.prepare(int32(slots), start, runner.slots, runner._sampling)
 
     def replay(self, num_rows):
-        """One step; its tokens."""
+        """Replay one step and return its tokens."""
         with torch.inference_mode():
             self.graphs.run(num_rows, self.drawing)
             return self.step.launched().tolist()
 
     def eager_tokens(self, slots):
-        """The same step with inputs from the host; its tokens."""
+        """Run the same step with inputs from the host and return its tokens."""
         rows = [Row(slot, int(self.position[slot])) for slot in slots]
         self.position[slots] += 1
         return self.eager.runner.execute(batch(*rows), 2).token.tolist()

@@ -52,7 +52,7 @@ class CountingMeter:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
-    """Every batch that a runner executes from here on."""
+    """Return the list of every batch that a runner executes from here on."""
     seen: list[Batch] = []
     execute = ModelRunner.execute
 

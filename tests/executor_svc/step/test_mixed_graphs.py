@@ -18,7 +18,7 @@ Zoo = Callable[[str], Path]
 
 NUM_SLOTS = 6
 SHAPES = graph_shapes([24, 12], max_requests=24, max_sequence_length=64, mixed_prefill_count=3)
-"""Of 24 and 12 tokens: 3 prefills and decodes, and as many prefills as tokens."""
+"""Shapes of 24 and 12 tokens: 3 prefills and decodes, and as many prefills as tokens."""
 
 
 class Twins:
@@ -38,7 +38,7 @@ class Twins:
         self.num_steps = 0
 
     def run(self, *rows, **parts):
-        """Both do a step, with the same outcome; the tokens of the graph that did it."""
+        """Run a step on both, with the same outcome; gives the tokens of the graph that did it."""
         self.num_steps += 1
         step = batch(*rows, **parts)
         eager = self.eager.runner.execute(step, self.num_steps)
@@ -54,7 +54,7 @@ class Twins:
 
 @pytest.fixture
 def twins(zoo: Zoo) -> Twins:
-    """With steps of 12 tokens, 3 prefills and decodes."""
+    """Build twins with steps of 12 tokens, 3 prefills and decodes."""
     return Twins(zoo("llama_mha"), shapes=SHAPES[3:4])
 
 

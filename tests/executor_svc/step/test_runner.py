@@ -37,7 +37,7 @@ def bench(zoo: Zoo) -> Bench:
 
 
 def token_of(result: StepResult, slot: int) -> int:
-    """The token a slot got in a step."""
+    """Return the token that a slot got in a step."""
     (index,) = np.flatnonzero(result.slot == slot)
     return int(result.token[index])
 
@@ -45,7 +45,7 @@ def token_of(result: StepResult, slot: int) -> int:
 def decode(
     bench: Bench, slot: int, start: int, num_steps: int, first_step_id: int = 2
 ) -> list[int]:
-    """Tokens of consecutive one-token steps of one slot."""
+    """Return the tokens of consecutive one-token steps of one slot."""
     found = []
     for offset in range(num_steps):
         result = bench.runner.execute(batch(Row(slot, start + offset)), first_step_id + offset)
@@ -54,7 +54,7 @@ def decode(
 
 
 def generate(bench: Bench, prompt: list[int], num_tokens: int, sampling: RowSampling) -> list[int]:
-    """Tokens of one request alone in slot 0, with blocks for all of them."""
+    """Return the tokens of one request alone in slot 0, with blocks for all of them."""
     blocks = bench.take_blocks(len(prompt) + num_tokens)
     admit = admission(0, prompt, blocks, sampling=sampling)
     first = bench.runner.execute(batch(Row(0, 0, len(prompt)), admits=[admit]), 1)

@@ -59,7 +59,7 @@ class Twins:
         return self.graphed.runner._graphs.num_captures
 
     def run(self, step):
-        """Both do a step, with the same outcome; rows of the graph that did it, 0 for none."""
+        """Run a step on both, with the same outcome; gives the rows of its graph, 0 for none."""
         self.num_steps += 1
         eager = self.eager.runner.execute(step, self.num_steps)
         graphed = self.graphed.runner.execute(step, self.num_steps)
@@ -68,13 +68,13 @@ class Twins:
         return graphed.graph
 
     def start_anew(self):
-        """Both forget their sequences, as for a new session."""
+        """Make both forget their sequences, as for a new session."""
         for bench in (self.eager, self.graphed):
             bench.runner.reset()
         self.traffic = Traffic(self.eager.block_ids)
 
     def join(self, *samplings: RowSampling):
-        """One sequence after another, each with its own length; which graphs ran: none."""
+        """Admit one sequence after another, each with its own length; no graph runs."""
         first = len(self.traffic.length)
         for slot, sampling in enumerate(samplings, start=first):
             assert 0 == self.run(self.traffic.join(slot, 3 + 4 * slot, sampling))

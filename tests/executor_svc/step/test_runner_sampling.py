@@ -41,7 +41,7 @@ def bench(zoo: Zoo) -> Bench:
 
 
 def tokens_of(result: StepResult) -> dict[int, int]:
-    """Token by slot."""
+    """Return tokens by slot."""
     return dict(zip(result.slot.tolist(), result.token.tolist(), strict=True))
 
 
@@ -55,7 +55,7 @@ def generate(
     slot: int = 0,
     generation: int = 1,
 ) -> list[int]:
-    """All output tokens of one request; some may be there already when it is admitted."""
+    """Return all output tokens of one request; some may be there already when it is admitted."""
     found = list(outputs or [])
     known = [*prompt, *found]
     admit = replace(

@@ -32,7 +32,7 @@ def undisturbed(zoo: Zoo) -> list[int]:
 
 
 def start(bench: Bench, num_tokens: int) -> list[int]:
-    """The first tokens of the prompt in slot 0, blocks 1 to 4."""
+    """Compute the first tokens of the prompt in slot 0, blocks 1 to 4."""
     admit = admission(0, PROMPT, [1, 2, 3, 4], sampling=NOISY)
     first = bench.runner.execute(batch(Row(0, 0, 20), admits=[admit]), 1)
     return [token_of(first, 0), *decode(bench, 0, 20, num_tokens - 1)]
@@ -145,7 +145,7 @@ def moving_batches(draw: st.DrawFn) -> list[Batch]:
 
 @pytest.fixture(scope="module")
 def small(zoo: Zoo) -> Bench:
-    """As few blocks as let random batches meet each other."""
+    """Build a bench with so few blocks that random batches meet each other."""
     return Bench.build(
         zoo("llama_mha"),
         block_size=4,

@@ -35,7 +35,9 @@ def twins(directory: Path, **options: object) -> tuple[Bench, Bench]:
 
 
 def is_same(left: StepResult, right: StepResult) -> bool:
-    """All that rows got is equal, but for rounding in margins and log probabilities."""
+    """
+    Return whether all that rows got is equal, but for rounding in margins and log probabilities.
+    """
     columns = ("slot", "generation", "position", "token")
     same = all(np.array_equal(getattr(left, name), getattr(right, name)) for name in columns)
     same &= left.row_errors == right.row_errors
@@ -55,13 +57,13 @@ class Traffic:
         self._released: list[int] = []
 
     def leave(self, slot: int) -> None:
-        """The slot is released by the next batch."""
+        """Release the slot with the next batch."""
         self.free += self.blocks.pop(slot)
         del self.length[slot]
         self._released.append(slot)
 
     def join(self, slot: int, prompt_len: int, sampling: RowSampling) -> Batch:
-        """All running rows decode, and a new one computes its prompt beside them."""
+        """Return a batch in which all running rows decode and a new one computes its prompt."""
         self.generation[slot] += 1
         decodes = [Row(each, self.length[each]) for each in self.order()]
         appends = self._grow()
@@ -78,12 +80,12 @@ class Traffic:
         return self._batch(*decodes, Row(slot, 0, prompt_len), admits=[admit], appends=appends)
 
     def decode(self, order: list[int] | None = None) -> Batch:
-        """All running rows decode, in slots' order or another."""
+        """Return a batch in which all running rows decode, in slots' order or another."""
         rows = [Row(slot, self.length[slot]) for slot in order or self.order()]
         return self._batch(*rows, appends=self._grow())
 
     def order(self) -> list[int]:
-        """Slots that run."""
+        """Return the slots that run."""
         return sorted(self.length)
 
     def _grow(self) -> list[tuple[int, int]]:
@@ -101,7 +103,10 @@ class Traffic:
 
 
 def joins_and_leaves(block_ids: list[int], samplings: list[RowSampling]) -> Iterator[Batch]:
-    """Rows come at the end and in the middle, leave from the middle, change places and slots."""
+    """
+    Yield batches: rows come at the end and in the middle, leave from the middle, change places and
+    slots.
+    """
     traffic = Traffic(block_ids)
     for slot, sampling in zip((1, 3, 4), samplings, strict=False):
         yield traffic.join(slot, 4 + 5 * slot, sampling)
@@ -120,7 +125,7 @@ def joins_and_leaves(block_ids: list[int], samplings: list[RowSampling]) -> Iter
 
 
 def count_calls(work: Callable[[], object]) -> int:
-    """Calls of functions, Python's and others, that `work` makes."""
+    """Count the calls of functions, Python's and others, that `work` makes."""
     events: list[str] = []
     sys.setprofile(lambda _frame, event, _function: events.append(event))
     try:

@@ -52,8 +52,8 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load_with(directory: Path, name: str, content: bytes) -> None:
     """
-    Load everything that an executor loads, with one file's content replaced meanwhile; whatever is refused must be so by
-    a sentence that names the directory and can be sent.
+    Load everything that an executor loads, with one file's content replaced meanwhile, and check
+    that a refusal is a sentence that names the directory and can be sent.
     """
     good = (directory / name).read_bytes()
     (directory / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""From what `--model` says to a directory."""
+"""Directories that values of `--model` stand for."""
 
 from __future__ import annotations
 

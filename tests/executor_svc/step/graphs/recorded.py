@@ -28,7 +28,9 @@ class RecordedGraphs:
     """
 
     def capture(self, runs: Sequence[Callable[[], None]]) -> Captured:
-        """As in `GraphDevice`; memory is all that the largest call allocated, none used twice."""
+        """
+        Capture as in `GraphDevice`; memory is all that the largest call allocated, none used twice.
+        """
         recordings = [recorded(run) for run in runs]
         return Captured(
             graphs=tuple(map(_Graph, runs, recordings)),
@@ -36,7 +38,7 @@ class RecordedGraphs:
         )
 
     def drain(self) -> None:
-        """As in `GraphDevice`; a replay is done when the call is back."""
+        """Drain as in `GraphDevice`; a replay is done when the call is back."""
 
 
 class _Graph:

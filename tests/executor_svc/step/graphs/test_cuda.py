@@ -13,7 +13,7 @@ from executor_svc.step.graphs.cuda import CudaGraphs
 
 
 class Stream:
-    """Of the fake device; says when it waits and is waited for."""
+    """Stream of the fake device; notes when it waits and is waited for."""
 
     def __init__(self, device, done):
         self._done = done

@@ -21,7 +21,7 @@ def settings(*argv):
 
 
 def planned(loaded, device):
-    """For steps of up to 20 rows."""
+    """Plan graphs for steps of up to 20 rows."""
     return plan_graphs(loaded, replace(loaded.limits, max_batch_size=20), device)
 
 

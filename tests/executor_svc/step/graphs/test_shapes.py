@@ -1,4 +1,4 @@
-"""Shapes of captured steps, and which one a batch runs in."""
+"""Shapes of captured steps, and the shape that a batch runs in."""
 
 from __future__ import annotations
 
