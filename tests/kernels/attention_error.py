@@ -20,7 +20,10 @@ UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-
 """Largest relative error of rounding to a type."""
 
 ROUNDINGS_OF_A_WEIGHT = 8
-"""Of the scale, the difference from the largest score, its exponential (4 at most), and rescaling."""
+"""
+Number of roundings: of the scale, the difference from the largest score, its exponential (4 at
+most), and rescaling.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def attended(
 
 
 def assert_errs_little(expected: Attended, found: Tensor) -> None:
-    """Every number is as near to the exact one as the arithmetic promises."""
+    """Assert that every number is as near to the exact one as the arithmetic promises."""
     error = (found.double().cpu() - expected.exact).abs()
     worst = (error / expected.allowed).max().item()
     assert worst <= 1, f"an error is {worst} times what is allowed"

@@ -26,7 +26,7 @@ SCALE = 0.3
 
 
 def attended_at_once(plan: Planner, of: AttentionShape, window: int | None) -> torch.Tensor:
-    """The first row's results, alone and as a whole."""
+    """Return the first row's results, computed alone and as a whole."""
     sequences, query, cache = scene([(length, length) for length in LENGTHS], of)
     alone = PagedSequences(
         query_len=sequences.query_len[:1],
@@ -39,7 +39,7 @@ def attended_at_once(plan: Planner, of: AttentionShape, window: int | None) -> t
 def attended_in_chunks(
     plan: Planner, of: AttentionShape, window: int | None, cuts: list[int]
 ) -> torch.Tensor:
-    """The first row's results, chunk by chunk, after two others."""
+    """Return the first row's results, computed chunk by chunk, after two others."""
     sequences, query, cache = scene([(length, length) for length in LENGTHS], of)
     first = np.cumsum(LENGTHS) - LENGTHS
     found, done = [], 0
@@ -64,5 +64,5 @@ def attended_in_chunks(
 
 
 def invariant(of: AttentionShape) -> AttentionShape:
-    """The same heads and cache, with bits that depend on sequence and position alone."""
+    """Return the same heads and cache, with bits that depend on sequence and position alone."""
     return replace(of, batch_invariant=True)

@@ -57,7 +57,9 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @pytest.fixture(params=[8, 10**9], ids=["short-in-cpp", "all-in-cpp"])
 def longest_in_cpp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Query lengths up to which rows run in C++; as shipped it is the processor's affair."""
+    """
+    Set the query lengths up to which rows run in C++; as shipped they depend on the processor.
+    """
     monkeypatch.setattr(cpu_extension, "_longest_query", lambda _dtype: request.param)
     return int(request.param)
 
@@ -98,12 +100,12 @@ class Scene:
         )
 
     def attend(self, window: int | None = None) -> torch.Tensor:
-        """In C++, as far as the plan does."""
+        """Attend in C++, as far as the plan does."""
         plan = cpu_extension.plan(self.sequences, self.of, window)
         return paged_attention(self.query, self.cache, plan, SCALE)
 
     def known_table(self) -> PagedSequences:
-        """PyTorch's path looks at entries that mean nothing."""
+        """Replace entries that mean nothing, because PyTorch's path looks at them."""
         table = np.minimum(self.sequences.block_table, len(self.cache) - 1)
         return replace(self.sequences, block_table=table)
 
@@ -226,7 +228,7 @@ class TestOtherProcessors:
 
 
 class TestBits:
-    """Everything here is exact equality."""
+    """Exact equality of bits."""
 
     OF = shape(9, 3, 64, 16)
 

@@ -13,7 +13,7 @@ from tests.kernels.test_paged_attention import TOLERANCE, shape
 
 @pytest.fixture(autouse=True)
 def every_length_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of any size are read in place where they can."""
+    """Let tiles of any size be read in place where they can."""
     monkeypatch.setattr(cpu_runs, "LEAST_BYTES_OF_ONE", 1)
     monkeypatch.setattr(cpu_runs, "LEAST_BYTES_OF_SEVERAL", 1)
 

@@ -1,4 +1,4 @@
-"""Attention of which neither batch nor chunk decides a bit."""
+"""Attention with bits that depend on neither batch nor chunk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = [
 ]
 WINDOWS = [pytest.param(24, id="w24"), pytest.param(None, id="full", marks=pytest.mark.slow)]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Rounding of outputs near 1, of probabilities too."""
+"""Room for the rounding of outputs near 1, and of probabilities."""
 
 
 @pytest.mark.parametrize("window", WINDOWS)

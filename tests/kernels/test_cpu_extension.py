@@ -48,7 +48,7 @@ class Machine:
         return {**self.environ, "CXX": "", "PATH": str(self.cache)}
 
     def num_built(self) -> int:
-        """Libraries linked."""
+        """Return the number of libraries linked."""
         return self.log.read_text().count("-shared") if self.log.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""Products of which a row's bits depend on the row and the weight alone."""
+"""Products with bits of a row that depend on the row and the weight alone."""
 
 from __future__ import annotations
 

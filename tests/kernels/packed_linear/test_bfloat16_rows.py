@@ -16,11 +16,13 @@ from tests.kernels.other_processors import OTHER_PROCESSORS, library_for
 pytestmark = pytest.mark.compiler
 
 SHAPES = [(1, 2, 1), (1, 400, 130), (2, 34, 50), (7, 64, 33), (13, 300, 64), (61, 130, 40)]
-"""Rows, width and columns: full and cut panels, one tile and several, one piece of width and more."""
+"""
+Rows, width and columns: full and cut panels, one tile and several, one piece of width and more.
+"""
 BLOCK_OF_ROWS = (900, 600, 33)
 """More rows than are multiplied in a go."""
 ODD_WIDTH = (9, 33, 50)
-"""Words of two numbers would not be whole: the weight is packed in float32."""
+"""A width that fills no whole words of two numbers: the weight is packed in float32."""
 HALF_UNIT = torch.finfo(torch.bfloat16).eps / 2
 
 
@@ -36,7 +38,7 @@ def assert_rounded_once(
     added: torch.Tensor | float = 0.0,
 ) -> None:
     """
-    Results are those of exact arithmetic but for one rounding to bfloat16 and float32's of sums.
+    Assert that results are exact but for one rounding to bfloat16 and float32's rounding of sums.
     """
     exact = x.double() @ weight.double().T
     sizes = x.double().abs() @ weight.double().abs().T

@@ -36,12 +36,12 @@ def narrow_numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def packed_wide(weight: torch.Tensor) -> PackedWeight:
-    """In float32, whatever the numbers."""
+    """Pack in float32, whatever the numbers."""
     return PackedWeight.of(weight, torch.empty(packed_elements(*weight.shape)))
 
 
 def relative_error(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
-    """Largest error in units of float32 rounding of the sum of products' sizes."""
+    """Return the largest error in units of float32 rounding of the sum of products' sizes."""
     exact = x.double() @ weight.double().T
     scale = x.double().abs() @ weight.double().abs().T + 1e-30
     return float(((found.double() - exact).abs() / scale).max()) / torch.finfo(torch.float32).eps

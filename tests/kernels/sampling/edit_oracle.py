@@ -25,7 +25,7 @@ class RowEdits:
 
 
 def edited_row(logits: np.ndarray, row: RowEdits) -> np.ndarray:
-    """The definition, id by id, shape ``[V]``."""
+    """Edit a row as defined, id by id, shape ``[V]``."""
     edited = logits.astype(np.float64)
     for token in row.banned:
         edited[token] = -np.inf
@@ -45,7 +45,7 @@ def edited_row(logits: np.ndarray, row: RowEdits) -> np.ndarray:
 
 
 def edits_of(rows: dict[int, RowEdits], *, padding: int = 3, junk: int = 0) -> LogitEdits:
-    """The same as columns; histories are padded with an id that must not matter."""
+    """Return the same edits as columns; histories are padded with an id that must not matter."""
     places = sorted(rows)
     bias = [
         (place, token, value)
@@ -80,7 +80,7 @@ def edits_of(rows: dict[int, RowEdits], *, padding: int = 3, junk: int = 0) -> L
 
 @st.composite
 def row_edits(draw: st.DrawFn, vocab_size: int) -> RowEdits:
-    """Any edits of a row that leave it something to draw."""
+    """Draw any edits of a row that leave it something to draw."""
     ids = st.integers(0, vocab_size - 1)
     penalty = st.sampled_from([0.0, 0.25, 1.5, -0.75, -2.0])
     return RowEdits(

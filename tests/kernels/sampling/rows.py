@@ -21,7 +21,7 @@ def make_columns(
     choice: int = 0,
     min_p: float | list[float] | None = None,
 ) -> SamplingColumns:
-    """Columns of `num_rows` rows at consecutive positions; lists give one value per row."""
+    """Return columns of `num_rows` rows at consecutive positions; lists give one value per row."""
 
     def column(value: object, dtype: torch.dtype) -> Tensor:
         values = value if isinstance(value, list) else [value] * num_rows
@@ -39,16 +39,19 @@ def make_columns(
 
 
 def chi_square_limit(degrees: int, z: float = 3.5) -> float:
-    """Value that chi-square of so many degrees passes with the chance of a normal passing z."""
+    """
+    Return the value that chi-square of so many degrees passes with the chance of a normal passing
+    z.
+    """
     spread = 2 / (9 * degrees)  # Wilson and Hilferty's cube-root approximation
     return degrees * (1 - spread + z * math.sqrt(spread)) ** 3
 
 
 def chi_square(observed: Tensor, expected: Tensor) -> float:
-    """Pearson's statistic of counts against expected counts, all positive."""
+    """Return Pearson's statistic of counts against expected counts, all positive."""
     return float(((observed - expected) ** 2 / expected).sum())
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Pearson's correlation of two samples of equal shape."""
+    """Return Pearson's correlation of two samples of equal shape."""
     return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1])

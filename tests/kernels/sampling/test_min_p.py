@@ -1,4 +1,7 @@
-"""min_p keeps what is likely enough beside the best, after the temperature and before the other cuts."""
+"""
+min_p keeps ids that are likely enough beside the best, after the temperature and before the other
+cuts.
+"""
 
 from __future__ import annotations
 

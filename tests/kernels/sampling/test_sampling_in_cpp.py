@@ -21,9 +21,11 @@ pytestmark = pytest.mark.compiler
 
 CPU = torch.device("cpu")
 SCORE_ERROR = 1e-5
-"""kScoreError of logits.h: what noise in float32 and its sum with a logit may be off by."""
+"""Error that noise in float32 and its sum with a logit may have: kScoreError of logits.h."""
 MASS_ERROR = 1e-6
-"""A fifth of kError of sampling.cpp; its own exponentials and sums have the rest."""
+"""
+Error of masses, a fifth of kError of sampling.cpp; its own exponentials and sums have the rest.
+"""
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 NEVER = float("-inf")
@@ -44,7 +46,9 @@ def redrawn(monkeypatch):
 
 
 def same(logits, columns, threads=1):
-    """Tokens in C++, which must be those of the definition, as must be which rows are valid."""
+    """
+    Sample in C++ and check that tokens, and the rows that are valid, are those of the definition.
+    """
     defined = reference.sample(logits, columns)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -16,7 +16,7 @@ def launch_decode(
     window: int | None = None,
     num_splits: int = 2,
 ) -> None:
-    """A batch of 2 rows of 2 key heads, in blocks of a cache that nothing reads."""
+    """Launch a batch of 2 rows of 2 key heads, in blocks of a cache that is not read."""
     kind = getattr(torch, dtype)
     decode_attention(
         torch.empty((2, 2 * group_size, head_dim), dtype=kind),

@@ -42,7 +42,9 @@ class DecodeScene:
         return self.query, self.kv_cache, self.block_table, self.seq_len
 
     def expected(self, scale: float, window: int | None = None) -> Tensor:
-        """The definition's result in float32, from the same rounded numbers; zeros for padding."""
+        """
+        Return the definition's result in float32, from the same rounded numbers; zeros for padding.
+        """
         lengths = self.seq_len.cpu().numpy()
         live = np.flatnonzero(lengths)
         num_rows, num_heads, head_dim = self.query.shape

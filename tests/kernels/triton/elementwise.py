@@ -12,7 +12,9 @@ from torch import Tensor
 from tests.kernels.attention_error import UNIT
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-"""By name. The interpreter truncates to bf16 where a GPU rounds, so that type needs a GPU."""
+"""
+Types by name. The interpreter truncates to bf16 where a GPU rounds, so that type needs a GPU.
+"""
 
 if torch.cuda.is_available():
     DTYPES["bf16"] = torch.bfloat16
@@ -30,7 +32,8 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
 
 def assert_as_exact(exact: Tensor, found: Tensor) -> None:
     """
-    The found values err from float32's by two roundings to their type of the largest of their row.
+    Assert that found values err from float32's by two roundings to their type of the largest of
+    their row.
     """
     assert not found.isnan().any()
     exact = exact.double()
@@ -65,7 +68,7 @@ class RopeScene:
         normed: bool = False,
         device: torch.device | None = None,
     ) -> RopeScene:
-        """Tokens for these positions of a cache just large enough."""
+        """Build a scene of tokens for these positions of a cache just large enough."""
         num_tokens, num_blocks = len(kv_position), max([0, *kv_position]) // block_size + 1
         angles = numbers(num_tokens, head_dim // 2, seed=2)
         num_all = num_heads + 2 * num_kv_heads
@@ -80,7 +83,9 @@ class RopeScene:
         )
 
     def exact(self) -> RopeScene:
-        """The same scene in fp32: the same rounded inputs, and nothing rounded on the way."""
+        """
+        Return the same scene in fp32: the same rounded inputs, and nothing rounded on the way.
+        """
         return RopeScene(
             qkv=self.qkv.float(),
             rotation=self.rotation,
@@ -91,7 +96,7 @@ class RopeScene:
         )
 
     def select(self, tokens: list[int]) -> RopeScene:
-        """Some of the tokens, in this order, with a cache of their own."""
+        """Return a scene of some of the tokens, in this order, with a cache of their own."""
         return RopeScene(
             qkv=self.qkv[tokens],
             rotation=self.rotation[tokens],
@@ -102,7 +107,9 @@ class RopeScene:
         )
 
     def run(self, implementation: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-        """Queries, and the cache as positions, ``[P, 2 * K, D]``; the scene itself stays."""
+        """
+        Return queries, and the cache as positions, ``[P, 2 * K, D]``; the scene itself stays.
+        """
         cache = self.kv_cache.clone()
         query = implementation(
             self.qkv.clone(),

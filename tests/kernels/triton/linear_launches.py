@@ -17,7 +17,7 @@ def launch_linear(
     adds: bool = False,
     split: bool | None = None,
 ) -> None:
-    """Rows by a weight that nothing reads."""
+    """Launch a product of rows and a weight that is not read."""
     kind = getattr(torch, dtype)
     linear(
         torch.empty((num_rows, width), dtype=kind),

@@ -11,7 +11,7 @@ from kernels.paged_attention.triton_prefill_tiles import cut_prefill
 
 
 def attention_shape(head_dim: int, block_size: int, dtype: str) -> AttentionShape:
-    """A model in which 32 heads share 8 key heads."""
+    """Return the shape of a model in which 32 heads share 8 key heads."""
     return AttentionShape(
         num_heads=32,
         num_kv_heads=8,
@@ -31,7 +31,10 @@ def launch_prefill(
     query_len: int,
     num_rows: int = 1,
 ) -> None:
-    """A batch of prompts of equal length in a cache that nothing reads, queries within a wider tensor."""
+    """
+    Launch a batch of prompts of equal length in a cache that is not read, with queries within a
+    wider tensor.
+    """
     of = attention_shape(head_dim, block_size, dtype)
     sequences = PagedSequences(
         query_len=np.full(num_rows, query_len, np.int32),

@@ -1,4 +1,4 @@
-"""No kernel is launched on a GPU that no test has compiled for one."""
+"""Every kernel that is launched on a GPU is compiled by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention on a GPU of which neither batch nor chunk decides a bit."""
+"""Attention on a GPU with bits that depend on neither batch nor chunk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WINDOWS = [pytest.param(24, id="w24"), pytest.param(None, id="full", marks=pytes
 
 @pytest.fixture(autouse=True)
 def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter pays for each tile: sequences just long enough for three tiles of keys."""
+    """Shorten sequences to three tiles of keys: the interpreter takes time for each tile."""
     monkeypatch.setattr(chunked_attention, "LENGTHS", (140, 12, 9))
 
 

@@ -1,4 +1,4 @@
-"""A step's attention in Triton: which rows go where, and what reaches the device."""
+"""A step's attention in Triton: the path of each row, and the data that reaches the device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def attend(
     window: int | None,
     device: torch.device,
 ) -> torch.Tensor:
-    """All rows, back on the CPU."""
+    """Attend all rows and return results on the CPU."""
     num_heads, head_dim = query.shape[1:]
     of = shape(num_heads, cache.shape[3], head_dim, cache.shape[1], query.dtype)
     plan = triton_plan.plan(sequences, replace(of, device=device), window)
@@ -43,7 +43,10 @@ def attend(
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch):
-    """One program per row and key head: the interpreter pays for each, and no bit depends on it."""
+    """
+    Run one program per row and key head: the interpreter takes time for each, and no bit depends on
+    it.
+    """
     monkeypatch.setattr(triton_plan, "decode_attention", partial(decode_attention, num_splits=1))
 
 
