@@ -28,7 +28,7 @@ NEEDED = (
     *("msgspec", "tokenizers", "annotated_types"),
     *("jinja2", "prometheus_client", "uvloop", "typer", "rich", "psutil", "transformers"),
 )
-"""Modules without which a part or another cannot run."""
+"""Modules that all parts or some need."""
 _GENERATED = "tandem.executor.v1.executor_service_pb2_grpc"
 """Code that refuses to be imported where protobuf or gRPC is older than what made it."""
 EXIT_NO_DEVICE = 3
@@ -83,7 +83,7 @@ def _run_stages(
 
 
 def _chosen(names: Sequence[str], asked: Sequence[str]) -> list[str]:
-    """Names that begin with one of those asked for; all where none is."""
+    """Return the names that begin with one of those asked for; all if none is asked for."""
     return [name for name in names if not asked or name.startswith(tuple(asked))]
 
 
@@ -129,7 +129,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _missing(*, with_triton: bool) -> list[str]:
-    """Modules that are not there, and what is there but too old."""
+    """Return the modules that are missing, and those that are too old."""
     missing = [name for name in (*NEEDED, *["triton"] * with_triton) if not _is_there(name)]
     try:
         importlib.import_module(_GENERATED)
