@@ -107,7 +107,7 @@ class TestOnACpu:
 
     def test_system_that_keeps_pages_is_refused(self, monkeypatch):
         """
-        On another system than Linux the setting is refused by name.
+        The setting is refused by name on a system other than Linux.
         """
         monkeypatch.setattr(module, "sys", SimpleNamespace(platform="darwin"))
         with pytest.raises(InvalidConfig, match="require Linux on a CPU") as error:

@@ -90,7 +90,8 @@ class TestContents:
     @pytest.mark.parametrize("device", DEVICES)
     def test_every_bit_comes_back(self, dtype: torch.dtype, device: str):
         """
-        Out to scattered host blocks and back to other blocks is exact in every number type.
+        Swapping out to scattered host blocks and back to other blocks is exact in every number
+        type.
         """
         kv = build(device, dtype)
         before = [bits_of(kv, block) for block in (2, 5, 1)]

@@ -121,7 +121,8 @@ def refusals(model_dir, tmp_path_factory):
 class TestRefusals:
     def test_missing_model_is_one_line(self):
         """
-        A model directory that does not exist: INVALID_MODEL, what to give instead, exit code 2.
+        A model directory that does not exist gives INVALID_MODEL, what to give instead, and exit
+        code 2.
         """
         process = start("--model=/nowhere/model", "--listen=127.0.0.1:0")
         output, log = process.communicate(timeout=PROCESS_DEADLINE_S)
@@ -164,7 +165,8 @@ class TestRefusals:
         self, refusals, name, code, reason, words
     ):
         """
-        One line with reason and cause, no traceback, exit code 2.
+        An unusable model or memory gives one line with reason and cause, no traceback, and exit
+        code 2.
         """
         got_code, text = refusals[name]
         assert code == got_code
@@ -174,7 +176,7 @@ class TestRefusals:
 
     def test_port_in_use_is_one_line_with_the_address(self, refusals):
         """
-        A taken port: ADDRESS_IN_USE, which address, what to do, exit code 1.
+        A taken port gives ADDRESS_IN_USE, the address, what to do, and exit code 1.
         """
         expected = (
             f"ADDRESS_IN_USE: listen 127.0.0.1:{refusals['port_number']} is in use by another "
@@ -184,7 +186,7 @@ class TestRefusals:
 
     def test_bad_limit_is_its_documented_text(self, refusals):
         """
-        A limit out of range: INVALID_CONFIG with the rule's text, exit code 2.
+        A limit out of range gives INVALID_CONFIG with the rule's text, and exit code 2.
         """
         assert (2, "INVALID_CONFIG: block_size must be greater than 0") == refusals["limit"]
 

@@ -91,7 +91,7 @@ class TestReceiving:
 
     def test_who_wants_no_more_gets_no_more(self, service, open_call):
         """
-        After a message that was the last one wanted no other is taken.
+        No message is taken after one that was the last one wanted.
         """
         service.takes = lambda raw: raw != b"2"
         call, _ = open_call(b"1", b"2", b"3")

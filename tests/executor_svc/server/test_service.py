@@ -159,7 +159,7 @@ class TestLoading:
 
     def test_port_is_not_shared_with_anyone(self, executor):
         """
-        Not even a socket that asks to share the port may bind it: half the connections would go there.
+        A socket that asks to share the port may not bind it: half the connections would go there.
         """
         host, _, port = executor.server.address.rpartition(":")
         with socket.socket() as other:

@@ -292,7 +292,7 @@ class TestLease:
 
     def test_lease_ends_without_a_sign_of_life(self, link, clock):
         """
-        A silent holder is refused-for until its lease has passed, and replaced after.
+        A silent holder keeps its session until its lease has passed, and is replaced after.
         """
         link.open_session(ONE, take_over=False, lease_s=5.0)
         clock.advance(4.9)

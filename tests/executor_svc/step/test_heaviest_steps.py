@@ -68,7 +68,8 @@ class TestHeaviestSteps:
     @given(rows=st.integers(1, 40), tokens=st.integers(1, 4000), longest=st.integers(1, 900))
     def test_prompts_fill_the_step(self, rows: int, tokens: int, longest: int):
         """
-        As many prompts as a step may have, none over the longest, fill the step or are all full.
+        The heaviest prompts, as many as a step may have and none over the longest, fill the step or
+        are all full.
         """
         limits = EngineConfig(
             max_batch_size=rows, max_total_tokens=tokens, max_model_len=longest, block_size=1

@@ -170,7 +170,7 @@ class TestSuspension:
 
     def test_memory_that_moves_unannounced_is_noticed(self, directory):
         """
-        Were graphs kept although KV memory came to lie elsewhere, their replays would be refused.
+        A replay is refused if graphs were kept although KV memory came to lie elsewhere.
         """
         twins = Twins(directory)
         twins.join(GREEDY)

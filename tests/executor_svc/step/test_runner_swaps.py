@@ -50,8 +50,8 @@ class TestSwap:
         self, bench: Bench, undisturbed: list[int]
     ):
         """
-        Swapped out at its release, overwritten, swapped in elsewhere and admitted with all its KV cached, a sequence
-        samples what it would have.
+        A sequence that is swapped out at its release, overwritten, swapped in elsewhere and
+        admitted with all its KV cached samples what it would have.
         """
         found = start(bench, 3)
         swaps = [(1, 6), (2, 1), (3, 2)]

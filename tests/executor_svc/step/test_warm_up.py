@@ -18,7 +18,8 @@ def test_steps_of_a_warm_up_fit_any_room(
     zoo: Callable[[str], Path], max_tokens: int, *, compiles: bool
 ):
     """
-    However few tokens and rows there is room for, every step of the warm-up runs and samples without an error.
+    Every step of the warm-up runs and samples without an error, however few tokens and rows there
+    is room for.
     """
     bench = Bench.build(
         zoo("llama_mha"), num_blocks=20, block_size=2, num_slots=3, max_model_len=max_tokens

@@ -80,7 +80,8 @@ class TestDamage:
         self, sharded: Path, name: str, data: st.DataObject
     ):
         """
-        One value of a JSON file of the wrong kind, size or sign, or missing: a model or a typed sentence, nothing else.
+        A JSON file with one value of the wrong kind, size or sign, or missing, gives a model or a
+        typed sentence, nothing else.
         """
         content = json.loads((sharded / name).read_text())
         load_with(sharded, name, data.draw(damaged(content)))
@@ -90,7 +91,7 @@ class TestDamage:
     @given(data=st.data())
     def test_any_wrong_header_loads_or_is_refused(self, sharded: Path, data: st.DataObject):
         """
-        One value of a shard's header that is wrong: a model or a typed sentence, nothing else.
+        A shard's header with one wrong value gives a model or a typed sentence, nothing else.
         """
         stored = (sharded / SHARDS[0]).read_bytes()
         end = 8 + int.from_bytes(stored[:8], "little")
@@ -106,7 +107,8 @@ class TestDamage:
         self, sharded: Path, name: str, data: st.DataObject
     ):
         """
-        A file cut off anywhere, or with bytes overwritten: a model or a typed sentence, nothing else.
+        A file cut off anywhere, or with bytes overwritten, gives a model or a typed sentence,
+        nothing else.
         """
         load_with(sharded, name, data.draw(damaged_bytes((sharded / name).read_bytes())))
 

@@ -42,7 +42,7 @@ class TestFindModel:
 
     def test_main_branch_goes_before_newer_revisions(self, tmp_path):
         """
-        Of several snapshots the one that "main" names is taken, else the newest.
+        The snapshot that "main" names is taken if there are several, else the newest.
         """
         main, newest = snapshot(tmp_path, "aaa", age_s=9), snapshot(tmp_path, "bbb")
         assert newest == find_model(Path(NAME), {"HF_HUB_CACHE": str(tmp_path)})
@@ -72,7 +72,8 @@ class TestFindModel:
 class TestMissingModel:
     def test_name_says_how_to_download_it(self):
         """
-        A name that is not in the cache: Tandem downloads nothing, and says what does, to paste.
+        A name that is not in the cache is refused with a command to paste that downloads it; Tandem
+        downloads nothing.
         """
         with pytest.raises(InvalidModel) as refused:
             check_model_directory(Path(NAME))

@@ -64,7 +64,7 @@ class TestGraphs:
 
     def test_capture_reports_and_logs_what_it_cost(self, steps):
         """
-        Number of graphs, seconds and bytes are told and logged.
+        The number of graphs, seconds and bytes are told and logged.
         """
         with structlog.testing.capture_logs() as logs:
             report = graphs_of(steps).capture()

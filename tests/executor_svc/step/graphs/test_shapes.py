@@ -94,8 +94,8 @@ class TestMatch:
     @given(data=st.data())
     def test_smallest_covering_shape_by_exhaustion(self, data):
         """
-        For every batch the shape found covers it with no negative padding, no captured shape that
-        covers it is smaller, and one is found wherever one covers it.
+        The shape found for a batch covers it with no negative padding, no smaller captured shape
+        covers it, and one is found whenever one covers it.
         """
         max_requests, max_len = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 64))
         count = data.draw(st.sampled_from([-1, 1, 2, 4, 9]))
