@@ -189,8 +189,8 @@ class TestValues:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         """
-        Only where the processor multiplies matrices of a type itself do long chunks of that type stay with PyTorch;
-        products of vectors are not enough.
+        Long chunks of a type stay with PyTorch only where the processor multiplies matrices of that
+        type itself; products of vectors are not enough.
         """
         cpuinfo = tmp_path / "cpuinfo"
         monkeypatch.setattr(cpu_features, "_CPUINFO", cpuinfo)

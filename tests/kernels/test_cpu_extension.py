@@ -259,7 +259,7 @@ class TestChoosing:
     @pytest.mark.compiler
     def test_extension_is_chosen_and_taken_back(self, unloaded):
         """
-        On makes the CPU's plans C++, off PyTorch's; the log names what was chosen.
+        "on" makes the CPU's plans C++, "off" PyTorch's; the log names what was chosen.
         """
         with structlog.testing.capture_logs() as logs:
             for wanted in ("on", "off", "auto"):
@@ -272,7 +272,7 @@ class TestChoosing:
         self, unloaded, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ):
         """
-        A missing library makes auto say so once and compute with PyTorch, and makes on fail.
+        A missing library makes "auto" warn once and compute with PyTorch, and makes "on" fail.
         """
         monkeypatch.setattr(
             library, "built_library", lambda: built_library(machine.without_compiler())

@@ -138,8 +138,7 @@ class TestRun:
 
     def test_threads_do_not_matter(self):
         """
-        On any number of threads, more than there are cores too, the same bits come out, call after
-        call.
+        Any number of threads, more than there are cores too, gives the same bits, call after call.
         """
         stack = stack_of([layer(seed=seed, with_options=True) for seed in (0, 1)])
         expected, expected_caches, inputs = step()

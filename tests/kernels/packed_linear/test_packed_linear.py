@@ -264,8 +264,8 @@ class TestPacking:
 
     def test_only_types_that_gain_by_it_are_packed(self, monkeypatch, tmp_path):
         """
-        Float32, and bfloat16 where the processor has no tiles for it; float16 and other devices
-        have better ways, and "off" means none.
+        Float32 is packed, and bfloat16 where the processor has no tiles for it; float16 and other
+        devices have better ways, and "off" means none.
         """
         monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
         for flags, packs_bfloat16 in (("avx512_bf16", True), ("avx2", True), ("amx_bf16", False)):

@@ -100,7 +100,7 @@ class TestTopK:
 class TestBoth:
     def test_top_p_renormalises_over_the_k_survivors(self):
         """
-        Of 0.4, 0.3 (k = 2) the first has 57 % of what survived: top_p 0.57 keeps it alone.
+        The first of 0.4 and 0.3 (k = 2) has 57 % of what survived: top_p 0.57 keeps it alone.
         """
         assert [0] == kept_ids([0.4, 0.3, 0.2, 0.1], top_k=2, top_p=0.57)
         assert [0, 1] == kept_ids([0.4, 0.3, 0.2, 0.1], top_k=2, top_p=0.58)

@@ -71,7 +71,7 @@ def test_top_k_cuts_what_min_p_leaves():
 
 def test_dropped_ids_are_never_drawn():
     """
-    Of many draws none falls on an id that is not likely enough, and each other id is drawn.
+    Many draws bring no id that is not likely enough, and each other id at least once.
     """
     logits = torch.tensor([0.5, 0.3, 0.14, 0.06]).log().expand(4000, -1)
     tokens = sample(logits, make_columns(4000, min_p=0.2)).token

@@ -101,7 +101,7 @@ class TestMix32:
 
     def test_no_two_ids_of_a_row_share_their_bits(self):
         """
-        For one row mix32 is a permutation of 32-bit words.
+        mix32 is a permutation of 32-bit words for one row.
         """
         words = words_of(seed=3, num_rows=1)
         bits = mix32(words, torch.arange(200_000, dtype=torch.int32))

@@ -102,7 +102,7 @@ class TestGreedy:
     @pytest.mark.parametrize("vocab_size", [5, 64, 4099])
     def test_ties_go_to_the_lowest_id(self, vocab_size):
         """
-        Of equal best logits the lowest id wins, at any width.
+        The lowest id wins among equal best logits, at any width.
         """
         logits = torch.zeros(3, vocab_size)
         logits[1, 2:] = 1.0

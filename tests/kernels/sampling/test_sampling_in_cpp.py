@@ -263,7 +263,8 @@ class TestUndecided:
 
     def test_scores_that_differ_by_less_than_float32_holds_are_left_to_it(self, redrawn):
         """
-        Two ids with nearly the same score: which is drawn depends on the last bit of their noise.
+        Rows with two ids of nearly the same score are left to float32: the last bit of their noise
+        decides.
         """
         columns = make_columns(200, temperature=1.0)
         words = row_words(columns.seed, columns.position, columns.choice)
@@ -291,7 +292,7 @@ class TestUndecided:
 
     def test_few_rows_are_drawn_twice(self, redrawn):
         """
-        Of hundreds of rows that ask for all cuts, next to none is left to PyTorch.
+        Hardly any of hundreds of rows that ask for all cuts is left to PyTorch.
         """
         logits = torch.randn(400, 1000, generator=torch.Generator().manual_seed(6))
         same(logits, make_columns(400, temperature=0.8, top_p=0.9, top_k=500, min_p=0.01))
@@ -301,7 +302,7 @@ class TestUndecided:
 class TestArithmetic:
     def test_noise_is_as_near_as_is_taken_for_granted(self):
         """
-        For each of the 2^23 numbers, the definition's noise is within half of what is allowed for.
+        The definition's noise is within half of what is allowed for, for each of the 2^23 numbers.
         """
         for first in range(0, 2**23, 2**20):
             u = (np.arange(first, first + 2**20) + 0.5) * 2.0**-23
@@ -337,7 +338,7 @@ class TestChoosing:
 
     def test_rows_with_margins_are_the_definitions(self):
         """
-        Margins exist in the definition alone, which draws those rows.
+        Rows with margins are drawn by the definition, which alone has margins.
         """
         logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(2))
         columns = make_columns(20)

@@ -102,7 +102,7 @@ class TestPrefill:
     @pytest.mark.parametrize("group_size", [1, 2, 3, 5, 7, 8, 12, 16, 32])
     def test_groups_of_any_size_match(self, group_size: int, device):
         """
-        However many heads share a key head, each query gets its own values.
+        Each query gets its own values, however many heads share a key head.
         """
         of = shape(2 * group_size, 2, 64, 16, HALF)
         sequences, query, cache = scene([(9, 9), (41, 100), (2, 30)], of)

@@ -30,7 +30,8 @@ class TestCuts:
     @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 4.0, 40.0])
     def test_kept_ids_are_those_of_a_sort(self, device, spread):
         """
-        top_k, top_p and both, with ties at the cut, on flat rows, peaked rows and rows wider than float's exp.
+        Ids kept by top_k, top_p and both are those of a sort, with ties at the cut, on flat rows,
+        peaked rows and rows wider than float's exp.
         """
         top_k = [0, 2, 5, 50, 119, 120, 0, 0, 0, 0, 3, 60]
         top_p = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.05, 0.5, 0.9, 0.999, 0.7, 0.95]

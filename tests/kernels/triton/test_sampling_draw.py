@@ -55,7 +55,8 @@ def twins(scores):
 class TestNoise:
     def test_bits_are_those_of_the_cpu(self, device):
         """
-        For seeds of 64 bits, positions and choices of 32 and any id, kernels have the same random bits, and noise of the same size to a few roundings.
+        Kernels have the same random bits for seeds of 64 bits, positions and choices of 32 and any
+        id, and noise of the same size to a few roundings.
         """
         seed = torch.tensor([0, 7, -1, 5 - 2**63, 0x299F31D0_A4093822], device=device)
         position = torch.tensor([0, 1, 2**32 - 1, 2**31, 77], device=device)
@@ -127,7 +128,7 @@ class TestTokens:
 
     def test_ties_go_to_the_lowest_id(self, device):
         """
-        Of equal best logits the lowest id wins, across tiles and splits.
+        The lowest id wins among equal best logits, across tiles and splits.
         """
         logits = torch.zeros(3, 2100)
         logits[1, 2:] = 1.0
@@ -146,7 +147,8 @@ class TestTokens:
     @pytest.mark.slow
     def test_equal_scores_go_to_the_lowest_id(self, device, monkeypatch):
         """
-        Of two ids with the same logit and the same noise the lower one is drawn, in one thread's hands or in two programs'.
+        The lower of two ids with the same logit and the same noise is drawn, in one thread's hands
+        or in two programs'.
         """
         monkeypatch.setattr(tuning, "TILE", 16)
         monkeypatch.setattr(tuning, "SPLITS", ((100, 2048),))
