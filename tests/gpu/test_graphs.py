@@ -107,8 +107,8 @@ class Prefilled:
 
 def test_replays_are_eager_steps_bit_for_bit(directory, device):
     """
-    For every number of rows the graph that has room for them leaves the logits, bit for bit, of
-    the same padded step run eagerly, whichever slots the rows are.
+    A graph with room for a step's rows, whatever their number and slots, leaves the logits, bit for
+    bit, of the same padded step run eagerly.
     """
     prefilled = Prefilled(directory, device, num_slots=MOST_ROWS[device.type])
     order = np.random.default_rng(0)

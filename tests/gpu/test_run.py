@@ -116,7 +116,7 @@ class TestPart:
 
     def test_rows_of_a_list_that_broke_off_are_read(self):
         """
-        Of what a killed benchmark printed every whole row counts.
+        Every whole row that a killed benchmark printed counts.
         """
         assert [{"x": 1}, {"x": 2}] == read_rows('[{"x": 1},\n{"x": 2}]\n')
         assert [{"x": 1}] == read_rows('[{"x": 1},\n')
@@ -126,7 +126,7 @@ class TestPart:
 
     def test_counts_of_tests_are_read(self):
         """
-        Of pytest's lines verdicts are counted and the names of failures kept.
+        Verdicts in pytest's lines are counted, and the names of failures are kept.
         """
         text = (
             "collected 4 items\n\ntests/a.py::one PASSED [ 25%]\ntests/a.py::two[a b] FAILED [ 50%]\n"
