@@ -90,7 +90,7 @@ class TestStopStrings:
 
     def test_stop_strings_need_a_tokenizer(self):
         """
-        Without text there is nothing to find them in.
+        Stop strings are refused where there is no text to find them in.
         """
         engine, _ = engine_and_runner(tokenizer=None)
         with pytest.raises(ValidationError, match="stop strings need text"):
@@ -279,7 +279,7 @@ class TestChats:
     @pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1, 10**30], ids=["next", "negative", "huge"])
     def test_id_outside_the_vocabulary_is_named_by_its_place(self, token_id):
         """
-        Of a caller's own ids the first that the model has not is named, in a service's words.
+        The first of a caller's own ids that the model lacks is named, in a service's words.
         """
         engine, _ = engine_and_runner()
         with pytest.raises(ValidationError) as caught:
@@ -301,7 +301,7 @@ class TestChats:
     @pytest.mark.parametrize("given", [{}, {"prompt": "x", "messages": [{}]}], ids=["none", "both"])
     def test_either_a_prompt_or_messages(self, given):
         """
-        A completion is of one of them.
+        A completion takes either a prompt or messages, and not both.
         """
         engine, _ = engine_and_runner()
         with pytest.raises(ValidationError, match="either a prompt or messages"):
@@ -313,7 +313,7 @@ class TestOrder:
 
     def test_lower_priorities_go_first(self):
         """
-        Of those that wait the lowest priority is served next.
+        The waiting request with the lowest priority value is served next.
         """
         engine, _ = engine_and_runner(self.ONE)
         for priority in (3, -1, 2):

@@ -29,7 +29,7 @@ class TestServing:
     @pytest.mark.parametrize("window", [1, 2, 4])
     def test_run_returns_each_request_once(self, window):
         """
-        However far steps are planned ahead, run completes each request once with its own tokens.
+        `run` completes each request once with its own tokens, however far steps are planned ahead.
         """
         engine, _ = engine_and_runner(window=window)
         prompts = [f"prompt {number}" for number in range(9)]

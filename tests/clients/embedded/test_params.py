@@ -107,7 +107,7 @@ class TestGenerationParams:
 
     def test_defaults_are_the_documented_ones(self):
         """
-        100 tokens at temperature 1.0 and top_p 0.9, everything else off.
+        The defaults are 100 tokens at temperature 1.0 and top_p 0.9, everything else off.
         """
         engine, _ = engine_and_runner()
         found = engine.get_request(engine.submit_request("abc")).params

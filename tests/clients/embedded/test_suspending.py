@@ -30,8 +30,9 @@ class TestRealModel:
     @pytest.mark.parametrize("mode", MODES)
     def test_output_is_the_same_across_a_suspension(self, model_dir, mode):
         """
-        Suspended while one request decodes and another's prompt is in part computed, an engine gives
-        KV memory back as its mode says, and both get the tokens that they would have had.
+        An engine that is suspended while one request decodes and another's prompt is in part
+        computed gives KV memory back as its mode says, and both get the tokens that they would have
+        had.
         """
         plain = build(model_dir)
         wanted = [plain.complete(prompt, SEEDED).output_tokens for prompt in PROMPTS]
@@ -53,7 +54,7 @@ class TestRealModel:
 
     def test_memory_can_be_sized_in_gigabytes(self, model_dir):
         """
-        As many blocks fit as the bytes hold, the dummy among them.
+        The number of blocks is what the bytes hold, the dummy block counted.
         """
         per_block = build(model_dir)._backend.runner._kv.bytes_per_block
         engine = build(model_dir, buffer_size_gb=10.5 * per_block / 2**30)
@@ -90,7 +91,7 @@ class TestSuspension:
 
     def test_an_aborted_request_is_delivered_while_suspended(self):
         """
-        An end needs no step.
+        A request that is aborted during a suspension is delivered without a step.
         """
         engine, _ = engine_and_runner()
         request_id = engine.submit_request("abc")

@@ -38,7 +38,7 @@ class TestSimpleTokenizer:
 
     def test_other_characters_are_bytes(self):
         """
-        A character outside is its UTF-8 bytes, from 102 on.
+        A character outside ASCII is its UTF-8 bytes, from 102 on.
         """
         assert [1, 102 + 0xC3, 102 + 0xA9] == SIMPLE.encode("é")
         assert 358 == SIMPLE.vocab_size

@@ -285,7 +285,7 @@ class TestResume:
 
     def test_connection_that_breaks_again_and_again_is_survived(self, client, server):
         """
-        However often a stream breaks, it goes on as long as each call brings something new.
+        A stream goes on however often it breaks, as long as each call brings something new.
         """
         breaks = [Act(num_tokens=n, error=Draining("bye", retry_after_s=0.0)) for n in range(2, 30)]
         server.play(*breaks, Act())

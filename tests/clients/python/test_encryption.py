@@ -56,14 +56,14 @@ class TestCredentials:
 
     async def test_async_client_speaks_tls(self, tls_server, trusting):
         """
-        So does the client for asyncio.
+        The client for asyncio speaks TLS too.
         """
         async with AsyncClient(tls_server.address, options=trusting) as client:
             assert ANSWER == (await client.complete("hi")).text
 
     def test_operators_and_health_speak_tls(self, tls_server, trusting):
         """
-        So do the client for operators and the health check.
+        The client for operators and the health check speak TLS too.
         """
         with AdminClient(tls_server.address, options=trusting) as admin:
             assert 2 == admin.stats().running_requests

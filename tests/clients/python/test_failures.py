@@ -85,7 +85,8 @@ class TestExitCodes:
     )
     def test_unreachable_server_is_told_with_the_last_cause(self, message, why):
         """
-        Of gRPC's chain of causes the line keeps the last, or all where that says nothing, and says what to do.
+        The line keeps the last of gRPC's chain of causes, or all where that says nothing, and says
+        what to do.
         """
         said = describe(PeerUnavailable(message), "nonsense")
         assert f"cannot reach nonsense: {why}. Is it running? Start one with: tandem up" == said

@@ -58,7 +58,7 @@ class TestOutput:
     )
     def test_full_disk_is_one_line_for_operators(self, server, command):
         """
-        So it is for commands that print tables.
+        Commands that print tables end in the same way on a full disk.
         """
         with FULL.open("wb") as full:
             code, _, errors = ran(*command.split(), "--admin-address", server.address, stdout=full)

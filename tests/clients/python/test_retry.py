@@ -72,7 +72,7 @@ class TestRetryPolicy:
 class TestUnaryRetries:
     def test_call_that_broke_off_waits_as_long_as_a_stream(self):
         """
-        Once a server that had a patient call stopped, tries are bounded by time instead of number.
+        Tries of a patient call are bounded by time instead of number once its server has stopped.
         """
         policy = RetryPolicy(max_attempts=2, resume_within_s=30.0)
         gone = PeerUnavailable("failed to connect to all addresses")

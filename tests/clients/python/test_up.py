@@ -144,8 +144,8 @@ class TestBanner:
     )
     def test_what_to_try_suits_the_model(self, server, address, changes, is_bundled, commands):
         """
-        Code for the bundled model, a chat where there is a template, ids where there is no tokenizer; the default address
-        is not repeated.
+        The advice is code for the bundled model, a chat where there is a template, ids where there
+        is no tokenizer; the default address is not repeated.
         """
         with Client(server.address) as client:
             model = dataclasses.replace(client.get_model(), **changes)

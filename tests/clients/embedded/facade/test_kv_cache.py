@@ -22,7 +22,7 @@ class TestKVCacheManager:
     )
     def test_a_sequence_gets_the_blocks_of_its_tokens(self, manager, num_tokens, num_blocks):
         """
-        As many blocks as hold the tokens, and no block twice.
+        A sequence gets as many blocks as hold its tokens, and no block twice.
         """
         manager.allocate_sequence(7, num_tokens)
         table = manager.get_block_table(7)
@@ -37,7 +37,8 @@ class TestKVCacheManager:
 
     def test_a_sequence_that_does_not_fit_gets_nothing(self, manager):
         """
-        All blocks or none: a failure changes nothing, and says how many are free.
+        A sequence gets all its blocks or none: a failure changes nothing, and says how many are
+        free.
         """
         manager.allocate_sequence(1, 36)
         with pytest.raises(EngineMemoryError, match=r"2 KV blocks are needed and 1 of 10 are free"):
@@ -48,7 +49,7 @@ class TestKVCacheManager:
 
     def test_a_sequence_grows_block_by_block_until_none_is_free(self, manager):
         """
-        Each further block is behind the table's last, and the one too many is refused.
+        Each further block goes behind the table's last, and the one too many is refused.
         """
         manager.allocate_sequence(1, 4)
         grown = [manager.allocate_block(1) for _ in range(9)]
@@ -59,7 +60,7 @@ class TestKVCacheManager:
 
     def test_freeing_twice_is_harmless(self, manager):
         """
-        A sequence's blocks come back once; freeing it again, or a stranger, changes nothing.
+        A sequence's blocks come back once; freeing it again, or an unknown one, changes nothing.
         """
         manager.allocate_sequence(1, 9)
         manager.free_sequence(1)
@@ -70,7 +71,7 @@ class TestKVCacheManager:
 
     def test_allocating_again_keeps_the_blocks(self, manager):
         """
-        A sequence is allocated once.
+        A sequence that is allocated again keeps its blocks.
         """
         manager.allocate_sequence(1, 9)
         table = manager.get_block_table(1)

@@ -164,7 +164,8 @@ class TestByHand:
 
     def test_steps_are_taken_one_after_another(self):
         """
-        A second plan without the first one's output, and an output of strangers, are refused.
+        A second plan without the first one's output is refused, and so is an output of other
+        sequences.
         """
         scheduler = Scheduler(CONFIG)
         scheduler.add_request(request_of(0, [5]))
@@ -176,7 +177,7 @@ class TestByHand:
 
     def test_a_request_that_cannot_be_taken_is_refused(self):
         """
-        An id that is taken, several choices, and too long a prompt.
+        A request with a taken id, several choices or too long a prompt is refused.
         """
         scheduler = Scheduler(CONFIG)
         scheduler.add_request(request_of(0, [5]))
@@ -223,7 +224,8 @@ class TestByHand:
     )
     def test_a_batch_with_lengths_that_contradict_is_refused(self, values, text):
         """
-        One entry per sequence, and tokens and positions as many as their lengths add up to.
+        A batch needs one entry per sequence, and as many tokens and positions as the lengths add up
+        to.
         """
         with pytest.raises(ValidationError, match=text):
             ExecutionBatch(**values)
