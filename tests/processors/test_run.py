@@ -23,7 +23,8 @@ UNDER = {
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_changes_one_variable_and_unsets_the_others(setting):
     """
-    Of the variables that settings name, a process sees its own alone, whatever is set outside.
+    A process sees the variables of its own setting and none of the others', whatever is set
+    outside.
     """
     outer = {name: "outer" for each in SETTINGS.values() for name in each} | {"HOME": "/root"}
     assert {"HOME": "/root", **SETTINGS[setting]} == environment(setting, outer)
