@@ -152,7 +152,7 @@ def _has_gpu() -> bool:
 
 
 def _environment(device: str) -> dict[str, str]:
-    # So that what is killed has said all it could, and what crashes says where.
+    # A process that is killed has then said all it could, and one that crashes says where.
     made = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if device == "cpu":
         return made | {"OMP_NUM_THREADS": "1"}

@@ -30,7 +30,10 @@ _TOKENS = 'tandem_tokens_total{kind="output"'
 _RUNNING = "tandem_requests_running"
 _LOGGED_CHARACTERS = 8000
 _ROUNDS = 10_000
-"""Times as many requests as run at once: no machine is through with them before they are looked at."""
+"""
+Multiple of the requests that run at once: no machine is through with them before they are looked
+at.
+"""
 
 
 def main() -> int:
@@ -138,7 +141,7 @@ class _Look:
 
 
 def _read(address: str, name: str) -> float:
-    """A sample of the metrics, 0 where it is not there yet."""
+    """Return a sample of the metrics, 0 where it is not there yet."""
     return _sum(_lines(address), name)
 
 

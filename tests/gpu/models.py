@@ -57,7 +57,9 @@ def make_runner(
     num_host_blocks: int = 0,
     **options: object,
 ) -> ModelRunner:
-    """A warm runner over a cache of NaN; with `graphs` it captures steps of these many rows and shapes."""
+    """
+    Return a warm runner over a cache of NaN; with `graphs` it captures steps of these sizes.
+    """
     blocks = num_slots * -(-max_model_len // BLOCK_SIZE)
     model = random_model(config, dtype, device)
     kv = KvMemory(config, blocks, BLOCK_SIZE, dtype, device, num_host_blocks=num_host_blocks)
@@ -86,7 +88,9 @@ def prompts(
     max_model_len: int,
     vocab_size: int,
 ) -> Batch:
-    """A batch that computes a prompt for each slot, which has all blocks it will ever need."""
+    """
+    Return a batch that computes a prompt for each slot, with all blocks that it will ever need.
+    """
     per_slot = -(-max_model_len // BLOCK_SIZE)
     admits = [
         admission(
@@ -102,7 +106,7 @@ def prompts(
 
 
 def decodes(lengths: Sequence[int], counts: Sequence[int]) -> Iterator[Batch]:
-    """For each count a batch in which so many slots, the first ones, go on by a token."""
+    """Yield for each count a batch in which so many slots, the first ones, go on by a token."""
     length = list(lengths)
     for count in counts:
         yield batch(*(Row(slot, length[slot]) for slot in range(count)))

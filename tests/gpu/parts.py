@@ -33,11 +33,11 @@ class Part:
     One child process.
 
     Attributes:
-        name: In tables.
-        arguments: Of python.
-        limit_s: It is killed after so long.
-        least_s: With less time left it is not started.
-        read: Makes rows of what it printed to stdout, whole or broken off.
+        name: Name in tables.
+        arguments: Arguments of python.
+        limit_s: Time after which it is killed.
+        least_s: Time that must be left for it to be started.
+        read: Function that makes rows of what it printed to stdout, whole or broken off.
         allowed_codes: Exit codes with which its rows count.
     """
 
@@ -80,15 +80,15 @@ def run_parts(
     at_once: int = 1,
 ) -> None:
     """
-    Run parts, in order and some side by side, within the time that is left. What one does, or that
-    it hangs, costs no other more than that time; whatever ends the call, none of them is left.
+    Run parts, in order and some side by side, within the time that is left. A part that fails or
+    hangs costs the others no more than that time; no process is left, whatever ends the call.
 
     Args:
-        parts: What to run.
-        left_s: For all of them, seconds.
-        environment: Of the processes.
-        tell: Gets each outcome as it is there.
-        at_once: Parts that run at a time.
+        parts: Parts to run.
+        left_s: Seconds for all of them.
+        environment: Environment of the processes.
+        tell: Function that gets each outcome as it comes.
+        at_once: Number of parts that run at a time.
     """
     ends_s = time.monotonic() + left_s
     waiting = list(parts)
@@ -115,7 +115,7 @@ def run_parts(
 
 
 def read_rows(text: str) -> list[dict[str, Any]]:
-    """A JSON list; of one that broke off, its whole rows."""
+    """Return the rows of a JSON list; of one that broke off, its whole rows."""
     try:
         rows: list[dict[str, Any]] = json.loads(text)
     except ValueError:
@@ -127,7 +127,7 @@ def read_rows(text: str) -> list[dict[str, Any]]:
 
 
 def nothing_read(_text: str) -> list[dict[str, Any]]:
-    """Of a part that is not asked for rows."""
+    """Return no rows, for a part that is not asked for any."""
     return []
 
 
@@ -153,7 +153,7 @@ class Child:
     """A part's process, which may have started others, with files for what they say."""
 
     def __init__(self, part: Part, limit_s: float, environment: dict[str, str]) -> None:
-        """Starts it."""
+        """Start the process."""
         self._part = part
         self._output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- `outcome` closes
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- likewise
@@ -184,13 +184,13 @@ class Child:
         return False
 
     def ask(self) -> None:
-        """Have it end by itself, and what it started."""
+        """Ask the process, and those that it started, to end."""
         self._asked_s = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Kill what is left of it."""
+        """Kill what is left of the process and of those that it started."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         with contextlib.suppress(ProcessLookupError):

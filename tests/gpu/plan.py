@@ -9,11 +9,11 @@ from pathlib import Path
 from tests.gpu.parts import ROOT, Part, count_tests
 
 BUDGET_S = 525.0
-"""Of the whole run: under nine minutes with what comes before and after."""
+"""Seconds for the whole run: under nine minutes with what comes before and after."""
 
 _PYTEST = (
     *("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", "--color=no"),
-    # Nothing else ends a test that waits for a device which never answers, and says where it waits.
+    # Only this ends a test that waits for a device which never answers, and says where it waits.
     *("--timeout=80", "--timeout-method=thread"),
 )
 _BENCH = ("-m", "tandem_bench")
@@ -25,7 +25,7 @@ WITHOUT_A_DEVICE = (
     "tests/kernels/triton/test_*compiled.py",  # compile for a device that need not be there
     "tests/kernels/triton/test_whole_model*.py",  # have the interpreter compute on the CPU
 )
-"""Tests to which a GPU is nothing, or is in the way."""
+"""Tests that need no GPU, or that it would hinder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,9 @@ class Stage:
     Parts of one kind.
 
     Attributes:
-        parts: In order.
-        limit_s: For all of them.
-        at_once: How many run side by side: more than one where nothing is timed.
+        parts: Parts in order.
+        limit_s: Seconds for all of them.
+        at_once: Number that run side by side: more than one where nothing is timed.
     """
 
     parts: Sequence[Part]
@@ -46,10 +46,11 @@ class Stage:
 
 def stages_on_gpu(folder: Path) -> list[Stage]:
     """
-    Correctness first: no rate is worth anything without it. Then what the aims are about, and the
-    many small cases that the interpreter tries elsewhere last, for whatever time is left.
+    Return the stages: correctness first, as no rate is worth anything without it, then what the
+    aims are about, and last, for whatever time is left, the many small cases that the interpreter
+    tries elsewhere.
 
-    Parts are small, so that one which crashes or hangs leaves the others.
+    Parts are small, so that one which crashes or hangs does not stop the others.
 
     Args:
         folder: Where parts keep models that more than one needs.
@@ -122,7 +123,9 @@ def _benches(folder: Path) -> Stage:
 
 
 def stages_on_cpu(folder: Path) -> list[Stage]:
-    """The same script with next to no work: what a machine without a GPU can try of it."""
+    """
+    Return the stages that a machine without a GPU can try: the same parts with next to no work.
+    """
     on_cpu = ("--device", "cpu", "--num-threads", "1", "--cpu-extension", "off", "--json")
     models = ("--models", str(folder))
     quick = (*on_cpu, "--model", "tiny", "--seconds", "0.001")
@@ -179,7 +182,9 @@ def stages_on_cpu(folder: Path) -> list[Stage]:
 def _tests(
     folder: str, marked: str, *, limit_s: float, allowed_codes: tuple[int, ...] = (0,)
 ) -> list[Part]:
-    """A part for each file of tests: what ends one process leaves the tests of other files."""
+    """
+    Return a part for each file of tests: what ends one process leaves the tests of other files.
+    """
     files = sorted(path.relative_to(ROOT) for path in (ROOT / folder).glob("test_*.py"))
     files = [file for file in files if not any(map(file.match, WITHOUT_A_DEVICE))]
     return [

@@ -32,7 +32,7 @@ class Aim:
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """Verdict in one word."""
         if self.found is None:
             return "not measured"
         reached = self.found <= self.least if self.is_most else self.found >= self.least
@@ -40,7 +40,7 @@ class Aim:
 
 
 def aims(outcomes: Sequence[Outcome]) -> list[Aim]:
-    """Each aim with the median of what belongs to it."""
+    """Return each aim with the median of what belongs to it."""
     decodes = [row for row in _of("decode attention", outcomes) if row["operation"] == "decode"]
     prompts = [row for row in _of("prefill attention", outcomes) if row["operation"] == "prefill"]
     steps = _of("decode steps", outcomes)
@@ -163,7 +163,7 @@ def _aims_table(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _tables(rows: Rows) -> list[str]:
-    """A table for each run of rows with the same columns."""
+    """Return a table for each run of rows with the same columns."""
     lines: list[str] = []
     alike: Rows = []
     for row in [*rows, {}]:
@@ -198,12 +198,12 @@ def _ours(rows: Rows) -> Rows:
 
 
 def _batch(row: dict[str, Any]) -> int:
-    """Of a shape that begins with it, such as "B=32 ctx=1024"."""
+    """Return the batch of a shape that begins with it, such as "B=32 ctx=1024"."""
     return int(row["shape"].split()[0].removeprefix("B="))
 
 
 def _speeds_over_flashinfer(decodes: Rows) -> list[float]:
-    """For each shape, its fastest time over ours."""
+    """Return for each shape FlashInfer's fastest time over ours."""
     best: dict[str, float] = {}
     for row in decodes:
         if row["implementation"].startswith("flashinfer"):
@@ -222,7 +222,9 @@ def _step_percent(steps: Rows, model: str) -> float | None:
 
 
 def _over_transformers(rows: Rows) -> float | None:
-    """If transformers did not finish, its rate was lower still."""
+    """
+    Return our rate over transformers'; if transformers did not finish, its rate was lower still.
+    """
     rates: dict[str, float] = {row["engine"]: row["output_tokens_per_s"] for row in rows}
     finished = any(row["engine"] == "tandem" and row["finished"] for row in rows)
     return rates["tandem"] / rates["transformers"] if finished and len(rates) > 1 else None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 MOST = 2.0
-"""Times plain torch's error that ours may have."""
+"""Multiple of plain torch's error that ours may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class Error:
 
     @classmethod
     def of(cls, found: Tensor, exact: Tensor) -> Error:
-        """Of results that are all finite, in any type."""
+        """Measure results that are all finite, in any type."""
         assert exact.dtype == torch.float32
         assert found.isfinite().all()
         distance = (found.float() - exact).double()
         return cls(float(distance.abs().max()), float(distance.square().mean().sqrt()))
 
     def is_within(self, plain: Error) -> bool:
-        """No larger in either sense than `MOST` times that of plain torch."""
+        """Return whether neither error is larger than `MOST` times that of plain torch."""
         return (
             self.worst <= MOST * plain.worst
             and self.root_mean_square <= MOST * plain.root_mean_square
@@ -37,6 +37,6 @@ class Error:
 def numbers(
     *shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0, spread: float = 1.0
 ) -> Tensor:
-    """Normal numbers, rounded to a type; the same on every device."""
+    """Return normal numbers, rounded to a type; the same on every device."""
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread
     return drawn.to(dtype).to(device)

@@ -46,7 +46,9 @@ ROWS = {
 
 
 def plain_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-    """The formula in the tensors' own type: ``[Q, H, D]`` last positions of ``[L, K, D]``."""
+    """
+    Attend by the formula in the tensors' own type: ``[Q, H, D]`` last positions of ``[L, K, D]``.
+    """
     group = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[2] ** -0.5
@@ -61,7 +63,9 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, window: int | Non
 def scattered(
     rows: list[tuple[int, int]], of: AttentionShape
 ) -> tuple[PagedSequences, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-    """Rows in shuffled blocks: what attention takes, and queries, keys and values of each row."""
+    """
+    Return rows in shuffled blocks: what attention takes, and queries, keys and values of each row.
+    """
     generator = np.random.default_rng(0)
     held = [-(-seq_len // of.block_size) for _, seq_len in rows]
     blocks = generator.permutation(sum(held)) + 1
@@ -190,7 +194,7 @@ class TestRowByRow:
 def plain_rotation(
     qkv: Tensor, rotation: Tensor, norm: Tensor | None, num_kv_heads: int, dim: int
 ) -> tuple[Tensor, Tensor]:
-    """Rotated queries and keys by the formula in the tensors' own type."""
+    """Return queries and keys rotated by the formula in the tensors' own type."""
     turned = qkv.view(len(qkv), -1, dim)[:, :-num_kv_heads]
     if norm is not None:
         turned = plain_norm(turned, norm)

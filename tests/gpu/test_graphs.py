@@ -26,7 +26,10 @@ SAMPLING = (
 )
 
 MOST_ROWS = {"cpu": 3, "cuda": 256}
-"""Of a step, by kind of device: on a GPU through every cut of attention and of drawing by the number of rows."""
+"""
+Most rows of a step, by kind of device: on a GPU through every cut of attention and of drawing by
+the number of rows.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,9 @@ class Prefilled:
         self.step.prepare(slots, self.position[slots], self.runner.slots, self.runner._sampling)
 
     def decode(self, slots: np.ndarray) -> tuple[list[int], int]:
-        """Tokens of one step of some slots, and rows of the graph that did it."""
+        """
+        Run one step of some slots and return its tokens and the rows of the graph that did it.
+        """
         rows = [Row(slot, int(self.position[slot])) for slot in slots.tolist()]
         result = self.runner.execute(batch(*rows), 0)
         self.position[slots] += 1

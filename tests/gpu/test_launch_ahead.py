@@ -48,7 +48,7 @@ def runner(device: torch.device, *, captures: bool, num_host_blocks: int = 0) ->
 
 
 def steps(*samplings) -> list[Batch]:
-    """Prompts, then decodes of all and of some rows, which begin blocks on their way."""
+    """Return prompts, then decodes of all and of some rows, which begin blocks on their way."""
     counts = [3 if step % 5 else 2 for step in range(NUM_DECODES)]
     first = prompts(LENGTHS, samplings, LONGEST, MODEL.vocab_size)
     return [first, *decodes(LENGTHS, counts)]
@@ -56,7 +56,7 @@ def steps(*samplings) -> list[Batch]:
 
 @contextmanager
 def no_wait(device: torch.device) -> Iterator[None]:
-    """On a GPU any operation that makes the host wait for it is an error."""
+    """Make any operation on a GPU an error if the host would wait for it."""
     if device.type != "cuda":
         yield
         return

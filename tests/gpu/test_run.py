@@ -85,7 +85,7 @@ class TestPart:
         monkeypatch.setattr("tests.gpu.parts.time", clock)
         outcome = run("-c", code)
         assert ("timed out", [{"x": 1}]) == (outcome.status, outcome.rows)
-        with contextlib.suppress(psutil.NoSuchProcess):  # gone, or dead and yet to be buried
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone, or a zombie
             child = psutil.Process(int(pid_file.read_text()))
             wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, "the child to end")
 

@@ -31,7 +31,9 @@ MODELS = {
 
 
 def runner(name: str, device: torch.device, graphs: GraphDevice | None) -> ModelRunner:
-    """A warm one in float32 that tells margins, with the same weights on every device."""
+    """
+    Return a warm runner in float32 that tells margins, with the same weights on every device.
+    """
     return make_runner(
         MODELS[name],
         torch.float32,
@@ -45,7 +47,7 @@ def runner(name: str, device: torch.device, graphs: GraphDevice | None) -> Model
 
 
 def conversation(made: ModelRunner) -> list[StepResult]:
-    """Two sequences in chunks, the third while they decode; then all decode."""
+    """Run two sequences in chunks, the third while they decode; then all decode."""
     admits = [
         admission(
             slot,

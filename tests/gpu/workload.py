@@ -11,7 +11,7 @@ _LARGEST_ID = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
     """
-    Prompts and how many tokens each is answered with.
+    Prompts, and the number of output tokens of each.
 
     Lengths and ids are drawn in the order of nano-vllm's benchmark, so that its seed 0 gives the same
     133,966 output tokens that it publishes.
@@ -24,7 +24,7 @@ class Requests:
     def draw(
         cls, num_requests: int, shortest: int, longest: int, vocab_size: int, seed: int = 0
     ) -> Requests:
-        """Lengths of prompts and answers are from `shortest` to `longest`."""
+        """Draw lengths of prompts and answers from `shortest` to `longest`."""
         source = random.Random(seed)
         largest = min(_LARGEST_ID, vocab_size - 1)
         prompts = [
@@ -38,7 +38,7 @@ class Requests:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all answers."""
+        """Output tokens of all answers."""
         return sum(self.output_len)
 
     @property
