@@ -68,7 +68,7 @@ def attended(
     scores = torch.einsum("qhd,khd->hqk", wide, keys) * scale
     weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
     exact = torch.einsum("hqk,khd->qhd", weights, values)
-    # Of each weight, relative to it: of its score's sum, and of what is made of that.
+    # Error of each weight, relative to it: of its score's sum, and of the steps after that.
     sizes = torch.einsum("qhd,khd->hqk", wide.abs(), keys.abs()) * scale
     unit = UNIT[torch.float32]
     relative = unit * (head_dim**0.5 * sizes + ROUNDINGS_OF_A_WEIGHT + num_keys**0.5)
@@ -76,7 +76,7 @@ def attended(
     if weight_dtype != torch.float32:
         tiny = torch.finfo(weight_dtype).tiny * weights.amax(dim=-1, keepdim=True)
         error += UNIT[weight_dtype] * torch.maximum(weights, tiny) * seen
-    # The numerator's, and the denominator's.
+    # Errors of the numerator, and of the denominator.
     allowed = torch.einsum("hqk,khd->qhd", error, values.abs())
     allowed += exact.abs() * error.sum(dim=-1).T[..., None]
     rounded = torch.finfo(query.dtype)

@@ -82,7 +82,7 @@ class Scene:
 
 
 def values(columns: object) -> dict[str, Tensor]:
-    """All tensors of a scene's part by name."""
+    """Return all tensors of a scene's part by name."""
     found: dict[str, Tensor] = {}
     for field in fields(columns):  # type: ignore[arg-type]
         value = getattr(columns, field.name)

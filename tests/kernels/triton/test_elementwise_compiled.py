@@ -109,7 +109,7 @@ ADVANCE_ROWS = KernelRequest(
 )
 
 SCATTERED = {"patch": (PATCH, 40), "gather-rows": (GATHER_ROWS, 64), "advance": (ADVANCE_ROWS, 40)}
-"""Those that touch single words, whatever their place."""
+"""Kernels that touch single words, whatever their place."""
 
 CASES = {
     "norm-1024-bf16": (norm_request(1024, "bf16", adds=False), 40),
@@ -126,7 +126,7 @@ CASES = {
     "rope-8-4-256-normed-bf16": (rope_request(8, 4, 256, "bf16", norms=True), 48),
     **SCATTERED,
 }
-"""By name, a kernel and the most registers it may take."""
+"""A kernel and the most registers it may take, by name."""
 
 
 @functools.cache

@@ -21,7 +21,7 @@ CASES = {
     "fp32": {"num_columns": 960, "width": 576, "dtype": "float32", "adds": True},
 }
 MAX_REGISTERS = 255
-"""Per thread: with 128 threads, two programs then fit a multiprocessor."""
+"""Registers per thread: with 128 threads, two programs then fit a multiprocessor."""
 
 
 def _request(case: dict[str, object], num_rows: int) -> LaunchRequest:
@@ -33,7 +33,9 @@ def _request(case: dict[str, object], num_rows: int) -> LaunchRequest:
 
 @functools.cache
 def compiled() -> dict[tuple[str, int], list[CompiledKernel]]:
-    """Every case for one row, which splits, and for many, by one process; one for others too."""
+    """
+    Compile every case for one row, which splits, and for many, by one process; one for others too.
+    """
     wanted = [(name, num_rows) for name in CASES for num_rows in (1, 2048)]
     wanted += [(ODD, num_rows) for num_rows in (16, 33)]
     launches = compile_launches([_request(CASES[name], num_rows) for name, num_rows in wanted])

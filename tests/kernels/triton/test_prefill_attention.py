@@ -24,7 +24,9 @@ if not triton.knobs.runtime.interpret:  # the interpreter multiplies the bit pat
 HEAD_DIMS = (64, 80, 96, 128, 256)
 SCALE = 0.4
 TOLERANCE = {torch.float32: 4e-6, HALF: 3e-3}
-"""Two roundings of outputs near 1; in float32 those of scores near 16 in powers of two."""
+"""
+Tolerance for two roundings of outputs near 1; in float32 those of scores near 16 in powers of two.
+"""
 
 CHUNKS = [(5, 5), (2, 61), (33, 40)]
 SHAPES = {
@@ -46,7 +48,10 @@ def attend(
     device: torch.device,
     scale: float = SCALE,
 ) -> torch.Tensor:
-    """All rows of a batch by the prefill kernel, back on the CPU; NaN where nothing was written."""
+    """
+    Attend all rows of a batch by the prefill kernel and return them on the CPU; NaN where not
+    written.
+    """
     out = torch.full(query.shape, float("nan"), dtype=of.dtype, device=device)
     for size, tiles in cut_prefill(sequences, of, np.arange(len(sequences.query_len))):
         prefill_attention(
@@ -63,7 +68,7 @@ def attend(
 
 
 def select(sequences: PagedSequences, row: int) -> tuple[PagedSequences, slice]:
-    """One row of a batch as a batch of its own, and where its queries are."""
+    """Return one row of a batch as a batch of its own, and the place of its queries."""
     first = int(sequences.query_len[:row].sum())
     alone = PagedSequences(
         query_len=sequences.query_len[row : row + 1],

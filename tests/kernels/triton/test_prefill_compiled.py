@@ -21,7 +21,10 @@ from tests.kernels.triton.compiled import (
 from tests.kernels.triton.prefill_launches import attention_shape
 
 MAX_REGISTERS = {64: 168, 128: 224, 256: 255}
-"""Per thread by padded head size: a little over what was measured, and no more than there are."""
+"""
+Registers per thread by padded head size: a little over what was measured, and no more than there
+are.
+"""
 
 LENGTHS = {"short": SHORT_ROWS // 4, "long": SHORT_ROWS // 4 + 1}
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -35,7 +38,7 @@ CASES = [
     (128, 32, "float16", None, "long"),
     *((dim, 7, "float32", 1024, "long") for dim in (64, 96, 128, 256)),
 ]
-"""Head size, block size, number type, window, which tiles."""
+"""Head size, block size, number type, window, and the kind of tiles."""
 
 
 def request(case: tuple, **others: int) -> LaunchRequest:

@@ -31,7 +31,7 @@ REGISTERS = {
     "_part_kernel": 96,
     "_merge_kernel": 40,
 }
-"""Most that a thread may take; from what it took, with room for another compiler."""
+"""Most registers that a thread may take; from what it took, with room for another compiler."""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ from tests.kernels.triton.sampling_scenes import random_logits
 
 
 def kept(logits, columns, device):
-    """Masks of the ids above the threshold found, and of those that the definition keeps."""
+    """
+    Return masks of the ids above the threshold found, and of those that the definition keeps.
+    """
     best = logits.amax(dim=1)
     found = thresholds(logits.to(device), columns.to(device), best.to(device), Needs()).cpu()
     scaled = reference.scale(logits.float(), columns.temperature)
@@ -21,7 +23,7 @@ def kept(logits, columns, device):
 
 
 def coarse(logits):
-    """Values with many ties."""
+    """Return values with many ties."""
     return (logits * 4).round() / 4
 
 

@@ -20,14 +20,14 @@ from tests.kernels.triton.sampling_scenes import mixed_columns, random_logits
 
 
 def drawn(logits, columns, device, needs=None):
-    """Tokens and validity as lists."""
+    """Draw, and return tokens and validity as lists."""
     needs = needs or Needs.of(columns, logits.shape[1])
     token, valid = draw(logits.to(device), columns.to(device), needs)
     return token.tolist(), valid.tolist()
 
 
 def defined(logits, columns):
-    """The same by the definition."""
+    """Draw the same by the definition."""
     result = reference.sample(logits, columns)
     return result.token.tolist(), result.valid.tolist()
 
@@ -43,7 +43,7 @@ def _noise_kernel(seed, position, choice, bits, noise, WIDTH: tl.constexpr):
 
 
 def twins(scores):
-    """Row, lower id and higher id of neighbours in order that have equal scores."""
+    """Return row, lower id and higher id of neighbours in order that have equal scores."""
     found = []
     for row, values in enumerate(scores):
         ordered, ids = values.sort(stable=True)

@@ -16,7 +16,9 @@ from tests.kernels.triton.sampling_scenes import mixed_columns, random_logits
 
 VOCAB = 11
 ATOL = 1e-5
-"""Of log probabilities and margins: five roundings of float32 numbers under 32, 2e-6 each."""
+"""
+Tolerance of log probabilities and margins: five roundings of float32 numbers under 32, 2e-6 each.
+"""
 
 ROWS = {
     1: RowEdits(prompt=(3, 3, 5), output=(7, 7, 7, 5), repetition=1.3, frequency=0.4, presence=0.2),
@@ -26,7 +28,7 @@ ROWS = {
 
 
 def on(device, edits):
-    """Edits with their history on the device."""
+    """Return edits with their history on the device."""
     if edits.penalties is not None:
         history = edits.penalties.history.to(device)
         object.__setattr__(edits.penalties, "history", history)

@@ -1,4 +1,4 @@
-"""A whole model on Triton's kernels with batch_invariant: a sequence's bits."""
+"""Bits of a sequence in a whole model on Triton's kernels with batch_invariant."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ CUTS = [12, 1, 15]
 
 
 def logits(directory: Path, cuts: list[int], others: int) -> torch.Tensor:
-    """Of a prompt in these chunks after others that go on one by one, ``[PROMPT_LEN, vocab_size]``."""
+    """
+    Return logits of a prompt in these chunks after others that go on one by one,
+    ``[PROMPT_LEN, vocab_size]``.
+    """
     bench = Bench.build(
         directory, block_size=7, num_slots=3, shuffle_seed=others, batch_invariant=True
     )
@@ -51,7 +54,7 @@ def test_logits_are_the_same_in_any_batch_and_chunks(tmp_path, everything_on_tri
 
 NUM_DECODES = 1
 LENGTHS = (20, 3)
-"""Of prompts; the first has more keys than any tile of float32 holds."""
+"""Lengths of prompts; the first has more keys than any tile of float32 holds."""
 
 NOISY = RowSampling(temperature=1.0, top_k=20, top_p=0.9, seed=3)
 
@@ -59,7 +62,10 @@ NOISY = RowSampling(temperature=1.0, top_k=20, top_p=0.9, seed=3)
 def generated(
     directory: Path, others: int, **captures: object
 ) -> tuple[list[int], list[torch.Tensor]]:
-    """Tokens of a prompt after other rows, and per layer the keys and values that it leaves."""
+    """
+    Return the tokens of a prompt after other rows, and per layer the keys and values that it
+    leaves.
+    """
     bench = Bench.build(directory, block_size=7, num_slots=3, batch_invariant=True, **captures)
     for graphs in bench.runner._captured():
         graphs.capture()

@@ -44,7 +44,10 @@ Run = Callable[[Bench, Batch], object]
 
 
 class Repeated:
-    """Captures by noting calls, and replays by calling them: what kernels run is not recorded."""
+    """
+    Graphs that capture by noting calls, and replay by calling them: what kernels run is not
+    recorded.
+    """
 
     def __init__(self) -> None:
         self.num_replays = 0
@@ -65,7 +68,7 @@ class Repeated:
 
 @pytest.fixture
 def everything_on_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Called, makes the CPU run what a CUDA device would, in the interpreter."""
+    """Return a function that makes the CPU run what a CUDA device would, in the interpreter."""
 
     def switch() -> None:
         switched = set()
@@ -91,7 +94,7 @@ def chunk_then_decode(
     static_rows: int = 0,
     graph_plan: GraphPlan | None = None,
 ) -> list[object]:
-    """Two sequences in chunks, the third while they decode; then all decode."""
+    """Run two sequences in chunks, the third while they decode; then all decode."""
     bench = Bench.build(
         directory,
         block_size=7,
