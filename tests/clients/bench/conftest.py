@@ -9,7 +9,9 @@ NEVER_S = 3600.0
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of a benchmark may take as long to start and to get somewhere as a test may last."""
+    """
+    Let processes of a benchmark take as long to start and to get somewhere as a test may last.
+    """
     for limit in ("link.processes.START_DEADLINE_S", "stream.command._LIMIT_S"):
         monkeypatch.setattr(f"tandem_bench.{limit}", NEVER_S)
 

@@ -53,12 +53,14 @@ ANSWERS = {
     "model": ("rows", 3),
     "roofline": ("rows", 7),
 }
-"""By command, flags of every kind and something that only they bring about."""
+"""Flags of every kind and something that only they bring about, by command."""
 
 
 @pytest.fixture(autouse=True)
 def small_ceilings(monkeypatch):
-    """Copies and products of a size that takes no time, and time enough for them anywhere."""
+    """
+    Shrink copies and products to sizes that take no time, with time enough for them anywhere.
+    """
     from tandem_bench.device import ceilings  # noqa: PLC0415
 
     monkeypatch.setitem(ceilings._COPY_BYTES, "cpu", 1 << 16)

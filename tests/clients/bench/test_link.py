@@ -56,7 +56,9 @@ class TestPoints:
 
 
 class FakeExecutor:
-    """Says that each step had so many rows, and that its device was busy half of the time."""
+    """
+    Executor that reports so many rows for each step, and a device that is busy half of the time.
+    """
 
     def __init__(self, rows: int, until_step: int) -> None:
         self._rows, self._until_step = rows, until_step

@@ -59,7 +59,7 @@ def line(concurrency: int, rate: float, tokens: list[int]) -> str:
 
 @pytest.fixture
 def faked(monkeypatch):
-    """Engines that answer at once, by name; gives the tasks they were given."""
+    """Replace engines by ones that answer at once, by name; gives the tasks they were given."""
     given: list[Task] = []
 
     def run(task: Task):
@@ -359,7 +359,7 @@ class TestCheckpoint:
 
 
 class _Products(TorchDispatchMode):
-    """Notes rows, width and weight of every matrix product, sorted by nothing."""
+    """Mode that notes rows, width and weight of every matrix product, in order."""
 
     def __init__(self) -> None:
         super().__init__()

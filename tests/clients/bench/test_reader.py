@@ -26,7 +26,7 @@ for_both = pytest.mark.parametrize(
 
 @asynccontextmanager
 async def serving(behavior: Behavior, address: str) -> AsyncIterator[str]:
-    """A Generate of the test's own, and where it listens."""
+    """Serve the test's own Generate, and yield the address that it listens on."""
     handler = grpc.unary_stream_rpc_method_handler(
         behavior, request_deserializer=GenerateRequest.FromString
     )
@@ -69,7 +69,7 @@ async def read_until(
     condition: Callable[[ReadCounts], bool],
     **options: int,
 ) -> ReadCounts:
-    """The first report for which the condition holds."""
+    """Return the first report for which the condition holds."""
 
     def read() -> ReadCounts:
         with start_reader(address, requests, kind=kind, **options) as reader:
@@ -90,7 +90,9 @@ def wait_for(
 async def whole(
     request: GenerateRequest, context: grpc.aio.ServicerContext
 ) -> AsyncIterator[bytes]:
-    """As many tokens as asked for, the last message longer than a frame and a stream's window."""
+    """
+    Send as many tokens as asked for, the last message longer than a frame and a stream's window.
+    """
     del context
     yield STARTED
     num_tokens = request.stopping.max_tokens

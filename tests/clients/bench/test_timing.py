@@ -15,14 +15,14 @@ from tandem_bench.device.timing import CpuTimer, CudaTimer, num_copies
 
 
 class Clock:
-    """Goes on by what calls take."""
+    """Clock that goes on by what calls take."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now_s)
 
     def call(self, seconds: list[float]):
-        """A call that takes these times in turn, the last one ever after."""
+        """Return a call that takes these times in turn, the last one ever after."""
 
         def run() -> None:
             self.now_s += seconds.pop(0) if len(seconds) > 1 else seconds[0]

@@ -34,7 +34,7 @@ def engine_that_says(text: str, **settings):
 
 
 class _Oversized(SimpleTokenizer):
-    """Writes texts and conversations with an id that the model has not."""
+    """Tokenizer that writes texts and conversations with an id that the model lacks."""
 
     def encode(self, text):
         return [0, VOCAB_SIZE]

@@ -36,7 +36,7 @@ def build(model_dir, dtype: str, **changes: int) -> InferenceEngine:
 
 
 def tokens_among_others(engine: InferenceEngine, params: GenerationParams) -> list[int]:
-    """Tokens of the request, which arrives when four of eight others are under way."""
+    """Return the tokens of the request, which arrives when four of eight others are under way."""
     for other in range(NUM_OTHERS // 2):
         engine.submit_request("x" * (5 + 17 * other), GREEDY)
     for _ in range(9):

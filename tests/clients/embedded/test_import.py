@@ -22,7 +22,7 @@ from tandem_embedded import InferenceEngine
 print("imported", flush=True)
 InferenceEngine(model_dir="nowhere")
 """
-"""Ends where PyTorch would be imported, and says how threads would wait then."""
+"""Program that ends where PyTorch would be imported, and says how threads would wait then."""
 
 
 class TestImport:

@@ -52,7 +52,7 @@ def build(model_dir, **changes) -> InferenceEngine:
 
 @pytest.fixture(scope="module")
 def alone(model_dir):
-    """Every prompt served alone."""
+    """Serve every prompt alone."""
     engine, served = build(model_dir), []
     for prompt in PROMPTS:
         engine.submit_request(prompt, SEEDED)

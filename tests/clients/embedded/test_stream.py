@@ -28,7 +28,7 @@ def done() -> CompletedRequest:
 
 
 class _EndsAfterALook(deque):
-    """Is empty at the first look; then the last piece and the result arrive."""
+    """Deque that is empty at the first look; then the last piece and the result arrive."""
 
     def __init__(self, delivery: Delivery, chunk: OutputChunk) -> None:
         super().__init__()

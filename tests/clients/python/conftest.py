@@ -23,7 +23,7 @@ def server():
 
 @pytest.fixture
 def run():
-    """Runs a command in this process; returns its result."""
+    """Run a command in this process and return its result."""
 
     def invoke(*arguments, stdin=None):
         return CliRunner().invoke(app, list(arguments), input=stdin)
@@ -33,7 +33,7 @@ def run():
 
 @pytest.fixture
 def tandem():
-    """Starts a command in a process of its own."""
+    """Start a command in a process of its own."""
     started = []
 
     def start(*arguments):
@@ -55,7 +55,7 @@ def tandem():
 
 @pytest.fixture
 def terminal():
-    """Starts commands at terminals."""
+    """Start commands at terminals."""
     with contextlib.ExitStack() as stack:
 
         def start(*arguments: str, shares: bool = True) -> Terminal:

@@ -104,12 +104,12 @@ class Seen:
     num_looks: int = 0
     """Calls of GetStats: each finds the server 1.5 s older."""
     answers_looks: threading.Event = field(default_factory=_set_event)
-    """While it is not set GetStats does not answer."""
+    """Event that must be set for GetStats to answer."""
     model: str = "fake"
     live: list[requests_pb2.RequestSummary] | None = None
     """Requests that ListRequests finds; None = `REQUESTS`, and more that it leaves off."""
     token_ids_only: bool = False
-    """Its model has no tokenizer, and so no text and no chats."""
+    """True for a model without a tokenizer, and so without text and chats."""
     model_error: TandemError | None = None
     """Error that GetModel fails with."""
     executor_refusal: str = ""
@@ -153,7 +153,7 @@ def num_choices(request: inference.GenerateRequest) -> int:
 
 
 def started(request: inference.GenerateRequest, act: Act) -> stream_pb2.Started:
-    """First message of a stream."""
+    """Return the first message of a stream."""
     return stream_pb2.Started(
         request_id=request.request_id or "chosen-id",
         resolved_params=resolved(request),
@@ -167,7 +167,7 @@ def started(request: inference.GenerateRequest, act: Act) -> stream_pb2.Started:
 
 
 def done(num_tokens: int) -> stream_pb2.Done:
-    """Last message of a stream."""
+    """Return the last message of a stream."""
     return stream_pb2.Done(
         usage=stream_pb2.Usage(prompt_tokens=3, output_tokens=num_tokens),
         timings=stream_pb2.Timings(queue_s=0.25, time_to_first_token_s=0.5, total_s=1.5),
@@ -208,7 +208,7 @@ def logprobs_of(
 
 
 def pieces(act: Act, request: inference.GenerateRequest) -> Iterator[stream_pb2.Delta]:
-    """The act's output in deltas, those of several choices interleaved."""
+    """Yield the act's output in deltas, those of several choices interleaved."""
     answers = [answer_of(act, choice) for choice in range(num_choices(request))]
     offsets, turn = [0] * len(answers), 0
     longest = max(map(len, answers)) if act.num_tokens is None else act.num_tokens

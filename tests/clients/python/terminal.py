@@ -11,7 +11,7 @@ import sys
 from tests.clients.python.fake_server import PATIENCE_S
 
 COLOURS = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")
-"""And moves of the cursor."""
+"""Colours and moves of the cursor."""
 SIZE = {"COLUMNS": "200", "LINES": "40", "TERM": "xterm"}
 
 
@@ -31,7 +31,7 @@ class Terminal:
         os.close(screen)
 
     def until(self, text: str | None) -> str:
-        """All that was shown until a text came, or the end of the command."""
+        """Return all that was shown until a text came, or until the end of the command."""
         while text is None or text not in self.shown:
             try:
                 piece = os.read(self._reader, 4096)

@@ -31,7 +31,7 @@ BUSY = Load(
     conservativeness=1.0,
     prompt_chunk=8192,
 )
-"""A server as it should be."""
+"""Load of a server as it should be."""
 
 SETTINGS = {
     "max_batch_size": 32,
@@ -50,7 +50,7 @@ STATS = Stats(
 
 
 def advice(**changes):
-    """The advice on a busy server with changes, by subject."""
+    """Return the advice on a busy server with changes, by subject."""
     return {one.subject: one for one in advise(dataclasses.replace(BUSY, **changes))}
 
 

@@ -16,7 +16,7 @@ SOON = RetryPolicy(initial_delay_s=0.001, max_delay_s=0.001)
 
 
 def breaking(*lengths: int) -> list[Act]:
-    """Calls that break when the client has so many tokens."""
+    """Make calls that break when the client has so many tokens."""
     return [Act(num_tokens=n, error=Draining("bye", retry_after_s=0.0)) for n in lengths]
 
 

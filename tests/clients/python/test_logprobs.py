@@ -43,7 +43,7 @@ def client(server):
 
 
 def told(events) -> tuple[TokenLogprobs, ...]:
-    """Of all deltas, each of which must have one entry per id."""
+    """Return the entries of all deltas, each of which must have one entry per id."""
     found = []
     for event in events:
         if isinstance(event, Delta):

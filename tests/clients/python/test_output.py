@@ -16,7 +16,7 @@ FULL = Path("/dev/full")
 
 
 def ran(*arguments, stdin=b"", **options):
-    """A command's exit code and what it wrote."""
+    """Run a command and return its exit code and what it wrote."""
     outcome = subprocess.run(
         [sys.executable, "-m", "tandem_client", *arguments],
         input=stdin,

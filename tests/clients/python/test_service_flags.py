@@ -31,7 +31,7 @@ DECIDED_BY_UP = {"model", "executor", "take_over", "drain_grace_s", "dry_run", "
 
 
 def shown(value):
-    """A default as help shows it."""
+    """Return a default as help shows it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return "" if value is None else str(value)
@@ -102,7 +102,7 @@ class TestTable:
 class TestHelp:
     @pytest.fixture
     def text(self):
-        """The help of `tandem up` in a narrow terminal, without line breaks."""
+        """Return the help of `tandem up` in a narrow terminal, without line breaks."""
         return " ".join(CliRunner().invoke(app, ["up", "--help"]).stdout.split())
 
     @pytest.mark.parametrize("flag", FLAGS.values(), ids=lambda flag: flag.name)

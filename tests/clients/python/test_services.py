@@ -223,7 +223,10 @@ class TestKeepUp:
 class TestLogs:
     @pytest.fixture
     def leave(self, monkeypatch, tmp_path):
-        """Leaves a server with logs and without services by an error; gives what lies where temporary files do."""
+        """
+        Leave a server with logs and without services by an error; gives what lies in the folder of
+        temporary files.
+        """
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
         def start(server, *_):

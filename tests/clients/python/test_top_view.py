@@ -20,7 +20,7 @@ SILENT = CallCancelled("Deadline Exceeded")
 
 
 class Clock:
-    """Stands until it is moved."""
+    """Clock that stands until it is moved."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

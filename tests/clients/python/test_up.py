@@ -35,7 +35,7 @@ def bundled():
 
 
 def refused(*arguments):
-    """The one line that `tandem up` ends with, and its exit code."""
+    """Run `tandem up` and return the one line that it ends with, and its exit code."""
     result = CliRunner().invoke(app, ["up", *map(str, arguments)])
     assert 1 == result.stderr.count("\n"), result.stderr
     return result.exit_code, result.stderr

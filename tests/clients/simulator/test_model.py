@@ -34,7 +34,7 @@ def columns(*values):
 
 
 def prefill(slot, start, tokens, blocks, *, cached=0, **changes):
-    """A batch that admits a prompt and computes all of it."""
+    """Return a batch that admits a prompt and computes all of it."""
     admission = Admission(
         slot=slot, generation=1, token_ids=tokens, num_prompt_tokens=len(tokens),
         num_cached_tokens=cached, block_ids=columns(*blocks),
@@ -49,7 +49,7 @@ def prefill(slot, start, tokens, blocks, *, cached=0, **changes):
 
 
 def decode(slot, start):
-    """A batch that computes one more token."""
+    """Return a batch that computes one more token."""
     return Batch(
         row_slot=columns(slot), row_start=columns(start), row_num_tokens=columns(1),
         row_flags=np.array([ROW_SAMPLES], np.uint8),
@@ -72,7 +72,7 @@ def executor():
 
 
 def run_on(executor, slot, count, start):
-    """Tokens of `count` decode steps."""
+    """Return the tokens of `count` decode steps."""
     return [int(executor.execute(decode(slot, start + i))[0].token[0]) for i in range(count)]
 
 
