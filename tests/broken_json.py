@@ -19,7 +19,9 @@ _REMOVED = object()
 
 
 def damaged(content: Any) -> st.SearchStrategy[bytes]:
-    """The JSON of `content` with one value, at any depth, replaced by a wrong one or removed."""
+    """
+    Draw the JSON of `content` with one value, at any depth, replaced by a wrong one or removed.
+    """
 
     def damage(place: tuple[Any, ...], value: Any) -> bytes:
         return json.dumps(_replaced(content, place, value)).encode()
@@ -29,7 +31,7 @@ def damaged(content: Any) -> st.SearchStrategy[bytes]:
 
 
 def damaged_bytes(content: bytes, within: int = 2000) -> st.SearchStrategy[bytes]:
-    """The content cut off anywhere, or with some of its first bytes overwritten."""
+    """Draw the content cut off anywhere, or with some of its first bytes overwritten."""
     last = min(len(content), within) - 1
     one = st.tuples(st.integers(0, last), st.integers(0, 255))
 

@@ -13,7 +13,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-# How long an example takes, to draw or to run, says more about the machine than about the code.
+# The time that an example takes, to draw or to run, says more about the machine than the code.
 settings.register_profile("any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any time")
 
@@ -25,7 +25,7 @@ LoggerProxy = type(structlog.get_logger())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what needs a compiler where there is none; with CI set it fails instead."""
+    """Skip tests that need a compiler where there is none; with CI set they fail instead."""
     compilers = ((os.environ.get("CC") or "cc",), (os.environ.get("CXX") or "g++", "c++"))
     if os.environ.get("CI") or all(any(map(shutil.which, names)) for names in compilers):
         return

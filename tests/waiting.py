@@ -10,7 +10,9 @@ Found = TypeVar("Found")
 
 
 LIMIT_S = 200.0
-"""Longer than anything takes on a busy machine, and shorter than pytest lets a test take."""
+"""
+Seconds: longer than anything takes on a busy machine, and shorter than pytest lets a test take.
+"""
 
 
 def wait_until(condition: Callable[[], Found], what: str, limit_s: float = LIMIT_S) -> Found:

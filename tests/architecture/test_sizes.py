@@ -17,7 +17,7 @@ MAX_PROTO_LINES = 350
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Files that belong to the project, whether committed yet or not."""
+    """Return the files that belong to the project, whether committed yet or not."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
         cwd=ROOT,

@@ -38,4 +38,6 @@ HALF_A_BILLION = {
         max_positions=16384,
     ),
 }
-"""The second is Qwen2.5-0.5B's, the third Qwen3-0.6B's with fewer words and positions."""
+"""
+Shapes by name: the second is Qwen2.5-0.5B's, the third Qwen3-0.6B's with fewer words and positions.
+"""

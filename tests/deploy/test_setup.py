@@ -69,7 +69,7 @@ class Project:
         return outcome.stderr, outcome.returncode
 
     def torch(self):
-        """The version of PyTorch in the environment."""
+        """Return the version of PyTorch in the environment."""
         (module,) = self.root.glob(".venv/lib/python*/site-packages/torch.py")
         return module.read_text().split("'")[1]
 

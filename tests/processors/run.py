@@ -34,7 +34,7 @@ TESTS = ("tests/kernels", "tests/executor_svc", "tests/truth")
 PACKAGES = ("torch", "triton", "numpy")
 RESULTS = Path(__file__).resolve().parent / "results"
 LIMIT_S = 3600
-"""Of one setting."""
+"""Seconds for one setting."""
 
 BY_VARIABLE = {
     "OPENBLAS_CORETYPE": ("Haswell", "SkylakeX"),
@@ -68,7 +68,10 @@ class Outcome:
 
 
 def environment(setting: str, outer: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a setting: of all the variables that a setting names, none but its own."""
+    """
+    Return the environment of a setting: of all the variables that a setting names, none but its
+    own.
+    """
     named = {"OMP_NUM_THREADS", *BY_VARIABLE}
     kept = {name: value for name, value in outer.items() if name not in named}
     return {**kept, **SETTINGS[setting]}
@@ -95,7 +98,7 @@ def run(setting: str, arguments: Sequence[str]) -> Outcome:
 
 
 def outcome(setting: str, exit_code: int | None, said: str, seconds: float) -> Outcome:
-    """Read what pytest said."""
+    """Read pytest's output and return its outcome."""
     failed = tuple(re.findall(r"^(?:FAILED|ERROR) (\S+)", said, flags=re.MULTILINE))
     counts = re.findall(
         r"^=*\s*(\d+ (?:passed|failed|error|skipped|deselected).*?) in ", said, re.MULTILINE
@@ -129,7 +132,7 @@ def conditions(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def table(under: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> str:
-    """The results as a page."""
+    """Return the results as a page."""
     lines = [
         "# The tests under other processors' settings",
         "",
@@ -168,7 +171,7 @@ def chosen(patterns: Sequence[str]) -> list[str]:
 
 
 def kept_outcomes(path: Path, under: Mapping[str, Any]) -> dict[str, Outcome]:
-    """Outcomes that an earlier run left under the same conditions."""
+    """Return the outcomes that an earlier run left under the same conditions."""
     if not path.exists():
         return {}
     found = json.loads(path.read_text(encoding="utf-8"))

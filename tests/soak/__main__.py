@@ -25,7 +25,7 @@ from tests.soak.saturated import run_saturated
 SECONDS_PER_KIND = 60.0
 SATURATED_S = 600.0
 _SHORTEST_FAULT_S = 0.9
-"""No kind begins more often."""
+"""Shortest time in seconds between faults of one kind."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 def _storm(
     storm: Storm, schedule: Sequence[Fault], seconds: float, kind: Kind, results: Results
 ) -> bool:
-    """One storm; gives whether all promises held."""
+    """Run one storm and return whether all promises held."""
     try:
         storm.rig.start()
         lines = storm.run(schedule, seconds)

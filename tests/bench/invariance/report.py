@@ -35,7 +35,7 @@ BATCHES = (1, 8, 32)
 PROMPT_LEN = 256
 TURNS = 2
 BUDGET_S = 0.1
-"""Of a turn: eight steps at least are measured whatever they take."""
+"""Seconds of a turn: eight steps at least are measured whatever they take."""
 BLOCK_SIZE = 64
 LIBRARIES = {"C++": "on", "PyTorch": "off"}
 TEXT = """# What batch_invariant costs on a CPU
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def measured() -> Iterator[tuple[str, str, float, float]]:
-    """Library, step, and seconds of it as it is and with batch_invariant."""
+    """Yield the library, the step, and its seconds as it is and with batch_invariant."""
     for library, extension in LIBRARIES.items():
         choose_kernels(torch.device("cpu"), extension)
         model = random_model(SHAPES[MODEL], torch.float32, torch.device("cpu"), packs=True)
@@ -90,7 +90,10 @@ def measured() -> Iterator[tuple[str, str, float, float]]:
 
 
 def in_turns(model: LoadedModel, num_rows: int | None) -> tuple[float, float]:
-    """Seconds of a decode of so many rows, or of a prompt, as it is and with batch_invariant."""
+    """
+    Return the median seconds of a decode of so many rows, or of a prompt, as it is and with
+    batch_invariant.
+    """
     found: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(TURNS):
         for batch_invariant, times in found.items():
@@ -111,7 +114,7 @@ def in_turns(model: LoadedModel, num_rows: int | None) -> tuple[float, float]:
 
 
 def prompt_s(model: LoadedModel, *, batch_invariant: bool) -> float:
-    """Seconds of a prompt in one step, after one that warms up."""
+    """Return the seconds of a prompt in one step, after one that warms up."""
     num_blocks = -(-PROMPT_LEN // BLOCK_SIZE) + 1
     kv = KvMemory(model.config, num_blocks, BLOCK_SIZE, model.dtype, model.device)
     runner = ModelRunner(

@@ -80,7 +80,7 @@ def table(points: list[dict], figure: str, digits: int) -> str:
 
 
 def medians(points: list[dict]) -> tuple[list[dict], Counter]:
-    """One point for each place measured, and how often each was."""
+    """Return one point for each place measured, and the number of its measurements."""
     by_place: dict[tuple, list[dict]] = defaultdict(list)
     for point in points:
         by_place[tuple(point[name] for name in PLACE)].append(point)

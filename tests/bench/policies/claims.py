@@ -21,18 +21,20 @@ class Claim:
 
 
 def cell(cells: Cells, workload: str, label: str) -> Cell:
-    """One variant on one workload."""
+    """Return one variant on one workload."""
     return next(one for one in cells[workload] if one.label == label)
 
 
 def change(cells: Cells, workload: str, heading: str, label: str, base: str) -> float:
-    """Mean change of a variant against another, seed by seed; 0.1 is 10 % more."""
+    """Return the mean change of a variant against another, seed by seed; 0.1 is 10 % more."""
     found, other = cell(cells, workload, label), cell(cells, workload, base)
     return float(np.mean(found.changes(heading, other)))
 
 
 def are_equal(cells: Cells, workload: str, *labels: str) -> bool:
-    """True when variants gave the same results to the last digit, but for what stayed cached."""
+    """
+    Return True when variants gave the same results to the last digit, but for what stayed cached.
+    """
     results = [
         [
             {**outcome.results, "over_time": None}
@@ -44,7 +46,7 @@ def are_equal(cells: Cells, workload: str, *labels: str) -> bool:
 
 
 def mean(cells: Cells, workload: str, heading: str, label: str) -> float:
-    """Mean of a variant over the seeds."""
+    """Return the mean of a variant over the seeds."""
     return cell(cells, workload, label).mean(heading)
 
 

@@ -60,26 +60,26 @@ class Cell:
     outcomes: list[Outcome]
 
     def values(self, heading: str) -> list[float]:
-        """A column's value per seed; nothing counts as 0."""
+        """Return a column's value per seed; a missing one counts as 0."""
         column = COLUMNS[heading]
         found = [lookup(one.results, column.path) for one in self.outcomes]
         return [column.factor * (value or 0.0) for value in found]
 
     def mean(self, heading: str) -> float:
-        """A column's mean over the seeds."""
+        """Return a column's mean over the seeds."""
         return float(np.mean(self.values(heading)))
 
     def changes(self, heading: str, base: Cell) -> list[float]:
         """
-        A column's share of the base's, seed by seed, less 1: both ran the same requests, so what
-        differs between seeds does not blur what differs between variants.
+        Return a column's share of the base's, seed by seed, less 1: both ran the same requests, so
+        what differs between seeds does not blur what differs between variants.
         """
         pairs = zip(self.values(heading), base.values(heading), strict=True)
         return [mine / theirs - 1 if theirs else float(bool(mine)) for mine, theirs in pairs]
 
 
 _DONE: dict[tuple[tuple[str, Any], ...], Outcome] = {}
-"""By all settings, since some experiments share runs."""
+"""Finished cells by all settings, since some experiments share runs."""
 
 
 def _key(run: Mapping[str, str]) -> tuple[tuple[str, Any], ...]:
@@ -109,7 +109,9 @@ def run_cells(
 
 
 def comparison_table(cells: list[Cell], headings: Iterable[str]) -> list[str]:
-    """Markdown lines: one row per variant, all but the first with their change against it."""
+    """
+    Return Markdown lines: one row per variant, all but the first with their change against it.
+    """
     columns = [COLUMNS[heading] for heading in headings]
     heads = " | ".join(column.heading for column in columns)
     lines = [f"| | {heads} |", "|---|" + "---:|" * len(columns)]

@@ -27,7 +27,7 @@ PYTHON = sys.executable
 
 
 def pinned(core: str, *arguments: str) -> list[str]:
-    """A command bound to one core."""
+    """Return a command bound to one core."""
     return ["taskset", "-c", core, PYTHON, "-m", *arguments]
 
 
@@ -103,7 +103,7 @@ def services(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def run_grpc(arguments: argparse.Namespace) -> float:
-    """Tokens per second through client, scheduler and executor."""
+    """Return tokens per second through client, scheduler and executor."""
     with services(arguments) as address:
         load = [
             *(
@@ -125,7 +125,7 @@ def run_grpc(arguments: argparse.Namespace) -> float:
 
 
 def run_contestant(arguments: argparse.Namespace, module: str) -> float:
-    """Tokens per second of one in-process engine."""
+    """Return tokens per second of one in-process engine."""
     workload = {
         "num_requests": arguments.requests,
         "concurrency": arguments.concurrency,

@@ -29,7 +29,7 @@ RESULTS = HERE / "results.json"
 PYTHONS = ("3.11", "3.12", "3.13")
 BUILDS = {"cuda": "CUDA, pip's own index", "cpu": "CPU, `TANDEM_TORCH_INDEX`"}
 PASSED_ON = re.compile(r"(?i)^(SSL_CERT_FILE|SSL_CERT_DIR|(https?|all|no)_proxy)$")
-"""Of the environment: what a machine needs to reach any network at all."""
+"""Variables of the environment that a machine needs to reach any network at all."""
 SIZE = re.compile(r"Downloading \S+ \((\d+(?:\.\d+)?) (k|M|G)B\)")
 HEAD = """\
 # Installs
