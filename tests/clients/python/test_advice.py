@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem_client.admin import Setting, Stats
-from tandem_client.cli import advise as advise_command
-from tandem_client.cli.advice import Load, advise, load_between
 from tandem_client.cli.app import app
+from tandem_client.cli.config import advise as advise_command
+from tandem_client.cli.config.advice import Load, advise, load_between
 
 BUSY = Load(
     seconds=60,

@@ -9,7 +9,12 @@ import pytest
 
 from tandem.errors import PromptTooLong
 from tandem_client import GenerateOptions
-from tandem_client.cli.chat_commands import Conversation, Message, read_message, run_command
+from tandem_client.cli.generation.chat_commands import (
+    Conversation,
+    Message,
+    read_message,
+    run_command,
+)
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 
 

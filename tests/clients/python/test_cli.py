@@ -14,12 +14,12 @@ import pytest
 
 from tandem.errors import Draining, InvalidModel, PromptTooLong, QueueFull
 from tandem_client import Done, Finished, FinishReason, Timings, Usage
-from tandem_client.cli.generate import summary
+from tandem_client.cli.generation.generate import summary
 from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
 
 # Modules with names that their package gives to commands.
 doctor = import_module("tandem_client.cli.doctor")
-top = import_module("tandem_client.cli.top")
+top = import_module("tandem_client.cli.top.command")
 
 
 class TestSummary:

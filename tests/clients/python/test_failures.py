@@ -10,7 +10,7 @@ import typer
 
 from tandem import errors
 from tandem.status import PeerUnavailable
-from tandem_client.cli.failures import ExitCode, describe, exit_code_of, readable_errors
+from tandem_client.cli.shared.failures import ExitCode, describe, exit_code_of, readable_errors
 
 
 class TestExitCodes:

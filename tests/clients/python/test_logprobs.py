@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tandem.errors import InvalidParameter, NoExecutor
 from tandem_client import AsyncClient, Client, Delta, RetryPolicy, TokenLogprobs
 from tandem_client.cli.app import app
-from tandem_client.cli.generate import _as_json
+from tandem_client.cli.generation.generate import _as_json
 from tandem_client.request import build_request
 from tests.clients.python.fake_server import ANSWER, Act
 

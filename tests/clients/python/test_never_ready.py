@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tandem.errors import InvalidModel, NoExecutor
-from tandem_client.cli.failures import ExitCode
-from tandem_client.cli.never_ready import why_never
+from tandem_client.cli.shared.failures import ExitCode
+from tandem_client.cli.shared.never_ready import why_never
 from tests.ports import free_port
 
 WORDS = "block_size is set to 32, but the executor has 16"

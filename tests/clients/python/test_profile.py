@@ -13,7 +13,7 @@ from tandem.common.v1 import profile_pb2
 from tandem.errors import CorruptMessage, ExecutorLost, ProfileRunning
 from tandem_client import AdminClient, ProfileProgress
 from tandem_client.cli.app import app
-from tandem_client.cli.failures import ExitCode
+from tandem_client.cli.shared.failures import ExitCode
 
 TRACE = gzip.compress(b'{"traceEvents": []}')
 

@@ -14,7 +14,7 @@ from tandem.settings.scheduling import SCHEDULING as SETTINGS
 from tandem.settings.scheduling import SCHEDULING_ALIASES
 from tandem.settings.schema import LIMIT_ALIASES
 from tandem_client.cli.app import app
-from tandem_client.cli.service_flags import (
+from tandem_client.cli.up.service_flags import (
     COMPUTING,
     EXECUTOR,
     FLAGS,

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tandem_client.cli.failures import ExitCode
-from tandem_client.cli.services import (
+from tandem_client.cli.local_server.services import (
     RESTARTS,
     RESTARTS_WITHIN_S,
     LocalServer,
@@ -25,12 +24,13 @@ from tandem_client.cli.services import (
     ServiceFailed,
     local_server,
 )
+from tandem_client.cli.shared.failures import ExitCode
 from tests.waiting import wait_until
 
 SLEEPER = "import json,os,pathlib,sys,time; p = pathlib.Path(sys.argv[-1]); t = p.with_suffix('.tmp'); t.write_text(json.dumps({'address': 'a:1', 'pid': os.getpid()})); t.rename(p); time.sleep(600)"
 PARENT = """
 import pathlib, sys, time
-from tandem_client.cli.services import Service
+from tandem_client.cli.local_server.services import Service
 folder = pathlib.Path(sys.argv[1])
 service = Service("sleeper", "sleeper", [], folder)
 while service.addresses() is None:
@@ -232,7 +232,7 @@ class TestLogs:
         def start(server, *_):
             (server.log_folder / "executor.log").write_text("out of memory")
 
-        monkeypatch.setattr("tandem_client.cli.services._start", start)
+        monkeypatch.setattr("tandem_client.cli.local_server.services._start", start)
 
         def leave(error, log_folder=None):
             plan = LocalServer(executor_arguments=[], scheduler_arguments=[], log_folder=log_folder)
@@ -278,7 +278,8 @@ class TestLogs:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
         plan = LocalServer(executor_arguments=[], scheduler_arguments=[], log_folder=tmp_path / "l")
         monkeypatch.setattr(
-            "tandem_client.cli.services.temporary_folder", lambda *_, **__: tmp_path / "t"
+            "tandem_client.cli.local_server.services.temporary_folder",
+            lambda *_, **__: tmp_path / "t",
         )
         with pytest.raises(ServiceFailed) as failed, local_server(plan, print):
             pytest.fail("something was started")

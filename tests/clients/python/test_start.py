@@ -52,7 +52,8 @@ except SystemExit as left:
 
 class TestLoading:
     @pytest.mark.parametrize(
-        "module", ["tandem_client.cli.app", "tandem_client.cli.generate", "grpc", "typer"]
+        "module",
+        ["tandem_client.cli.app", "tandem_client.cli.generation.generate", "grpc", "typer"],
     )
     def test_ctrl_c_while_loading_is_silent(self, module):
         """

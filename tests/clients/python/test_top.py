@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from tandem_client import Stats
-from tandem_client.cli.top_rates import rates_between
-from tandem_client.cli.top_table import table
-from tandem_client.cli.top_view import WINDOW_S, Looks
+from tandem_client.cli.top.rates import rates_between
+from tandem_client.cli.top.table import table
+from tandem_client.cli.top.view import WINDOW_S, Looks
 
 ZERO = Stats(
     **{

@@ -11,7 +11,7 @@ from rich.console import Console
 from tandem.errors import Draining, InternalError
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client import AdminClient
-from tandem_client.cli.top_view import PATIENCE_S, Looks, View
+from tandem_client.cli.top.view import PATIENCE_S, Looks, View
 from tests.clients.python.fake_server import fake_server
 from tests.waiting import wait_until
 

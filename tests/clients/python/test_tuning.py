@@ -15,9 +15,9 @@ from executor_svc.memory.plan import forecast
 from scheduler_svc.config.settings import load_settings as load_scheduler
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
-from tandem_client.cli import suggest as suggest_command
 from tandem_client.cli.app import app
-from tandem_client.cli.tuning import Facts, Wishes, step_tokens, suggest
+from tandem_client.cli.config import suggest as suggest_command
+from tandem_client.cli.config.tuning import Facts, Wishes, step_tokens, suggest
 from tests.model_zoo import llama_mha
 
 MIB, GIB = 2**20, 2**30

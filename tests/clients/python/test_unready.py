@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from tandem_client.admin import Stats
-from tandem_client.cli.top_table import executor_line
-from tandem_client.cli.unready import why_unready
+from tandem_client.cli.shared.unready import why_unready
+from tandem_client.cli.top.table import executor_line
 
 ZERO = Stats(
     **{field.name: 0 for field in dataclasses.fields(Stats)}

@@ -13,8 +13,8 @@ from tandem.bundled_model import bundled_model
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem_client import AdminClient
 from tandem_client.cli.app import app
-from tandem_client.cli.banner import described, one_line_each, to_try
-from tandem_client.cli.up import is_drained
+from tandem_client.cli.up.banner import described, one_line_each, to_try
+from tandem_client.cli.up.command import is_drained
 from tandem_client.client import Client
 
 

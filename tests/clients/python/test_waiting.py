@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tandem_client import Client, Delta, Prefilled, Queued, ResolvedParams, Scheduled, Started
-from tandem_client.cli import waiting
+from tandem_client.cli.shared import waiting
 from tests.clients.python.fake_server import ANSWER, PATIENCE_S, Act
 
 SUSPENDED = "an operator suspended it: go on with tandem resume"

@@ -17,11 +17,11 @@ from tandem_bench.load.report import errors_by_reason, summarize
 from tandem_bench.load.worker import Outcomes, Task
 from tandem_bench.load.workload import Workload, read_prompts
 from tandem_client.channel import DEFAULT_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from tandem_client.cli.failures import fail, readable_errors
-from tandem_client.cli.help_texts import hide_switch_types
-from tandem_client.cli.waiting import Waits, no_answer
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP, ExitCode
+from tandem_client.cli.shared.failures import fail, readable_errors
+from tandem_client.cli.shared.help_texts import hide_switch_types
+from tandem_client.cli.shared.waiting import Waits, no_answer
 from tandem_client.client import Client
 
 DEFAULT_REQUESTS = 64

@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from tandem_client.cli.exit_codes import EXIT_CODES_HELP
-from tandem_client.cli.help_texts import PASS_ON, PlainHelp, hide_switch_types
+from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP
+from tandem_client.cli.shared.help_texts import PASS_ON, PlainHelp, hide_switch_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Entry:
     A command of the root.
 
     Attributes:
-        module: Module of the package `tandem_client.cli` that defines the command.
+        module: Module that defines the command, under the package `tandem_client.cli`.
         summary: Line of the command in the list of commands.
         name: Name of the function or the group in the module; None = that of the command.
         passes_on: True if another program reads all arguments.
@@ -41,22 +41,28 @@ class Entry:
 
 COMMANDS = {
     "up": Entry(
-        "up", "Start an executor and a scheduler, and serve until Ctrl-C.", has_plain_help=True
+        "up.command",
+        "Start an executor and a scheduler, and serve until Ctrl-C.",
+        has_plain_help=True,
     ),
-    "generate": Entry("generate", "Continue a prompt, and print the text as it comes."),
-    "chat": Entry("chat", "Talk with the model; it remembers the conversation."),
-    "top": Entry("top", "Watch what a running server does."),
-    "requests": Entry("requests", "List the requests in the system, or the events of one."),
-    "profile": Entry("profile", "Record a trace of the executor's next steps."),
+    "generate": Entry("generation.generate", "Continue a prompt, and print the text as it comes."),
+    "chat": Entry("generation.chat", "Talk with the model; it remembers the conversation."),
+    "top": Entry("top.command", "Watch what a running server does."),
+    "requests": Entry(
+        "operation.requests", "List the requests in the system, or the events of one."
+    ),
+    "profile": Entry("operation.profile", "Record a trace of the executor's next steps."),
     "doctor": Entry("doctor", "Check this machine, and a server if one is running."),
     "simulate": Entry("simulate", "Compare scheduling policies on a virtual clock.", None, True),
-    "drain": Entry("drain", "Stop admission, finish or hand over what runs, free the executor."),
-    "suspend": Entry("suspend", "Stop computing until `tandem resume`; requests wait."),
-    "resume": Entry("suspend", "Continue after `tandem suspend`.", "resume"),
-    "config": Entry(
-        "config_commands", "Show, check, suggest and judge configurations.", "config_commands"
+    "drain": Entry(
+        "operation.drain", "Stop admission, finish or hand over what runs, free the executor."
     ),
-    "cache": Entry("cache", "Manage the prefix cache of a running server."),
+    "suspend": Entry("operation.suspend", "Stop computing until `tandem resume`; requests wait."),
+    "resume": Entry("operation.suspend", "Continue after `tandem suspend`.", "resume"),
+    "config": Entry(
+        "config.commands", "Show, check, suggest and judge configurations.", "config_commands"
+    ),
+    "cache": Entry("operation.cache", "Manage the prefix cache of a running server."),
     "bench": Entry("bench", "Measure a running server, or its parts alone."),
 }
 

@@ -11,8 +11,8 @@ from types import FrameType
 import typer
 
 from tandem.printing_commands import started_process
-from tandem_client.cli.failures import fail, signal_name
-from tandem_client.cli.help_texts import PASS_ON
+from tandem_client.cli.shared.failures import fail, signal_name
+from tandem_client.cli.shared.help_texts import PASS_ON
 
 COMMANDS = {
     "serve": "Send requests to a server from as many processes as asked; latencies, throughput.",

@@ -23,10 +23,10 @@ from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
 from tandem_client.address import check_address
 from tandem_client.admin import AdminClient, is_serving
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.failures import ExitCode, describe, readable_errors
-from tandem_client.cli.never_ready import why_never
-from tandem_client.cli.unready import why_unready
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import ExitCode, describe, readable_errors
+from tandem_client.cli.shared.never_ready import why_never
+from tandem_client.cli.shared.unready import why_unready
 from tandem_client.client import Client
 from tandem_client.retry import NO_RETRY
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from tandem_client.cli.failures import ExitCode, readable_errors
+from tandem_client.cli.shared.failures import ExitCode, readable_errors
 
 
 @readable_errors

@@ -15,10 +15,10 @@ import typer
 
 from tandem.bundled_model import bundled_model
 from tandem.engine_config import MAX_GIB
-from tandem_client.cli import options
-from tandem_client.cli.failures import ExitCode, fail, readable_errors
-from tandem_client.cli.tuning import Facts, Suggestion, Wishes, step_tokens
-from tandem_client.cli.tuning import suggest as suggest_limits
+from tandem_client.cli.config.tuning import Facts, Suggestion, Wishes, step_tokens
+from tandem_client.cli.config.tuning import suggest as suggest_limits
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
 
 
 @readable_errors

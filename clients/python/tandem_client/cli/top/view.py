@@ -12,7 +12,7 @@ from rich.text import Text
 from tandem.errors import TandemError
 from tandem.status import CallCancelled, PeerUnavailable
 from tandem_client.admin import Stats
-from tandem_client.cli.top_table import duration, table
+from tandem_client.cli.top.table import duration, table
 from tandem_client.retry import is_transient
 
 WINDOW_S = 5.0

@@ -11,11 +11,11 @@ import typer
 
 from tandem_client.admin import AdminClient
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.advice import Advice, Load, load_between
-from tandem_client.cli.advice import advise as advise_on
-from tandem_client.cli.failures import fail, readable_errors
-from tandem_client.cli.waiting import Waits, no_answer
+from tandem_client.cli.config.advice import Advice, Load, load_between
+from tandem_client.cli.config.advice import advise as advise_on
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import fail, readable_errors
+from tandem_client.cli.shared.waiting import Waits, no_answer
 
 SAMPLE_EVERY_S = 1.0
 COLOURS = {"ok": "green", "change": "yellow"}

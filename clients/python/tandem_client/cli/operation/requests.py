@@ -16,9 +16,9 @@ from rich.text import Text
 
 from tandem_client.admin_requests import RequestEvent, RequestList, RequestState, RequestSummary
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.failures import readable_errors
-from tandem_client.cli.waiting import operators_of
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import readable_errors
+from tandem_client.cli.shared.waiting import operators_of
 
 StateName = enum.StrEnum(  # type: ignore[misc]  # typer wants an enum of the names
     "StateName", [state.name.lower() for state in RequestState if state]

@@ -10,9 +10,9 @@ import typer
 from tandem.wording import counted
 from tandem_client.admin import AdminClient
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.failures import ExitCode, fail, readable_errors
-from tandem_client.cli.waiting import Waits, no_answer
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
+from tandem_client.cli.shared.waiting import Waits, no_answer
 from tandem_client.profile import ProfileProgress
 
 PATIENCE_S = 0.5

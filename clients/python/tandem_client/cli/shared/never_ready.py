@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.errors import InvalidModel, TandemError
-from tandem_client.cli.failures import ExitCode, describe
+from tandem_client.cli.shared.failures import ExitCode, describe
 from tandem_client.client import Client
 from tandem_client.retry import RetryPolicy
 

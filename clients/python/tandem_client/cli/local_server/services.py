@@ -20,8 +20,8 @@ from typing import Any
 from tandem.errors import TandemError
 from tandem.temporary import temporary_folder
 from tandem_client.admin import is_serving
-from tandem_client.cli.failures import ExitCode, Terminated, signal_name
-from tandem_client.cli.never_ready import why_never
+from tandem_client.cli.shared.failures import ExitCode, Terminated, signal_name
+from tandem_client.cli.shared.never_ready import why_never
 
 CHILD = Path(__file__).with_name("child.py")
 POLL_S = 0.05

@@ -7,10 +7,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tandem_client.cli.advise import advise
-from tandem_client.cli.config import config
-from tandem_client.cli.failures import EXIT_CODES_HELP
-from tandem_client.cli.suggest import suggest
+from tandem_client.cli.config.advise import advise
+from tandem_client.cli.config.show import config
+from tandem_client.cli.config.suggest import suggest
+from tandem_client.cli.shared.failures import EXIT_CODES_HELP
 
 
 class _ShowsByDefault(TyperGroup):

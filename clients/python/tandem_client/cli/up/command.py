@@ -17,18 +17,23 @@ from tandem.bundled_model import bundled_model
 from tandem.errors import AddressInUse, TandemError
 from tandem.listen_address import check_all_free
 from tandem_client.admin import AdminClient
-from tandem_client.cli.banner import banner
-from tandem_client.cli.failures import Terminated, fail, readable_errors
-from tandem_client.cli.free_ports import free_instead
-from tandem_client.cli.service_config import ask_services, check_model
-from tandem_client.cli.service_flags import (
+from tandem_client.cli.local_server.service_config import ask_services, check_model
+from tandem_client.cli.local_server.services import (
+    LocalServer,
+    RunningServer,
+    ServiceFailed,
+    local_server,
+)
+from tandem_client.cli.shared.failures import Terminated, fail, readable_errors
+from tandem_client.cli.up.banner import banner
+from tandem_client.cli.up.free_ports import free_instead
+from tandem_client.cli.up.service_flags import (
     EXECUTOR,
     SCHEDULER,
     arguments_of,
     flags_for,
     takes_service_flags,
 )
-from tandem_client.cli.services import LocalServer, RunningServer, ServiceFailed, local_server
 from tandem_client.retry import NO_RETRY
 
 LISTENING = ("listen", "admin_listen", "metrics_listen")

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Self
 
 from tandem_client.admin import AdminClient
-from tandem_client.cli import options
-from tandem_client.cli.screen import remark
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.screen import remark
 from tandem_client.events import Delta, Event, Prefilled, Queued, Scheduled, Started
 
 PATIENCE_S = 1.0

@@ -10,18 +10,18 @@ import typer
 
 from tandem.errors import NeverFits, PromptTooLong, TandemError, TotalTooLong
 from tandem_client.channel import DEFAULT_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.chat_commands import (
+from tandem_client.cli.generation.chat_commands import (
     Conversation,
     Leave,
     Mistake,
     read_message,
     run_command,
 )
-from tandem_client.cli.failures import describe, readable_errors
-from tandem_client.cli.generate import server_at, summary, text_of
-from tandem_client.cli.screen import remark, write
-from tandem_client.cli.waiting import Waits, no_answer, told
+from tandem_client.cli.generation.generate import server_at, summary, text_of
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import describe, readable_errors
+from tandem_client.cli.shared.screen import remark, write
+from tandem_client.cli.shared.waiting import Waits, no_answer, told
 from tandem_client.client import Client
 from tandem_client.request import BOTH_CHANGED, GenerateOptions, changes_both
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import typer
 
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.failures import EXIT_CODES_HELP, readable_errors
-from tandem_client.cli.waiting import operators_of
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import EXIT_CODES_HELP, readable_errors
+from tandem_client.cli.shared.waiting import operators_of
 
 cache = typer.Typer(help="Manage the prefix cache of a running server.", no_args_is_help=True)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tandem_client.cli.failures import ExitCode, fail
+from tandem_client.cli.shared.failures import ExitCode, fail
 
 
 def ask_services(arguments: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:

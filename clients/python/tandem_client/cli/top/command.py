@@ -14,12 +14,12 @@ from rich.live import Live
 from tandem.errors import TandemError
 from tandem_client.admin import AdminClient
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.failures import readable_errors
-from tandem_client.cli.top_rates import rates_between
-from tandem_client.cli.top_table import table
-from tandem_client.cli.top_view import Looks, View
-from tandem_client.cli.waiting import Waits, no_answer
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import readable_errors
+from tandem_client.cli.shared.waiting import Waits, no_answer
+from tandem_client.cli.top.rates import rates_between
+from tandem_client.cli.top.table import table
+from tandem_client.cli.top.view import Looks, View
 
 LOOK_S = 10.0
 """Longest wait in seconds for one look at a server that stays silent; then the next one begins."""

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem_client.admin import AdminClient
-from tandem_client.cli import options
-from tandem_client.cli.failures import readable_errors
-from tandem_client.cli.service_config import ask_services
+from tandem_client.cli.local_server.service_config import ask_services
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.retry import NO_RETRY
 
 

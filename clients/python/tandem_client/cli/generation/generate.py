@@ -15,11 +15,11 @@ from typing import Annotated, Any, cast
 import typer
 
 from tandem_client.channel import DEFAULT_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.failures import ExitCode, fail, readable_errors
-from tandem_client.cli.screen import write
-from tandem_client.cli.services import LocalServer, ServiceFailed, local_server
-from tandem_client.cli.waiting import Waits, no_answer, say, told
+from tandem_client.cli.local_server.services import LocalServer, ServiceFailed, local_server
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import ExitCode, fail, readable_errors
+from tandem_client.cli.shared.screen import write
+from tandem_client.cli.shared.waiting import Waits, no_answer, say, told
 from tandem_client.client import Client
 from tandem_client.events import Choice, Completion, Delta, Event, TokenLogprobs, completion_of
 from tandem_client.request import BOTH_CHANGED, GenerateOptions, changes_both

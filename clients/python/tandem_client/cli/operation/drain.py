@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from tandem_client.channel import DEFAULT_ADMIN_ADDRESS
-from tandem_client.cli import options
-from tandem_client.cli.failures import readable_errors
-from tandem_client.cli.waiting import operators_of
+from tandem_client.cli.shared import options
+from tandem_client.cli.shared.failures import readable_errors
+from tandem_client.cli.shared.waiting import operators_of
 
 
 @readable_errors

@@ -14,8 +14,8 @@ import typer
 
 from tandem.errors import InvalidConfig, InvalidModel, ModelChanged, OutOfMemory, TandemError
 from tandem.status import CallCancelled, PeerUnavailable
-from tandem_client.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from tandem_client.cli.screen import remark
+from tandem_client.cli.shared.exit_codes import EXIT_CODES_HELP, ExitCode
+from tandem_client.cli.shared.screen import remark
 
 __all__ = [
     "EXIT_CODES_HELP",

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem_client.admin import Stats
-from tandem_client.cli.top_rates import Rates, rates_between
-from tandem_client.cli.unready import why_unready
+from tandem_client.cli.shared.unready import why_unready
+from tandem_client.cli.top.rates import Rates, rates_between
 
 BAR_WIDTH = 24
 FULL, NEARLY_FULL = 0.95, 0.8

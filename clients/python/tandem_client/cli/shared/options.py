@@ -10,7 +10,7 @@ import typer
 
 from tandem.errors import Draining, ExecutorLost, HandedOver, TandemError
 from tandem.status import PeerUnavailable
-from tandem_client.cli.screen import remark
+from tandem_client.cli.shared.screen import remark
 from tandem_client.request import PresetName
 from tandem_client.retry import RetryPolicy
 

@@ -1,0 +1,1 @@
+"""`tandem config`: settings shown, checked, suggested and judged."""

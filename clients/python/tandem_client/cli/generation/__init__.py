@@ -1,0 +1,1 @@
+"""`tandem generate` and `tandem chat`: text from a model in the terminal."""

@@ -1,0 +1,1 @@
+"""Commands for operators of a running server: requests, traces, pauses, hand-over, prefix cache."""

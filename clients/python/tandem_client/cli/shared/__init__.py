@@ -1,0 +1,1 @@
+"""What several commands use: their options, their output on the screen, failures, and waiting."""

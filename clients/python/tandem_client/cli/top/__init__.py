@@ -1,0 +1,1 @@
+"""`tandem top`: rates, table and live view of a running server."""

@@ -1,0 +1,1 @@
+"""`tandem up`: its flags, its start, and what it says."""
