@@ -41,6 +41,28 @@ def refused(*arguments):
     return result.exit_code, result.stderr
 
 
+class TestConfiguration:
+    def test_wrong_limit_is_refused_before_anything_starts(self, run, tmp_path):
+        """
+        A limit that breaks a rule ends with the rule's exact text and exit code 2.
+        """
+        result = run("up", str(tmp_path), "--block-size", "0")
+
+        assert 2 == result.exit_code
+        assert "block_size must be greater than 0" in result.stderr
+
+    def test_unknown_key_of_the_file_is_named(self, run, tmp_path):
+        """
+        A configuration file with an unknown key is refused with file and key.
+        """
+        file = tmp_path / "limits.json"
+        file.write_text('{"blocks": 1}')
+        result = run("up", str(tmp_path), "--config", str(file))
+
+        assert 2 == result.exit_code
+        assert f"{file}: blocks: unknown key 'blocks'" in result.stderr
+
+
 @pytest.mark.slow
 class TestTakenPorts:
     def test_all_are_named_with_a_command_that_serves_elsewhere(self, taken, bundled):

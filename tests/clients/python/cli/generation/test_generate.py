@@ -1,25 +1,17 @@
-"""Commands against a fake server."""
+"""`tandem generate` against a fake server."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-from importlib import import_module
-from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
 
-from tandem.errors import Draining, InvalidModel, PromptTooLong, QueueFull
+from tandem.errors import Draining, PromptTooLong, QueueFull
 from tandem_client import Done, Finished, FinishReason, Timings, Usage
 from tandem_client.cli.generation.generate import summary
 from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
-
-# Modules with names that their package gives to commands.
-doctor = import_module("tandem_client.cli.doctor")
-top = import_module("tandem_client.cli.top.command")
 
 
 class TestSummary:
@@ -222,171 +214,3 @@ class TestGenerate:
 
         assert 1 == process.wait(PATIENCE_S)
         assert "" == process.stderr.read()
-
-
-class TestConfig:
-    def test_file_environment_and_flags_are_shown_with_their_sources(
-        self, run, tmp_path, monkeypatch
-    ):
-        """
-        Every effective value is listed with where it came from.
-        """
-        file = tmp_path / "config.json"
-        file.write_text('{"max_num_seqs": 9}')
-        monkeypatch.setenv("TANDEM_MAX_BATCH_SIZE", "7")
-        result = run("config", str(file), "--arg=--window=2", "--json")
-        shown = {
-            s["name"]: (s["value"], s["source"]) for s in json.loads(result.stdout)["settings"]
-        }
-
-        assert (9, "file") == shown["max_num_seqs"]
-        assert (7, "environment") == shown["max_batch_size"]
-        assert (2, "flag") == shown["window"]
-        assert (16, "default") == shown["block_size"]
-
-    def test_presets_are_named_and_shown(self, run):
-        """
-        The presets stand below the settings; with --preset their values are shown as its own.
-        """
-        result = run("config", "--preset", "low-latency")
-
-        assert "presets: low-latency, high-throughput, memory-constrained, long-co" in result.stdout
-        shown = json.loads(run("config", "show", "--preset=low-latency", "--json").stdout)
-        assert {"name": "max_batch_size", "value": 8, "source": "preset"} in shown["settings"]
-        assert 4096 == shown["presets"]["high-throughput"]["max_num_blocks"]
-
-    def test_violated_rule_is_shown_in_its_exact_words(self, run, tmp_path):
-        """
-        A wrong value ends with exit code 2 and the rule's exact text.
-        """
-        file = tmp_path / "config.json"
-        file.write_text('{"block_size": 0}')
-        result = run("config", str(file))
-
-        assert 2 == result.exit_code
-        assert "tandem: INVALID_CONFIG: block_size must be greater than 0\n" == result.stderr
-
-    def test_settings_of_a_running_server_come_from_it(self, run, server):
-        """
-        --live lists what the running server says.
-        """
-        result = run("config", "--live", server.address, "--json")
-
-        assert {"name": "block_size", "value": 16, "source": "default"} in json.loads(
-            result.stdout
-        )["settings"]
-
-
-class TestDoctor:
-    @pytest.fixture(autouse=True)
-    def quick_torch_probe(self, monkeypatch):
-        """The probe imports torch, which takes seconds; TestTorchProbe runs the real one."""
-        said = json.dumps({"version": "9", "cuda": "Fake GPU"})
-        monkeypatch.setattr(doctor, "PROBE_TORCH", f"print({said!r})")
-        monkeypatch.setattr(doctor, "TIMEOUT_S", PATIENCE_S)  # the server is this busy process
-
-    def test_server_that_is_well_passes(self, run, server):
-        """
-        A healthy server is described, and the command exits 0.
-        """
-        address = ["--address", server.address, "--admin-address", server.address]
-        result = run("doctor", "--json", "--server", *address)
-        findings = {f["subject"]: f for f in json.loads(result.stdout)}
-
-        assert 0 == result.exit_code
-        assert "ok" == findings["server"]["verdict"]
-        assert "FakeForCausalLM" in findings["server"]["fact"]
-        assert "2 running" in findings["admin"]["fact"]
-
-    @pytest.mark.parametrize("refusal", ["", "scheduler b has taken the executor over"])
-    def test_unready_server_fails_with_advice(self, run, server, refusal):
-        """
-        A server that is up but not ready fails, with what it says itself or what to look at.
-        """
-        server.set_health("tandem.ready", False)
-        server.seen.executor_refusal = refusal
-        result = run("doctor", "--address", server.address, "--admin-address", server.address)
-
-        assert 1 == result.exit_code
-        assert f"is not ready; {refusal or 'its executor is missing'}" in result.stdout
-
-    def test_server_of_a_model_it_cannot_serve_says_why(self, run, server):
-        """
-        A server with a broken chat template is not taken for one with a late executor.
-        """
-        server.set_health("tandem.ready", False)
-        server.seen.model_error = InvalidModel("the chat template is invalid in line 1")
-        result = run("doctor", "--address", server.address, "--admin-address", server.address)
-
-        assert "is not ready; INVALID_MODEL: the chat template is invalid" in result.stdout
-
-    def test_taken_port_is_a_warning(self, run):
-        """
-        A port that something else holds is warned about; without --server no server is needed.
-        """
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            taken = f"127.0.0.1:{other.getsockname()[1]}"
-            result = run("doctor", "--json", "--address", "127.0.0.1:1", "--admin-address", taken)
-        ports = {
-            f["fact"]: f["verdict"] for f in json.loads(result.stdout) if f["subject"] == "port"
-        }
-
-        assert 0 == result.exit_code
-        assert "warn" == ports[f"{taken} is taken"]
-
-    def test_demanded_server_must_run(self, run):
-        """
-        With --server a missing server fails.
-        """
-        result = run("doctor", "--server", "--address", "127.0.0.1:1")
-
-        assert 1 == result.exit_code
-
-
-class TestTorchProbe:
-    def test_torch_is_described(self):
-        """
-        The probe reports torch's version and device.
-        """
-        (finding,) = doctor.check_torch()
-
-        assert ("ok", "torch") == (finding.verdict, finding.subject)
-        assert finding.fact.startswith(version("torch").split("+")[0])
-
-
-class TestUp:
-    def test_wrong_limit_is_refused_before_anything_starts(self, run, tmp_path):
-        """
-        A limit that breaks a rule ends with the rule's exact text and exit code 2.
-        """
-        result = run("up", str(tmp_path), "--block-size", "0")
-
-        assert 2 == result.exit_code
-        assert "block_size must be greater than 0" in result.stderr
-
-    def test_unknown_key_of_the_file_is_named(self, run, tmp_path):
-        """
-        A configuration file with an unknown key is refused with file and key.
-        """
-        file = tmp_path / "limits.json"
-        file.write_text('{"blocks": 1}')
-        result = run("up", str(tmp_path), "--config", str(file))
-
-        assert 2 == result.exit_code
-        assert f"{file}: blocks: unknown key 'blocks'" in result.stderr
-
-
-class TestRoot:
-    def test_version_is_printed(self, run):
-        """
-        --version prints the distribution's version.
-        """
-        assert "0.1.0\n" == run("--version").stdout
-
-    def test_address_can_come_from_the_environment(self, run, server, monkeypatch):
-        """
-        TANDEM_CLIENT_ADDRESS stands for --address.
-        """
-        monkeypatch.setitem(os.environ, "TANDEM_CLIENT_ADDRESS", server.address)
-
-        assert ANSWER + "\n" == run("generate", "hi").stdout

@@ -1,7 +1,8 @@
-"""Start of a command before it runs: loaded modules, and Ctrl-C meanwhile."""
+"""What happens before a command runs: modules loaded, Ctrl-C meanwhile, options of all."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 import tandem_client
 from tandem_client.cli import app as root
-from tests.clients.python.fake_server import PATIENCE_S
+from tests.clients.python.fake_server import ANSWER, PATIENCE_S
 
 LOADING = """
 import sys, time
@@ -193,3 +194,19 @@ class TestLibraries:
         )
 
         assert expected == ended.stdout.strip()
+
+
+class TestRoot:
+    def test_version_is_printed(self, run):
+        """
+        --version prints the distribution's version.
+        """
+        assert "0.1.0\n" == run("--version").stdout
+
+    def test_address_can_come_from_the_environment(self, run, server, monkeypatch):
+        """
+        TANDEM_CLIENT_ADDRESS stands for --address.
+        """
+        monkeypatch.setitem(os.environ, "TANDEM_CLIENT_ADDRESS", server.address)
+
+        assert ANSWER + "\n" == run("generate", "hi").stdout
