@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tandem.errors import InvalidParameter, NoExecutor
 from tandem_client import AsyncClient, Client, Delta, RetryPolicy, TokenLogprobs
 from tandem_client.cli.app import app
-from tandem_client.cli.generation.generate import _as_json
+from tandem_client.cli.generation.output import json_of
 from tandem_client.request import build_request
 from tests.clients.python.fake_server import ANSWER, Act
 
@@ -199,7 +199,7 @@ class TestCommand:
         completion = client.complete("hi", logprobs=1)
         ruled_out = TokenLogprobs(logprob=-math.inf, top=((7, -math.inf),))
         choice = dataclasses.replace(completion.choices[0], logprobs=(ruled_out,))
-        outcome = _as_json(dataclasses.replace(completion, choices=(choice,)))
+        outcome = json_of(dataclasses.replace(completion, choices=(choice,)))
         (told,) = outcome["logprobs"]
         assert (None, [(7, None)]) == (told["logprob"], told["top"])
         assert json.dumps(outcome, allow_nan=False)

@@ -17,7 +17,8 @@ from tandem_client.cli.generation.chat_commands import (
     read_message,
     run_command,
 )
-from tandem_client.cli.generation.generate import server_at, summary, text_of
+from tandem_client.cli.generation.output import summary, text_of
+from tandem_client.cli.local_server.own_server import server_at
 from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import describe, readable_errors
 from tandem_client.cli.shared.screen import remark, write

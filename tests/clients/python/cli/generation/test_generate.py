@@ -10,7 +10,7 @@ import pytest
 
 from tandem.errors import Draining, PromptTooLong, QueueFull
 from tandem_client import Done, Finished, FinishReason, Timings, Usage
-from tandem_client.cli.generation.generate import summary
+from tandem_client.cli.generation.output import summary
 from tests.clients.python.fake_server import ANSWER, CHOSEN_SEED, PATIENCE_S, Act
 
 
