@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -11,6 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from tandem.errors import InvalidParameter
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import request_pb2
+from tandem.wording import nearest
 
 _INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -187,8 +187,7 @@ def _refuse_unknown(names: Iterable[str]) -> None:
     known = {*GenerateOptions.__annotations__, "deadline_s"}
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            meant = _ELSEWHERE.get(name) or next(iter(close), None)
+            meant = _ELSEWHERE.get(name) or nearest(name, known)
             hint = f". Did you mean {meant!r}?" if meant else ": see tandem_client.GenerateOptions"
             raise TypeError(f"unexpected keyword argument {name!r}{hint}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from tandem.errors import InvalidConfig
 from tandem.settings.schema import Metavar, Program, S
+from tandem.wording import nearest
 
 _ALIKE = 0.85
 """Least similarity of a flag that is suggested for an unknown one; many other flags are alike."""
@@ -46,10 +46,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = message.replace("ignored explicit argument", "takes no value, got")
         unknown = re.search(r"^unrecognized arguments: ([^= ]+)", message)
-        known = difflib.get_close_matches(
-            unknown[1] if unknown else "", self._option_string_actions, n=1, cutoff=_ALIKE
-        )
-        raise InvalidConfig(f"{message}; {f'did you mean {known[0]}?' if known else 'see --help'}")
+        flags = self._option_string_actions
+        meant = nearest(unknown[1], flags, least_alike=_ALIKE) if unknown else None
+        raise InvalidConfig(f"{message}; {f'did you mean {meant}?' if meant else 'see --help'}")
 
 
 def _parser(program: Program[S]) -> argparse.ArgumentParser:

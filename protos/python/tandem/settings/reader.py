@@ -7,7 +7,6 @@ name begins with the prefix of a service's variables.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -23,6 +22,7 @@ from tandem.errors import InvalidConfig
 from tandem.settings.flags import flag_of, metavar_of, parse_flags
 from tandem.settings.presets import PRESET_SETTINGS
 from tandem.settings.schema import KV_SIZE_KNOBS, PRESET, Loaded, Program, S
+from tandem.wording import nearest
 
 _SET_BY_KUBERNETES = re.compile(
     r"(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
@@ -135,8 +135,8 @@ def _by_name(program: Program[S], source: _Source, layer: Iterable[_Given]) -> d
         if name not in keys:
             foreign = program.foreign_keys if source == "file" else ()
             known = [*sorted(keys), *program.aliases, *foreign]
-            close = difflib.get_close_matches(given.key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "see --help for all keys"
+            meant = nearest(given.key, known)
+            hint = f"did you mean {meant!r}?" if meant else "see --help for all keys"
             raise InvalidConfig(f"{given.place}: unknown key {given.key!r}; {hint}")
         if name in found:
             places = f"{given.place} and {found[name].place}"

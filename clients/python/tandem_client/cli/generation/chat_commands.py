@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from tandem.wording import nearest
 from tandem_client.request import BOTH_CHANGED, SAMPLING_PRESETS, GenerateOptions, changes_both
 
 Turn = dict[str, str]
@@ -121,8 +121,8 @@ def run_command(text: str, conversation: Conversation) -> str:
     name, _, argument = text.partition(" ")
     command = _COMMANDS.get(name)
     if command is None:
-        close = difflib.get_close_matches(name, _COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else "/help lists all."
+        meant = nearest(name, _COMMANDS)
+        hint = f"did you mean {meant}?" if meant else "/help lists all."
         raise Mistake(f"there is no command {name}: {hint} To send it as it is, type /{name}")
     return command(conversation, argument.strip())
 
@@ -157,8 +157,8 @@ def _set(conversation: Conversation, argument: str) -> str:
     name, _, text = argument.partition(" ")
     name = name.replace("-", "_")
     if name not in SETTABLE:
-        close = difflib.get_close_matches(name, SETTABLE, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(SETTABLE)}"
+        meant = nearest(name, SETTABLE)
+        hint = f"did you mean {meant}?" if meant else f"there are {', '.join(SETTABLE)}"
         raise Mistake(f"there is no option {name}: {hint}")
     if text.strip() == UNSET:
         options[name] = None
