@@ -33,8 +33,7 @@ from tandem.executor.v1.executor_service_pb2 import GenerationDefaults as Defaul
 from tandem.kv_memory.budget import MemoryPlan
 from tandem.link import PROTOCOL_VERSION
 from tandem.profile import FEATURE
-
-_GIB = 2**30
+from tandem.wording import GIB
 
 _log = structlog.get_logger(__name__)
 
@@ -174,7 +173,7 @@ def _allocate(
         num_blocks=kv.num_blocks,
         block_size=kv.block_size,
         tokens=kv.num_blocks * kv.block_size,
-        gib=round(kv.device_bytes / _GIB, 3),
+        gib=round(kv.device_bytes / GIB, 3),
         num_host_blocks=kv.num_host_blocks,
         max_total_tokens=limits.max_total_tokens,
         max_model_len=limits.max_model_len,

@@ -14,6 +14,7 @@ from executor_svc.device.out_of_memory import in_one_line, is_out_of_memory
 from executor_svc.device.upload import upload
 from tandem.errors import OutOfMemory
 from tandem.link.batch import Int32Column
+from tandem.wording import gib
 
 _STAGING_BYTES = 32 << 20
 """Most bytes of device memory that one transfer may borrow; one block may always be borrowed."""
@@ -108,8 +109,8 @@ def _check_fits(needed: int) -> None:
     free = available_bytes(_CPU)
     if free is not None and needed > free:
         raise OutOfMemory(
-            f"the swap space of {needed / 2**30:.2f} GiB does not fit the host's free memory of "
-            f"{free / 2**30:.2f} GiB: lower swap_space_gb"
+            f"the swap space of {gib(needed)} GiB does not fit the host's free memory of "
+            f"{gib(free)} GiB: lower swap_space_gb"
         )
 
 
@@ -122,7 +123,7 @@ def _lock_pages(memory: Tensor) -> None:
     code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if code != _CUDA_SUCCESS:
         raise OutOfMemory(
-            f"the host refuses to lock {memory.nbytes / 2**30:.2f} GiB of swap space (CUDA error "
+            f"the host refuses to lock {gib(memory.nbytes)} GiB of swap space (CUDA error "
             f"{code}): lower swap_space_gb or raise the limit of locked memory (ulimit -l)"
         )
     unlock = weakref.finalize(

@@ -18,6 +18,7 @@ from tandem.engine_config import MAX_GIB
 from tandem.errors import InvalidConfig, OutOfMemory
 from tandem.kv_memory.budget import block_bytes
 from tandem.link.batch import Int32Column, KvMode
+from tandem.wording import GIB, gib
 
 UNTOUCHED_BYTES = 64 << 20
 """Size from which the C library takes new memory from the system and reuses none that was freed."""
@@ -50,7 +51,7 @@ def host_blocks_within(swap_space_gb: float, bytes_per_block: int) -> int:
     if not 0 <= swap_space_gb <= MAX_GIB:
         message = f"swap_space_gb must be at least 0 and at most {MAX_GIB}, got {swap_space_gb}"
         raise InvalidConfig(message)
-    return int(swap_space_gb * 2**30) // bytes_per_block
+    return int(swap_space_gb * GIB) // bytes_per_block
 
 
 class KvMemory:
@@ -237,6 +238,6 @@ def _check_fits(num_blocks: int, bytes_per_block: int, device: torch.device, kv_
         return
     fitting = max(0, free // bytes_per_block - 1)
     raise OutOfMemory(
-        f"{num_blocks} KV blocks need {needed / 2**30:.2f} GiB but only {free / 2**30:.2f} GiB are "
+        f"{num_blocks} KV blocks need {gib(needed)} GiB but only {gib(free)} GiB are "
         f"free on {device}: lower {kv_knob}, at most {fitting} blocks fit"
     )

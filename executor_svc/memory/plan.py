@@ -21,7 +21,6 @@ from executor_svc.model.loader import check_weights_fit, open_checkpoint
 from executor_svc.model.weights import weight_bytes
 from tandem.engine_config import EngineConfig
 from tandem.kv_memory.budget import (
-    GIB,
     KvSize,
     MemoryPlan,
     MemoryProbe,
@@ -29,6 +28,7 @@ from tandem.kv_memory.budget import (
     plan_kv,
 )
 from tandem.kv_memory.default_size import default_kv_size
+from tandem.wording import gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ def described(plan: MemoryPlan) -> dict[str, object]:
 def as_text(forecasted: dict[str, object]) -> str:
     """Format a forecast for users."""
     facts = {
-        name: f"{value / GIB:.3f} GiB"
+        name: f"{gib(value, '.3f')} GiB"
         for name, value in forecasted.items()
         if name.endswith("bytes") and isinstance(value, int)
     }

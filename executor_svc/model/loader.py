@@ -26,6 +26,7 @@ from executor_svc.model.weights import (
 )
 from kernels.packed_linear import can_pack
 from tandem.errors import OutOfMemory
+from tandem.wording import gib
 
 _log = structlog.get_logger(__name__)
 
@@ -141,8 +142,8 @@ def check_weights_fit(
         return
     advice = "use a smaller model or a device with more memory"
     if dtype == torch.float32:
-        advice = f"use --dtype bfloat16, which needs {needed / 2**31:.2f} GiB, or a smaller model"
+        advice = f"use --dtype bfloat16, which needs {gib(needed / 2)} GiB, or a smaller model"
     raise OutOfMemory(
-        f"the weights of {model_dir} need {needed / 2**30:.2f} GiB as {dtype_name(dtype)} but only "
-        f"{free / 2**30:.2f} GiB are free on {device}: {advice}"
+        f"the weights of {model_dir} need {gib(needed)} GiB as {dtype_name(dtype)} but only "
+        f"{gib(free)} GiB are free on {device}: {advice}"
     )

@@ -24,6 +24,7 @@ from scheduler_svc.core.request.options import (
 from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.settings.schema import Metavar, ServiceSettings
+from tandem.wording import GIB
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -186,7 +187,7 @@ class SchedulingSettings(ServiceSettings):
                 f"({self.paused_buffer_size_gb:g}) set the same: keep one of them"
             )
             raise InvalidConfig(message, field="paused_buffer_size_gb")
-        num_bytes = self.paused_buffer_size_gb * 2**30
+        num_bytes = self.paused_buffer_size_gb * GIB
         return int(num_bytes // kv_bytes_per_block) if kv_bytes_per_block else 0
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
-from tandem.kv_memory.budget import GIB, MemoryPlan, MemoryProbe, RankMemory, plan_kv
+from tandem.kv_memory.budget import MemoryPlan, MemoryProbe, RankMemory, plan_kv
 from tandem.kv_memory.default_size import CPU_SHARE, default_kv_size
+from tandem.wording import GIB
 
 MIB = 2**20
 

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.errors import OutOfMemory
-from tandem.kv_memory.budget import GIB, KvSize, MemoryProbe, RankMemory, block_bytes, plan_kv
+from tandem.kv_memory.budget import KvSize, MemoryProbe, RankMemory, block_bytes, plan_kv
 from tandem.settings.schema import KV_SIZE_KNOBS
+from tandem.wording import GIB
 
 MIB = 2**20
 

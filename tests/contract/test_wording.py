@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.wording import counted, nearest
+from tandem.wording import GIB, counted, gib, nearest
 
 
 class TestCounted:
@@ -16,6 +16,22 @@ class TestCounted:
         One thing is counted in the singular, any other number in the plural.
         """
         assert expected == counted(number, "token")
+
+
+class TestGib:
+    @pytest.mark.parametrize(
+        ("num_bytes", "form", "expected"),
+        [
+            (3 * GIB // 2, (), "1.50"),
+            (3 * GIB // 2, (".1f",), "1.5"),
+            (GIB // 512, (".2g",), "0.002"),
+        ],
+    )
+    def test_bytes_are_counted_in_gib(self, num_bytes, form, expected):
+        """
+        A size is given in GiB with two decimals, or as the format says.
+        """
+        assert expected == gib(num_bytes, *form)
 
 
 class TestNearest:

@@ -12,6 +12,7 @@ from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.link.batch import Batch, KvMode, StepResult
+from tandem.wording import GIB, gib
 from tandem_embedded.params import SamplingDefaults, Vocabulary
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from executor_svc.model.config import GenerationDefaults
     from executor_svc.model.loader import LoadedModel
     from executor_svc.step.runner import ModelRunner
-
-
-GIB = 2**30
 
 
 class Runner(Protocol):
@@ -241,7 +239,7 @@ def _sized(
     if num_blocks < 1:
         message = (
             f"buffer_size_gb is {buffer_size_gb:g}, which holds no KV block of {bytes_per_block} "
-            f"bytes beside the dummy: it takes at least {2 * bytes_per_block / GIB:.6f}"
+            f"bytes beside the dummy: it takes at least {gib(2 * bytes_per_block, '.6f')}"
         )
         raise InvalidConfig(message, field="buffer_size_gb")
     return replace(config, max_num_blocks=num_blocks)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from tandem.errors import InternalError, InvalidConfig, InvalidModel, OutOfMemory, TandemError
+from tandem.wording import gib
 
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
@@ -28,7 +29,6 @@ MIN_OPEN_FILES = 64
 WANTED_OPEN_FILES = 4096
 """Wanted limit of open files, as each client's connection takes one."""
 
-_GIB = 2**30
 _OF_THE_MACHINE = frozenset(
     {
         errno.EACCES,
@@ -186,4 +186,4 @@ def _line(error: Exception) -> str:
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.2g}"
+    return gib(num_bytes, ".2g")

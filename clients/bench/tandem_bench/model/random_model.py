@@ -14,6 +14,7 @@ from executor_svc.model.packing import pack_weights
 from executor_svc.model.weights import allocate_weights, distinct_tensors, weight_bytes
 from kernels.packed_linear import can_pack
 from tandem.errors import OutOfMemory
+from tandem.wording import gib
 from tandem_bench.device.operands import fill_randomly
 
 _DEVIATION = 0.02
@@ -40,7 +41,7 @@ def random_model(
     needed, free = weight_bytes(config, dtype), available_bytes(device)
     if free is not None and needed > free:  # a host would grant it, then kill us as it is filled
         raise OutOfMemory(
-            f"weights of {needed / 2**30:.1f} GiB do not fit into the {free / 2**30:.1f} GiB that "
+            f"weights of {gib(needed, '.1f')} GiB do not fit into the {gib(free, '.1f')} GiB that "
             f"are free on {device}"
         )
     weights = allocate_weights(config, dtype, device)

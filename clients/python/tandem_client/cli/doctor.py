@@ -20,6 +20,7 @@ import typer
 from tandem.bundled_model import bundled_model
 from tandem.errors import TandemError
 from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
+from tandem.wording import gib
 from tandem_client.address import check_address
 from tandem_client.admin import AdminClient, is_serving
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
@@ -136,7 +137,7 @@ def check_machine() -> Iterator[Finding]:
     else:
         yield Finding("ok", "cpu", fact)
     free = shutil.disk_usage(Path.cwd()).free
-    fact = f"{free / (1 << 30):.1f} GiB free here"
+    fact = f"{gib(free, '.1f')} GiB free here"
     if free < MIN_FREE_BYTES:
         yield Finding("warn", "disk", fact, "an installation with its packages needs about 4 GiB")
     else:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.errors import OutOfMemory
-
-GIB = 2**30
+from tandem.wording import GIB, gib
 
 MIN_BLOCKS = 2
 """Least number of blocks: one to use and the dummy."""
@@ -204,9 +203,10 @@ def _static_share(size: KvSize, rank: RankMemory) -> int:
         reserved = probe.total_bytes * (1 - size.value)
         raise OutOfMemory(
             "Not enough memory. Please try to increase --mem-fraction-static. At "
-            f"{size.value:g} ({size.place}) {_gib(reserved)} of {probe.device} stay free for "
-            f"activations, and with the weights loaded {_gib(probe.free_after_bytes)} are free: "
-            f"{_gib(max(0, left))} remain for KV, two blocks take {_gib(2 * rank.block_bytes)}"
+            f"{size.value:g} ({size.place}) {gib(reserved)} GiB of {probe.device} stay free for "
+            f"activations, and with the weights loaded {gib(probe.free_after_bytes)} GiB are free: "
+            f"{gib(max(0, left))} GiB remain for KV, two blocks take "
+            f"{gib(2 * rank.block_bytes)} GiB"
         )
     return num_blocks - 1
 
@@ -216,9 +216,9 @@ def _utilization(size: KvSize, rank: RankMemory, block_size: int, max_model_len:
     requested = round(probe.total_bytes * size.value)
     if probe.free_before_bytes < requested:
         raise OutOfMemory(
-            f"Free memory on device ({probe.free_before_bytes / GIB:.2f}/"
-            f"{probe.total_bytes / GIB:.2f} GiB) on startup is less than desired GPU memory "
-            f"utilization ({size.value:g}, {requested / GIB:.2f} GiB). Decrease GPU memory "
+            f"Free memory on device ({gib(probe.free_before_bytes)}/{gib(probe.total_bytes)} GiB) "
+            "on startup is less than desired GPU memory utilization "
+            f"({size.value:g}, {gib(requested)} GiB). Decrease GPU memory "
             "utilization or reduce GPU memory used by other processes. The device is "
             f"{probe.device}, the setting gpu_memory_utilization ({size.place})"
         )
@@ -226,11 +226,12 @@ def _utilization(size: KvSize, rank: RankMemory, block_size: int, max_model_len:
     num_blocks = left // rank.block_bytes
     if num_blocks < MIN_BLOCKS:
         raise OutOfMemory(
-            f"No available memory for the cache blocks. Of the {_gib(requested)} that "
+            f"No available memory for the cache blocks. Of the {gib(requested)} GiB that "
             f"gpu_memory_utilization {size.value:g} ({size.place}) allows on {probe.device}, "
-            f"weights take {_gib(probe.weight_bytes)}, activations {_gib(probe.activation_bytes)} "
-            f"and the rest {_gib(probe.other_bytes)}: increase gpu_memory_utilization, or lower "
-            "max_total_tokens, which needs the activations"
+            f"weights take {gib(probe.weight_bytes)} GiB, activations "
+            f"{gib(probe.activation_bytes)} GiB and the rest {gib(probe.other_bytes)} GiB: "
+            "increase gpu_memory_utilization, or lower max_total_tokens, which needs the "
+            "activations"
         )
     usable = num_blocks - 1
     _check_one_request(size, rank, usable, block_size, max_model_len)
@@ -245,9 +246,9 @@ def _check_one_request(
     needed = -(-max_model_len // block_size) * rank.block_bytes
     raise OutOfMemory(
         f"To serve at least one request with the model's max seq len ({max_model_len}), "
-        f"({_gib(needed)} KV cache is needed, which is larger than the available KV cache memory "
-        f"({_gib(usable * rank.block_bytes)}). Based on the available memory, the estimated "
-        f"maximum model length is {usable * block_size}. Increase gpu_memory_utilization "
+        f"({gib(needed)} GiB KV cache is needed, which is larger than the available KV cache "
+        f"memory ({gib(usable * rank.block_bytes)} GiB). Based on the available memory, the "
+        f"estimated maximum model length is {usable * block_size}. Increase gpu_memory_utilization "
         f"({size.value:g}, {size.place}) or decrease max_model_len"
     )
 
@@ -266,11 +267,7 @@ def _check_fits(plan: MemoryPlan, rank: RankMemory) -> None:
     ).equivalents()[plan.size.knob]
     unit = " blocks" if plan.size.knob == "max_num_blocks" else ""
     raise OutOfMemory(
-        f"{plan.num_blocks} KV blocks need {_gib(needed)} but only {_gib(free)} are free on "
+        f"{plan.num_blocks} KV blocks need {gib(needed)} GiB but only {gib(free)} GiB are free on "
         f"{rank.probe.device}: lower {plan.size.knob} ({plan.size.value:g}, {plan.size.place}), "
         f"at most {most:.6g}{unit} fit"
     )
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
-from tandem.kv_memory.budget import GIB, MIN_BLOCKS, KvSize, RankMemory
+from tandem.kv_memory.budget import MIN_BLOCKS, KvSize, RankMemory
+from tandem.wording import GIB, gib
 
 GPU_UTILIZATION = 0.9
 """Share of a GPU's memory, as in vLLM; if other processes leave less, share of its free memory."""
@@ -56,7 +57,7 @@ def _on_cpu(limits: EngineConfig, rank: RankMemory, *, may_shorten: bool) -> KvS
         cure = f"lower max_model_len to {fitting} or less" if fitting else "give it more memory"
         raise OutOfMemory(
             f"one request of max_model_len {limits.max_model_len} needs "
-            f"{least * rank.block_bytes / GIB:.2f} GiB of KV memory and {free / GIB:.2f} GiB are "
+            f"{gib(least * rank.block_bytes)} GiB of KV memory and {gib(free)} GiB are "
             f"left beside weights and activations: {cure}"
         )
     if usable <= share:

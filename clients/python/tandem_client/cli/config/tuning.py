@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from tandem.engine_config import EngineConfig
 from tandem.errors import OutOfMemory
 from tandem.kv_memory.budget import (
-    GIB,
     MIN_BLOCKS,
     MemoryPlan,
     MemoryProbe,
@@ -16,6 +15,7 @@ from tandem.kv_memory.budget import (
     plan_kv,
 )
 from tandem.kv_memory.default_size import default_kv_size, share_of_device
+from tandem.wording import GIB, gib
 
 TOKENS_FACTOR = 1.5
 """Ratio of max_total_tokens to the tokens of a full batch of average requests."""
@@ -98,8 +98,8 @@ def suggest(wishes: Wishes, facts: Facts) -> list[Suggestion]:
         Suggestion(
             name="max_num_blocks",
             value=plan.num_blocks,
-            reason=f"{_rule(wishes, plan)}; weights take {_gib(facts.weight_bytes)} and "
-            f"activations {_gib(facts.activation_bytes)} GiB, a block {facts.kv_bytes_per_block} "
+            reason=f"{_rule(wishes, plan)}; weights take {gib(facts.weight_bytes)} and "
+            f"activations {gib(facts.activation_bytes)} GiB, a block {facts.kv_bytes_per_block} "
             f"bytes; {capacity} tokens hold {fitting} of {batch} average requests",
         ),
         Suggestion(name="max_batch_size", value=batch, reason="as asked for"),
@@ -127,7 +127,7 @@ def _kv_plan(wishes: Wishes, facts: Facts) -> MemoryPlan:
     rank = _rank(wishes, facts)
     free = rank.probe.free_before_bytes
     if free < rank.probe.non_kv_bytes + MIN_BLOCKS * rank.block_bytes:
-        raise _too_little(f"the {_gib(free)} GiB that are free", facts)
+        raise _too_little(f"the {gib(free)} GiB that are free", facts)
     limits = EngineConfig(
         block_size=facts.block_size,
         max_batch_size=wishes.max_batch_size,
@@ -142,7 +142,7 @@ def _kv_plan(wishes: Wishes, facts: Facts) -> MemoryPlan:
     if size.knob == "gpu_memory_utilization":
         usable = round(size.value * rank.probe.total_bytes)
         if usable < rank.probe.non_kv_bytes + MIN_BLOCKS * rank.block_bytes:
-            raise _too_little(f"{_gib(usable)} GiB, {size.value:.3g} of the device,", facts)
+            raise _too_little(f"{gib(usable)} GiB, {size.value:.3g} of the device,", facts)
     return plan_kv(
         size,
         [rank],
@@ -170,15 +170,15 @@ def _rank(wishes: Wishes, facts: Facts) -> RankMemory:
 
 def _too_little(memory: str, facts: Facts) -> OutOfMemory:
     return OutOfMemory(
-        f"{memory} do not hold the weights ({_gib(facts.weight_bytes)} GiB), activations "
-        f"({_gib(facts.activation_bytes)} GiB) and KV: give more with --memory-gb or "
+        f"{memory} do not hold the weights ({gib(facts.weight_bytes)} GiB), activations "
+        f"({gib(facts.activation_bytes)} GiB) and KV: give more with --memory-gb or "
         "--utilization, or lower --avg-tokens or --max-batch-size"
     )
 
 
 def _rule(wishes: Wishes, plan: MemoryPlan) -> str:
     """Return a text on the rule that sizes the KV memory."""
-    share = f"{plan.size.value:.3g} of the device's {_gib(plan.rank.probe.total_bytes)} GiB"
+    share = f"{plan.size.value:.3g} of the device's {gib(plan.rank.probe.total_bytes)} GiB"
     what = plan.size.place.removeprefix("default: ")
     if plan.size.knob == "gpu_memory_utilization":
         what = share if what == "default" else f"{share}, {what}"
@@ -186,7 +186,3 @@ def _rule(wishes: Wishes, plan: MemoryPlan) -> str:
         return f"{what}, as asked for and not as tandem up takes by default"
     device = "" if wishes.memory_gb is None else f" with {wishes.memory_gb:g} GiB"
     return f"what tandem up takes by default{device}: {what}"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
+from tandem.wording import GIB, gib
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.local_server.services import RunningServer
 from tandem_client.client import Client
@@ -112,5 +113,4 @@ def _count(number: int) -> str:
 
 
 def _size(num_bytes: int) -> str:
-    gib = num_bytes / 2**30
-    return f"{gib:.2f} GiB" if gib >= 1 else f"{num_bytes / 2**20:.1f} MiB"
+    return f"{gib(num_bytes)} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"
