@@ -23,6 +23,7 @@ from executor_svc.server.progress import Progress
 from executor_svc.server.runner_thread import RunnerThread
 from executor_svc.server.service import SERVICE_NAME, ExecutorService
 from executor_svc.server.step_link import StepLink
+from tandem.address import host_and_port, is_unix
 from tandem.errors import AddressInUse, Draining, InternalError, TandemError
 from tandem.link.wire import MAX_MESSAGE_BYTES
 from tandem.listen_address import ListenAddress
@@ -117,8 +118,8 @@ class ExecutorServer:
         except RuntimeError as error:
             raise AddressInUse(f"cannot listen on {address}: gRPC could not bind it") from error
         self.address = address
-        if not address.startswith("unix:"):
-            self.address = f"{address.rpartition(':')[0]}:{port}"
+        if not is_unix(address):
+            self.address = f"{host_and_port(address)[0]}:{port}"
         for name, status in (("", _SERVING), (READY, _NOT_SERVING), (PROGRESS, _SERVING)):
             self._health.set(name, status)
         self._server.start()

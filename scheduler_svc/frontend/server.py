@@ -18,8 +18,9 @@ from scheduler_svc.frontend.interceptor import ErrorInterceptor
 from scheduler_svc.frontend.metrics_http import serve_metrics
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from scheduler_svc.process.frontend_settings import FrontendSettings
+from tandem.address import host_and_port, is_unix, without_brackets
 from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
-from tandem.errors import AddressInUse, InvalidConfig
+from tandem.errors import AddressInUse
 from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
 
 INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -130,23 +131,16 @@ def _bind(server: grpc.aio.Server, listen: str) -> str:
         raise _address_in_use(listen) from error
     if port == 0:
         raise _address_in_use(listen)
-    return listen if listen.startswith("unix:") else f"{_split(listen)[0]}:{port}"
+    return listen if is_unix(listen) else f"{host_and_port(listen)[0]}:{port}"
 
 
 async def _listen_metrics(core: CoreClient, listen: str) -> tuple[asyncio.Server, str]:
-    host, port = _split(listen)
+    host, port = host_and_port(listen)
     try:
-        server = await serve_metrics(core, host.strip("[]"), port)
+        server = await serve_metrics(core, without_brackets(host), port)
     except OSError as error:
         raise _address_in_use(listen) from error
     return server, f"{host}:{server.sockets[0].getsockname()[1]}"
-
-
-def _split(listen: str) -> tuple[str, int]:
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidConfig(f"{listen!r} is not an address of the form host:port")
-    return host, int(port)
 
 
 def _address_in_use(listen: str) -> AddressInUse:

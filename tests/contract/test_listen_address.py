@@ -18,7 +18,8 @@ from tandem.telemetry import warn_where_unprotected
 
 HOLD_UNTIL_KILLED = """
 import socket, sys, time
-from tandem.listen_address import ListenAddress, unix_path
+from tandem.address import unix_path
+from tandem.listen_address import ListenAddress
 held = ListenAddress("listen", sys.argv[1])
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(str(unix_path(sys.argv[1])))

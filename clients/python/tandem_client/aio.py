@@ -13,10 +13,10 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 import grpc.aio
 
+from tandem.address import check_server_address
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
 from tandem.status import from_rpc_error
-from tandem_client.address import check_address
 from tandem_client.aio_stream import AsyncGenerationStream
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.events import Completion, Model, completion_from_proto, model_from_proto
@@ -45,7 +45,7 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         options: ChannelOptions | None = None,
     ) -> None:
-        self.address = check_address(address)
+        self.address = check_server_address(address)
         self._retry = RetryPolicy() if retry is None else retry
         self._options = ChannelOptions() if options is None else options
         self._channel: grpc.aio.Channel | None = None

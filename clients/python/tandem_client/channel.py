@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from tandem_client.address import check_address
+from tandem.address import check_server_address
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
@@ -69,14 +69,14 @@ class ChannelOptions:
         Raises:
             InvalidConfig: `address` is not the address of a server.
         """
-        check_address(address)
+        check_server_address(address)
         if self.credentials is None:
             return grpc.insecure_channel(address, options=self.grpc_options(address))
         return grpc.secure_channel(address, self.credentials, options=self.grpc_options(address))
 
     def open_async(self, address: str) -> grpc.aio.Channel:
         """Return a channel for the running event loop, as `open` does for threads."""
-        check_address(address)
+        check_server_address(address)
         if self.credentials is None:
             return grpc.aio.insecure_channel(address, options=self.grpc_options(address))
         return grpc.aio.secure_channel(

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tandem.address import host_and_port, is_unix, unix_path, without_brackets
 from tandem.errors import AddressInUse, InvalidConfig
 
 UNPROTECTED = (
@@ -26,8 +27,6 @@ UNPROTECTED = (
 )
 MAX_UNIX_PATH_BYTES = 107
 """Longest path of a unix socket: `sun_path` holds 108 bytes with its terminator."""
-
-_UNIX = "unix:"
 
 
 class ListenAddress:
@@ -63,7 +62,7 @@ class ListenAddress:
         self._holder: socket.socket | None = None
         self._lock: _LockFile | None = None
         self.address = address
-        if not address.startswith(_UNIX):
+        if not is_unix(address):
             self._take_tcp(setting, is_shared=is_shared)
         elif is_shared:
             raise InvalidConfig(
@@ -74,9 +73,9 @@ class ListenAddress:
             self._take_unix(setting)
 
     def _take_tcp(self, setting: str, *, is_shared: bool) -> None:
-        host, _, port = self.address.rpartition(":")
+        host, port = host_and_port(self.address)
         free, refusals = [], []
-        for family, where in _resolve(setting, host, int(port)):
+        for family, where in _resolve(setting, host, port):
             try:
                 free.append((family, where, _try_tcp(family, where)))
             except OSError as error:  # in use, or of a kind that this machine lacks
@@ -200,29 +199,21 @@ def busy_among(addresses: Mapping[str, str]) -> list[tuple[str, AddressInUse]]:
 
 def reaches_beyond_this_machine(address: str) -> bool:
     """Return True if other machines may connect to a service that listens on this address."""
-    if address.startswith(_UNIX):
+    if is_unix(address):
         return False
-    host, _, port = address.rpartition(":")
     try:
-        places = _resolve("", host, int(port))
-    except (InvalidConfig, ValueError):
+        places = _resolve("", *host_and_port(address))
+    except InvalidConfig:
         return False
     return any(
         not ipaddress.ip_address(where[0].partition("%")[0]).is_loopback for _, where in places
     )
 
 
-def unix_path(address: str) -> Path:
-    """Return the path of unix:PATH or unix:///PATH."""
-    path = address.removeprefix(_UNIX)
-    return Path(path.removeprefix("//") if path.startswith("///") else path)
-
-
 def _resolve(setting: str, host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
-    bare_host = host.removeprefix("[").removesuffix("]")
     try:
         found = socket.getaddrinfo(
-            bare_host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            without_brackets(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a host name"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from tandem.address import check_server_address
 from tandem.errors import InvalidConfig
 from tandem_client import AdminClient, AsyncClient, Client, is_serving
-from tandem_client.address import check_address
 from tandem_client.cli.app import app
 
 WRONG = [
@@ -40,7 +40,7 @@ class TestCheckAddress:
         An address that is none is refused in one sentence with an example of a right one.
         """
         with pytest.raises(InvalidConfig) as refused:
-            check_address(address)
+            check_server_address(address)
 
         assert refused.value.message.startswith(f"the address {address!r} ")
         assert hint in refused.value.message
@@ -50,7 +50,7 @@ class TestCheckAddress:
         """
         An address that gRPC can resolve is passed on unchanged.
         """
-        assert address == check_address(address)
+        assert address == check_server_address(address)
 
 
 class TestEveryEntrance:

@@ -17,11 +17,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from tandem.address import check_server_address, host_and_port
 from tandem.bundled_model import bundled_model
-from tandem.errors import TandemError
+from tandem.errors import InvalidConfig, TandemError
 from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
 from tandem.wording import gib
-from tandem_client.address import check_address
 from tandem_client.admin import AdminClient, is_serving
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from tandem_client.cli.shared import options
@@ -73,7 +73,7 @@ def doctor(
     The exit code is 1 if any check fails.
     """
     for port in (address, admin_address):
-        check_address(port)
+        check_server_address(port)
     findings = [
         *check_python(),
         *check_packages(),
@@ -239,11 +239,10 @@ def _cpu_flags() -> set[str]:
 
 
 def _is_free(address: str) -> bool:
-    host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, int(port)))
-        except (OSError, ValueError):
+            probe.bind(host_and_port(address))
+        except (OSError, ValueError, InvalidConfig):
             return False
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from tandem.address import check_listen_address, check_targets, check_tcp_address
 from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.settings.presets import PresetName
 
@@ -45,44 +45,11 @@ class Metavar:
     text: str
 
 
-_LISTEN_HOST = re.compile(r"[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+(%\w+)?\]")
-
-
-def _target(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    is_tcp = bool(host and colon) and port.isdecimal() and int(port) < 65_536
-    if not is_tcp and not _is_unix(text):
-        raise ValueError("must be HOST:PORT or unix:PATH")
-    return text
-
-
-def _listen_address(text: str) -> str:
-    return text if _is_unix(text) else _tcp_address(text, "must be HOST:PORT or unix:PATH")
-
-
-def _tcp_address(text: str, rule: str = "must be HOST:PORT") -> str:
-    host = _target(text).rpartition(":")[0]
-    if _is_unix(text) or not _LISTEN_HOST.fullmatch(host):
-        raise ValueError(f"{rule}, an IPv6 host in brackets")
-    return text
-
-
-def _is_unix(text: str) -> bool:
-    return bool(text.removeprefix("unix:").strip("/")) and text.startswith("unix:")
-
-
-def _targets(text: str) -> str:
-    parts = [_target(part.strip()) for part in text.split(",")]
-    if len(set(parts)) != len(parts):
-        raise ValueError("must not name an address twice")
-    return ",".join(parts)
-
-
-Address = Annotated[str, AfterValidator(_listen_address), Metavar("HOST:PORT")]
+Address = Annotated[str, AfterValidator(check_listen_address), Metavar("HOST:PORT")]
 """Address on which a service listens: HOST:PORT or unix:PATH."""
-TcpAddress = Annotated[str, AfterValidator(_tcp_address), Metavar("HOST:PORT")]
+TcpAddress = Annotated[str, AfterValidator(check_tcp_address), Metavar("HOST:PORT")]
 """Address on which a service listens that does not support unix sockets."""
-Addresses = Annotated[str, AfterValidator(_targets), Metavar("HOST:PORT[,HOST:PORT...]")]
+Addresses = Annotated[str, AfterValidator(check_targets), Metavar("HOST:PORT[,HOST:PORT...]")]
 """Addresses to connect to, one or several, none twice; spaces around them are removed."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]

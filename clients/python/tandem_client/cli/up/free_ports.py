@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tandem.address import MAX_PORT, host_and_port, is_unix
 from tandem.errors import TandemError
 from tandem.listen_address import ListenAddress, busy_among
 
@@ -28,10 +29,10 @@ def free_instead(addresses: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _near(address: str, taken: set[str]) -> str:
-    if address.startswith("unix:"):
+    if is_unix(address):
         return f"{address}.{len(taken)}"
-    host, _, port = address.rpartition(":")
-    for number in range(int(port) + STEP, 1 << 16, STEP):
+    host, port = host_and_port(address)
+    for number in range(port + STEP, MAX_PORT + 1, STEP):
         near = f"{host}:{number}"
         if near not in taken and _is_free(near):
             return near
