@@ -72,7 +72,7 @@ class TestDoctor:
 
     def test_server_of_a_model_it_cannot_serve_says_why(self, run, server):
         """
-        A server whose model has a broken template, say, is not taken for one whose executor is late.
+        A server with a broken chat template is not taken for one with a late executor.
         """
         server.set_health("tandem.ready", False)
         server.seen.model_error = InvalidModel("the chat template is invalid in line 1")

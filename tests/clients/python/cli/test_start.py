@@ -1,4 +1,4 @@
-"""What happens before a command runs: modules loaded, Ctrl-C meanwhile, options of all."""
+"""Start of a command before it runs: loaded modules, and Ctrl-C meanwhile."""
 
 from __future__ import annotations
 
