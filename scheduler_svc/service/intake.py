@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -44,8 +44,6 @@ class Intake:
         publisher: Publisher,
         metrics: CoreMetrics,
         queries: Queries,
-        on_hello: Callable[[Hello], None],
-        publish: Callable[[], None],
     ) -> None:
         """
         Args:
@@ -53,39 +51,53 @@ class Intake:
             publisher: Takes the answers.
             metrics: Counts refusals.
             queries: Answers queries.
-            on_hello: Called for each frontend that connects.
-            publish: Hands the core's events so far to the publisher.
         """
         self._state = state
         self._publisher = publisher
         self._metrics = metrics
         self._queries = queries
-        self._on_hello = on_hello
-        self._publish = publish
         self.num_accepted = 0
 
-    def take(self, messages: Iterator[tuple[int, FrontendMessage]], now: float) -> None:
+    def take(self, messages: Iterator[tuple[int, FrontendMessage]], now: float) -> Hello | None:
         """
-        Handle messages that have already arrived; a malformed one is logged and dropped, and this
-        call handles none after it.
+        Handle messages that have already arrived, up to the first Hello, which is returned: call
+        `end_frontend` and `welcome` for it, then this again for the messages that follow. A
+        malformed message is logged and dropped, and no message after it is handled.
         """
         try:
             for frontend, message in messages:
+                if isinstance(message, Hello):
+                    return message
                 self._handle(frontend, message, now)
                 self._state.heard_s[frontend] = now
         except msgspec.DecodeError as error:
             _log.error("frontend_message_malformed", error=str(error))
+        return None
+
+    def welcome(self, hello: Hello, now: float) -> None:
+        """Take a frontend's requests from now on; `end_frontend` must have ended older ones."""
+        frontend = hello.frontend_index
+        self._state.handles[frontend] = set()
+        self._state.heard_s[frontend] = now
+        self._publisher.open(frontend)
+        if self._state.model is not None:
+            self._publisher.answer(frontend, self._state.model)
+        self._publisher.answer(frontend, self._state.availability)
+        _log.info("frontend_connected", frontend=frontend, pid=hello.pid)
 
     def end_frontend(self, frontend: int, now: float) -> None:
-        """End every request of a frontend that is gone; no client is left that must be told."""
+        """
+        End every request of a frontend that is gone; no client is left that must be told.
+
+        The core's events must be published before a frontend of this index is welcome, as it must
+        not take these ends for its own requests.
+        """
         self._publisher.close(frontend)
         self._state.heard_s.pop(frontend, None)
         handles = self._state.handles.pop(frontend, set())
         if handles:
             _log.warning("frontend_gone", frontend=frontend, requests_ended=len(handles))
         self._end(handles, now)
-        # Published now: a new frontend of this index must not take these ends for its own requests.
-        self._publish()
 
     def _end(self, handles: Iterable[int], now: float) -> None:
         core = self._state.core
@@ -95,10 +107,8 @@ class Intake:
             if core.find(handle) is not None:
                 core.end_handle(handle, FinishReason.CANCELLED, now)
 
-    def _handle(self, frontend: int, message: FrontendMessage, now: float) -> None:
-        if isinstance(message, Hello):
-            self._hello(message, now)
-        elif frontend not in self._state.handles:
+    def _handle(self, frontend: int, message: Submit | EndStream | Query, now: float) -> None:
+        if frontend not in self._state.handles:
             _log.error("frontend_message_before_hello", frontend=frontend)
         elif isinstance(message, Submit):
             self._submit(frontend, message, now)
@@ -106,17 +116,6 @@ class Intake:
             self._end_stream(frontend, message, now)
         else:
             self._query(frontend, message, now)
-
-    def _hello(self, message: Hello, now: float) -> None:
-        frontend = message.frontend_index
-        self.end_frontend(frontend, now)
-        self._state.handles[frontend] = set()
-        self._publisher.open(frontend)
-        if self._state.model is not None:
-            self._publisher.answer(frontend, self._state.model)
-        self._publisher.answer(frontend, self._state.availability)
-        _log.info("frontend_connected", frontend=frontend, pid=message.pid)
-        self._on_hello(message)
 
     def _submit(self, frontend: int, message: Submit, now: float) -> None:
         handle = handle_of(frontend, message.stream_id)

@@ -96,12 +96,13 @@ class CoreLoop:
         self._link = link
         self._wakeup = wakeup
         self._clock = clock
+        self._on_hello = on_hello
         self._is_strict = is_strict
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
         self.turns = Turns(self._turn, sources=(socket,), wakeup=wakeup)
         self._state = ServiceState(started_s=clock())
         self._metrics = CoreMetrics()
-        self._publisher = Publisher(socket, self._frontend_gone)
+        self._publisher = Publisher(socket)
         self._positions = QueuePositions(self._publisher, clock)
         self._session = ExecutorSession(
             link, self, lost_after_s=settings.lost_after_s, now=self._state.started_s
@@ -121,8 +122,6 @@ class CoreLoop:
             publisher=self._publisher,
             metrics=self._metrics,
             queries=self._queries,
-            on_hello=on_hello,
-            publish=self._publish,
         )
         self._step_lines = StepLines(settings.logging_step_interval)
         self._flush_until_s: float | None = None
@@ -132,7 +131,7 @@ class CoreLoop:
 
     def frontend_died(self, frontend: int) -> None:
         """Have the next turn end the requests of a frontend after its process ended."""
-        self._command(lambda now: self._intake.end_frontend(frontend, now))
+        self._command(lambda now: self._end_frontend(frontend, now))
 
     def stop(self, grace_s: float) -> None:
         """
@@ -161,7 +160,7 @@ class CoreLoop:
         while not self._commands.empty():
             self._commands.get()(now)
         if self._socket.has_messages:
-            self._intake.take(self._socket.receive(MESSAGES_PER_TURN), now)
+            self._take_messages(now)
         self._session.take_events(now)
         if not self._drain.is_over:
             self._fate.advance(now)
@@ -174,7 +173,7 @@ class CoreLoop:
         self._queries.settle(now)
         self._state.look_at_frontends(now)
         self._fate.tell_availability()
-        self._publisher.flush(now)
+        self._flush(now)
         return self._next_due_s(now)
 
     # SessionOwner
@@ -210,6 +209,17 @@ class CoreLoop:
 
     # Parts of a turn
 
+    def _take_messages(self, now: float) -> None:
+        messages = self._socket.receive(MESSAGES_PER_TURN)
+        while (hello := self._intake.take(messages, now)) is not None:
+            self._end_frontend(hello.frontend_index, now)
+            self._intake.welcome(hello, now)
+            self._on_hello(hello)
+
+    def _end_frontend(self, frontend: int, now: float) -> None:
+        self._intake.end_frontend(frontend, now)
+        self._publish()
+
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)
         session = self._session
@@ -239,6 +249,11 @@ class CoreLoop:
             self._state.forget(failure.handle)
         self._publisher.add(events)
 
+    def _flush(self, now: float) -> None:
+        """Send what pipes take; the next turn ends the requests of frontends found gone."""
+        for frontend in self._publisher.flush(now):
+            self.frontend_died(frontend)
+
     def _check_when_idle(self, core: Scheduler) -> None:
         is_busy = core.has_pending_work()
         was_busy, self._was_busy = self._was_busy, is_busy
@@ -258,10 +273,6 @@ class CoreLoop:
         self._commands.put(command)
         self._wakeup.set()
 
-    def _frontend_gone(self, frontend: int) -> None:
-        """Note that a send found the frontend gone; the next turn ends its requests."""
-        self.frontend_died(frontend)
-
     def _begin_stop(self, grace_s: float, now: float) -> None:
         self._drain.begin(grace_s, now, asked_by="signal")
         self._flush_until_s = now + grace_s + LAST_FLUSH_S
@@ -273,7 +284,7 @@ class CoreLoop:
         if self._flush_until_s is None:
             return
         self._queries.settle(now)
-        self._publisher.flush(now)
+        self._flush(now)
         if not self._publisher.has_unsent or now >= self._flush_until_s:
             self._is_running = False
 

@@ -11,7 +11,7 @@ size, whatever the size of the outbox.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -161,15 +161,12 @@ class Publisher:
             that a full pipe had held back.
     """
 
-    def __init__(self, sender: Sender, on_gone: Callable[[int], None]) -> None:
+    def __init__(self, sender: Sender) -> None:
         """
         Args:
             sender: Sends the messages.
-            on_gone: Called with the index of a frontend that a send found gone, after its outbox
-                was dropped.
         """
         self._sender = sender
-        self._on_gone = on_gone
         self._outboxes: dict[int, _Outbox] = {}
         self._retry_s: dict[int, float] = {}
         """Time of the next attempt by frontend, for each full pipe."""
@@ -229,9 +226,13 @@ class Publisher:
         if outbox := self._outboxes.get(frontend_of(handle)):
             outbox.progress[stream, kind] = StreamProgress(stream, kind, value)
 
-    def flush(self, now: float) -> None:
-        """Send what pipes take; a full one is tried again after `RETRY_S`, not at every step."""
+    def flush(self, now: float) -> Sequence[int]:
+        """
+        Send what pipes take; a full one is tried again after `RETRY_S`, not at every step. Returns
+        the frontends that are found gone, of which the outboxes were dropped.
+        """
         retry_s = self._retry_s
+        gone: Sequence[int] = ()
         for frontend, outbox in list(self._outboxes.items()):
             if retry_s and retry_s.get(frontend, 0.0) > now:
                 continue
@@ -239,12 +240,13 @@ class Publisher:
                 is_empty = self._flush_one(frontend, outbox)
             except FrontendGone:
                 self.close(frontend)
-                self._on_gone(frontend)
+                gone = (*gone, frontend)
                 continue
             if not is_empty:
                 retry_s[frontend] = now + RETRY_S
             elif retry_s:
                 retry_s.pop(frontend, None)
+        return gone
 
     def _flush_one(self, frontend: int, outbox: _Outbox) -> bool:
         while outbox.answers:

@@ -257,13 +257,18 @@ class ServiceBench:
 
     def frontend(self, index: int = 0) -> FakeFrontend:
         """Connect a frontend and wait until the core knows it."""
+        frontend = self.late_frontend(index)
+        self.turn()
+        assert frontend.availabilities
+        return frontend
+
+    def late_frontend(self, index: int = 0) -> FakeFrontend:
+        """Connect a frontend, of which the next turn learns."""
         assert all(index != other.index for other in self.frontends)
         self.socket.num_sent[index] = 0
         frontend = FakeFrontend(self.path, index, self.clock)
         self.frontends.append(frontend)
         self._speakers.append(frontend)
-        self.turn()
-        assert frontend.availabilities
         return frontend
 
     def drop(self, frontend: FakeFrontend) -> None:

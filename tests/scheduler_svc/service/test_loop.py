@@ -335,6 +335,24 @@ class TestFrontends:
         bench.until(lambda: 1 in again.ended)
         assert expected_outputs([7], 5) == again.tokens[1]
 
+    def test_request_right_behind_a_second_hello_is_served(self, bench):
+        """Requests that come in the same turn as a second Hello are the new frontend's, whatever their numbers."""
+        frontend = bench.frontend(0)
+        bench.link.is_holding = True
+        frontend.submit(1, [5], 60)
+        bench.until(lambda: frontend.accepted)
+        bench.drop(frontend)
+        again = bench.late_frontend(0)
+        again.submit(1, [7], 5)
+        again.submit(2, [8], 5)
+        bench.turn()
+        assert {1, 2} == again.accepted
+        bench.link.is_holding = False
+        bench.link.compute()
+        bench.until(lambda: len(again.ended) == 2)
+        assert expected_outputs([7], 5) == again.tokens[1]
+        assert [0, 0] == [hello.frontend_index for hello in bench.hellos]
+
     def test_garbage_does_not_stop_the_loop(self, bench):
         """A frame that is no message is dropped, and its sender is served on."""
         frontend = bench.frontend()

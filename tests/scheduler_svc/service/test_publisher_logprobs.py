@@ -17,7 +17,7 @@ def sender() -> FakeSender:
 
 @pytest.fixture
 def publisher(sender) -> Publisher:
-    publisher = Publisher(sender, lambda _: None)
+    publisher = Publisher(sender)
     publisher.open(0)
     publisher.open(1)
     return publisher

@@ -93,7 +93,7 @@ class BenchService:
         )
         self.core = Scheduler(config, geometry, CoreOptions(window=window))
         self.sink = Sink()
-        self._publisher = Publisher(self.sink, lambda _: None)
+        self._publisher = Publisher(self.sink)
         self._publisher.open(_FRONTEND)
         self._end = SchedulerEnd(window)
         self._end.open(_BOOT_ID, 1)
