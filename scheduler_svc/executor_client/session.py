@@ -8,13 +8,20 @@ The core's session with an executor: one at a time, and its recovery when it bre
 
 A broken stream keeps the session: a new stream is attached, at another address of the same executor
 if need be, and both ends send again what the other missed. With a lost session all slots and blocks
-are lost; the loop is told, and a new session is opened, with this executor or another.
+are lost, and a new session is opened, with this executor or another.
+
+    link ── events ─▶ loop ── take ─▶ session ── events ─▶ loop ─▶ core
+
+The session calls the link below it and nothing above it: it queues what the loop must act on.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 import structlog
 
+from scheduler_svc.executor_client.link import ExecutorLink
 from scheduler_svc.executor_client.link_events import (
     ConnectFailed,
     LinkEvent,
@@ -27,7 +34,7 @@ from scheduler_svc.executor_client.link_events import (
 from scheduler_svc.executor_client.link_problems import LinkProblems
 from scheduler_svc.executor_client.refusals import Refusals
 from scheduler_svc.executor_client.session_counts import SessionCounts
-from scheduler_svc.executor_client.session_neighbours import Link, SessionOwner
+from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEnded, SessionEvent
 from scheduler_svc.executor_client.watch import ExecutorWatch
 from tandem.errors import Draining, OutOfMemory, SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import Command, StepFailed, StepResult
@@ -64,23 +71,24 @@ class ExecutorSession:
     Session with one executor, which it keeps attached. Owned by the core loop.
 
     Attributes:
+        events: Events on which the loop must act and has not yet, oldest first; the loop takes
+            them out.
         counts: Counts of sessions, losses and the like since the start.
         refusals: Reasons why executors that answer are not used.
         address: Address at which the newest session's executor was last reached; empty before the
             first session.
         detached_since_s: Time since which no stream is attached; None while one is.
+        last_step_s: Seconds from sending the latest step that has a result to that result.
     """
 
-    def __init__(self, link: Link, owner: SessionOwner, *, lost_after_s: float, now: float) -> None:
+    def __init__(self, link: ExecutorLink, *, lost_after_s: float, now: float) -> None:
         """
         Args:
             link: The link that talks to executors.
-            owner: Owner of the slots and requests, which is told when a session opens or is lost.
             lost_after_s: Seconds that the executor may be silent or stuck before it is given up.
             now: Seconds, on the clock of all calls.
         """
         self._link = link
-        self._owner = owner
         self._lost_after_s = lost_after_s
         self._stream_silence_s = min(LONGEST_STREAM_SILENCE_S, lost_after_s / STREAMS_PER_LOSS)
         self._end = SchedulerEnd(1)
@@ -100,10 +108,12 @@ class ExecutorSession:
         """True once a stream of this session was attached."""
         self._was_lost_stuck = False
         self._is_released = False
+        self.events: deque[SessionEvent] = deque()
         self.counts = SessionCounts()
         self.refusals = Refusals()
         self.address = ""
         self.detached_since_s: float | None = now
+        self.last_step_s = 0.0
 
     @property
     def is_attached(self) -> bool:
@@ -148,39 +158,50 @@ class ExecutorSession:
         self._in_flight.clear()
         self._link.release()
 
-    def take_events(self, now: float) -> None:
-        """Handle all events of the link, then act on silence and on steps that are late."""
+    def take(self, event: LinkEvent, now: float) -> None:
+        """Handle an event of the link; the loop then acts on all `events`."""
         if self._is_released:
             return
-        for event in self._link.take_events():
-            try:
-                self._handle(event, now)
-            except SessionLost as error:
-                self._lose(error, LossCause.of(error.metadata), now)
-        self._look(now)
+        try:
+            match event:
+                case StreamMessage(stream=stream, message=message) if stream == self._stream:
+                    self._watch.heard()
+                    self._message(message, now)
+                case StreamBroken(stream=stream, error=error) if stream == self._stream:
+                    self._broken(error, now)
+                case SessionOpened():
+                    self._opened(event, now)
+                case PathFound():
+                    self._path_found(event)
+                case ConnectFailed(error=error, retry_in_s=retry_in_s):
+                    self.refusals.note(event)
+                    self._problems.note("executor_connect_failed", error, retry_in_s, event.address)
+                case _:
+                    pass  # The event is of a stream that was given up.
+        except SessionLost as error:
+            self.lose(error, now)
 
-    def _handle(self, event: LinkEvent, now: float) -> None:
-        match event:
-            case SessionOpened():
-                self._opened(event, now)
-            case ConnectFailed(error=error, retry_in_s=retry_in_s):
-                self.refusals.note(event)
-                self._problems.note("executor_connect_failed", error, retry_in_s, event.address)
-            case PathFound():
-                self._path_found(event)
-            case StreamMessage(stream=stream, message=message) if stream == self._stream:
-                self._watch.heard()
-                self._message(message, now)
-            case StreamBroken(stream=stream, error=error) if stream == self._stream:
-                self._broken(error, now)
-            case _:
-                pass  # The event is of a stream that was given up.
+    def attach(self, delay_s: float = 0.0) -> None:
+        """Open a stream; the loop opens the first one of a session, once the core is ready."""
+        self._watch.begin_stream()
+        self._stream = self._link.attach(encode_attach(self._end.attach()), delay_s)
 
-    def _look(self, now: float) -> None:
+    def step_applied(self, step_id: int) -> Command:
+        """Take a step out of flight, as its result was applied; return its command."""
+        self._num_lost = self._num_in_vain = 0
+        return self._in_flight.pop(step_id)
+
+    def lose(self, error: SessionLost, now: float) -> None:
+        """Give the session up for an error that names its cause, such as a result of no use."""
+        self._lose(error, LossCause.of(error.metadata), now)
+
+    def look(self, now: float) -> None:
         """
         Give the session up if the executor was silent or stuck for too long; before that, replace a
-        stream that is silent or stalled.
+        stream that is silent or stalled. To be called after all events of the link were taken.
         """
+        if self._is_released:
+            return
         watch, state = self._watch, self._end.state
         watch.look(self._in_flight, now)
         if state in (LinkState.CLOSED, LinkState.LOST):
@@ -204,7 +225,7 @@ class ExecutorSession:
         if self._end.state not in (LinkState.CLOSED, LinkState.LOST):
             moved = SessionLost(f"the work moves to the executor at {event.address}")
             self._give_up(moved, LossCause.MOVED, now)
-        self._learn_fate(event.description.boot_id, event.address, now)
+        self._learn_fate(event.description.boot_id, event.address)
         description = event.description
         self._end = SchedulerEnd(description.max_inflight_steps)
         self._end.open(description.boot_id, event.session_epoch)
@@ -213,12 +234,11 @@ class ExecutorSession:
         self._num_broken = self._num_in_vain = 0
         self.counts.sessions += 1
         self.address = event.address
-        self._owner.session_opened(description, event.tokenizer_dir, now)
-        self._attach()
+        self.events.append(event)
 
-    def _learn_fate(self, boot_id: str, address: str, now: float) -> None:
+    def _learn_fate(self, boot_id: str, address: str) -> None:
         """
-        Tell the owner about executors that fell silent, when a boot answers at an address.
+        Tell about executors that fell silent, when a boot answers at an address.
 
         If it is the silent boot itself, that executor lives. If it is another boot at the address
         of a silent one, that executor has died.
@@ -226,17 +246,13 @@ class ExecutorSession:
         for where, silent in list(self._may_live.items()):
             if silent == boot_id or where == address:
                 del self._may_live[where]
-                self._owner.executor_seen(silent, died=silent != boot_id, now=now)
+                self.events.append(ExecutorSeen(boot_id=silent, died=silent != boot_id))
 
     def _path_found(self, event: PathFound) -> None:
         """Note the session's new address; the stream that was asked for last uses it already."""
         if event.boot_id == self._end.boot_id:
             _log.warning("executor_path_changed", address=event.address, previous=self.address)
             self.address = event.address
-
-    def _attach(self, delay_s: float = 0.0) -> None:
-        self._watch.begin_stream()
-        self._stream = self._link.attach(encode_attach(self._end.attach()), delay_s)
 
     def _message(self, message: Attached | StepResult | StepFailed | Heartbeat, now: float) -> None:
         match message:
@@ -254,13 +270,10 @@ class ExecutorSession:
 
     def _result(self, result: StepResult, now: float) -> None:
         step_id, timings = result.step_id, result.timings
-        step_s = now - self._sent_s.pop(step_id, now)
-        command = self._in_flight[step_id]
+        self.last_step_s = now - self._sent_s.pop(step_id, now)
         computed_s = (timings.total_ns - timings.queued_ns) / 1e9
-        self._watch.step_done(step_id, command, computed_s or step_s)
-        self._owner.step_done(command, result, step_s, now)
-        del self._in_flight[step_id]
-        self._num_lost = self._num_in_vain = 0
+        self._watch.step_done(step_id, self._in_flight[step_id], computed_s or self.last_step_s)
+        self.events.append(result)
 
     def _attached(self, message: Attached) -> None:
         missing = self._end.on_attached(message)
@@ -299,7 +312,7 @@ class ExecutorSession:
     def _broken(self, error: TandemError, now: float) -> None:
         match error:
             case SessionLost():
-                self._lose(error, LossCause.of(error.metadata), now)
+                self.lose(error, now)
             case StreamReplaced():
                 self._lose(error, LossCause.PROTOCOL, now)
             case Draining():
@@ -322,7 +335,7 @@ class ExecutorSession:
         self._problems.note("executor_stream_broken", error, delay_s)
         if num_broken >= SEEK_AFTER_BROKEN:
             self._link.seek(may_move=True)
-        self._attach(delay_s)
+        self.attach(delay_s)
 
     def _lose(self, error: TandemError, cause: LossCause, now: float) -> None:
         """Give the session up and open another; the wait grows until a step succeeds."""
@@ -335,7 +348,7 @@ class ExecutorSession:
         self._link.connect(delay_s, elsewhere=is_elsewhere)
 
     def _give_up(self, error: TandemError, cause: LossCause, now: float) -> None:
-        """End the session, and tell the owner which step may be to blame for the loss."""
+        """End the session, and tell which step may be to blame for the loss."""
         is_in_vain = self._num_lost >= LOSSES_IN_VAIN
         is_blaming = cause.blames_step or (cause.may_repeat and is_in_vain)
         died_in = self._running() if is_blaming else None
@@ -356,9 +369,9 @@ class ExecutorSession:
             died_in=died_in,
         )
         may_live = self._end.boot_id if cause.may_live and not is_in_vain else ""
-        self._owner.session_lost(cause, died_in, may_live, now)
+        self.events.append(SessionEnded(cause=cause, died_in=died_in, may_live=may_live))
         # Streams may have moved to the address of another boot that fell silent.
-        self._learn_fate(self._end.boot_id, self.address, now)
+        self._learn_fate(self._end.boot_id, self.address)
         if may_live:
             self._may_live[self.address] = may_live
 

@@ -6,7 +6,6 @@ or fail, and every frontend is told whether the service is available.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import structlog
 
@@ -15,8 +14,10 @@ from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_client.connection import ModelInUse
 from scheduler_svc.executor_client.description import ExecutorDescription
+from scheduler_svc.executor_client.link import ExecutorLink
+from scheduler_svc.executor_client.link_events import SessionOpened
 from scheduler_svc.executor_client.session import ExecutorSession
-from scheduler_svc.executor_client.session_neighbours import Link
+from scheduler_svc.executor_client.session_events import SessionEnded
 from scheduler_svc.ipc.messages import Availability
 from scheduler_svc.service.publisher import Publisher
 from scheduler_svc.service.service_state import ServiceState
@@ -34,7 +35,7 @@ class ExecutorFate:
         self,
         loaded: LoadedSettings,
         state: ServiceState,
-        link: Link,
+        link: ExecutorLink,
         session: ExecutorSession,
         publisher: Publisher,
     ) -> None:
@@ -46,9 +47,10 @@ class ExecutorFate:
         self._publisher = publisher
         self._required: ModelInUse | None = None
 
-    def opened(self, description: ExecutorDescription, tokenizer_dir: Path, now: float) -> None:
+    def opened(self, event: SessionOpened, now: float) -> None:
         """Go on with this executor's model and geometry; requests of another model fail."""
-        state, geometry = self._state, description.geometry
+        state, description = self._state, event.description
+        geometry = description.geometry
         limits = self._loaded.limits_on(geometry)
         options = self._settings.core_options(description.kv_bytes_per_block)
         if state.core is None:
@@ -59,7 +61,7 @@ class ExecutorFate:
             self._fail_other_model(state.core, description, now)
             state.core.use_geometry(limits, geometry, now)
         state.description, state.limits = description, limits
-        model = description.model(str(tokenizer_dir), limits, options)
+        model = description.model(str(event.tokenizer_dir), limits, options)
         if model != state.model:
             state.model = model
             self._publisher.answer_all(model)
@@ -73,24 +75,16 @@ class ExecutorFate:
             **limits.as_dict(),
         )
 
-    def lost(self, cause: LossCause, died_in: int | None, may_live: str, now: float) -> None:
+    def lost(self, event: SessionEnded, now: float) -> None:
         """Move running requests back to the waiting queue; a suspension is asked for again."""
         self._state.command_step = None
         core = self._state.core
         if core is None:
             return
-        if cause is LossCause.STATE_HASH:
+        if event.cause is LossCause.STATE_HASH:
             _log.error("state_hash_mismatch", **core.slot_columns())
-        is_memory = cause is LossCause.OUT_OF_MEMORY
-        core.executor_lost(now, died_in, out_of_memory=is_memory, may_live=may_live)
-
-    def seen(self, boot_id: str, *, died: bool, now: float) -> None:
-        """
-        Tell the core whether an executor that fell silent has died; only then are the requests of
-        its last step suspected.
-        """
-        if self._state.core is not None:
-            self._state.core.executor_seen(boot_id, now, died=died)
+        is_memory = event.cause is LossCause.OUT_OF_MEMORY
+        core.executor_lost(now, event.died_in, out_of_memory=is_memory, may_live=event.may_live)
 
     def advance(self, now: float) -> None:
         """

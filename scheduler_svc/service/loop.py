@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol
 
 import structlog
 
 from scheduler_svc.config.settings import LoadedSettings
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.executor_client.description import ExecutorDescription
+from scheduler_svc.executor_client.link import ExecutorLink
+from scheduler_svc.executor_client.link_events import SessionOpened
 from scheduler_svc.executor_client.session import ExecutorSession
-from scheduler_svc.executor_client.session_neighbours import Link
+from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEnded
 from scheduler_svc.ipc.messages import Hello
 from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.service.drain import Drain
@@ -36,9 +35,8 @@ from scheduler_svc.service.service_state import ServiceState
 from scheduler_svc.service.step_lines import StepLines
 from scheduler_svc.service.turns import Turns
 from scheduler_svc.service.wakeup import Wakeup
-from tandem.errors import InternalError
-from tandem.link.batch import Command, StepResult
-from tandem.link.session import LossCause
+from tandem.errors import InternalError, SessionLost
+from tandem.link.batch import StepResult
 from tandem.telemetry import log_worded
 
 TICK_S = 0.5
@@ -48,13 +46,6 @@ LAST_FLUSH_S = 2.0
 """Seconds that a stopping core waits for frontends to take their last messages."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-
-class TurningLink(Link, Protocol):
-    """Part of `executor_client.link.ExecutorLink` that the loop uses, beside the session's part."""
-
-    def turn_with(self, turn: Callable[[], None]) -> None:
-        """Call `turn` for every step result, on the thread that read it."""
 
 
 class CoreLoop:
@@ -74,7 +65,7 @@ class CoreLoop:
         self,
         loaded: LoadedSettings,
         socket: CoreSocket,
-        link: TurningLink,
+        link: ExecutorLink,
         wakeup: Wakeup,
         *,
         clock: Callable[[], float],
@@ -105,7 +96,7 @@ class CoreLoop:
         self._publisher = Publisher(socket)
         self._positions = QueuePositions(self._publisher, clock)
         self._session = ExecutorSession(
-            link, self, lost_after_s=settings.lost_after_s, now=self._state.started_s
+            link, lost_after_s=settings.lost_after_s, now=self._state.started_s
         )
         self._fate = ExecutorFate(loaded, self._state, link, self._session, self._publisher)
         self._drain = Drain(self._state, self._session)
@@ -161,7 +152,7 @@ class CoreLoop:
             self._commands.get()(now)
         if self._socket.has_messages:
             self._take_messages(now)
-        self._session.take_events(now)
+        self._take_link_events(now)
         if not self._drain.is_over:
             self._fate.advance(now)
         if self._state.core is not None:
@@ -176,37 +167,6 @@ class CoreLoop:
         self._flush(now)
         return self._next_due_s(now)
 
-    # SessionOwner
-
-    def session_opened(
-        self, description: ExecutorDescription, tokenizer_dir: Path, now: float
-    ) -> None:
-        """Go on with this executor's model and geometry."""
-        self._fate.opened(description, tokenizer_dir, now)
-
-    def step_done(self, command: Command, result: StepResult, step_s: float, now: float) -> None:
-        """Apply the result of the oldest step in flight."""
-        core, limits = self._state.core, self._state.limits
-        assert core is not None
-        assert limits is not None
-        core.apply(result, now)
-        if result.step_id == self._state.command_step:
-            self._state.command_step = None
-        self._metrics.count_step(result, step_s)
-        line = self._step_lines.line(command, result, core.stats, limits.max_batch_size)
-        if line is not None:
-            log_worded(_log, line.event, line.values, line.text)
-
-    def session_lost(
-        self, cause: LossCause, died_in: int | None, may_live: str, now: float
-    ) -> None:
-        """Move running requests back to the waiting queue."""
-        self._fate.lost(cause, died_in, may_live, now)
-
-    def executor_seen(self, boot_id: str, *, died: bool, now: float) -> None:
-        """Tell the core whether an executor that fell silent has died."""
-        self._fate.seen(boot_id, died=died, now=now)
-
     # Parts of a turn
 
     def _take_messages(self, now: float) -> None:
@@ -219,6 +179,50 @@ class CoreLoop:
     def _end_frontend(self, frontend: int, now: float) -> None:
         self._intake.end_frontend(frontend, now)
         self._publish()
+
+    def _take_link_events(self, now: float) -> None:
+        session = self._session
+        for event in self._link.take_events():
+            session.take(event, now)
+            if session.events:
+                self._follow_session(now)
+        session.look(now)
+        if session.events:
+            self._follow_session(now)
+
+    def _follow_session(self, now: float) -> None:
+        """Act on the session's events in order; what is done for one may add another."""
+        events = self._session.events
+        while events:
+            match event := events.popleft():
+                case StepResult():
+                    self._apply(event, now)
+                case SessionOpened():
+                    self._fate.opened(event, now)
+                    self._session.attach()
+                case SessionEnded():
+                    self._fate.lost(event, now)
+                case ExecutorSeen():
+                    assert self._state.core is not None
+                    self._state.core.executor_seen(event.boot_id, now, died=event.died)
+
+    def _apply(self, result: StepResult, now: float) -> None:
+        """Apply the result of the oldest step in flight."""
+        core, limits, session = self._state.core, self._state.limits, self._session
+        assert core is not None
+        assert limits is not None
+        try:
+            core.apply(result, now)
+        except SessionLost as error:
+            session.lose(error, now)
+            return
+        command = session.step_applied(result.step_id)
+        if result.step_id == self._state.command_step:
+            self._state.command_step = None
+        self._metrics.count_step(result, session.last_step_s)
+        line = self._step_lines.line(command, result, core.stats, limits.max_batch_size)
+        if line is not None:
+            log_worded(_log, line.event, line.values, line.text)
 
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)

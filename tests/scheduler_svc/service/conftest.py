@@ -67,9 +67,9 @@ def deaths(monkeypatch, bench):
     told: list[int | None] = []
     lose = type(bench.loop._fate).lost
 
-    def lost(fate, cause, died_in, may_live, now):
-        told.append(died_in)
-        lose(fate, cause, died_in, may_live, now)
+    def lost(fate, event, now):
+        told.append(event.died_in)
+        lose(fate, event, now)
 
     monkeypatch.setattr(type(bench.loop._fate), "lost", lost)
     return told

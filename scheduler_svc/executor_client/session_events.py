@@ -1,0 +1,45 @@
+"""Events of a session with an executor, on which the core loop acts in the order of the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler_svc.executor_client.link_events import SessionOpened
+from tandem.link.batch import StepResult
+from tandem.link.session import LossCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnded:
+    """
+    End of a session: all slots, blocks and steps in flight are lost.
+
+    Attributes:
+        cause: Cause of the loss.
+        died_in: Index of the step that may be to blame, counted from the oldest in flight; None if
+            no step is.
+        may_live: Boot id of the executor if it is unknown whether it died, else empty; an
+            ExecutorSeen may tell later.
+    """
+
+    cause: LossCause
+    died_in: int | None
+    may_live: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSeen:
+    """
+    News of an executor that was lost with `may_live`: it has died, or was seen alive. No session is
+    open.
+    """
+
+    boot_id: str
+    died: bool
+
+
+SessionEvent = StepResult | SessionOpened | SessionEnded | ExecutorSeen
+"""
+One event that the loop must act on. A StepResult is the next in order and stands for itself, as
+there is one per step.
+"""
