@@ -137,13 +137,9 @@ class CoreLoop:
         self._link.connect()
         try:
             while self._is_running:
-                self.turn(self.turns.polls_until_s - self._clock())
+                self.turns.poll_and_turn(self.turns.polls_until_s - self._clock())
         finally:
             self.turns.end()
-
-    def turn(self, wait_s: float) -> None:
-        """Wait at most `wait_s` seconds for an event and make one turn."""
-        self.turns.poll_and_turn(wait_s)
 
     def _turn(self) -> float:
         """Make one turn; return the time at which the next one is due if no event comes."""

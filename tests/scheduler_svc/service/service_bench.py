@@ -281,7 +281,7 @@ class ServiceBench:
         """Make one turn of the loop; wait a moment for messages only if the executor is real."""
         with self.in_step():
             is_waiting = self.has_real_link and not self.socket.has_messages
-            self.loop.turn(0.002 if is_waiting else 0.0)
+            self.loop.turns.poll_and_turn(0.002 if is_waiting else 0.0)
 
     @contextmanager
     def in_step(self) -> Iterator[None]:

@@ -54,7 +54,7 @@ class TestTurnNow:
 
         bench.frontend()
         bench.loop._command(call)
-        bench.loop.turn(0)
+        bench.loop.turns.poll_and_turn(0)
         assert [bench.loop.turns.count] == during_turn
         assert is_woken(bench)
 
@@ -88,7 +88,7 @@ class TestTurnNow:
         num_turns = bench.loop.turns.count
         take_turn(bench)
         with pytest.raises(ZeroDivisionError):
-            bench.loop.turn(DEADLINE_S)
+            bench.loop.turns.poll_and_turn(DEADLINE_S)
         assert num_turns == bench.loop.turns.count
 
     def test_loop_that_has_ended_turns_no_more(self, bench):
