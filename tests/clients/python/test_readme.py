@@ -1,4 +1,4 @@
-"""The README's Python code runs as it stands."""
+"""The README's Python code runs as it stands, and its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -22,8 +22,18 @@ class TestReadme:
         assert capsys.readouterr().out.startswith(f"{ANSWER}\n{ANSWER} EOS Usage(")
         assert 64 == server.seen.generate[0].stopping.max_tokens
 
-    def test_stays_short(self):
+    def test_links_lead_to_what_is_there(self):
         """
-        The README is at most 150 lines.
+        Each link of the README leads to a file of the repository or to a heading of the page.
         """
-        assert len(README.read_text().splitlines()) <= 150
+        page = README.read_text()
+        headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+        anchors = {f"#{heading.lower().replace(' ', '-').replace(',', '')}" for heading in headings}
+        targets = re.findall(r"\]\(([^)]+)\)", page)
+        assert targets
+        missing = [
+            target
+            for target in targets
+            if target not in anchors and not (README.parent / target).is_file()
+        ]
+        assert [] == missing
