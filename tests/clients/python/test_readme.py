@@ -5,9 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.clients.python.fake_server import ANSWER
 
 README = Path(__file__).resolve().parents[3] / "README.md"
+
+
+def _is_there(page: Path, target: str) -> bool:
+    """Return whether a link of a page leads to a file, and to a heading where it names one."""
+    path, _, anchor = target.partition("#")
+    file = page.parent / path if path else page
+    if not file.is_file():
+        return False
+    headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+    return not anchor or anchor in anchors
 
 
 class TestReadme:
@@ -22,18 +35,12 @@ class TestReadme:
         assert capsys.readouterr().out.startswith(f"{ANSWER}\n{ANSWER} EOS Usage(")
         assert 64 == server.seen.generate[0].stopping.max_tokens
 
-    def test_links_lead_to_what_is_there(self):
+    @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+    def test_links_lead_to_what_is_there(self, name):
         """
-        Each link of the README leads to a file of the repository or to a heading of the page.
+        Each link of the README and of CONTRIBUTING leads to a file and, if it names one, a heading.
         """
-        page = README.read_text()
-        headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
-        anchors = {f"#{heading.lower().replace(' ', '-').replace(',', '')}" for heading in headings}
-        targets = re.findall(r"\]\(([^)]+)\)", page)
+        page = README.parent / name
+        targets = re.findall(r"\]\(([^)]+)\)", page.read_text())
         assert targets
-        missing = [
-            target
-            for target in targets
-            if target not in anchors and not (README.parent / target).is_file()
-        ]
-        assert [] == missing
+        assert [] == [target for target in targets if not _is_there(page, target)]
