@@ -1,5 +1,8 @@
 """Training of the bundled model: rates, order of the text, corpus, and what judges completions."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +18,7 @@ from deploy.models.training.completions import (
 )
 from deploy.models.training.corpus import SourceFile, without_near_copies
 from deploy.models.training.evaluate import TRANSCRIPTS_BEGIN, TRANSCRIPTS_END, with_transcripts
+from deploy.models.training.export import export, load_exported
 from deploy.models.training.model import ModelConfig, attend, attend_in_halves
 from deploy.models.training.schedule import WARMUP_TOKENS, Decay, is_long_step, rate_factor
 from deploy.models.training.train import Progress, Trainer
@@ -22,6 +26,7 @@ from deploy.models.training.train import Progress, Trainer
 TINY = ModelConfig(
     vocab_size=16, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1
 )
+GROWN = replace(TINY, num_kv_heads=2)
 STREAM = np.arange(1000, dtype=np.uint16)
 
 
@@ -127,6 +132,49 @@ class TestCheckpoint:
 
         with pytest.raises(ValueError, match="holds another shape"):
             Trainer(ModelConfig(vocab_size=8, num_layers=1), 1).load(tmp_path / "run.pt")
+
+
+class TestStartFromExportedWeights:
+    @pytest.fixture
+    def exported(self, tmp_path) -> Path:
+        """An exported model with half the key-value heads, and the record of its run."""
+        trainer = Trainer(TINY, 3)
+        for weight in trainer.model.parameters():
+            torch.nn.init.normal_(weight, std=0.1)
+        trainer.progress = Progress(steps=4, tokens=70, taken={512: 9}, stream="s")
+        export(trainer.model, tmp_path)
+        trainer.write_record(tmp_path)
+        return tmp_path
+
+    def test_model_with_more_key_value_heads_computes_the_same(self, exported):
+        """
+        Weights with fewer key-value heads are shared out to more, and give the same logits.
+        """
+        trainer = Trainer(GROWN, 1)
+        trainer.start_from(exported)
+        ids = torch.arange(20).remainder(GROWN.vocab_size)[None]
+        with torch.inference_mode():
+            expected = load_exported(exported)(ids)
+            torch.testing.assert_close(trainer.model(ids), expected)
+
+    def test_run_goes_on_in_the_text_and_warms_up_again(self, exported):
+        """
+        The run counts on from the tokens and windows of the record, and its rate rises anew.
+        """
+        trainer = Trainer(GROWN, 1)
+        trainer.start_from(exported)
+        progress = trainer.progress
+        assert (4, 70, 70) == (progress.steps, progress.tokens, progress.began)
+        assert ({512: 9}, "s") == (progress.taken, progress.stream)
+        seen = progress.began + WARMUP_TOKENS // 2
+        assert 0.5 == rate_factor(seen, None, began=progress.began)
+
+    def test_other_shape_is_refused(self, exported):
+        """
+        Weights of another shape are named as such before anything is loaded.
+        """
+        with pytest.raises(ValueError, match="has another shape"):
+            Trainer(replace(GROWN, hidden_size=16), 1).start_from(exported)
 
 
 class TestShape:

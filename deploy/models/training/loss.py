@@ -20,14 +20,14 @@ class _HeadLoss(torch.autograd.Function):
         narrow = weight.to(hidden.dtype)
         hidden_grad = torch.empty_like(hidden)
         weight_grad = torch.zeros_like(weight)
-        total = torch.zeros((), dtype=torch.float32)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, rows, _ROWS_PER_CHUNK):
             part = hidden[start : start + _ROWS_PER_CHUNK]
             target = targets[start : start + _ROWS_PER_CHUNK, None]
             log_probs = torch.log_softmax((part @ narrow.T).float(), dim=-1)
             total -= log_probs.gather(1, target).sum()
             error = log_probs.exp_()
-            error.scatter_add_(1, target, torch.full(target.shape, -1.0))
+            error.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
             narrow_error = error.mul_(1 / rows).to(hidden.dtype)
             hidden_grad[start : start + _ROWS_PER_CHUNK] = narrow_error @ narrow
             weight_grad += narrow_error.T @ part

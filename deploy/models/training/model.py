@@ -6,7 +6,7 @@ Parameter names equal those of ``LlamaForCausalLM`` so that exporting is a plain
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,10 @@ class ModelConfig:
     """Shape of the model; lengths are in tokens, the other sizes in channels."""
 
     vocab_size: int = 4096
-    hidden_size: int = 512
-    intermediate_size: int = 1024
-    num_layers: int = 4
-    num_heads: int = 8
+    hidden_size: int = 256
+    intermediate_size: int = 704
+    num_layers: int = 6
+    num_heads: int = 4
     num_kv_heads: int = 4
     head_dim: int = 64
     max_position_embeddings: int = 2048
@@ -181,6 +181,23 @@ class Llama(nn.Module):
                 nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
 
 
+def with_kv_heads(model: Llama, num_kv_heads: int) -> Llama:
+    """Return a model that computes the same with more key-value heads, each a copy of one."""
+    if num_kv_heads == model.config.num_kv_heads:
+        return model
+    times, rest = divmod(num_kv_heads, model.config.num_kv_heads)
+    if rest or not times:
+        raise ValueError(f"{model.config.num_kv_heads} heads cannot become {num_kv_heads}")
+    weights = model.state_dict()
+    for name, weight in weights.items():
+        if name.endswith(("k_proj.weight", "v_proj.weight")):
+            heads = weight.unflatten(0, (-1, model.config.head_dim))
+            weights[name] = heads.repeat_interleave(times, dim=0).flatten(0, 1)
+    grown = Llama(replace(model.config, num_kv_heads=num_kv_heads))
+    grown.load_state_dict(weights)
+    return grown
+
+
 def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
     """Return cosines and sines ``[max_position_embeddings, head_dim]`` in fp32."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
@@ -225,7 +242,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     rows = query.reshape(batch * kv_heads, groups * length, size)
     key, value = key.flatten(0, 1), value.flatten(0, 1)
     scores = torch.bmm(rows, key.transpose(1, 2)).view(-1, groups, length, total)
-    visible = torch.ones(length, total, dtype=torch.bool).tril(total - length)
+    visible = torch.ones(length, total, dtype=torch.bool, device=scores.device)
+    visible = visible.tril(total - length)
     weights = scores.float().masked_fill(~visible, -1e9).softmax(-1).to(value.dtype)
     mixed = torch.bmm(weights.view(-1, groups * length, total), value)
     return mixed.view(batch, heads, length, size)

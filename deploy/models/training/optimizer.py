@@ -16,9 +16,9 @@ _NEWTON_SCHULZ_STEPS = 5
 
 
 def orthogonalize(update: Tensor) -> Tensor:
-    """Return a matrix near the closest semi-orthogonal one to ``update [M, N]``, in bf16."""
+    """Return a matrix near the closest semi-orthogonal one to ``update [M, N]``, in its dtype."""
     a, b, c = _NEWTON_SCHULZ
-    x = update.bfloat16()
+    x = update
     is_tall = x.shape[0] > x.shape[1]
     x = x.T if is_tall else x
     x = x / (x.norm() + 1e-7)
@@ -37,12 +37,21 @@ class Muon:
         matrices: Weights ``[M, N]`` that receive gradients.
         momentum: Decay of the Nesterov momentum buffer.
         weight_decay: Fraction of the weight removed per step and unit learning rate.
+        dtype: What the orthogonalisation computes in; bf16 is enough, where it is quick.
     """
 
-    def __init__(self, matrices: Iterable[Tensor], *, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        matrices: Iterable[Tensor],
+        *,
+        momentum: float,
+        weight_decay: float,
+        dtype: torch.dtype,
+    ) -> None:
         self.matrices = list(matrices)
         self.momentum = momentum
         self.weight_decay = weight_decay
+        self.dtype = dtype
         self.buffers = [torch.zeros_like(matrix) for matrix in self.matrices]
 
     @torch.no_grad()
@@ -52,7 +61,7 @@ class Muon:
             if matrix.grad is None:
                 continue
             buffer.lerp_(matrix.grad, 1 - self.momentum)
-            update = orthogonalize(matrix.grad.lerp(buffer, self.momentum))
+            update = orthogonalize(matrix.grad.lerp(buffer, self.momentum).to(self.dtype))
             scale = max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
             matrix.mul_(1 - learning_rate * self.weight_decay)
             matrix.add_(update.to(matrix.dtype), alpha=-learning_rate * scale)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WARMUP_TOKENS = 1_500_000
+WARMUP_TOKENS = 400_000
 LONG_PHASE_START = 0.5
 LONG_PHASE_EVERY = 3
 
@@ -32,14 +32,19 @@ class Decay:
         return min(max((seen - self.start) / self.tokens, 0.0), 1.0)
 
 
-def rate_factor(seen: int, decay: Decay | None) -> float:
+def rate_factor(seen: int, decay: Decay | None, *, began: int = 0) -> float:
     """
     Return the share of the peak learning rate after ``seen`` tokens.
 
     The share rises linearly over ``WARMUP_TOKENS`` from a hundredth, holds at 1, and falls by the
     square root of the decay's fraction, so that it loses most of the rate early.
+
+    Args:
+        seen: Number of tokens that the weights have seen.
+        decay: Decay phase, if one has begun.
+        began: Number of tokens that they had seen when the optimizers began without any state.
     """
-    warm = min(max(seen / WARMUP_TOKENS, 0.01), 1.0)
+    warm = min(max((seen - began) / WARMUP_TOKENS, 0.01), 1.0)
     return warm if decay is None else warm * (1.0 - decay.fraction(seen) ** 0.5)
 
 

@@ -1,5 +1,5 @@
 """
-Train the bundled model on CPU, for as long as one likes, in as many sittings as it takes.
+Train the bundled model on a CPU or a GPU, for as long as one likes, in any number of sittings.
 
 A run holds its learning rate and counts tokens, not time: it can be stopped at any moment and goes
 on from its checkpoint at the very next window of text. ``--decay-tokens`` branches off a copy
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.cpu_features import cpu_has_any
+
 from .batches import Batches
 from .export import export, load_exported
 from .loss import head_loss
-from .model import Llama, ModelConfig
+from .model import Llama, ModelConfig, with_kv_heads
 from .optimizer import Muon
 from .schedule import Decay, is_long_step, rate_factor
 
-TOKENS_PER_STEP = 16384
+TOKENS_PER_STEP = 8192
 TOKENS_PER_PASS = 4096
 SHORT_LEN = 512
 LONG_LEN = 2048
@@ -38,16 +41,19 @@ WEIGHT_DECAY = 0.05
 MOMENTUM = 0.95
 CHECKPOINT_EVERY_S = 300.0
 LOG_EVERY_STEPS = 10
+TRAINING_RECORD = "training.json"
+CPU = torch.device("cpu")
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """
-    What a run has done so far.
+    Work that a run has done so far.
 
     Attributes:
         steps: Updates of the weights.
-        tokens: Tokens trained on.
+        tokens: Tokens trained on, by the runs before too that these weights come from.
+        began: Tokens when the optimizers of this run began without any state.
         elapsed_s: Wall-clock time of all sittings together, without compilation.
         taken: Windows taken from the stream, by their length.
         stream: Digest of the token stream the run reads.
@@ -56,6 +62,7 @@ class Progress:
 
     steps: int = 0
     tokens: int = 0
+    began: int = 0
     elapsed_s: float = 0.0
     taken: dict[int, int] = field(default_factory=dict)
     stream: str = ""
@@ -65,13 +72,15 @@ class Progress:
 class Trainer:
     """Owns the weights, both optimizers and the progress of one run."""
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig, seed: int, device: torch.device = CPU) -> None:
         torch.manual_seed(seed)
-        self.model = Llama(config)
+        self.device = device
+        self.dtype = product_dtype(device)
+        self.model = Llama(config).to(device)
         layers = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(parameter) for parameter in layers}
         others = [p for p in self.model.parameters() if id(p) not in chosen]
-        self.muon = Muon(layers, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+        self.muon = Muon(layers, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, dtype=self.dtype)
         self.adam = torch.optim.AdamW(
             others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
@@ -83,10 +92,12 @@ class Trainer:
         weight = self.model.model.embed_tokens.weight
         passes = TOKENS_PER_STEP // TOKENS_PER_PASS
         mean_loss = 0.0
+        is_narrow = self.dtype != torch.float32
+        ids, targets = ids.to(self.device), targets.to(self.device)
         for part, expected in zip(ids.chunk(passes), targets.chunk(passes), strict=True):
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(self.device.type, self.dtype, enabled=is_narrow):
                 hidden = self._hidden(part)
-            hidden = hidden.flatten(0, 1).bfloat16()
+            hidden = hidden.flatten(0, 1).to(self.dtype)
             loss = head_loss(hidden, weight, expected.flatten()) / passes
             loss.backward()  # type: ignore[no-untyped-call]
             mean_loss += float(loss.detach())
@@ -98,6 +109,42 @@ class Trainer:
         self.progress.steps += 1
         self.progress.tokens += ids.numel()
         return mean_loss
+
+    def start_from(self, folder: Path) -> None:
+        """
+        Take exported weights, and go on in the text where their training stopped.
+
+        Raises:
+            ValueError: They have another shape; only key-value heads may be fewer, and are shared
+                out to more.
+        """
+        exported = load_exported(folder)
+        heads = self.model.config.num_kv_heads
+        if replace(exported.config, num_kv_heads=heads) != self.model.config:
+            raise ValueError(f"{folder} has another shape: {exported.config}")
+        self.model.load_state_dict(with_kv_heads(exported, heads).state_dict())
+        record = folder / TRAINING_RECORD
+        if record.exists():
+            stored = json.loads(record.read_text())
+            taken = {int(length): count for length, count in stored["taken"].items()}
+            self.progress = Progress(
+                steps=stored["steps"],
+                tokens=stored["tokens"],
+                began=stored["tokens"],
+                taken=taken,
+                stream=stored["stream"],
+            )
+
+    def write_record(self, folder: Path) -> None:
+        """Write beside exported weights what the next run that starts from them has to know."""
+        progress = self.progress
+        record = {
+            "steps": progress.steps,
+            "tokens": progress.tokens,
+            "taken": {str(length): count for length, count in progress.taken.items()},
+            "stream": progress.stream,
+        }
+        (folder / TRAINING_RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically."""
@@ -114,7 +161,7 @@ class Trainer:
 
     def load(self, path: Path) -> None:
         """Continue from a checkpoint of the same shape."""
-        state: dict[str, Any] = torch.load(path, weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location=self.device, weights_only=True)
         if state["config"] != asdict(self.model.config):
             raise ValueError(f"{path} holds another shape: {state['config']}")
         self.model.load_state_dict(state["model"])
@@ -123,6 +170,13 @@ class Trainer:
         self.progress = Progress(**state["progress"])
         decay = state["progress"]["decay"]
         self.progress.decay = Decay(**decay) if decay else None
+
+
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return the narrowest type that matrix products are quick in: bf16 where it is in hardware."""
+    if device.type == "cpu" and not cpu_has_any("avx512_bf16", "amx_bf16"):
+        return torch.float32
+    return torch.bfloat16
 
 
 class Stop:
@@ -145,7 +199,7 @@ def run(trainer: Trainer, batches: Batches, until_tokens: int, checkpoint: Path)
         start_s = time.monotonic()
         is_long = is_long_step(progress.steps, progress.tokens, progress.decay)
         length = LONG_LEN if is_long else SHORT_LEN
-        factor = rate_factor(progress.tokens, progress.decay)
+        factor = rate_factor(progress.tokens, progress.decay, began=progress.began)
         ids, targets = batches.take(length, TOKENS_PER_STEP // length)
         loss = trainer.step(ids, targets, factor)
         now_s = time.monotonic()
@@ -172,15 +226,12 @@ def prepare(trainer: Trainer, arguments: argparse.Namespace, stream: str) -> Pat
     checkpoint: Path = branch if arguments.decay_tokens else main_run
     if checkpoint.exists():
         trainer.load(checkpoint)
-    elif arguments.decay_tokens:
-        if not main_run.exists():
-            raise SystemExit(f"train: {main_run} is missing; train without --decay-tokens first")
+    elif main_run.exists():  # with --decay-tokens
         trainer.load(main_run)
     elif arguments.from_model is not None:
-        exported = load_exported(arguments.from_model)
-        if exported.config != trainer.model.config:
-            raise SystemExit(f"train: {arguments.from_model} has another shape: {exported.config}")
-        trainer.model.load_state_dict(exported.state_dict())
+        trainer.start_from(arguments.from_model)
+    elif arguments.decay_tokens:
+        raise SystemExit(f"train: {main_run} is missing; train without --decay-tokens first")
     progress = trainer.progress
     if arguments.decay_tokens and progress.decay is None:
         progress.decay = Decay(start=progress.tokens, tokens=arguments.decay_tokens)
@@ -203,6 +254,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--from-model", type=Path, help="start from exported weights when there is no checkpoint"
     )
+    parser.add_argument("--device", type=torch.device, default=CPU, help="cpu or cuda")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
@@ -217,7 +269,7 @@ def main() -> None:
     """Train on ``--work/train.npy`` with checkpoints in ``--work``."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    trainer = Trainer(ModelConfig(), arguments.seed)
+    trainer = Trainer(ModelConfig(), arguments.seed, arguments.device)
     stream = np.load(arguments.work / "train.npy")
     checkpoint = prepare(trainer, arguments, hashlib.sha256(stream.tobytes()).hexdigest())
     progress = trainer.progress
@@ -227,6 +279,7 @@ def main() -> None:
     is_done = run(trainer, Batches(stream, arguments.seed, progress.taken), until, checkpoint)
     if is_done and decay is not None:
         export(trainer.model, arguments.export)
+        trainer.write_record(arguments.export)
         checkpoint.unlink()
 
 
