@@ -1,0 +1,198 @@
+"""Figures of the code's structure that are counted from its text, at any of its commits."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PRODUCT = ("scheduler_svc", "executor_svc", "kernels", "clients", "protos/python")
+SOURCES = {".py", ".cpp", ".cc", ".cu", ".h", ".hpp", ".go", ".ts", ".java", ".rs"}
+MEASURING = re.compile(
+    r"(scheduler_svc|executor_svc)/(.*/)?(bench|simulator|fixed_step)/"
+    r"|clients/python/tandem_client/(load/|cli/bench)"
+)
+PEOPLE = re.compile(r"\s*(Who(m|ever|se)?|What(ever)?|Whether|Nobody|Nothing|Somebody|Someone)\b")
+FULL_FOLDER = 15
+CORE = "scheduler_svc/core"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """
+    One number, what is aimed at, and what it is made of.
+
+    Attributes:
+        name: What is counted.
+        aim: The value to reach; empty if there is none.
+        value: The number; None where the tree lacks what is counted.
+        parts: Files, folders, modules or classes with their shares, the largest first.
+        why: The reason why there is no value.
+    """
+
+    name: str
+    aim: str
+    value: int | None
+    parts: Mapping[str, int]
+    why: str = ""
+
+
+class Tree:
+    """Files of the project in a folder, whatever its folders are called."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.product = sorted(name for folder in PRODUCT for name in self._sources(folder))
+        self.tests = sorted(self._sources("tests"))
+
+    def text(self, name: str) -> str:
+        return (self._root / name).read_text(encoding="utf-8")
+
+    def num_lines(self, name: str) -> int:
+        return len(self.text(name).splitlines())
+
+    def syntax(self, name: str) -> ast.Module:
+        return ast.parse(self.text(name))
+
+    def python(self, folder: str = "") -> list[str]:
+        """Return the product's Python files below a folder."""
+        return [name for name in self.product if name.startswith(folder) and name.endswith(".py")]
+
+    def _sources(self, folder: str) -> Iterator[str]:
+        for path in (self._root / folder).rglob("*"):
+            if path.suffix in SOURCES and "_pb2" not in path.name and path.is_file():
+                yield path.relative_to(self._root).as_posix()
+
+
+def counted(tree: Tree) -> list[Figure]:
+    """Return all figures that are counted from a tree."""
+    return [
+        *files_per_folder(tree.product, "product"),
+        *files_per_folder(tree.tests, "test"),
+        lines_to_read(tree, "plan"),
+        lines_to_read(tree, "process_output", "apply_result"),
+        attributes_per_class(tree),
+        files_that_name(tree, "repetition_penalty"),
+        measuring_lines(tree),
+        docstrings_about_people(tree),
+    ]
+
+
+def files_per_folder(names: list[str], kind: str) -> list[Figure]:
+    """Count the Python files directly in each folder: the largest, and how many are too large."""
+    sizes = Counter(name.rpartition("/")[0] for name in names if name.endswith(".py"))
+    full = {folder: size for folder, size in sizes.items() if size > FULL_FOLDER}
+    return [
+        figure(
+            f"Python files in the largest {kind} folder",
+            f"<= {FULL_FOLDER}",
+            max(sizes.values(), default=None),
+            dict(sizes.most_common(10)),
+        ),
+        figure(f"{kind} folders of more than {FULL_FOLDER} Python files", "0", len(full), full),
+    ]
+
+
+def lines_to_read(tree: Tree, *functions: str) -> Figure:
+    """Count the lines of the core's module that defines a function and of those it imports."""
+    homes = [name for name in tree.python(f"{CORE}/") if _defines(tree.syntax(name), functions)]
+    what = f"lines of {' or '.join(functions)} and what it imports"
+    if not homes:
+        return Figure(name=what, aim="<= 1,500", value=None, parts={}, why="no such function")
+    read = {homes[0], *_imported(tree, homes[0])}
+    return _sum(what, "<= 1,500", {name: tree.num_lines(name) for name in read})
+
+
+def attributes_per_class(tree: Tree) -> Figure:
+    """Count the public fields and properties of each class of the core."""
+    sizes = {
+        f"{name}:{node.name}": len(public_attributes(node))
+        for name in tree.python(f"{CORE}/")
+        for node in ast.walk(tree.syntax(name))
+        if isinstance(node, ast.ClassDef)
+    }
+    largest = dict(Counter(sizes).most_common(10))
+    value = max(sizes.values(), default=None)
+    return figure("public attributes of the core's largest class", "<= 12", value, largest)
+
+
+def public_attributes(node: ast.ClassDef) -> set[str]:
+    """Return the dataclass fields, properties and attributes that `__init__` sets, if public."""
+    found = set()
+    is_dataclass = any("dataclass" in ast.unparse(line) for line in node.decorator_list)
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and is_dataclass:
+            if "ClassVar" not in ast.unparse(item.annotation):
+                found.add(item.target.id)
+        elif isinstance(item, ast.FunctionDef):
+            if any("property" in ast.unparse(line) for line in item.decorator_list):
+                found.add(item.name)
+            if item.name == "__init__":
+                found |= {
+                    target.attr
+                    for target in ast.walk(item)
+                    if isinstance(target, ast.Attribute)
+                    and isinstance(target.ctx, ast.Store)
+                    and ast.unparse(target.value) == "self"
+                }
+    return {name for name in found if not name.startswith("_")}
+
+
+def files_that_name(tree: Tree, word: str) -> Figure:
+    """Count the product's files, generated ones aside, in which a word stands."""
+    found = {name: count for name in tree.product if (count := tree.text(name).count(word))}
+    return figure(f"product files that name {word}", "<= 8", len(found), found)
+
+
+def measuring_lines(tree: Tree) -> Figure:
+    """Count the lines of benchmarks, simulators and test doubles in services and the client."""
+    found = {name: tree.num_lines(name) for name in tree.product if MEASURING.match(name)}
+    folders: Counter[str] = Counter()
+    for name, lines in found.items():
+        folders[name.rpartition("/")[0]] += lines
+    return _sum("measuring lines in services and the client", "0", folders)
+
+
+def docstrings_about_people(tree: Tree) -> Figure:
+    """Count the docstrings that open with a pronoun for persons where a thing is meant."""
+    found = {
+        f"{name}:{node.lineno} {str(node.value.value).split()[0]}": 1
+        for name in [*tree.product, *tree.tests]
+        if name.endswith(".py")
+        for node in ast.walk(tree.syntax(name))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and PEOPLE.match(node.value.value)
+    }
+    return _sum("docstrings that open with Who, What, Nobody and the like", "0", found)
+
+
+def _defines(module: ast.Module, functions: tuple[str, ...]) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name in functions for node in module.body)
+
+
+def _imported(tree: Tree, name: str) -> set[str]:
+    """Return the files of the core that a module imports, types included."""
+    modules: set[str] = set()
+    for node in ast.walk(tree.syntax(name)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+    paths = {module.replace(".", "/") for module in modules}
+    files = {f"{path}{end}" for path in paths for end in (".py", "/__init__.py")}
+    return files & set(tree.python(f"{CORE}/"))
+
+
+def _sum(name: str, aim: str, parts: Mapping[str, int]) -> Figure:
+    return figure(name, aim, sum(parts.values()), parts)
+
+
+def figure(name: str, aim: str, value: int | None, parts: Mapping[str, int]) -> Figure:
+    """Return a figure with its parts in order."""
+    ordered = dict(sorted(parts.items(), key=lambda part: (-part[1], part[0])))
+    return Figure(name=name, aim=aim, value=value, parts=ordered)
