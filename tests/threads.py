@@ -1,4 +1,4 @@
-"""How many threads an operation of PyTorch gets in the tests and in what they start."""
+"""Number of threads of one operation, in the tests and in the processes that they start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Compare the exported model with Hugging Face ``transformers`` (installed by whoever runs this).
+Compare the exported model with Hugging Face ``transformers`` (to be installed for this).
 
 Prints the largest difference of logits in fp32 and fails above ``TOLERANCE``.
 """

@@ -129,8 +129,8 @@ class CoreOptions:
         max_prefill_share: Largest share of max_total_tokens that goes to prompts while others
             decode, over 0 to 1; at least one token.
         window: Most steps sent before the result of the first is back, 1 to 16; see `depth`.
-        run_ahead: The same while nobody waits, memory lasts and steps are short, 1 to 16; it has no
-            effect where it is not over `window`.
+        run_ahead: The same while no request waits, memory lasts and steps are short, 1 to 16; it
+            has no effect where it is not over `window`.
         track_request_events: Keep what happened to each request for operators.
         track_token_events: Also one event per token.
         track_paused_events: Also one event per request and step that it stays paused.

@@ -1,5 +1,5 @@
 """
-What the split costs, and what the engine is worth: gRPC path / embedded engine / transformers in one run.
+Cost of the split and worth of the engine: gRPC path, embedded engine and transformers in one run.
 
 `python -m tests.bench.serving` serves the same greedy requests with all three, in turn, several rounds. The
 executor (or the whole embedded engine, or transformers) runs on core 0 with one thread, everything else (scheduler,

@@ -132,7 +132,7 @@ class TestGivingWay:
 class TestTakingTurns:
     def test_a_request_gives_way_once(self):
         """
-        A request that has its slot back after giving way keeps it, whatever arrives.
+        A preempted request that has its slot back keeps it, whatever arrives.
         """
         rig = rig_of()
         rig.submit(max_tokens=30, priority=1)

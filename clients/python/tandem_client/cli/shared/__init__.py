@@ -1,1 +1,1 @@
-"""What several commands use: their options, their output on the screen, failures, and waiting."""
+"""Parts that several commands share: options, output on the screen, failures, and waiting."""
