@@ -222,6 +222,7 @@ class TestOutput:
             ["--step-ms", "0"],
             ["--transport", "pigeon"],
             ["--clients=-1"],
+            ["--window", "17"],
             ["--clients", "2", "--rows", "34"],
         ],
         ids=" ".join,

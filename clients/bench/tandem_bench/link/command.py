@@ -25,10 +25,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scheduler_svc.core.request.options import MAX_WINDOW
 from scheduler_svc.frontend.request.validation import MAX_CHOICES
 from tandem_bench.command_line import (
     BenchParser,
     at_least_one,
+    at_most,
     count,
     print_line,
     print_row,
@@ -270,7 +272,7 @@ def _parser() -> BenchParser:
     parser.add_list("--rows", type=at_least_one, help="rows that decode; default: 256")
     parser.add_list(
         "--window",
-        type=at_least_one,
+        type=at_most(MAX_WINDOW),
         help="steps in flight, 1 to 16; above 2, `window` is 2 and `run_ahead` this; default: 2",
     )
     parser.add_list(

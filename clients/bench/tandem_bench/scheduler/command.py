@@ -13,7 +13,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from tandem_bench.command_line import BenchParser, at_least_one, count, print_line, print_row
+from scheduler_svc.core.request.options import MAX_WINDOW
+from tandem_bench.command_line import (
+    BenchParser,
+    at_least_one,
+    at_most,
+    count,
+    print_line,
+    print_row,
+)
 from tandem_bench.scheduler.admission import AdmissionCosts, measure_admission
 from tandem_bench.scheduler.decode_step import StepCosts, measure_decode_step
 
@@ -70,7 +78,7 @@ def _parser() -> BenchParser:
         help=f"turns per measurement; default: {DEFAULT_TURNS}",
     )
     parser.add_argument(
-        "--window", type=at_least_one, default=1, help="steps in flight, 1 to 16; default: 1"
+        "--window", type=at_most(MAX_WINDOW), default=1, help="steps in flight, 1 to 16; default: 1"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
