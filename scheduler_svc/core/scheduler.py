@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler_svc.core import integrity, suspension
 from scheduler_svc.core.admission import Acceptance, check, check_still_fits
-from scheduler_svc.core.batch.depth import depth
+from scheduler_svc.core.batch.lookahead import lookahead
 from scheduler_svc.core.batch.planner import plan
 from scheduler_svc.core.faults.executor_loss import lose_executor, prove
 from scheduler_svc.core.listing import RequestRow, list_requests, slot_columns
@@ -278,14 +278,14 @@ class Scheduler:
         """Return and clear the events since the last call."""
         return self._state.events.take()
 
-    def depth(self, usual_step_s: float) -> int:
+    def lookahead(self, usual_step_s: float) -> int:
         """
         Return how many steps may be in flight now, `take_command`'s included; costs O(1).
 
         Args:
             usual_step_s: Seconds that a step usually takes; 0 while that is not known.
         """
-        return depth(self._state, usual_step_s)
+        return lookahead(self._state, usual_step_s)
 
     def executor_lost(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.slots.planned_rows import PlannedRows
 from scheduler_svc.core.state.state import CoreState
 from tandem.link.batch import Batch, KvMode, Resume, Suspend
@@ -57,9 +57,9 @@ def plan_suspended(state: CoreState) -> Batch | None:
     """Return a batch of the releases that the suspension waits for; None without any."""
     if not _must_release(state):
         return None
-    draft = Draft(state)
-    draft.release_ended()
-    return draft.batch()
+    builder = BatchBuilder(state)
+    builder.release_ended()
+    return builder.batch()
 
 
 def _must_release(state: CoreState) -> bool:

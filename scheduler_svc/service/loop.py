@@ -223,7 +223,7 @@ class CoreLoop:
     def _plan(self, core: Scheduler, now: float) -> None:
         core.expire(now)
         session = self._session
-        while session.can_send and core.num_inflight < core.depth(session.usual_step_s):
+        while session.can_send and core.num_inflight < core.lookahead(session.usual_step_s):
             command = core.take_command()
             if command is not None:
                 state_hash = core.state_hash

@@ -121,7 +121,7 @@ class TestCounts:
 
     def test_docstrings_are_found_by_their_whole_first_word(self, figures):
         """
-        A docstring that opens with Whose or Nobody is counted, one that opens with Whole is not.
+        A docstring that opens with a word that asks is counted, one that opens with Whole is not.
         """
         figure = figures["docstrings that open with Who, What, Nobody and the like"]
         assert [

@@ -188,7 +188,7 @@ class Simulation:
 
     def _plan(self) -> None:
         self.core.expire(self.clock.now)
-        while len(self._flights) < self.core.depth(self._usual_step_s):
+        while len(self._flights) < self.core.lookahead(self._usual_step_s):
             began = time.perf_counter()
             batch = self.core.schedule(self.clock.now)
             if batch is None:

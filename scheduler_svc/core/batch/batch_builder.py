@@ -16,7 +16,7 @@ from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
 _NO_INT32 = np.empty(0, np.int32)
 
 
-class Draft:
+class BatchBuilder:
     """The batch being planned; state is changed as rows are added."""
 
     __slots__ = (

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.batch.pausing import fail_alone, pause_without_block, preempt_for_blocks
 from scheduler_svc.core.batch.victims import VICTIM_POLICIES, least_urgent
 from scheduler_svc.core.observe.step_log import retraction_line
@@ -24,37 +24,39 @@ from scheduler_svc.core.state.new_token_ratio import RETRACT_STEPS
 from scheduler_svc.core.state.state import CoreState
 
 
-def grow(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
+def grow(builder: BatchBuilder, ready: NDArray[np.intp]) -> NDArray[np.intp]:
     """
     Give one more block to each decode that has filled its last one, preempting or pausing others
     if blocks are short; returns the slots that decode in this step.
     """
-    state, slots = draft.state, draft.state.slots
+    state, slots = builder.state, builder.state.slots
     full = slots.full_slots(ready)
     if not len(full):
         return ready
     blocks = state.pool.try_take_next(slots.next_blocks(full))
     if blocks is not None:
-        draft.append_blocks(full, blocks)
+        builder.append_blocks(full, blocks)
         return ready
     if state.options.victim_rule is VictimRule.PAUSED_BUDGET:
-        return pause_without_block(draft, ready, full)
-    if draft.prefills:
-        return _grow_oldest(draft, ready, full)
-    return _retract(draft, ready, full)
+        return pause_without_block(builder, ready, full)
+    if builder.prefills:
+        return _grow_oldest(builder, ready, full)
+    return _retract(builder, ready, full)
 
 
-def _retract(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> NDArray[np.intp]:
+def _retract(
+    builder: BatchBuilder, ready: NDArray[np.intp], full: NDArray[np.intp]
+) -> NDArray[np.intp]:
     """
     Preempt running slots, worst priority first and then by the victim rule, until the others can go
     on: at least one, but never the last.
     """
-    state, slots = draft.state, draft.state.slots
+    state, slots = builder.state, builder.state.slots
     victim_of = VICTIM_POLICIES[state.options.victim_rule]
     before, num_retracted = state.ratio.at(state.counters.decode_steps), 0
     candidates = slots.running.nonzero()[0]
     while len(candidates) > 1:
-        preempt_for_blocks(draft, victim_of(slots, least_urgent(slots, candidates)))
+        preempt_for_blocks(builder, victim_of(slots, least_urgent(slots, candidates)))
         num_retracted += 1
         candidates = slots.running.nonzero()[0]
         full = full[slots.running[full]]
@@ -66,9 +68,9 @@ def _retract(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> N
         state.events.add_log(retraction_line(num_retracted, before, after))
     blocks = state.pool.try_take_next(slots.next_blocks(full))
     if blocks is None:
-        fail_alone(draft, int(candidates[0]))
+        fail_alone(builder, int(candidates[0]))
     elif len(full):
-        draft.append_blocks(full, blocks)
+        builder.append_blocks(full, blocks)
     return ready[slots.running[ready]]
 
 
@@ -79,7 +81,9 @@ def _is_enough(state: CoreState, num_left: int, num_growing: int) -> bool:
     return available >= num_growing and free_tokens >= num_left * RETRACT_STEPS
 
 
-def _grow_oldest(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) -> NDArray[np.intp]:
+def _grow_oldest(
+    builder: BatchBuilder, ready: NDArray[np.intp], full: NDArray[np.intp]
+) -> NDArray[np.intp]:
     """
     Give the available blocks to the oldest requests and leave the others out of this step.
 
@@ -87,12 +91,12 @@ def _grow_oldest(draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]) 
     these prompts are done, and since none is admitted while blocks are short, a step of decodes
     alone follows, which retracts.
     """
-    slots = draft.state.slots
+    slots = builder.state.slots
     oldest = full[np.argsort(slots.number[full])]
-    count = draft.state.pool.num_available
+    count = builder.state.pool.num_available
     served, left_out = oldest[:count], oldest[count:]
-    blocks = draft.state.pool.try_take_next(slots.next_blocks(served))
+    blocks = builder.state.pool.try_take_next(slots.next_blocks(served))
     assert blocks is not None
     if count:
-        draft.append_blocks(served, blocks)
+        builder.append_blocks(served, blocks)
     return ready[~np.isin(ready, left_out)]

@@ -19,33 +19,33 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.observe.step_log import preemption_line
 from scheduler_svc.core.request.options import PreemptionMode
 from scheduler_svc.core.state.state import CoreState
 from tandem.errors import NeverFits
 
 
-def resume(draft: Draft) -> list[int]:
+def resume(builder: BatchBuilder) -> list[int]:
     """
     Resume paused rows in the order they were paused, with one block each; returns their slots.
 
     Then evict the last paused rows while paused rows hold more than the budget or no row runs. The
     only row left is not evicted: it fails.
     """
-    state = draft.state
-    resumed = _resume_by_free_blocks(draft)
+    state = builder.state
+    resumed = _resume_by_free_blocks(builder)
     while state.paused and (_nobody_runs(state) or _is_over_budget(state)):
         if state.slots.num_running == 1:
-            fail_alone(draft, next(iter(state.paused)))
+            fail_alone(builder, next(iter(state.paused)))
             break
-        preempt_for_blocks(draft, next(reversed(state.paused)))
-        resumed += _resume_by_free_blocks(draft)
+        preempt_for_blocks(builder, next(reversed(state.paused)))
+        resumed += _resume_by_free_blocks(builder)
     return resumed
 
 
-def _resume_by_free_blocks(draft: Draft) -> list[int]:
-    state = draft.state
+def _resume_by_free_blocks(builder: BatchBuilder) -> list[int]:
+    state = builder.state
     resumed = list(state.paused)[: state.pool.num_available]
     if resumed:
         slots = np.array(resumed, np.intp)
@@ -53,24 +53,24 @@ def _resume_by_free_blocks(draft: Draft) -> list[int]:
         assert blocks is not None
         for slot in resumed:
             state.unpause(slot)
-        draft.append_blocks(slots, blocks)
+        builder.append_blocks(slots, blocks)
     return resumed
 
 
 def pause_without_block(
-    draft: Draft, ready: NDArray[np.intp], full: NDArray[np.intp]
+    builder: BatchBuilder, ready: NDArray[np.intp], full: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """
     Give the available blocks to the oldest requests and pause the others, within
     `paused_budget_blocks`; returns the slots that decode in this step.
     """
-    state, slots = draft.state, draft.state.slots
+    state, slots = builder.state, builder.state.slots
     for slot in full[np.argsort(slots.number[full])].tolist():
         state.pause(slot)
-    resumed = resume(draft)
+    resumed = resume(builder)
     kept = ready[slots.decoding[ready]]
     others = np.setdiff1d(np.array(resumed, np.intp), kept)
-    return np.concatenate([kept, others[: max(draft.budget - len(kept), 0)]])
+    return np.concatenate([kept, others[: max(builder.budget - len(kept), 0)]])
 
 
 def stay_paused(state: CoreState) -> None:
@@ -80,13 +80,13 @@ def stay_paused(state: CoreState) -> None:
             state.recorder.note_pause(state.slots.request_of(slot), state.now_s)
 
 
-def preempt_for_blocks(draft: Draft, slot: int) -> None:
+def preempt_for_blocks(builder: BatchBuilder, slot: int) -> None:
     """Preempt a slot for want of blocks, release it at once, and log some of these preemptions."""
-    state = draft.state
+    state = builder.state
     request = state.slots.request_of(slot)
     num_fallbacks = state.counters.swap_fallbacks
     state.preempt(slot)
-    draft.num_preempted += 1
+    builder.num_preempted += 1
     state.counters.retractions += 1
     mode = state.options.preemption_mode
     if state.counters.swap_fallbacks > num_fallbacks:
@@ -94,19 +94,19 @@ def preempt_for_blocks(draft: Draft, slot: int) -> None:
     line = preemption_line(request.new.request_id, mode, state.counters.retractions)
     if line is not None:
         state.events.add_log(line)
-    draft.release_ended()
+    builder.release_ended()
 
 
-def fail_alone(draft: Draft, slot: int) -> None:
+def fail_alone(builder: BatchBuilder, slot: int) -> None:
     """Fail the only running request, which needs more blocks than there are in all."""
-    state, request = draft.state, draft.state.slots.request_of(slot)
+    state, request = builder.state, builder.state.slots.request_of(slot)
     message = (
         f"request {request.new.request_id} alone needs more than all {state.limits.num_blocks} KV "
         f"blocks of {state.limits.block_size} tokens: shorten prompt or max_tokens, or raise "
         "max_num_blocks"
     )
     state.fail(request, NeverFits(message, metadata={"limit": "max_num_blocks"}))
-    draft.release_ended()
+    builder.release_ended()
 
 
 def _nobody_runs(state: CoreState) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.batch.block_allocation import grow
 from scheduler_svc.core.batch.pausing import resume, stay_paused
 from scheduler_svc.core.batch.prefill_admission import admit
@@ -45,68 +45,68 @@ def plan(state: CoreState, now: float) -> Batch | None:
             return None
         hold_trial(state)
     let_steps_grow(state)
-    draft = Draft(state)
-    draft.release_ended()
+    builder = BatchBuilder(state)
+    builder.release_ended()
     if not is_trial:
-        make_way(draft, now)
+        make_way(builder, now)
     if state.options.step_priority is StepPriority.DECODE_FIRST:
-        _plan_decodes(draft)
-        _plan_prompts(draft, now, others_decode=draft.decodes is not None)
+        _plan_decodes(builder)
+        _plan_prompts(builder, now, others_decode=builder.decodes is not None)
     else:
-        _plan_prompts(draft, now, others_decode=bool(state.slots.decoding.any()))
-        _plan_decodes(draft)
+        _plan_prompts(builder, now, others_decode=bool(state.slots.decoding.any()))
+        _plan_decodes(builder)
     if state.paused:
         stay_paused(state)
-    if draft.prefills or state.counters.decode_steps >= state.step_log.due_step:
-        report_step(draft, now)
-    return draft.batch()
+    if builder.prefills or state.counters.decode_steps >= state.step_log.due_step:
+        report_step(builder, now)
+    return builder.batch()
 
 
-def _plan_prompts(draft: Draft, now: float, *, others_decode: bool) -> None:
-    state, kept_back = draft.state, 0
+def _plan_prompts(builder: BatchBuilder, now: float, *, others_decode: bool) -> None:
+    state, kept_back = builder.state, 0
     if not state.queue and state.slots.num_running == state.slots.num_decoding:
         return
     if others_decode and state.options.max_prefill_share < 1.0:
         num_tokens = state.room.tokens(state.limits.max_total_tokens)
         share = int(state.options.max_prefill_share * num_tokens)
-        kept_back = max(draft.budget - max(share, 1), 0)
-    draft.budget -= kept_back
-    if draft.budget > 0:
-        continue_prefills(draft)
+        kept_back = max(builder.budget - max(share, 1), 0)
+    builder.budget -= kept_back
+    if builder.budget > 0:
+        continue_prefills(builder)
         # Preempted requests come first in the queue, also while they drain, and paused rows come
         # before all waiting requests.
-        is_closed = state.is_full or draft.num_preempted or state.draining or state.paused
-        if state.queue and draft.budget > 0 and not is_closed:
-            admit(draft, now)
-        if draft.budget > 0:
-            use_leftover(draft)
-    draft.budget += kept_back
+        is_closed = state.is_full or builder.num_preempted or state.draining or state.paused
+        if state.queue and builder.budget > 0 and not is_closed:
+            admit(builder, now)
+        if builder.budget > 0:
+            use_leftover(builder)
+    builder.budget += kept_back
 
 
-def _plan_decodes(draft: Draft) -> None:
-    slots = draft.state.slots
-    if draft.state.paused:
-        resume(draft)
+def _plan_decodes(builder: BatchBuilder) -> None:
+    slots = builder.state.slots
+    if builder.state.paused:
+        resume(builder)
     rows = slots.decode_rows()
     ready = rows.slot
-    if draft.prefills:
+    if builder.prefills:
         # A request with its last chunk in this batch cannot decode before its token is sampled.
-        ready = np.setdiff1d(ready, [slot for slot, _, _ in draft.prefills])
-    if not len(ready) or draft.budget <= 0:
+        ready = np.setdiff1d(ready, [slot for slot, _, _ in builder.prefills])
+    if not len(ready) or builder.budget <= 0:
         return
-    if len(ready) > draft.budget:
-        ready = _least_served(draft, ready)
-    ready = grow(draft, ready)
+    if len(ready) > builder.budget:
+        ready = _least_served(builder, ready)
+    ready = grow(builder, ready)
     if len(ready):
-        draft.decodes = rows if ready is rows.slot else slots.rows_of(ready)
-        draft.budget -= len(ready)
-        draft.state.counters.decode_steps += 1
+        builder.decodes = rows if ready is rows.slot else slots.rows_of(ready)
+        builder.budget -= len(ready)
+        builder.state.counters.decode_steps += 1
 
 
-def _least_served(draft: Draft, ready: NDArray[np.intp]) -> NDArray[np.intp]:
+def _least_served(builder: BatchBuilder, ready: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return the slots that waited longest for a token, up to the budget, oldest requests first."""
-    slots = draft.state.slots
+    slots = builder.state.slots
     order = np.lexsort((slots.number[ready], slots.served[ready]))
-    chosen: NDArray[np.intp] = ready[order[: draft.budget]]
+    chosen: NDArray[np.intp] = ready[order[: builder.budget]]
     slots.served[chosen] = slots.served.max() + 1 + np.arange(len(chosen))
     return chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_svc.core.batch import parallel_sampling
-from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.batch.prefills import add_chunk, may_cut, next_chunk
 from scheduler_svc.core.batch.priority_preemption import note_admitted
 from scheduler_svc.core.faults.trials import waiting_for_trial
@@ -29,7 +29,7 @@ it may have.
 """
 
 
-def admit(draft: Draft, now: float) -> None:
+def admit(builder: BatchBuilder, now: float) -> None:
     """
     Admit from the queue, in its order, while slots, budget, threshold and blocks allow; during a
     trial only requests that are tried.
@@ -41,8 +41,8 @@ def admit(draft: Draft, now: float) -> None:
     for that block instead of computing it again; those behind it may pass meanwhile. A request that
     lacks blocks ends admission: requests that passed it would use up the blocks it waits for.
     """
-    state = draft.state
-    if not _has_room(draft):
+    state = builder.state
+    if not _has_room(builder):
         return
     num_passed = num_sent = 0
     candidates = state.queue.candidates(now, state.prefixes)
@@ -51,54 +51,54 @@ def admit(draft: Draft, now: float) -> None:
     for request in candidates:
         if num_sent and num_sent + request.num_known > MAX_SENT_TOKENS:
             return
-        found = _find_prefix(draft, request)
-        if found is None or not _has_chunk(draft, request, found[0]):
-            if found is not None and not may_cut(draft):
+        found = _find_prefix(builder, request)
+        if found is None or not _has_chunk(builder, request, found[0]):
+            if found is not None and not may_cut(builder):
                 return
             num_passed += 1
             if num_passed == MAX_PASSED:
                 return
             continue
-        if not _try_admit(draft, request, *found, now):
+        if not _try_admit(builder, request, *found, now):
             return
         num_sent += request.num_known
-        if not _has_room(draft):
+        if not _has_room(builder):
             return
 
 
-def _has_room(draft: Draft) -> bool:
+def _has_room(builder: BatchBuilder) -> bool:
     """Return True while any request may be admitted."""
-    state, slots = draft.state, draft.state.slots
+    state, slots = builder.state, builder.state.slots
     max_running = state.room.rows(state.limits.max_running)
     has_slot = slots.num_running < max_running and slots.num_free > 0
-    return draft.budget > 0 and has_slot and not state.under_pressure()
+    return builder.budget > 0 and has_slot and not state.under_pressure()
 
 
-def _has_chunk(draft: Draft, request: Request, prefix: Prefix) -> bool:
+def _has_chunk(builder: BatchBuilder, request: Request, prefix: Prefix) -> bool:
     """Return True when the step has tokens for this prompt; many long ones share a part of it."""
-    copy = draft.state.host.copy_of(request.number)
+    copy = builder.state.host.copy_of(request.number)
     num_cached = prefix.num_tokens if copy is None else max(prefix.num_tokens, copy.num_tokens)
-    if not may_cut(draft):
+    if not may_cut(builder):
         # A block that is cached in part may turn out to have no room for its copy.
-        block_size = draft.state.limits.block_size
-        return request.num_known - num_cached // block_size * block_size <= draft.budget
-    return next_chunk(draft, request.num_known - num_cached) > 0
+        block_size = builder.state.limits.block_size
+        return request.num_known - num_cached // block_size * block_size <= builder.budget
+    return next_chunk(builder, request.num_known - num_cached) > 0
 
 
-def _find_prefix(draft: Draft, request: Request) -> tuple[Prefix, int | None] | None:
+def _find_prefix(builder: BatchBuilder, request: Request) -> tuple[Prefix, int | None] | None:
     """
     Return the part of a request's KV that is on the device, and the slot of the sibling it is
     shared with, if any; None when the request must wait for KV that is being computed or copied.
     """
-    state, slots = draft.state, draft.state.slots
-    if draft.swaps is not None and draft.swaps.is_leaving(request):
+    state, slots = builder.state, builder.state.slots
+    if builder.swaps is not None and builder.swaps.is_leaving(request):
         return None
     if request.is_alone:
         return NOTHING_CACHED, None
     sibling = parallel_sampling.find_sibling(slots, request)
     if sibling is None and parallel_sampling.is_sibling_computing(slots, request):
         return None
-    if any(admission.slot == sibling for admission in draft.admits):
+    if any(admission.slot == sibling for admission in builder.admits):
         # What this batch copies or swaps in for the sibling is not there yet for a copy.
         return None
     cached = state.prefix_cache.find(request)
@@ -110,33 +110,33 @@ def _find_prefix(draft: Draft, request: Request) -> tuple[Prefix, int | None] | 
 
 
 def _try_admit(
-    draft: Draft, request: Request, prefix: Prefix, sibling: int | None, now: float
+    builder: BatchBuilder, request: Request, prefix: Prefix, sibling: int | None, now: float
 ) -> bool:
     """Give a request a slot, blocks and its first chunk; return False when blocks are too few."""
-    state, slots, limits = draft.state, draft.state.slots, draft.state.limits
+    state, slots, limits = builder.state, builder.state.slots, builder.state.limits
     copy = state.host.copy_of(request.number)
-    fitting = _fitting(draft, request, prefix, can_copy=copy is None)
+    fitting = _fitting(builder, request, prefix, can_copy=copy is None)
     if fitting is None:
         state.note_full()
         return False
     prefix = fitting
-    writers = _writers(draft, prefix, sibling)
-    blocks = _take_blocks(draft, request, prefix)
+    writers = _writers(builder, prefix, sibling)
+    blocks = _take_blocks(builder, request, prefix)
     num_cached = prefix.num_tokens
     if copy is not None:
-        num_cached = draft.swapping().copy_in(request, blocks, num_cached)
+        num_cached = builder.swapping().copy_in(request, blocks, num_cached)
         writers |= request.kv_writers
     request.kv_writers = writers
-    draft.headroom().charge(request)
+    builder.headroom().charge(request)
     state.queue.take(request, now)
     note_admitted(state, request)
     request.move(RequestState.PREFILL)
-    _note_first_admission(draft, request, prefix, now)
+    _note_first_admission(builder, request, prefix, now)
     slot = slots.occupy(request, blocks, limits.blocks_for(request.stop_len - 1), num_cached)
     state.prefix_cache.note_admitted(slot, request, prefix, sibling)
     if copy is not None and not copy.may_index:
         state.prefix_cache.distrust(slot)
-    draft.admits.append(
+    builder.admits.append(
         Admission(
             slot=slot,
             generation=int(slots.generation[slot]),
@@ -150,53 +150,57 @@ def _try_admit(
     cached_prompt = min(num_cached, request.prompt_len)
     event = Progress(handle=request.new.handle, kind=ProgressKind.SCHEDULED, value=cached_prompt)
     state.events.add(event)
-    add_chunk(draft, slot)
+    add_chunk(builder, slot)
     return True
 
 
-def _fitting(draft: Draft, request: Request, prefix: Prefix, *, can_copy: bool) -> Prefix | None:
+def _fitting(
+    builder: BatchBuilder, request: Request, prefix: Prefix, *, can_copy: bool
+) -> Prefix | None:
     """Return the part of `prefix` usable with the available blocks; None when these are too few."""
-    state = draft.state
-    if prefix.has_copy and can_copy and _has_blocks(draft, request, prefix):
+    state = builder.state
+    if prefix.has_copy and can_copy and _has_blocks(builder, request, prefix):
         return prefix
     # The block to be copied counts in addition to its copy, so the request may fit without it.
     prefix = prefix.without_copy(state.limits.block_size)
-    return prefix if _has_blocks(draft, request, prefix) else None
+    return prefix if _has_blocks(builder, request, prefix) else None
 
 
-def _has_blocks(draft: Draft, request: Request, prefix: Prefix) -> bool:
-    state = draft.state
+def _has_blocks(builder: BatchBuilder, request: Request, prefix: Prefix) -> bool:
+    state = builder.state
     num_fresh = state.limits.blocks_for(request.num_known) - prefix.num_shared
     # Blocks that the request is about to hold cannot be evicted for it.
     num_available = state.pool.num_available - state.pool.num_unheld(prefix.blocks)
     extend_len = request.num_known - prefix.num_tokens
-    return draft.headroom().fits(request, num_fresh, extend_len, num_available)
+    return builder.headroom().fits(request, num_fresh, extend_len, num_available)
 
 
-def _take_blocks(draft: Draft, request: Request, prefix: Prefix) -> Int32Column:
+def _take_blocks(builder: BatchBuilder, request: Request, prefix: Prefix) -> Int32Column:
     """
     Return the request's block table; its shared blocks are held before others are evicted for the
     rest.
     """
-    state = draft.state
+    state = builder.state
     state.pool.share(prefix.blocks)
     num_fresh = state.limits.blocks_for(request.num_known) - prefix.num_shared
     last_shared = int(prefix.blocks[prefix.num_shared - 1]) if prefix.num_shared else NO_BLOCK
     fresh = state.pool.try_take(num_fresh, after=last_shared)
     assert fresh is not None
     if prefix.has_copy:
-        draft.copy(int(prefix.blocks[-1]), int(fresh[0]))
+        builder.copy(int(prefix.blocks[-1]), int(fresh[0]))
     return np.concatenate([prefix.blocks[: prefix.num_shared], fresh])
 
 
-def _writers(draft: Draft, prefix: Prefix, sibling: int | None) -> frozenset[int]:
+def _writers(builder: BatchBuilder, prefix: Prefix, sibling: int | None) -> frozenset[int]:
     if sibling is not None:
-        return parallel_sampling.writers_of_sibling(draft.state.slots, sibling)
-    return draft.state.prefix_cache.writers_of(prefix)
+        return parallel_sampling.writers_of_sibling(builder.state.slots, sibling)
+    return builder.state.prefix_cache.writers_of(prefix)
 
 
-def _note_first_admission(draft: Draft, request: Request, prefix: Prefix, now: float) -> None:
-    state = draft.state
+def _note_first_admission(
+    builder: BatchBuilder, request: Request, prefix: Prefix, now: float
+) -> None:
+    state = builder.state
     if state.options.prefix_caching:
         state.counters.prefix_lookup_tokens += request.num_known
         state.counters.prefix_hit_tokens += prefix.num_tokens

@@ -23,17 +23,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.request.request import RequestState
 from tandem.link.batch import ROW_SAMPLES
 
 
-def continue_prefills(draft: Draft) -> None:
+def continue_prefills(builder: BatchBuilder) -> None:
     """Go on with prompts begun in earlier steps, oldest request first, short before long ones."""
-    state, slots = draft.state, draft.state.slots
+    state, slots = builder.state, builder.state.slots
     threshold = state.options.long_prefill_threshold
     if threshold is not None:
-        draft.long_room = min(threshold, max(draft.budget // 2, 1))
+        builder.long_room = min(threshold, max(builder.budget // 2, 1))
     if slots.num_running - len(state.paused) == slots.num_decoding:
         return
     started = (slots.running & ~slots.decoding).nonzero()[0]
@@ -44,64 +44,64 @@ def continue_prefills(draft: Draft) -> None:
         is_long = (slots.admitted - slots.planned)[started] > threshold
         order = np.lexsort((slots.number[started], is_long))
     for slot in started[order].tolist():
-        if not draft.budget:
+        if not builder.budget:
             return
-        add_chunk(draft, slot)
+        add_chunk(builder, slot)
 
 
-def add_chunk(draft: Draft, slot: int) -> None:
+def add_chunk(builder: BatchBuilder, slot: int) -> None:
     """
     Add a row for as many of a slot's tokens as the step has room for, if any; its blocks were taken
     at admission.
     """
-    slots = draft.state.slots
+    slots = builder.state.slots
     left = int(slots.admitted[slot] - slots.planned[slot])
-    chunk = next_chunk(draft, left)
+    chunk = next_chunk(builder, left)
     if not chunk:
         return
-    if _is_long(draft, left):
-        draft.long_room -= chunk
-    draft.budget -= chunk
+    if _is_long(builder, left):
+        builder.long_room -= chunk
+    builder.budget -= chunk
     if chunk == left:
-        _start_decoding(draft, slot)
-    draft.prefills.append((slot, chunk, int(ROW_SAMPLES) if chunk == left else 0))
+        _start_decoding(builder, slot)
+    builder.prefills.append((slot, chunk, int(ROW_SAMPLES) if chunk == left else 0))
 
 
-def next_chunk(draft: Draft, left: int) -> int:
+def next_chunk(builder: BatchBuilder, left: int) -> int:
     """Return the tokens the step has for a prompt with `left` tokens to compute; 0: it waits."""
-    room = min(draft.budget, draft.state.options.chunked_prefill_size or left)
-    if _is_long(draft, left):
-        room = min(room, draft.long_room)
-    return _chunk_len(left, room, may_be_single=not draft.prefills)
+    room = min(builder.budget, builder.state.options.chunked_prefill_size or left)
+    if _is_long(builder, left):
+        room = min(room, builder.long_room)
+    return _chunk_len(left, room, may_be_single=not builder.prefills)
 
 
-def may_cut(draft: Draft) -> bool:
+def may_cut(builder: BatchBuilder) -> bool:
     """Return True where prompts may be cut into chunks; always while `step_room` limits tokens."""
-    return draft.state.options.chunked_prefill or draft.state.room.max_tokens is not None
+    return builder.state.options.chunked_prefill or builder.state.room.max_tokens is not None
 
 
-def _is_long(draft: Draft, left: int) -> bool:
+def _is_long(builder: BatchBuilder, left: int) -> bool:
     """Return True for a prompt with more than `long_prefill_threshold` tokens left."""
-    threshold = draft.state.options.long_prefill_threshold
+    threshold = builder.state.options.long_prefill_threshold
     return threshold is not None and left > threshold
 
 
-def use_leftover(draft: Draft) -> None:
+def use_leftover(builder: BatchBuilder) -> None:
     """Give long prompts the tokens that no other prompt took, oldest request first."""
-    if draft.state.options.long_prefill_threshold is None:
+    if builder.state.options.long_prefill_threshold is None:
         return
-    slots, cap = draft.state.slots, draft.state.options.chunked_prefill_size
-    for index, (slot, chunk, flags) in enumerate(draft.prefills):
+    slots, cap = builder.state.slots, builder.state.options.chunked_prefill_size
+    for index, (slot, chunk, flags) in enumerate(builder.prefills):
         left = int(slots.admitted[slot] - slots.planned[slot])
-        if not draft.budget or flags or not _is_long(draft, left):
+        if not builder.budget or flags or not _is_long(builder, left):
             continue
-        longer = _chunk_len(left, min(chunk + draft.budget, cap or left), may_be_single=True)
+        longer = _chunk_len(left, min(chunk + builder.budget, cap or left), may_be_single=True)
         if longer <= chunk:
             continue
-        draft.budget -= longer - chunk
+        builder.budget -= longer - chunk
         if longer == left:
-            _start_decoding(draft, slot)
-        draft.prefills[index] = (slot, longer, int(ROW_SAMPLES) if longer == left else 0)
+            _start_decoding(builder, slot)
+        builder.prefills[index] = (slot, longer, int(ROW_SAMPLES) if longer == left else 0)
 
 
 def _chunk_len(left: int, room: int, *, may_be_single: bool) -> int:
@@ -111,6 +111,6 @@ def _chunk_len(left: int, room: int, *, may_be_single: bool) -> int:
     return 0 if chunk == 1 and not may_be_single else chunk
 
 
-def _start_decoding(draft: Draft, slot: int) -> None:
-    draft.state.slots.set_decoding(slot, True)
-    draft.state.slots.request_of(slot).move(RequestState.DECODE)
+def _start_decoding(builder: BatchBuilder, slot: int) -> None:
+    builder.state.slots.set_decoding(slot, True)
+    builder.state.slots.request_of(slot).move(RequestState.DECODE)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.batch.headroom import Headroom
 from scheduler_svc.core.request.request import Request
 from scheduler_svc.core.state.state import CoreState
@@ -26,7 +26,7 @@ def note_admitted(state: CoreState, request: Request) -> None:
         state.may_give_way.push(-request.new.priority, -request.number, request)
 
 
-def make_way(draft: Draft, now: float) -> None:
+def make_way(builder: BatchBuilder, now: float) -> None:
     """
     Preempt requests of worse base priority, worst first and among equals latest first, until the
     better ones at the head of the queue have a slot and blocks.
@@ -36,7 +36,7 @@ def make_way(draft: Draft, now: float) -> None:
     results in flight of the preempted ones are back. Costs O(1) where no waiting request is better
     than any that may give way.
     """
-    state = draft.state
+    state = builder.state
     worst = state.may_give_way.peek()
     if worst is None or state.paused:
         return
@@ -53,7 +53,7 @@ def make_way(draft: Draft, now: float) -> None:
             assert victim.slot is not None
             victim.gave_way = True
             state.preempt(victim.slot, "gave way to a better priority")
-            draft.release_ended()
+            builder.release_ended()
         promised_blocks += state.limits.blocks_for(request.num_known)
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from scheduler_svc.core.batch.batch_builder import Draft
+from scheduler_svc.core.batch.batch_builder import BatchBuilder
 from scheduler_svc.core.observe.step_log import StepSnapshot
 from scheduler_svc.core.state.state import CoreState
 
 
-def report_step(draft: Draft, now: float) -> None:
+def report_step(builder: BatchBuilder, now: float) -> None:
     """Log the prompts that a step computes, and every 40th step with decodes."""
-    state, log = draft.state, draft.state.step_log
+    state, log = builder.state, builder.state.step_log
     snapshot = snapshot_of(state)
-    if draft.prefills:
-        num_cached = sum(admission.num_cached_tokens for admission in draft.admits)
-        if draft.swaps is not None:
-            num_cached -= draft.swaps.num_tokens_in
+    if builder.prefills:
+        num_cached = sum(admission.num_cached_tokens for admission in builder.admits)
+        if builder.swaps is not None:
+            num_cached -= builder.swaps.num_tokens_in
         line = log.prefill_line(
             snapshot,
-            num_seqs=len(draft.prefills),
-            num_new=sum(chunk for _, chunk, _ in draft.prefills),
+            num_seqs=len(builder.prefills),
+            num_new=sum(chunk for _, chunk, _ in builder.prefills),
             num_cached=num_cached,
         )
         state.events.add_log(line)

@@ -128,7 +128,7 @@ class CoreOptions:
             step, at most half of it, and leave the rest to shorter ones that need it; None for off.
         max_prefill_share: Largest share of max_total_tokens that goes to prompts while others
             decode, over 0 to 1; at least one token.
-        window: Most steps sent before the result of the first is back, 1 to 16; see `depth`.
+        window: Most steps sent before the result of the first is back, 1 to 16; see `lookahead`.
         run_ahead: The same while no request waits, memory lasts and steps are short, 1 to 16; it
             has no effect where it is not over `window`.
         track_request_events: Keep what happened to each request for operators.

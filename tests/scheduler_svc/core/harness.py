@@ -248,7 +248,7 @@ class Rig:
     def _step_in_depth(self, usual_step_s: float) -> Batch | None:
         """Plan as many steps as may be in flight, then apply one result."""
         batch = None
-        while self.core.num_inflight < self.core.depth(usual_step_s):
+        while self.core.num_inflight < self.core.lookahead(usual_step_s):
             num_pending, batch = len(self.pending), self.plan()
             if len(self.pending) == num_pending:
                 break

@@ -145,7 +145,7 @@ def forget_to_copy(monkeypatch):
     def copy(drafted, source, _destination):
         drafted.state.pool.give_back(np.array([source], np.int32))
 
-    monkeypatch.setattr(batch_builder.Draft, "copy", copy)
+    monkeypatch.setattr(batch_builder.BatchBuilder, "copy", copy)
 
 
 def find_what_is_not_sent(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_svc.core.batch.depth import SHORT_STEP_S
+from scheduler_svc.core.batch.lookahead import SHORT_STEP_S
 from scheduler_svc.core.request.options import CoreOptions, PreemptionMode, VictimRule
 from scheduler_svc.core.request.request import FinishReason, RequestState
 from tandem.errors import InvalidConfig
@@ -302,7 +302,7 @@ class TestDepth:
         Short steps are sent up to run_ahead while all requests decode and none waits.
         """
         rig = self.rig()
-        assert 6 == rig.core.depth(0.001)
+        assert 6 == rig.core.lookahead(0.001)
         rig.run()
 
     @pytest.mark.parametrize("step_s", [0.0, SHORT_STEP_S, 0.02])
@@ -311,14 +311,14 @@ class TestDepth:
         Steps of five milliseconds or more, or of unknown length, keep to the window.
         """
         rig = self.rig()
-        assert 2 == rig.core.depth(step_s)
+        assert 2 == rig.core.lookahead(step_s)
         rig.run()
 
     def test_run_ahead_under_the_window_does_nothing(self):
         """
         The depth is never less than the window.
         """
-        assert 4 == self.rig(window=4, run_ahead=3).core.depth(0.001)
+        assert 4 == self.rig(window=4, run_ahead=3).core.lookahead(0.001)
 
     def test_who_waits_is_not_made_to_wait_longer(self):
         """
@@ -326,13 +326,13 @@ class TestDepth:
         """
         rig = self.rig()
         rig.submit(prompt_len=20, max_tokens=2)
-        assert 2 == rig.core.depth(0.001)
+        assert 2 == rig.core.lookahead(0.001)
         rig.plan()
         assert RequestState.PREFILL is rig.core.state_of(3)
-        assert 2 == rig.core.depth(0.001)
+        assert 2 == rig.core.lookahead(0.001)
         rig.plan()
         assert RequestState.DECODE is rig.core.state_of(3)
-        assert 6 == rig.core.depth(0.001)
+        assert 6 == rig.core.lookahead(0.001)
         rig.run()
 
     def test_who_drains_or_was_just_ended_keeps_to_the_window(self):
@@ -341,14 +341,14 @@ class TestDepth:
         """
         rig = self.rig()
         rig.core.end_handle(0, FinishReason.CANCELLED, rig.now)
-        assert 2 == rig.core.depth(0.001)
+        assert 2 == rig.core.lookahead(0.001)
         rig.collect()
         rig.plan()
-        assert 6 == rig.core.depth(0.001)
+        assert 6 == rig.core.lookahead(0.001)
         rig.core.preempt("r1")
         rig.plan()
         assert RequestState.DRAINING is rig.core.state_of(1)
-        assert 2 == rig.core.depth(0.001)
+        assert 2 == rig.core.lookahead(0.001)
         rig.run()
 
     def test_a_paused_row_keeps_to_the_window(self):
@@ -364,7 +364,7 @@ class TestDepth:
             rig.submit(prompt_len=7, max_tokens=14)
         while not rig.core._state.paused and rig.core.num_requests:
             rig.step()
-        assert 2 == rig.core.depth(0.001)
+        assert 2 == rig.core.lookahead(0.001)
         rig.run()
 
     @pytest.mark.parametrize(("num_free", "depth"), [(5, 2), (6, 6)])
@@ -376,7 +376,7 @@ class TestDepth:
         rig = self.rig()
         pool = rig.core._state.pool
         taken = pool.try_take(pool.num_available - num_free)
-        assert depth == rig.core.depth(0.001)
+        assert depth == rig.core.lookahead(0.001)
         pool.give_back(taken)
         rig.run()
 

@@ -150,7 +150,7 @@ class BenchService:
         if result is not None and end.on_result(result):
             core.apply(result, now)
         batches = []
-        while end.can_send and core.num_inflight < core.depth(USUAL_STEP_S):
+        while end.can_send and core.num_inflight < core.lookahead(USUAL_STEP_S):
             batch = core.schedule(now)
             if batch is None:
                 break

@@ -262,13 +262,13 @@ class TestCaution:
         """
         rig = rig_with(2)
         rig.plan()
-        assert 2 == rig.core.depth(1.0)
+        assert 2 == rig.core.lookahead(1.0)
         rig.lose_executor(died_in=0)
-        assert 1 == rig.core.depth(1.0)
+        assert 1 == rig.core.lookahead(1.0)
         while rig.core._state.suspects:
-            assert 1 == rig.core.depth(1.0)
+            assert 1 == rig.core.lookahead(1.0)
             rig.step()
-        assert 2 == rig.core.depth(1.0)
+        assert 2 == rig.core.lookahead(1.0)
         rig.run()
 
     def test_who_waits_long_with_a_mark_slows_nobody_down(self):
@@ -282,9 +282,9 @@ class TestCaution:
         rig.core.end_handle(1, FinishReason.CANCELLED, rig.now)
         rig.core._state.suspects.marks()[0].cleared_at = rig.deaths.forgiven_at[0] = 1000
         for _ in range(64):
-            assert 1 == rig.core.depth(1.0)
+            assert 1 == rig.core.lookahead(1.0)
             rig.step()
-        assert 2 == rig.core.depth(1.0)
+        assert 2 == rig.core.lookahead(1.0)
         rig.run()
 
 
@@ -295,7 +295,7 @@ class TestTrial:
         """
         rig = accused(4)
         rig.submit(prompt_len=6)
-        assert (4, 1) == (rig.core.stats().num_suspects, rig.core.depth(0.001))
+        assert (4, 1) == (rig.core.stats().num_suspects, rig.core.lookahead(0.001))
         batch = rig.plan()
         assert {0, 1} == {int(rig.core._state.slots.handle[slot]) for slot in batch.row_slot}
         assert rig.core.schedule(rig.now) is None

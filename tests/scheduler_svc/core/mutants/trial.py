@@ -39,7 +39,7 @@ RELATED = {
     "prefill_admission": ("planner", "prefix_cache", "choices", "swapping", "prefills", "trials"),
     "output_processor": ("ends", "recovery", "planner", "prefix_cache", "prior_outputs"),
     "decode_rows": ("planner", "retraction"),
-    "depth": ("running_ahead", "trials"),
+    "lookahead": ("running_ahead", "trials"),
     "distrust": ("prefix_cache", "recovery"),
     "batch_builder": ("planner", "prefix_cache", "swapping"),
     "end_ids": ("ends",),

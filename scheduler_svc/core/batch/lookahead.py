@@ -28,7 +28,7 @@ SHORT_STEP_S = 0.005
 """Seconds; more than `window` steps may be in flight only where steps are shorter than this."""
 
 
-def depth(state: CoreState, usual_step_s: float) -> int:
+def lookahead(state: CoreState, usual_step_s: float) -> int:
     """
     Return how many steps may be in flight now, in time independent of the numbers of rows and
     requests.
