@@ -77,7 +77,8 @@ class SchedulingSettings(ServiceSettings):
         None, description="most requests of one tenant in the system; default: no limit"
     )
     victim_rule: Annotated[str, _choices(VictimRule)] = Field(
-        "fewest_generated", description="who gives up its blocks when there are not enough"
+        "fewest_generated",
+        description="which request gives up its blocks when too few are free",
     )
     paused_budget_blocks: int = Field(
         0, description="blocks that paused requests may keep, under victim_rule paused_budget"

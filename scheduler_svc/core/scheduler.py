@@ -299,7 +299,7 @@ class Scheduler:
         Start over with an empty executor.
 
         Results in flight will not come. Requests that ran wait again with their outputs, in arrival
-        order, ahead of those that were waiting.
+        order, ahead of those of their own priority that never ran.
 
         Args:
             now: The time.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.test_sizes import ROOT, python_files
+from tests.architecture.test_sizes import ROOT, python_files, tracked
 
 RIDDLE = re.compile(
     r"\W*(Who|Whom|Whoever|Whose|What|Whatever|Whether|Nobody|Nothing|Somebody|Someone)\b"
@@ -81,6 +81,17 @@ class TestEnglish:
         Docstrings and comments name the request, row or process that they are about.
         """
         assert [] == offences(PERSON)
+
+    def test_contract_names_what_it_is_about(self):
+        """
+        No comment of a .proto file speaks of persons where it means requests or processes.
+        """
+        assert [] == [
+            f"{path.relative_to(ROOT)}:{line}: {text.strip()}"
+            for path in tracked("protos/**/*.proto")
+            for line, text in enumerate(path.read_text().splitlines(), 1)
+            if PERSON.search(text.partition("//")[2])
+        ]
 
     @pytest.mark.parametrize("word", HOUSE_WORDS)
     def test_things_have_the_names_that_the_field_gives_them(self, word: str):

@@ -97,6 +97,9 @@ class TestErrorTable:
             "CHAT_TEMPLATE": 6,
             "REQUEST_NOT_FOUND": 10,
             "DUPLICATE_REQUEST_ID": 11,
+            "EVENTS_NOT_TRACKED": 12,
+            "PROFILE_RUNNING": 13,
+            "PROFILE_UNSUPPORTED": 14,
             "QUEUE_FULL": 20,
             "MEMORY_PRESSURE": 21,
             "SLOW_CONSUMER": 22,
@@ -105,6 +108,7 @@ class TestErrorTable:
             "DRAINING": 32,
             "MODEL_CHANGED": 33,
             "HANDED_OVER": 34,
+            "EXECUTOR_LOADING": 35,
             "INVALID_LOGITS": 40,
             "INTERNAL": 41,
             "POISON_REQUEST": 42,
@@ -118,5 +122,7 @@ class TestErrorTable:
             "OUT_OF_MEMORY": 62,
             "ADDRESS_IN_USE": 63,
         }
-        numbers = {reason: errors_pb2.ErrorReason.Value(PREFIX + reason) for reason in expected}
-        assert expected == numbers
+        numbers = {
+            name.removeprefix(PREFIX): number for name, number in errors_pb2.ErrorReason.items()
+        }
+        assert {**expected, "UNSPECIFIED": 0} == numbers

@@ -6,8 +6,8 @@ retracted, or under `paused_budget` paused (see `pausing`). Retraction frees mor
 needs: it goes on until 20 tokens are free for each row left, so that the next step does not run out
 of blocks again. The last row is never retracted; if it cannot go on alone, it fails.
 
-Source: SGLang 0.3.5. Unlike it, we put retracted requests at the front of the queue, and check
-blocks, not tokens, for this step's need.
+Source: SGLang 0.3.5. Unlike it, we put retracted requests ahead of those of their priority that
+never ran, and check blocks, not tokens, for this step's need.
 """
 
 from __future__ import annotations

@@ -136,10 +136,10 @@ def _begin_trial(state: CoreState) -> None:
     is_control = not any(mark.is_suspect for mark in tried)
     if is_control:
         detail = "control: does the executor live with it alone?"
-        text = f"Trial of the executor: nobody runs but {_named(tried)}, which is not suspected."
+        text = f"Trial of the executor: only {_named(tried)} may run, which is not suspected."
     else:
         detail = f"{len(tried)} of {suspects.num_suspects} suspects"
-        text = f"Trial: of {suspects.num_suspects} suspects nobody runs but {_named(tried)}."
+        text = f"Trial: of {suspects.num_suspects} suspects only {_named(tried)} may run."
     _log(state, text)
     if state.recorder is not None:
         for mark in tried:

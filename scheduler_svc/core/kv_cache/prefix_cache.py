@@ -248,7 +248,7 @@ class PrefixCache:
             if self._may_index[slot] and None in parents[:num_indexed]:
                 raise InternalError(f"slot {slot} has fewer than {num_indexed} blocks indexed")
         if self._being_written != {digest: slot for slot, digest in self._awaited.items()}:
-            raise InternalError("who is waited for and for what differ")
+            raise InternalError("the requests waited for and their waiters differ")
         for slot, digest in self._awaited.items():
             is_next = (
                 slots.running[slot]

@@ -75,6 +75,8 @@ class Act:
     num_tokens: int | None = None
     error: TandemError | None = None
     hang: bool = False
+    ends_early: bool = False
+    """Ends the stream without Finished and Done, and without an error."""
     revision: str = "revision-1"
     accept: bool = True
     truncated: int = 0
@@ -270,6 +272,8 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             await self._hang()
         if act.error is not None:
             await context.abort_with_status(to_grpc_status(act.error))
+        if act.ends_early:
+            return
         reason = finish_reason_pb2.FINISH_REASON_STOP_STRING
         for choice in range(num_choices(request)):
             if is_finished(request, choice):

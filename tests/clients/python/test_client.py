@@ -166,10 +166,19 @@ class TestGenerate:
 
     def test_stream_without_done_is_the_servers_fault(self, client, server):
         """
-        An error that carries no reason of ours becomes InternalError.
+        A stream that ends well but without Done raises InternalError, after all that it brought.
+        """
+        server.play(Act(num_tokens=2, ends_early=True))
+        stream, brought = client.generate("hi"), []
+        with pytest.raises(InternalError, match="ended the stream before Done"):
+            brought.extend(stream.text)
+        assert ANSWER[:2] == "".join(brought)
+
+    def test_bug_of_the_server_keeps_its_text(self, client, server):
+        """
+        An InternalError of the server is raised as one, with the server's words.
         """
         server.play(Act(num_tokens=2, error=InternalError("a bug")))
-
         with pytest.raises(InternalError, match="a bug"):
             list(client.generate("hi"))
 

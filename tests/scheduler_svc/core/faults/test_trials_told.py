@@ -37,13 +37,13 @@ class TestTold:
         assert [
             "Executor died in a step of 2 requests (r0, r1).",
             "Executor died in a step of 2 requests (r0, r1)." + suspected,
-            "Trial: of 2 suspects nobody runs but 1 request (r0).",
+            "Trial: of 2 suspects only 1 request (r0) may run.",
             "Trial passed by 1 request (r0); suspects left: 1.",
-            "Trial: of 1 suspects nobody runs but 1 request (r1).",
+            "Trial: of 1 suspects only 1 request (r1) may run.",
             "Executor died in a step of 1 request (r1)." + suspect,
-            "Trial of the executor: nobody runs but 1 request (r0), which is not suspected.",
+            "Trial of the executor: only 1 request (r0) may run, which is not suspected.",
             "Trial passed by 1 request (r0); suspects left: 1.",
-            "Trial: of 1 suspects nobody runs but 1 request (r1).",
+            "Trial: of 1 suspects only 1 request (r1) may run.",
             "Executor died in a step of 1 request (r1)." + suspect,
             "Request r1 fails as POISON_REQUEST: executors died twice with it alone.",
         ] == self.lines(rig)

@@ -148,23 +148,24 @@ class AdminServiceServicer:
     def GetRequestEvents(self, request, context):
         """GetRequestEvents returns what happened to one request and when, while it is live and for some time after its end.
         Errors: FAILED_PRECONDITION (EVENTS_NOT_TRACKED) unless the scheduler runs with track_request_events, NOT_FOUND
-        (REQUEST_NOT_FOUND) where nothing is kept under this id.
+        (REQUEST_NOT_FOUND) where nothing is kept under this id, UNAVAILABLE while the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FlushPrefixCache(self, request, context):
-        """FlushPrefixCache makes everything cached unfindable and frees the blocks that nobody uses. Requests go on: blocks
-        in use stay in use, but are shared with nobody new. Repeating it is harmless.
+        """FlushPrefixCache makes everything cached unfindable and frees the blocks that no request uses. Requests go on:
+        blocks in use stay in use, but are shared with no new request. Repeating it is harmless. Errors: UNAVAILABLE while
+        the core does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Profile has the executor in use record its next steps with PyTorch's profiler and streams the trace, so that nobody
-        needs the executor's disk. Requests are served meanwhile, slower by what recording costs; closing a recording holds
+        """Profile has the executor in use record its next steps with PyTorch's profiler and streams the trace, so that the
+        executor's disk is not needed. Requests are served meanwhile, slower by what recording costs; closing a recording holds
         steps up for about 30 us per operation recorded. With no request running it ends after duration_s with an empty
         trace. One at a time for each executor; cancelling the call ends it. Errors: INVALID_ARGUMENT, also for a trace that
         would be larger than 1 GiB; FAILED_PRECONDITION (PROFILE_RUNNING, PROFILE_UNSUPPORTED); UNAVAILABLE (NO_EXECUTOR)

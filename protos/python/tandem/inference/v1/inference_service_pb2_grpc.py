@@ -88,7 +88,7 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Abort ends a live request, whoever started it: its stream gets Finished(CANCELLED) and Done. Errors: NOT_FOUND
+        """Abort ends a live request of any client: its stream gets Finished(CANCELLED) and Done. Errors: NOT_FOUND
         (REQUEST_NOT_FOUND) when no live request has the id; so of two calls the second may fail, harmlessly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
