@@ -34,12 +34,12 @@ from scheduler_svc.process import tick_watch
 from scheduler_svc.service import service
 from scheduler_svc.service.loop import CoreLoop
 tick_watch.LAST_WORD_S = 600.0
-turn, file = CoreLoop.turn, os.environ["TMPDIR"] + "/../break"
-def broken(self, wait_s):
+turn, file = CoreLoop._turn, os.environ["TMPDIR"] + "/../break"
+def broken(self):
     if os.path.exists(file):
         {how}
-    turn(self, wait_s)
-CoreLoop.turn = broken
+    return turn(self)
+CoreLoop._turn = broken
 is_stopping, stop, tell = threading.Event(), service.stop_frontends, service.Service._on_thread_broken
 service.stop_frontends = lambda frontends: (is_stopping.set(), stop(frontends))
 service.Service._on_thread_broken = lambda *about: is_stopping.wait(1.0) or tell(*about)
