@@ -1,0 +1,51 @@
+"""A sampling parameter reaches the executor, whatever carries it on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_svc.service.intake import _sampling
+from tandem.inference.v1 import inference_service_pb2 as pb
+from tandem.inference.v1 import request_pb2
+from tandem.link.sampling_codec import read_sampling, sampling_message
+from tests.scheduler_svc.frontend.calls import stub_of
+from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, within
+
+ASKED = {
+    "temperature": 0.5,
+    "top_k": 7,
+    "top_p": 0.25,
+    "seed": 11,
+    "repetition_penalty": 1.5,
+    "frequency_penalty": 0.75,
+    "presence_penalty": -0.5,
+    "min_p": 0.125,
+    "logit_bias": {3: -2.0},
+}
+"""Every sampling parameter with a value that nothing has by default; exact in float32."""
+
+
+class TestCarrying:
+    def test_each_parameter_of_the_contract_is_tried(self):
+        """
+        A parameter that is added to the contract fails here until it is carried.
+        """
+        assert {field.name for field in request_pb2.SamplingParams.DESCRIPTOR.fields} == set(ASKED)
+
+    @pytest.mark.parametrize("name", ASKED)
+    async def test_parameter_arrives_as_it_was_asked_for(self, tmp_path, model_dir, name):
+        """
+        Alone among defaults, a parameter comes from the client's request to the executor's slot.
+        """
+        request = pb.GenerateRequest(
+            text="hello", sampling=request_pb2.SamplingParams(**{name: ASKED[name]})
+        )
+        async with running_frontend(tmp_path) as frontend:
+            await serve(frontend, model(model_dir))
+            call = stub_of(frontend).Generate(request)
+            submit = await within(frontend.core.submits.get())
+            call.cancel()
+        sent = sampling_message(_sampling(submit))
+        arrived = getattr(read_sampling(sent, "sampling"), name)
+        asked = ASKED[name]
+        assert arrived == (tuple(asked.items()) if isinstance(asked, dict) else asked)
