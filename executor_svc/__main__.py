@@ -11,7 +11,7 @@ from tandem.process_start import end_quietly_on_signals, run_or_refuse
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one executor process and return its exit code."""
     end_quietly_on_signals()
-    from executor_svc.run import run  # noqa: PLC0415 -- takes a while, in which Ctrl-C may come
+    from executor_svc.run import run  # noqa: PLC0415  # takes a while, in which Ctrl-C may come
 
     return run_or_refuse(lambda: run(sys.argv[1:] if argv is None else argv))
 

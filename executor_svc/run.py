@@ -46,7 +46,7 @@ def _forecast(loaded: LoadedSettings) -> int:
     Raises:
         TandemError: The executor could not start; the message says why.
     """
-    from executor_svc.memory.plan import as_json, as_text, forecast  # noqa: PLC0415
+    from executor_svc.memory.plan import as_json, as_text, forecast  # noqa: PLC0415  # PyTorch
 
     show = as_json if loaded.settings.log_format == "json" else as_text
     sys.stdout.write(show(forecast(loaded)))

@@ -10,7 +10,7 @@ from tandem.process_start import end_quietly_on_signals, run_or_refuse
 def main() -> int:
     """Run one scheduler; returns its exit code."""
     end_quietly_on_signals()
-    from scheduler_svc.run import run  # noqa: PLC0415 -- takes a while, in which Ctrl-C may come
+    from scheduler_svc.run import run  # noqa: PLC0415  # takes a while, in which Ctrl-C may come
 
     return run_or_refuse(lambda: run(sys.argv[1:]))
 

@@ -181,7 +181,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def _write(name: str, family: str, directory: Path, **changes: Any) -> Path:
-    import transformers  # noqa: PLC0415 - takes seconds, and most users of this module need it not
+    import transformers  # noqa: PLC0415  # takes seconds, and most users of this module need it not
 
     config = getattr(transformers, f"{family}Config")(**{**_COMMON, **changes})
     with torch.random.fork_rng(devices=[]):

@@ -59,7 +59,7 @@ class StepCall:
             (cygrpc.ReceiveStatusOnClientOperation(_NO_FLAGS),),
             (cygrpc.ReceiveInitialMetadataOperation(_NO_FLAGS),),
         )
-        inner: Any = channel._channel  # type: ignore[attr-defined]  # noqa: SLF001
+        inner: Any = channel._channel  # type: ignore[attr-defined]  # noqa: SLF001  # see class
         self._call: Any = inner.segregated_call(
             cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
             _METHOD,

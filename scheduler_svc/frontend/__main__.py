@@ -11,7 +11,7 @@ def main() -> int:
     # Terminals signal the whole process group, but the parent decides when frontends stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    from scheduler_svc.frontend.run import run  # noqa: PLC0415 -- takes a while; see above
+    from scheduler_svc.frontend.run import run  # noqa: PLC0415  # takes a while; see above
     from tandem.process_start import run_or_refuse  # noqa: PLC0415
 
     return run_or_refuse(lambda: run(sys.argv[1:]))

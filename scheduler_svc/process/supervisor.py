@@ -37,7 +37,7 @@ class Frontend:
             on_exit: Called once, on another thread, with its index and exit code.
         """
         self.index = settings.index
-        self._process = subprocess.Popen(  # noqa: S603 - our own program, arguments from settings
+        self._process = subprocess.Popen(  # noqa: S603  # our own program, arguments from settings
             [
                 sys.executable,
                 "-m",

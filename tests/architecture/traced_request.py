@@ -68,7 +68,7 @@ def records_of(folder: Path) -> list[dict]:
 
 def ask(address: str, window: Path) -> None:
     """Send a request to warm up, then one whose acceptance and decode steps are recorded."""
-    from tandem_client import Client, is_serving  # noqa: PLC0415 - of the tree that is traced
+    from tandem_client import Client, is_serving  # noqa: PLC0415  # of the tree that is traced
 
     wait_until(lambda: is_serving(address, "tandem.ready", timeout_s=10))
     with Client(address) as client:

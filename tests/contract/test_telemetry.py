@@ -98,7 +98,7 @@ class TestConfigureLogging:
         """
         A process with its log on a full disk works on.
         """
-        with open("/dev/full", "w") as full:  # noqa: PTH123 -- a device
+        with open("/dev/full", "w") as full:  # noqa: PTH123  # a device
             done = subprocess.run(
                 [sys.executable, "-c", TO_A_FULL_DISK],
                 stdout=subprocess.PIPE,

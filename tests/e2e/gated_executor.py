@@ -16,7 +16,7 @@ from executor_svc.profile.quiet import silence_profiler
 let_idle_threads_sleep(os.environ)
 silence_profiler(os.environ)
 
-import executor_svc.__main__ as executor_main  # noqa: E402 - these import PyTorch, which reads that
+import executor_svc.__main__ as executor_main  # noqa: E402  # these import PyTorch, which reads that
 import executor_svc.engine as executor_engine  # noqa: E402
 from executor_svc.step.runner import ModelRunner  # noqa: E402
 from tandem.link.batch import Batch, StepResult  # noqa: E402

@@ -157,7 +157,7 @@ def random_tokens(num_tokens: int, seed: int, vocab_size: int = 256) -> list[int
 
 def hugging_face_logits(directory: Path, token_ids: Sequence[int]) -> torch.Tensor:
     """Return float32 logits of every position, computed by transformers, ``[T, vocab_size]``."""
-    import transformers  # noqa: PLC0415 - takes seconds to import
+    import transformers  # noqa: PLC0415  # takes seconds to import
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"

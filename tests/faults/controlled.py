@@ -89,7 +89,7 @@ def serve_commands(hello: Json, commands: Mapping[str, Callable[..., Json | None
         name = request.pop("do")
         try:
             _say(commands[name](**request) or {})
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test must learn of it
+        except Exception as error:  # noqa: BLE001  # whatever it is, the test must learn of it
             _say({"error": f"{name}: {error!r}"})
     os._exit(0)
 

@@ -19,7 +19,7 @@ from executor_svc.device.idle_threads import let_idle_threads_sleep
 
 let_idle_threads_sleep(os.environ)
 
-import executor_svc.server.server  # noqa: E402, F401 - for the children
+import executor_svc.server.server  # noqa: E402, F401  # for the children
 from tests.faults import faulty_executor  # noqa: E402
 from tests.faults.controlled import Json  # noqa: E402
 
@@ -46,7 +46,7 @@ def _child(command: Json) -> None:
 
 def main() -> None:
     """Fork for every line of stdin; print a line of JSON for each child that started or ended."""
-    import json  # noqa: PLC0415 - beside what it is used for
+    import json  # noqa: PLC0415  # beside what it is used for
 
     def say(what: Json) -> None:
         os.write(1, json.dumps(what).encode() + b"\n")

@@ -146,7 +146,7 @@ def _is_there(module: str) -> bool:
 
 
 def _has_gpu() -> bool:
-    import torch  # noqa: PLC0415 -- takes seconds, and --help needs it not
+    import torch  # noqa: PLC0415  # takes seconds, and --help needs it not
 
     return torch.cuda.is_available()
 
@@ -191,7 +191,7 @@ def _preparations(
 
 
 def _about(device: str) -> dict[str, Any]:
-    import torch  # noqa: PLC0415 -- takes seconds
+    import torch  # noqa: PLC0415  # takes seconds
 
     about: dict[str, Any] = {
         "commit": _answer("git", "rev-parse", "--short", "HEAD"),

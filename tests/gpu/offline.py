@@ -129,7 +129,7 @@ def _serve_tandem(model: Path, device: str, requests: Requests) -> tuple[int, fl
 
 
 def _serve_transformers(model: Path, device: str, requests: Requests) -> tuple[int, float]:
-    from transformers import (  # noqa: PLC0415 -- takes seconds
+    from transformers import (  # noqa: PLC0415  # takes seconds
         AutoModelForCausalLM,
         ContinuousBatchingConfig,
         GenerationConfig,

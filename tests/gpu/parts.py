@@ -155,8 +155,8 @@ class Child:
     def __init__(self, part: Part, limit_s: float, environment: dict[str, str]) -> None:
         """Start the process."""
         self._part = part
-        self._output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- `outcome` closes
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- likewise
+        self._output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # `outcome` closes
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # likewise
         self._started_s = time.monotonic()
         self._limit_s = limit_s
         self._asked_s: float | None = None

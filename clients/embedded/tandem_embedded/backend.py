@@ -155,7 +155,7 @@ def load_backend(
 def _allocate(
     model: LoadedModel, config: EngineConfig, num_host_blocks: int, kv_knob: str
 ) -> KvMemory:
-    from executor_svc.memory.kv_memory import KvMemory  # noqa: PLC0415
+    from executor_svc.memory.kv_memory import KvMemory  # noqa: PLC0415  # PyTorch
 
     return KvMemory(
         model.config,
@@ -177,6 +177,7 @@ def _runner(
     batch_invariant: bool,
 ) -> ModelRunner:
     """Return a runner, with its CUDA graphs captured if the device has graphs."""
+    # These import PyTorch, as in `load_backend`.
     from executor_svc.config.graph_sizes import default_sizes  # noqa: PLC0415
     from executor_svc.step.graphs.plan import device_graphs  # noqa: PLC0415
     from executor_svc.step.runner import ModelRunner  # noqa: PLC0415
@@ -215,6 +216,7 @@ def _default_limits(
     Return the limits of an executor without settings: see `tandem.kv_memory.default_size`. `before`
     and `after` are readings of the device's memory before and after the weights were loaded.
     """
+    # These import PyTorch, as in `load_backend`.
     from executor_svc.config.limits import fit_limits  # noqa: PLC0415
     from executor_svc.config.settings import load_settings  # noqa: PLC0415
     from executor_svc.memory.plan import Readings, plan_memory  # noqa: PLC0415
@@ -247,7 +249,7 @@ def _sized(
 
 def _fit_length(config: EngineConfig, longest: int) -> EngineConfig:
     """Lower a default max_model_len to what the model supports; refuse a larger explicit one."""
-    from executor_svc.config.limits import check_block_fits  # noqa: PLC0415
+    from executor_svc.config.limits import check_block_fits  # noqa: PLC0415  # PyTorch
 
     check_block_fits(config.block_size, longest)
     if config.max_model_len <= longest:

@@ -309,7 +309,7 @@ def is_serving(
     Raises:
         TandemError: The server cannot be reached, or knows no such health name.
     """
-    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415 -- heavy, rarely used
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415  # heavy, rarely used
 
     options = ChannelOptions() if options is None else options
     with options.open(address) as channel:

@@ -19,7 +19,7 @@ class RequestState(enum.IntEnum):
     PAUSED = 5
 
     @classmethod
-    def _missing_(cls, value: object) -> RequestState:  # noqa: ARG003 -- enum's signature
+    def _missing_(cls, value: object) -> RequestState:  # noqa: ARG003  # enum's signature
         return cls.UNSPECIFIED  # a newer server may know more
 
 
@@ -40,7 +40,7 @@ class RequestEventKind(enum.IntEnum):
     CLEARED = 11
 
     @classmethod
-    def _missing_(cls, value: object) -> RequestEventKind:  # noqa: ARG003 -- enum's signature
+    def _missing_(cls, value: object) -> RequestEventKind:  # noqa: ARG003  # enum's signature
         return cls.UNSPECIFIED  # a newer server may know more
 
 

@@ -145,7 +145,7 @@ async def call_with_retry(
             return await method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
-            delay = retries.delay_s(error, time.monotonic(), random.random())  # noqa: S311 -- jitter
+            delay = retries.delay_s(error, time.monotonic(), random.random())  # noqa: S311  # jitter
             if delay is None:
                 raise error from None
         await asyncio.sleep(within(delay, deadline_s, time.monotonic()))

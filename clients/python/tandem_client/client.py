@@ -157,7 +157,7 @@ def call_with_retry(
             return method(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
-            delay = retries.delay_s(error, time.monotonic(), random.random())  # noqa: S311 -- jitter
+            delay = retries.delay_s(error, time.monotonic(), random.random())  # noqa: S311  # jitter
             if delay is None:
                 raise error from None
         time.sleep(within(delay, deadline_s, time.monotonic()))

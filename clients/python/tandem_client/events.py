@@ -24,7 +24,7 @@ class FinishReason(enum.IntEnum):
     CANCELLED = 7
 
     @classmethod
-    def _missing_(cls, value: object) -> FinishReason:  # noqa: ARG003 -- enum's signature
+    def _missing_(cls, value: object) -> FinishReason:  # noqa: ARG003  # enum's signature
         # A newer server may send other reasons; the contract says to read them as UNSPECIFIED.
         return cls.UNSPECIFIED
 

@@ -129,7 +129,7 @@ class GenerationStream:
                     return
                 error = from_rpc_error(failure)
                 now = time.monotonic()
-                wait_s = self._state.on_failure(error, now, random.random())  # noqa: S311 -- jitter
+                wait_s = self._state.on_failure(error, now, random.random())  # noqa: S311  # jitter
                 if self._on_break is not None and self._state.is_accepted:
                     self._on_break(error, wait_s)
                 self._closed.wait(within(wait_s, self._deadline_s, now))

@@ -50,5 +50,5 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         weight: Head ``[V, D]`` in fp32; receives an fp32 gradient.
         targets: Expected ids ``[N]``, int64.
     """
-    loss: Tensor = _HeadLoss.apply(hidden, weight, targets)  # type: ignore[no-untyped-call]
+    loss: Tensor = _HeadLoss.apply(hidden, weight, targets)  # type: ignore[no-untyped-call]  # torch's own
     return loss

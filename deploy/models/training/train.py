@@ -99,7 +99,7 @@ class Trainer:
                 hidden = self._hidden(part)
             hidden = hidden.flatten(0, 1).to(self.dtype)
             loss = head_loss(hidden, weight, expected.flatten()) / passes
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             mean_loss += float(loss.detach())
         self.muon.step(MATRIX_RATE * factor)
         for group in self.adam.param_groups:

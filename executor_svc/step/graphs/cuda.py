@@ -39,7 +39,7 @@ class CudaGraphs:
         """As in `GraphDevice`; `num_bytes` is the loss of free memory on the device."""
         before = self._free_bytes()
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
         if not self._living:  # a pool is freed with the last of its graphs
             self._pool = torch.cuda.graph_pool_handle()
         graphs = []

@@ -14,7 +14,7 @@ from tandem.listen_address import MAX_UNIX_PATH_BYTES
 
 MIN_FREE_BYTES = 16 << 20
 """Least free space of a place: tokenizers of models take up to this, and logs little."""
-_ALWAYS_SHORT = ("/tmp", "/var/tmp")  # noqa: S108 -- folders are made below them, by mkdtemp
+_ALWAYS_SHORT = ("/tmp", "/var/tmp")  # noqa: S108  # folders are made below them, by mkdtemp
 
 
 def temporary_folder(prefix: str, deepest: str) -> Path:

@@ -16,10 +16,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from experiments import EXPERIMENTS, Experiment  # noqa: E402 -- beside this script
-from tables import Cell, comparison_table, run_cells  # noqa: E402 -- beside this script
+from experiments import EXPERIMENTS, Experiment  # noqa: E402  # beside this script
+from tables import Cell, comparison_table, run_cells  # noqa: E402  # beside this script
 
-from tandem_simulator.results.plots import draw  # noqa: E402 -- after the path is set
+from tandem_simulator.results.plots import draw  # noqa: E402  # after the path is set
 
 NUM_SEEDS = 2
 REQUESTS = 300

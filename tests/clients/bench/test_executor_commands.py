@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tandem.errors import InvalidConfig
 from tandem_bench.__main__ import main as bench_main
+from tandem_bench.device import ceilings
 from tandem_bench.kernels import command as kernels
 from tandem_bench.kernels.sampling_cases import KINDS
 from tandem_bench.model import decode_steps, roofline
@@ -61,8 +62,6 @@ def small_ceilings(monkeypatch):
     """
     Shrink copies and products to sizes that take no time, with time enough for them anywhere.
     """
-    from tandem_bench.device import ceilings  # noqa: PLC0415
-
     monkeypatch.setitem(ceilings._COPY_BYTES, "cpu", 1 << 16)
     monkeypatch.setitem(ceilings._SQUARE, "cpu", 32)
     monkeypatch.setattr("tandem_bench.device.timing.CpuTimer.cold_bytes", 1)

@@ -255,7 +255,7 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
         )
         return self.acts.pop(0) if len(self.acts) > 1 else self.acts[0]
 
-    async def Generate(self, request, context):  # noqa: N802 -- the rpc's name
+    async def Generate(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.generate.append(request)
         act = self._next_act(context)
         if act.accept:
@@ -282,7 +282,7 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             yield inference.GenerateResponse(finished=finished)
         yield inference.GenerateResponse(done=done(len(act.answer)))
 
-    async def Complete(self, request, context):  # noqa: N802 -- the rpc's name
+    async def Complete(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.complete.append(request)
         act = self._next_act(context)
         if act.hang:
@@ -308,13 +308,13 @@ class FakeInference(inference_grpc.InferenceServiceServicer):
             done=done(len(act.answer)),
         )
 
-    async def Abort(self, request, context):  # noqa: N802 -- the rpc's name
+    async def Abort(self, request, context):  # noqa: N802  # the rpc's name
         if request.request_id != "live":
             error = RequestNotFound(f"no live request has the id {request.request_id!r}")
             await context.abort_with_status(to_grpc_status(error))
         return inference.AbortResponse()
 
-    async def GetModel(self, request, context):  # noqa: N802 -- the rpc's name
+    async def GetModel(self, request, context):  # noqa: N802  # the rpc's name
         if self._seen.model_error is not None:
             await context.abort_with_status(to_grpc_status(self._seen.model_error))
         return inference.GetModelResponse(
@@ -344,7 +344,7 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
 
-    async def GetStats(self, request, context):  # noqa: N802 -- the rpc's name
+    async def GetStats(self, request, context):  # noqa: N802  # the rpc's name
         if not self._seen.answers_looks.is_set():
             await asyncio.to_thread(self._seen.answers_looks.wait, PATIENCE_S)
         self._seen.num_looks += 1
@@ -380,44 +380,44 @@ class FakeAdmin(admin_grpc.AdminServiceServicer):
             executor_sample_s=0.25 * looks,
         )
 
-    async def Drain(self, request, context):  # noqa: N802 -- the rpc's name
+    async def Drain(self, request, context):  # noqa: N802  # the rpc's name
         grace = request.grace_s if request.HasField("grace_s") else None
         self._seen.drain_grace_s.append(grace)
         return admin.DrainResponse(remaining_requests=1)
 
-    async def GetConfig(self, request, context):  # noqa: N802 -- the rpc's name
+    async def GetConfig(self, request, context):  # noqa: N802  # the rpc's name
         entries = [admin.ConfigEntry(name=n, json_value=v, source=s) for n, v, s in SETTINGS]
         return admin.GetConfigResponse(entries=entries)
 
-    async def ListRequests(self, request, context):  # noqa: N802 -- the rpc's name
+    async def ListRequests(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.listed.append(request)
         live = self._seen.live
         if live is None:
             return requests_pb2.ListRequestsResponse(requests=REQUESTS, total=7)
         return requests_pb2.ListRequestsResponse(requests=live, total=len(live))
 
-    async def GetRequestEvents(self, request, context):  # noqa: N802 -- the rpc's name
+    async def GetRequestEvents(self, request, context):  # noqa: N802  # the rpc's name
         if request.request_id == "untracked":
             error = EventsNotTracked("events of requests are not kept")
             await context.abort_with_status(to_grpc_status(error))
         return requests_pb2.GetRequestEventsResponse(events=EVENTS)
 
-    async def Suspend(self, request, context):  # noqa: N802 -- the rpc's name
+    async def Suspend(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.suspensions.append(request.kv_mode)
         return admin.SuspendResponse(device_memory_bytes=3 * 2**20)
 
-    async def Resume(self, request, context):  # noqa: N802 -- the rpc's name
+    async def Resume(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.suspensions.append(None)
         return admin.ResumeResponse()
 
-    async def Profile(self, request, context):  # noqa: N802 -- the rpc's name
+    async def Profile(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.profiled.append(request)
         for message in self._seen.profile:
             if isinstance(message, TandemError):
                 await context.abort_with_status(to_grpc_status(message))
             yield message
 
-    async def FlushPrefixCache(self, request, context):  # noqa: N802 -- the rpc's name
+    async def FlushPrefixCache(self, request, context):  # noqa: N802  # the rpc's name
         self._seen.num_flushes += 1
         return admin.FlushPrefixCacheResponse(freed_blocks=12)
 

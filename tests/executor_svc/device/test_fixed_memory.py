@@ -1,6 +1,6 @@
 """Memory that goes and comes back at its address: of the CPU, and of a driver that only notes what it is asked."""
 
-# ruff: noqa: N802 -- the driver's own names
+# ruff: noqa: N802  # the driver's own names
 
 from __future__ import annotations
 

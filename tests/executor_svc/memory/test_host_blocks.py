@@ -172,12 +172,12 @@ class Runtime:
         self.code = code
         self.locked: dict[int, int] = {}
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - its name
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802  # its name
         assert flags == 0
         self.locked[address] = size
         return self.code
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - its name
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802  # its name
         del self.locked[address]
         return 0
 

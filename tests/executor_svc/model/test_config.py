@@ -118,7 +118,7 @@ class TestDefaults:
         """
         A config.json that says no more than its sizes means what it means to transformers.
         """
-        import transformers  # noqa: PLC0415 - takes seconds to import
+        import transformers  # noqa: PLC0415  # takes seconds to import
 
         right = getattr(transformers, f"{family}Config")()
         sizes = {"vocab_size": 1000, "hidden_size": 4096, "intermediate_size": 128}

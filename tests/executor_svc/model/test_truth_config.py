@@ -94,7 +94,7 @@ def right_logits(directory: Path) -> torch.Tensor:
     Raises:
         Exception: transformers cannot; of any class.
     """
-    import transformers  # noqa: PLC0415 - takes seconds to import
+    import transformers  # noqa: PLC0415  # takes seconds to import
 
     config = transformers.AutoConfig.from_pretrained(directory)
     with torch.random.fork_rng(devices=[]):
@@ -134,7 +134,7 @@ def compare(architecture: str, keys: Mapping[str, Any]) -> str:
         (directory / "config.json").write_text(json.dumps(config))
         try:
             right = right_logits(directory)
-        except Exception:  # noqa: BLE001 - whatever it is, transformers gives no answer to compare
+        except Exception:  # noqa: BLE001  # whatever it is, transformers gives no answer to compare
             return "broken"
         try:
             found = our_logits(directory)

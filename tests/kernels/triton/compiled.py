@@ -153,6 +153,7 @@ def _compile(request: KernelRequest) -> CompiledKernel:
 
 
 def _compile_launches(request: LaunchRequest) -> list[CompiledKernel]:
+    # In the compiling process only.
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.runtime import driver, jit  # noqa: PLC0415
 
@@ -181,7 +182,7 @@ def _compile_launches(request: LaunchRequest) -> list[CompiledKernel]:
 
 
 def _constexpr(value: Any) -> Any:
-    import triton.language as tl  # noqa: PLC0415
+    import triton.language as tl  # noqa: PLC0415  # in the compiling process only
 
     if isinstance(value, str) and value.startswith("tl."):
         return getattr(tl, value.removeprefix("tl."))
@@ -189,7 +190,7 @@ def _constexpr(value: Any) -> Any:
 
 
 def _describe(compiled: Any) -> CompiledKernel:
-    from triton.backends import nvidia  # noqa: PLC0415
+    from triton.backends import nvidia  # noqa: PLC0415  # in the compiling process only
 
     tool = Path(next(iter(nvidia.__path__))) / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import pytest
 import torch
@@ -81,10 +82,10 @@ class Scene:
         return cls(slots, rows, ring, block_size)
 
 
-def values(columns: object) -> dict[str, Tensor]:
+def values(columns: Any) -> dict[str, Tensor]:
     """Return all tensors of a scene's part by name."""
     found: dict[str, Tensor] = {}
-    for field in fields(columns):  # type: ignore[arg-type]
+    for field in fields(columns):
         value = getattr(columns, field.name)
         found |= {field.name: value} if isinstance(value, Tensor) else values(value)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import dispatch, patch_rows, rms_norm, rope_kv_write, silu_mul  # noqa: F401
+from kernels import dispatch, patch_rows, rms_norm, rope_kv_write, silu_mul  # noqa: F401  # they register
 
 
 @pytest.mark.parametrize(

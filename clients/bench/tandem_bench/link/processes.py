@@ -49,7 +49,7 @@ class Process:
     def __init__(self, arguments: Sequence[str], *, reads_input: bool = False) -> None:
         self._name = arguments[0]
         self.process = started_process(
-            lambda: subprocess.Popen(  # noqa: S603 -- our own interpreter
+            lambda: subprocess.Popen(  # noqa: S603  # our own interpreter
                 [sys.executable, "-m", *arguments],
                 stdin=subprocess.PIPE if reads_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

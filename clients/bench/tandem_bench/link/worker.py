@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def _serve(given: argparse.Namespace) -> None:
-    from tandem_bench.link.service import make_loop  # noqa: PLC0415 -- this imports gRPC
+    from tandem_bench.link.service import make_loop  # noqa: PLC0415  # this imports gRPC
 
     socket = SilentSocket(given.rows)
     loop, link = make_loop(

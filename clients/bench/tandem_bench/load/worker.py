@@ -159,10 +159,10 @@ class Load:
 async def _main() -> None:
     load = Load(Task.from_json(sys.stdin.readline()))
     await load.warm_up()
-    print("ready", flush=True)  # noqa: T201 -- the protocol with the parent
+    print("ready", flush=True)  # noqa: T201  # the protocol with the parent
     await asyncio.to_thread(sys.stdin.readline)
     await load.run()
-    print(json.dumps(dataclasses.asdict(load.outcomes)), flush=True)  # noqa: T201 -- see above
+    print(json.dumps(dataclasses.asdict(load.outcomes)), flush=True)  # noqa: T201  # see above
 
 
 def main() -> None:

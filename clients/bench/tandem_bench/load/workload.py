@@ -50,7 +50,7 @@ class Workload:
         """Build request number `index`."""
         options = GenerateOptions(max_tokens=self.output_len, temperature=self.temperature)
         if not self.lines:
-            ids = random.Random(f"{self.seed}/{index}")  # noqa: S311 -- a workload, not a secret
+            ids = random.Random(f"{self.seed}/{index}")  # noqa: S311  # a workload, not a secret
             options["token_ids"] = [ids.randrange(self.vocab_size) for _ in range(self.input_len)]
             options["ignore_eos"] = True
             return Ask(prompt=None, options=options)

@@ -116,7 +116,7 @@ def _config(sizes: ModelSizes) -> str:
 
 
 def _write(sizes: ModelSizes, directory: Path) -> None:
-    import torch  # noqa: PLC0415 -- not needed for flags and help
+    import torch  # noqa: PLC0415  # not needed for flags and help
     from safetensors.torch import save_file  # noqa: PLC0415
 
     source = torch.Generator().manual_seed(0)

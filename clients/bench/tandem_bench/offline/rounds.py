@@ -105,7 +105,7 @@ def run_engine(task: Task) -> Iterator[str]:
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     with tempfile.TemporaryFile("w+") as said:
         process = started_process(
-            lambda: subprocess.Popen(  # noqa: S603 -- our own interpreter and module
+            lambda: subprocess.Popen(  # noqa: S603  # our own interpreter and module
                 command, env=environment, stdout=subprocess.PIPE, stderr=said, text=True
             )
         )

@@ -52,7 +52,7 @@ def _compile(sources: list[Path], program: Path) -> None:
         # Compiled aside and moved, so that of two first uses at once none runs half a program.
         with tempfile.TemporaryDirectory(dir=program.parent) as folder:
             made = Path(folder) / program.name
-            done = subprocess.run(  # noqa: S603 - our own sources, the user's own compiler
+            done = subprocess.run(  # noqa: S603  # our own sources, the user's own compiler
                 [compiler, *FLAGS, "-o", str(made), *map(str, sources)],
                 capture_output=True,
                 text=True,

@@ -54,7 +54,7 @@ class Reader:
         self._shares = [requests[first::num_processes] for first in range(num_processes)]
         self._processes = [
             started_process(
-                lambda: subprocess.Popen(  # noqa: S603 - our own program
+                lambda: subprocess.Popen(  # noqa: S603  # our own program
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
             )

@@ -16,7 +16,7 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     # gRPC's C library would write its notes on connections between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    from tandem_client.cli import app  # noqa: PLC0415 -- see above
+    from tandem_client.cli import app  # noqa: PLC0415  # see above
 
     app.main()
 

@@ -131,7 +131,7 @@ for _name, _entry in COMMANDS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 -- takes a moment, rarely used
+        from importlib.metadata import version  # noqa: PLC0415  # takes a moment, rarely used
 
         typer.echo(version("tandem-serve"))
         raise typer.Exit

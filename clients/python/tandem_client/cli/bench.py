@@ -57,7 +57,7 @@ def run_bench(arguments: list[str]) -> None:
     process = None
     try:
         process = started_process(
-            lambda: subprocess.Popen(command)  # noqa: S603 -- our own interpreter
+            lambda: subprocess.Popen(command)  # noqa: S603  # our own interpreter
         )
         try:
             process.wait()

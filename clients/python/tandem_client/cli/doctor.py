@@ -115,7 +115,7 @@ def check_torch() -> Iterator[Finding]:
     """Check PyTorch, the executor's device library, in a process of its own."""
     if not _is_installed("torch"):
         return
-    outcome = subprocess.run(  # noqa: S603 -- our own interpreter
+    outcome = subprocess.run(  # noqa: S603  # our own interpreter
         [sys.executable, "-c", PROBE_TORCH], capture_output=True, text=True, check=False
     )
     if outcome.returncode != 0:

@@ -59,7 +59,7 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
 
 
 def _figure(path: Path, panels: Sequence[_Panel], outcomes: Sequence[Outcome]) -> Path:
-    import matplotlib as mpl  # noqa: PLC0415 -- optional, and slow to load
+    import matplotlib as mpl  # noqa: PLC0415  # optional, and slow to load
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     # Ids in an SVG are hashed with a random salt, and text is drawn, unless told otherwise.

@@ -32,7 +32,7 @@ OPTIONAL_KEYS = {
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A good model in two shards, with every file that a loader reads."""
-    from tests.model_zoo import llama_tied_biased  # noqa: PLC0415 - needs transformers, seconds
+    from tests.model_zoo import llama_tied_biased  # noqa: PLC0415  # needs transformers, seconds
 
     directory = llama_tied_biased(tmp_path_factory.mktemp("sharded"))
     tensors = load_file(directory / "model.safetensors")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -101,8 +103,6 @@ class TestDecodes:
 
 
 def _with_budget(rig: Rig, max_total_tokens: int):
-    from dataclasses import replace  # noqa: PLC0415
-
     return replace(rig.core.limits, max_total_tokens=max_total_tokens)
 
 

@@ -16,8 +16,8 @@ import resource
 import sys
 from pathlib import Path
 
-import hypothesis.stateful  # noqa: F401  imported before the fork
-import numpy  # noqa: F401, ICN001
+import hypothesis.stateful  # noqa: F401  # imported before the fork
+import numpy  # noqa: F401, ICN001  # likewise
 import pytest
 
 from tests.scheduler_svc.core.mutants.mutations import Mutant
@@ -144,7 +144,7 @@ def _verdict(mutant: Mutant | None, *, is_brief: bool) -> str:
     try:
         walks = importlib.import_module("tests.scheduler_svc.core.random_walk")
         walks.walk_all(range(NUM_WALKS), num_events=25)
-    except BaseException as error:  # noqa: BLE001  whatever it is, the mutant is noticed
+    except BaseException as error:  # noqa: BLE001  # whatever it is, the mutant is noticed
         return f"walks: {type(error).__name__}"
     noticed_by = _test(first) if first else ""
     if not noticed_by and not is_brief:

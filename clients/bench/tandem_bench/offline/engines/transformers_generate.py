@@ -39,7 +39,7 @@ class _Clock(StoppingCriteria):
     def __call__(
         self,
         input_ids: torch.Tensor,
-        scores: torch.Tensor,  # noqa: ARG002 -- the framework passes it
+        scores: torch.Tensor,  # noqa: ARG002  # the framework passes it
         **kwargs: object,  # noqa: ARG002
     ) -> torch.Tensor:
         self.times_s.append(time.perf_counter())

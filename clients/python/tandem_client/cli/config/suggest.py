@@ -95,7 +95,7 @@ def _facts(flags: Sequence[str]) -> Facts:
     environ = {
         name: text for name, text in os.environ.items() if not name.startswith("TANDEM_EXECUTOR_")
     }
-    ran = subprocess.run(  # noqa: S603 -- our own interpreter
+    ran = subprocess.run(  # noqa: S603  # our own interpreter
         [*command, "--max-num-blocks=1", *flags],
         capture_output=True,
         text=True,

@@ -69,7 +69,7 @@ def chat(
     if changes_both(arguments):
         remark(f"[{BOTH_CHANGED}]")
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401, PLC0415 -- gives input() history and editing
+        import readline  # noqa: F401, PLC0415  # gives input() history and editing
     with server_at(address, up) as where, Client(where, retry=options.stream_retry(up)) as client:
         with Waits(no_answer(where)):
             model = client.get_model()

@@ -24,7 +24,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # the parent died before prctl took effect
             sys.exit(1)
-    os.execv(command[0], command)  # noqa: S606 -- the command is the parent's own
+    os.execv(command[0], command)  # noqa: S606  # the command is the parent's own
 
 
 if __name__ == "__main__":

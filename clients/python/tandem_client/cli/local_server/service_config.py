@@ -25,7 +25,7 @@ def ask_services(arguments: Mapping[str, Sequence[str]]) -> dict[str, dict[str, 
         typer.Exit: A service found a mistake; that of the first such service was printed.
     """
     processes = {
-        service: subprocess.Popen(  # noqa: S603 -- our own interpreter
+        service: subprocess.Popen(  # noqa: S603  # our own interpreter
             [sys.executable, "-m", f"{service}_svc.show_config", *own],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -46,7 +46,7 @@ def check_model(executor_arguments: Sequence[str]) -> None:
     Raises:
         typer.Exit: The executor cannot serve that model; the reason was printed.
     """
-    ran = subprocess.run(  # noqa: S603 -- our own interpreter
+    ran = subprocess.run(  # noqa: S603  # our own interpreter
         [sys.executable, "-m", "executor_svc", *executor_arguments, "--dry-run"],
         capture_output=True,
         text=True,

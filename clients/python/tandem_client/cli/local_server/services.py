@@ -65,7 +65,7 @@ class Service:
         with self.log.open("ab") as log:
             # In a group of its own: Ctrl-C in the terminal reaches only us, and we stop the
             # services in the right order.
-            return subprocess.Popen(  # noqa: S603 -- our own interpreter
+            return subprocess.Popen(  # noqa: S603  # our own interpreter
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

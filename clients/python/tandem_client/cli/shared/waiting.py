@@ -59,16 +59,18 @@ class Waits:
     def _run(self) -> None:
         with self._changed:
             while not self._is_over:
-                kind = self._kind
-                is_told = not self._waits_for or kind in self._said
-                self._changed.wait_for(
-                    lambda before=kind: self._is_over or self._kind != before,  # type: ignore[misc]
-                    None if is_told else PATIENCE_S,
-                )
-                if not self._is_over and self._kind == kind and self._waits_for:
-                    self._said.add(kind)
-                    with contextlib.suppress(OSError):  # a closed stderr is no reason to fail
-                        say(self._waits_for)
+                self._remark_on(self._kind)
+
+    def _remark_on(self, kind: str) -> None:
+        """Wait until another kind of event comes; say once what is waited for, if that is long."""
+        is_told = not self._waits_for or kind in self._said
+        self._changed.wait_for(
+            lambda: self._is_over or self._kind != kind, None if is_told else PATIENCE_S
+        )
+        if not self._is_over and self._kind == kind and self._waits_for:
+            self._said.add(kind)
+            with contextlib.suppress(OSError):  # a closed stderr is no reason to fail
+                say(self._waits_for)
 
 
 def told(events: Iterable[Event], address: str) -> Iterator[Event]:
