@@ -10,7 +10,7 @@ from executor_svc.model.files.tokenizer_files import TokenizerFile
 from executor_svc.profile.recorder import Recorder
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.link.batch import Batch, KvMode, StepResult
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 from tandem.profile import ProfileOptions
 
 MAX_INFLIGHT_STEPS = 16

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from executor_svc.server.progress import Progress
 from executor_svc.server.step_link import QueuedStep, StepLink
 from tandem.link.batch import Step, StepResult, StepTimings
-from tandem.link.wire import encode_response
+from tandem.link.codec.wire import encode_response
 
 DEPTH = 2
 """Most steps launched and not yet completed: one that runs, one that follows."""

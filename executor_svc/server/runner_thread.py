@@ -14,8 +14,8 @@ from executor_svc.server.result_thread import ResultThread
 from executor_svc.server.step_link import Errand, QueuedStep, SlotReset, StepLink
 from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.link.batch import Batch, Resume, Step, StepFailed, StepResult, Suspend
+from tandem.link.codec.wire import encode_response
 from tandem.link.session import LossCause
-from tandem.link.wire import encode_response
 
 _log = structlog.get_logger(__name__)
 

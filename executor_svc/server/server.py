@@ -25,7 +25,7 @@ from executor_svc.server.service import SERVICE_NAME, ExecutorService
 from executor_svc.server.step_link import StepLink
 from tandem.address import host_and_port, is_unix
 from tandem.errors import AddressInUse, Draining, InternalError, TandemError
-from tandem.link.wire import MAX_MESSAGE_BYTES
+from tandem.link.codec.wire import MAX_MESSAGE_BYTES
 from tandem.listen_address import ListenAddress
 from tandem.telemetry import warn_where_unprotected
 

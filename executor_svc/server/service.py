@@ -27,8 +27,8 @@ from tandem.errors import (
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1 import session_pb2
 from tandem.link import PROTOCOL_VERSION
+from tandem.link.codec.wire import decode_request
 from tandem.link.session import Attach, SchedulerId
-from tandem.link.wire import decode_request
 from tandem.profile import read_options
 
 SERVICE_NAME = "tandem.executor.v1.ExecutorService"

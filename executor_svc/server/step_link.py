@@ -22,9 +22,9 @@ from executor_svc.server.progress import Progress
 from executor_svc.server.step_stream import StepStream
 from tandem.errors import SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import Step
+from tandem.link.codec.wire import encode_response
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Heartbeat, LossCause, SchedulerId
-from tandem.link.wire import encode_response
 
 LONGEST_PAUSE_S = 1.0
 """Delay of a heartbeat above which the whole process or machine must have been stopped."""

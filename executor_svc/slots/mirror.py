@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from executor_svc.slots.sampling import SlotSampling
 from kernels.patch_rows import PackedRows, RowPatch
 from tandem.link.batch import Int32Column
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 
 _UNKNOWN = -1
 

@@ -13,7 +13,7 @@ from executor_svc.model.decoder import DecoderInputs
 from executor_svc.slots.tokens import SlotTokens
 from kernels.paged_attention import AttentionShape, PagedSequences, plan_paged_attention
 from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

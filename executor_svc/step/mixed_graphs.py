@@ -13,7 +13,7 @@ from executor_svc.step.graphs.shapes import GraphShape, match
 from executor_svc.step.mixed_step import MixedStep
 from executor_svc.step.pending_step import Launched, fetch_tokens
 from tandem.link.batch import ROW_SAMPLES, Batch
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 
 
 class MixedGraphs:

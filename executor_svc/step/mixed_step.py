@@ -18,7 +18,7 @@ from kernels.paged_attention import AttentionShape, plan_resident_decodes
 from kernels.patch_rows import PackedRows, RowField, patch_rows
 from kernels.sampling import Needs, SamplingColumns, draw
 from tandem.link.batch import Batch
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 
 _Columns = Mapping[str, NDArray[np.integer | np.floating]]
 

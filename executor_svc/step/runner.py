@@ -34,7 +34,7 @@ from kernels.paged_attention import AttentionShape
 from kernels.sampling import Sampled, sample
 from tandem.errors import InternalError, InvalidConfig, SessionLost
 from tandem.link.batch import Batch, KvMode, StepResult
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 
 _log = structlog.get_logger(__name__)
 

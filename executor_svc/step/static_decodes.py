@@ -13,7 +13,7 @@ from executor_svc.step.pending_step import Launched, fetch_sampled, fetch_tokens
 from executor_svc.step.static_step import DecodeStep, Drawing
 from kernels.sampling import sample
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 
 Run = Callable[[int, Drawing], int]
 """

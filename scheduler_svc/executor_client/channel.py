@@ -6,7 +6,7 @@ import grpc
 
 from scheduler_svc.executor_client.link_events import LONGEST_BACKOFF_S
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
-from tandem.link.wire import MAX_MESSAGE_BYTES
+from tandem.link.codec.wire import MAX_MESSAGE_BYTES
 
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -24,7 +24,7 @@ from scheduler_svc.executor_client.link_events import LinkEvent, StreamBroken, S
 from scheduler_svc.executor_client.step_call import CallEnded, StepCall
 from tandem.errors import CorruptMessage, SessionLost, TandemError
 from tandem.link.batch import StepResult
-from tandem.link.wire import decode_response
+from tandem.link.codec.wire import decode_response
 from tandem.status import PeerUnavailable, from_rpc_error
 
 STOP_DEADLINE_S = 2.0

@@ -38,9 +38,9 @@ from scheduler_svc.executor_client.session_events import ExecutorSeen, SessionEn
 from scheduler_svc.executor_client.watch import ExecutorWatch
 from tandem.errors import Draining, OutOfMemory, SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import Command, StepFailed, StepResult
+from tandem.link.codec.wire import encode_attach
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.session import Attached, Heartbeat, LossCause
-from tandem.link.wire import encode_attach
 from tandem.status import PeerUnavailable
 
 LONGEST_STREAM_SILENCE_S = 5.0

@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from tandem.link.wire import MAX_MESSAGE_BYTES
+from tandem.link.codec.wire import MAX_MESSAGE_BYTES
 from tests.faults.controlled import Json, serve_commands
 from tests.faults.margins import MarginRecorder
 

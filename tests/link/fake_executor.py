@@ -20,10 +20,10 @@ from tandem.link.batch import (
     StepResult,
     Suspend,
 )
+from tandem.link.codec.wire import decode_request, encode_response
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, SchedulerId
-from tandem.link.slot_state import SlotState
-from tandem.link.wire import decode_request, encode_response
+from tandem.link.slots.slot_state import SlotState
 from tests.link.model_requests import extend, next_token
 from tests.link.model_scheduler import Geometry
 from tests.link.network import Stream

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tandem.link.batch import StepFailed
+from tandem.link.codec.wire import decode_request, encode_step
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
-from tandem.link.slot_state import SlotState
-from tandem.link.state_hash import block_terms
-from tandem.link.wire import decode_request, encode_step
+from tandem.link.slots.slot_state import SlotState
+from tandem.link.slots.state_hash import block_terms
 from tests.link.fake_executor import FakeExecutor
 from tests.link.model_requests import Place
 from tests.link.model_scheduler import ModelScheduler

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tandem.errors import InternalError, SessionHeld, SessionLost, StreamReplaced
+from tandem.link.codec.wire import encode_step
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Attached, Heartbeat, LossCause
-from tandem.link.wire import encode_step
 from tests.link.values import scheduler_id, step
 
 LEASE_S = 10.0

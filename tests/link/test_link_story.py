@@ -6,10 +6,10 @@ import pytest
 
 from tandem.errors import SessionLost
 from tandem.link.batch import Batch
+from tandem.link.codec.wire import decode_request, decode_response, encode_attach, encode_response
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
-from tandem.link.slot_state import SlotState
-from tandem.link.wire import decode_request, decode_response, encode_attach, encode_response
+from tandem.link.slots.slot_state import SlotState
 from tests.link.values import admission, ints, result, rows, scheduler_id
 
 FIRST = Batch(admits=(admission(0, 1, 5, [1, 2]),), **rows((0, 0, 5, 1)))

@@ -6,9 +6,9 @@ import pytest
 
 from tandem.errors import InternalError, SessionLost
 from tandem.link.batch import Batch, KvMode, Resume, StepFailed, Suspend
+from tandem.link.codec.wire import decode_request
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.session import Attach, Attached, Heartbeat
-from tandem.link.wire import decode_request
 from tests.link.values import result
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.errors import SessionLost
 from tandem.link.batch import Batch
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 from tests.link.values import admission, flags, ints, rows
 
 COLUMNS = (

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.link.state_hash import (
+from tandem.link.slots.state_hash import (
     BlockKeys,
     StateHash,
     block_terms,

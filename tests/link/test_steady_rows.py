@@ -10,7 +10,7 @@ import pytest
 
 from tandem.errors import SessionLost
 from tandem.link.batch import Batch
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 from tests.link.values import admission, flags, ints
 
 NUM_SLOTS, WIDTH, BLOCK_SIZE, NUM_BLOCKS = 6, 20, 4, 100

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tandem.executor.v1 import batch_pb2
 from tandem.link.batch import Batch, KvMode, Resume, Step, Suspend
-from tandem.link.step_encoder import StepEncoder
-from tandem.link.wire import encode_step
+from tandem.link.codec.step_encoder import StepEncoder
+from tandem.link.codec.wire import encode_step
 from tests.link.values import admission, ints
 
 NUMBER = st.one_of(

@@ -8,8 +8,8 @@ import pytest
 
 from tandem.errors import SessionLost
 from tandem.link.batch import Batch
-from tandem.link.slot_state import SlotState
-from tandem.link.wire import decode_request, encode_step
+from tandem.link.codec.wire import decode_request, encode_step
+from tandem.link.slots.slot_state import SlotState
 from tests.link.values import admission, ints, rows, same, step
 
 

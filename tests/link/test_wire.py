@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tandem.errors import CorruptMessage, SessionLost
 from tandem.executor.v1 import batch_pb2, result_pb2
-from tandem.link import fields
 from tandem.link.batch import Batch
-from tandem.link.checksum import FIELD_NUMBER, seal
-from tandem.link.wire import (
+from tandem.link.codec import fields
+from tandem.link.codec.checksum import FIELD_NUMBER, seal
+from tandem.link.codec.wire import (
     decode_request,
     decode_response,
     encode_attach,
@@ -262,7 +262,7 @@ class TestMalformed:
         """
         A batch with more admissions than any executor has slots is refused.
         """
-        monkeypatch.setattr("tandem.link.batch_codec.MAX_ADMITTED_ROWS", 1)
+        monkeypatch.setattr("tandem.link.codec.batch_codec.MAX_ADMITTED_ROWS", 1)
         row = batch_pb2.AdmittedRow(sampling=batch_pb2.RowSampling(top_p=1.0))
         with pytest.raises(SessionLost, match="admit has 2 rows"):
             decode_request(seal(request_of(admit=[row, row])))

@@ -14,11 +14,11 @@ import pytest
 
 from tandem.errors import SessionHeld, SessionLost, StreamReplaced, TandemError
 from tandem.link.batch import Command, KvMode, StepFailed, StepResult
+from tandem.link.codec.wire import decode_request, decode_response, encode_attach
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.scheduler_end import LinkState, SchedulerEnd
 from tandem.link.session import Attach, Attached, Heartbeat
-from tandem.link.slot_state import SlotState
-from tandem.link.wire import decode_request, decode_response, encode_attach
+from tandem.link.slots.slot_state import SlotState
 from tests.link.fake_executor import FakeExecutor
 from tests.link.model_requests import ModelRequest, Place, identity_of, next_token
 from tests.link.model_scheduler import Geometry, ModelScheduler

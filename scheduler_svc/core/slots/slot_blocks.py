@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scheduler_svc.core.request.geometry import BlockIds, Limits
 from scheduler_svc.core.slots.decode_rows import GrowingRows
 from tandem.link.batch import Int32Column
-from tandem.link.state_hash import BlockKeys
+from tandem.link.slots.state_hash import BlockKeys
 
 MAX_LATE = 64
 """Number of steps with unwritten blocks at which these are written."""

@@ -14,7 +14,7 @@ from scheduler_svc.core.slots.end_ids import EndIds
 from scheduler_svc.core.slots.slot_blocks import SlotBlocks
 from scheduler_svc.core.slots.slot_tokens import SlotTokens
 from tandem.link.batch import Int32Column
-from tandem.link.state_hash import StateHash, block_terms, length_key, slot_term
+from tandem.link.slots.state_hash import StateHash, block_terms, length_key, slot_term
 
 SlotColumn: TypeAlias = NDArray[np.intp] | Int32Column
 """Slot numbers, as an index of numpy or as a column of a batch."""

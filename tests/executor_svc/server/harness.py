@@ -21,10 +21,10 @@ from tandem.executor.v1 import session_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.link import PROTOCOL_VERSION
 from tandem.link.batch import Batch, Command, StepFailed, StepResult
+from tandem.link.codec.wire import decode_response, encode_attach
 from tandem.link.scheduler_end import SchedulerEnd
 from tandem.link.session import Attached, Heartbeat
-from tandem.link.slot_state import SlotState
-from tandem.link.wire import decode_response, encode_attach
+from tandem.link.slots.slot_state import SlotState
 from tandem.status import from_rpc_error
 from tests import waiting
 from tests.executor_svc.stepping import Row, admission, batch

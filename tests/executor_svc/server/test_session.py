@@ -25,8 +25,8 @@ from tandem.errors import (
 )
 from tandem.link import step_cost
 from tandem.link.batch import Batch, Step, StepResult
+from tandem.link.codec.wire import encode_step
 from tandem.link.session import Attach, SchedulerId
-from tandem.link.wire import encode_step
 from tests.executor_svc.server.harness import DEADLINE_S, StepClient, refusal, wait_until
 
 ONE, TWO = (SchedulerId(name=name, incarnation="1") for name in ("one", "two"))

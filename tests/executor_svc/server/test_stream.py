@@ -8,9 +8,9 @@ import torch
 from executor_svc.device.choice import is_sticky
 from tandem.errors import CorruptMessage, SessionLost, StreamReplaced
 from tandem.link.batch import KvMode, Resume, Step, StepFailed, StepResult, Suspend
-from tandem.link.checksum import seal
+from tandem.link.codec.checksum import seal
+from tandem.link.codec.wire import decode_request, encode_attach, encode_step
 from tandem.link.session import Attach, Attached, Heartbeat
-from tandem.link.wire import decode_request, encode_attach, encode_step
 from tests.executor_svc.server.harness import StepClient, Stream, wait_until
 
 

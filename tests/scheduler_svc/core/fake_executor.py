@@ -19,7 +19,7 @@ from tandem.link.batch import (
     Suspend,
 )
 from tandem.link.logprobs import LogprobColumns
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 from tests.scheduler_svc.core.kv_memory import KvMemory, Writer, fold, move_blocks
 
 

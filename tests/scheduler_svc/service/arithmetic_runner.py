@@ -7,7 +7,7 @@ import numpy as np
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.errors import SessionLost
 from tandem.link.batch import ROW_SAMPLES, Batch, Resume, Step, StepResult, Suspend
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 
 GEOMETRY = ExecutorGeometry(
     num_blocks=64,

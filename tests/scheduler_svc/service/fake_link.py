@@ -18,9 +18,9 @@ from scheduler_svc.executor_client.link_events import (
 )
 from tandem.errors import SessionLost, TandemError
 from tandem.link.batch import Step, StepResult, StepTimings
+from tandem.link.codec.wire import decode_request, decode_response, encode_response
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Heartbeat, SchedulerId
-from tandem.link.wire import decode_request, decode_response, encode_response
 from tandem.status import PeerUnavailable
 from tests.scheduler_svc.service.arithmetic_runner import GEOMETRY, ArithmeticRunner
 

@@ -9,7 +9,7 @@ import structlog
 from scheduler_svc.executor_client import link
 from scheduler_svc.ipc import snapshot
 from tandem.errors import SessionHeld
-from tandem.link.checksum import seal
+from tandem.link.codec.checksum import seal
 from tandem.link.session import SchedulerId
 from tests.ports import free_port
 from tests.scheduler_svc.service.arithmetic_runner import GEOMETRY

@@ -11,7 +11,7 @@ from executor_svc.model.files.tokenizer_files import TokenizerFile, read_tokeniz
 from executor_svc.server.loaded import HEARTBEAT_INTERVAL_S, Engine
 from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
 from tandem.link import PROTOCOL_VERSION
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 from tandem_bench.fixed_step.accounting import IdleAccount
 from tandem_bench.fixed_step.runner import FixedStepRunner
 from tandem_bench.fixed_step.settings import FixedStepSettings

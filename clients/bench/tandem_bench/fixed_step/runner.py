@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.errors import SessionLost
 from tandem.link.batch import ROW_SAMPLES, Batch, KvMode, StepResult, StepTimings, UInt32Column
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 from tandem_bench.fixed_step.accounting import IdleAccount, StepTimes
 from tandem_bench.fixed_step.timer import Timer
 from tandem_bench.fixed_step.tokens import ChainedTokens

@@ -16,7 +16,7 @@ from tandem.link.batch import (
     RowSampling,
     StepResult,
 )
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 from tandem_embedded.errors import ValidationError
 
 

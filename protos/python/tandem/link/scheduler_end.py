@@ -7,8 +7,8 @@ from typing import NoReturn
 
 from tandem.errors import InternalError, SessionLost
 from tandem.link.batch import Command, StepFailed, StepResult
+from tandem.link.codec.step_encoder import StepEncoder
 from tandem.link.session import Attach, Attached, Heartbeat, LossCause
-from tandem.link.step_encoder import StepEncoder
 
 
 class LinkState(enum.Enum):

@@ -14,7 +14,7 @@ from tandem.errors import InvalidConfig, InvalidModel, ProfileUnsupported, Sessi
 from tandem.executor.v1.executor_service_pb2 import DescribeRequest, ProfileRequest
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
 from tandem.link.batch import Batch, KvMode
-from tandem.link.slot_state import SlotState
+from tandem.link.slots.slot_state import SlotState
 from tandem.profile import FEATURE
 from tandem_bench.fixed_step.accounting import IdleAccount, StepTimes
 from tandem_bench.fixed_step.engine import load_fixed_step

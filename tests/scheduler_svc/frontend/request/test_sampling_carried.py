@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.service.intake import _sampling
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import request_pb2
-from tandem.link.sampling_codec import read_sampling, sampling_message
+from tandem.link.codec.sampling_codec import read_sampling, sampling_message
 from tests.scheduler_svc.frontend.calls import stub_of
 from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, within
 

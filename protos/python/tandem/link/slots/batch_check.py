@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tandem.errors import SessionLost
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
-from tandem.link.slot_columns import SlotColumns
+from tandem.link.slots.slot_columns import SlotColumns
 
 
 @dataclass(slots=True)

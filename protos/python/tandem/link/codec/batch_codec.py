@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tandem.executor.v1 import batch_pb2
 from tandem.link.batch import Admission, Batch
-from tandem.link.fields import INT32, UINT8, check_length, malformed, raw_column, read_column
-from tandem.link.sampling_codec import read_sampling, sampling_message
+from tandem.link.codec.fields import INT32, UINT8, check_length, malformed, raw_column, read_column
+from tandem.link.codec.sampling_codec import read_sampling, sampling_message
 
 MAX_ADMITTED_ROWS = 65_536
 """Most admissions in one batch, far above any `num_slots`, so that garbage cannot fill memory."""

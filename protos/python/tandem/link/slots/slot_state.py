@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, Int32Column
-from tandem.link.batch_check import check_batch
-from tandem.link.slot_columns import SlotColumns
-from tandem.link.state_hash import (
+from tandem.link.slots.batch_check import check_batch
+from tandem.link.slots.slot_columns import SlotColumns
+from tandem.link.slots.state_hash import (
     BlockKeys,
     StateHash,
     UInt64Column,
@@ -17,7 +17,7 @@ from tandem.link.state_hash import (
     length_key,
     slot_term,
 )
-from tandem.link.steady_rows import SteadyRows
+from tandem.link.slots.steady_rows import SteadyRows
 
 
 class SlotState(SlotColumns):

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from tandem.link.batch import ROW_SAMPLES, Batch, Int32Column
-from tandem.link.slot_columns import SlotColumns
+from tandem.link.slots.slot_columns import SlotColumns
 
 
 class SteadyRows:

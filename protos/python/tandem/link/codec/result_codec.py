@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem.executor.v1 import result_pb2
 from tandem.link.batch import Int32Column, RowError, RowErrorKind, StepResult, StepTimings
-from tandem.link.fields import (
+from tandem.link.codec.fields import (
     FLOAT32,
     INT32,
     UINT32,

@@ -13,9 +13,9 @@ import struct
 
 from tandem.executor.v1 import batch_pb2
 from tandem.link.batch import Batch, Command, Int32Column, Step, UInt8Column
-from tandem.link.checksum import seal
-from tandem.link.fields import INT32, UINT8, raw_column
-from tandem.link.wire import encode_step
+from tandem.link.codec.checksum import seal
+from tandem.link.codec.fields import INT32, UINT8, raw_column
+from tandem.link.codec.wire import encode_step
 
 _LENGTH_DELIMITED, _VARINT, _FIXED64 = 2, 0, 1
 

@@ -8,7 +8,14 @@ import numpy as np
 
 from tandem.executor.v1 import batch_pb2
 from tandem.link.batch import RowSampling
-from tandem.link.fields import FLOAT32, INT32, check_length, malformed, raw_column, read_column
+from tandem.link.codec.fields import (
+    FLOAT32,
+    INT32,
+    check_length,
+    malformed,
+    raw_column,
+    read_column,
+)
 
 MAX_LOGPROBS = 20
 """Largest number of likeliest ids that are reported with a token."""

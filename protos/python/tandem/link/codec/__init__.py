@@ -1,0 +1,1 @@
+"""Encoding of the step link's values as messages, and back."""

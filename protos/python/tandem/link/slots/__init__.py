@@ -1,0 +1,1 @@
+"""Slot state that both ends of the step link hold, its checks and its hash."""
