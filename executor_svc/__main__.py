@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tandem.process_start import end_quietly_on_signals, run_or_refuse
+from tandem.process.process_start import end_quietly_on_signals, run_or_refuse
 
 
 def main(argv: Sequence[str] | None = None) -> int:

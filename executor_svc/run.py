@@ -11,9 +11,9 @@ from executor_svc.device.idle_threads import let_idle_threads_sleep
 from executor_svc.model.files.directory import check_model_directory
 from executor_svc.profile.quiet import silence_profiler
 from executor_svc.server.process import serve
-from tandem.grpc_polling import poll_where_waited
-from tandem.process_start import EXIT_STOPPED, check_address_space_left, check_limits
-from tandem.telemetry import configure_logging
+from tandem.network.grpc_polling import poll_where_waited
+from tandem.process.process_start import EXIT_STOPPED, check_address_space_left, check_limits
+from tandem.process.telemetry import configure_logging
 
 MIN_ADDRESS_SPACE_BYTES = 1 << 30
 """Least address space to start with; PyTorch maps more than this."""

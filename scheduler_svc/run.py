@@ -10,9 +10,9 @@ import structlog
 
 from scheduler_svc.config.dry_run import as_json, as_text, forecast
 from scheduler_svc.config.settings import load_settings
-from tandem.grpc_polling import poll_where_waited
-from tandem.process_start import EXIT_STOPPED, check_limits
-from tandem.telemetry import configure_logging
+from tandem.network.grpc_polling import poll_where_waited
+from tandem.process.process_start import EXIT_STOPPED, check_limits
+from tandem.process.telemetry import configure_logging
 
 MIN_ADDRESS_SPACE_BYTES = 1 << 29
 """Bytes of address space below which gRPC would wait forever for threads it cannot start."""

@@ -23,11 +23,11 @@ from executor_svc.server.progress import Progress
 from executor_svc.server.runner_thread import RunnerThread
 from executor_svc.server.service import SERVICE_NAME, ExecutorService
 from executor_svc.server.step_link import StepLink
-from tandem.address import host_and_port, is_unix
 from tandem.errors import AddressInUse, Draining, InternalError, TandemError
 from tandem.link.codec.wire import MAX_MESSAGE_BYTES
-from tandem.listen_address import ListenAddress
-from tandem.telemetry import warn_where_unprotected
+from tandem.network.address import host_and_port, is_unix
+from tandem.network.listen_address import ListenAddress
+from tandem.process.telemetry import warn_where_unprotected
 
 READY = "tandem.ready"
 PROGRESS = "tandem.progress"

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from tandem.errors import SessionLost, TandemError
-from tandem.outgoing import OutgoingMessages
+from tandem.network.outgoing import OutgoingMessages
 
 ATTACH_DEADLINE_S = 10.0
 """Seconds within which a stream must attach; else it is ended, as it holds a server thread."""

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not public, see StepCall
 
-from tandem.outgoing import OutgoingMessages
+from tandem.network.outgoing import OutgoingMessages
 
 _METHOD = b"/tandem.executor.v1.ExecutorService/Execute"
 _NO_FLAGS = 0

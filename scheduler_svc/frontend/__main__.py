@@ -12,7 +12,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     from scheduler_svc.frontend.run import run  # noqa: PLC0415  # takes a while; see above
-    from tandem.process_start import run_or_refuse  # noqa: PLC0415
+    from tandem.process.process_start import run_or_refuse  # noqa: PLC0415
 
     return run_or_refuse(lambda: run(sys.argv[1:]))
 

@@ -22,7 +22,7 @@ from scheduler_svc.ipc.sockets import connect_frontend
 from scheduler_svc.process.frontend_settings import FrontendSettings, parse_settings
 from scheduler_svc.process.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, TickWatch, exit_stuck
 from tandem.errors import HandedOver, InvalidConfig
-from tandem.telemetry import configure_logging
+from tandem.process.telemetry import configure_logging
 
 log = structlog.get_logger()
 

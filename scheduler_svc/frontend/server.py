@@ -18,10 +18,10 @@ from scheduler_svc.frontend.interceptor import ErrorInterceptor
 from scheduler_svc.frontend.metrics_http import serve_metrics
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from scheduler_svc.process.frontend_settings import FrontendSettings
-from tandem.address import host_and_port, is_unix, without_brackets
 from tandem.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tandem.errors import AddressInUse
 from tandem.inference.v1 import inference_service_pb2, inference_service_pb2_grpc
+from tandem.network.address import host_and_port, is_unix, without_brackets
 
 INFERENCE = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ADMIN = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name

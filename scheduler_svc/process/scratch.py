@@ -8,7 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
-from tandem.temporary import temporary_folder
+from tandem.process.temporary import temporary_folder
 
 PREFIX = "tandem-"
 CORE_SOCKET = "ipc/core.sock"

@@ -37,7 +37,7 @@ from scheduler_svc.service.turns import Turns
 from scheduler_svc.service.wakeup import Wakeup
 from tandem.errors import InternalError, SessionLost
 from tandem.link.batch import StepResult
-from tandem.telemetry import log_worded
+from tandem.process.telemetry import log_worded
 
 TICK_S = 0.5
 """Longest wait of one poll, in seconds; the executor's silence may be noticed so much later."""

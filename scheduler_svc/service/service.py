@@ -36,8 +36,8 @@ from scheduler_svc.process.tick_watch import EXIT_AFTER_S, LOOK_INTERVAL_S, Tick
 from scheduler_svc.service.loop import CoreLoop
 from scheduler_svc.service.wakeup import Wakeup
 from tandem.link.session import SchedulerId
-from tandem.listen_address import ListenAddress, check_all_free
-from tandem.telemetry import warn_where_unprotected
+from tandem.network.listen_address import ListenAddress, check_all_free
+from tandem.process.telemetry import warn_where_unprotected
 
 HELLO_DEADLINE_S = 60.0
 SAME_SIGNAL_S = 0.5

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.address import (
+from tandem.errors import InvalidConfig
+from tandem.network.address import (
     check_listen_address,
     check_targets,
     check_tcp_address,
@@ -14,7 +15,6 @@ from tandem.address import (
     unix_path,
     without_brackets,
 )
-from tandem.errors import InvalidConfig
 
 
 class TestParts:

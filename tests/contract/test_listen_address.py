@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 from executor_svc.config.settings import load_settings as executor_settings
 from scheduler_svc.config.settings import load_settings as scheduler_settings
 from tandem.errors import AddressInUse, InvalidConfig
-from tandem.listen_address import ListenAddress, check_all_free, reaches_beyond_this_machine
-from tandem.telemetry import warn_where_unprotected
+from tandem.network.listen_address import ListenAddress, check_all_free, reaches_beyond_this_machine
+from tandem.process.telemetry import warn_where_unprotected
 
 HOLD_UNTIL_KILLED = """
 import socket, sys, time
-from tandem.address import unix_path
-from tandem.listen_address import ListenAddress
+from tandem.network.address import unix_path
+from tandem.network.listen_address import ListenAddress
 held = ListenAddress("listen", sys.argv[1])
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(str(unix_path(sys.argv[1])))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import InvalidConfig, OutOfMemory
-from tandem.process_start import as_refusal, check_address_space_left, run_or_refuse
+from tandem.process.process_start import as_refusal, check_address_space_left, run_or_refuse
 from tests.waiting import LIMIT_S
 
 GIB = 2**30

@@ -9,11 +9,11 @@ import sys
 
 import structlog
 
-from tandem.telemetry import configure_logging, log_worded
+from tandem.process.telemetry import configure_logging, log_worded
 
 TO_A_FULL_DISK = """
 import structlog
-from tandem.telemetry import configure_logging
+from tandem.process.telemetry import configure_logging
 
 configure_logging("info", "console")
 for number in range(3000):

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem import temporary
 from tandem.errors import InvalidConfig
-from tandem.temporary import MIN_FREE_BYTES, temporary_folder
+from tandem.process import temporary
+from tandem.process.temporary import MIN_FREE_BYTES, temporary_folder
 
 SOCKET = "ipc/core.sock"
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tandem.printing_commands import end_by_signals
+from tandem.process.printing_commands import end_by_signals
 from tests.gpu.parts import ROOT, Child, Outcome, Part, nothing_read, run_parts
 from tests.gpu.plan import BUDGET_S, Stage, stages_on_cpu, stages_on_gpu
 from tests.gpu.results import aims, write_results

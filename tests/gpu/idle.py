@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
-from tandem.printing_commands import end_by_signals
+from tandem.process.printing_commands import end_by_signals
 from tests.e2e.cluster import Process
 from tests.gpu.offline import write_model
 from tests.waiting import wait_until

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tandem.engine_config import EngineConfig
-from tandem.printing_commands import end_by_signals
+from tandem.process.printing_commands import end_by_signals
 from tandem_bench.device.json_rows import JsonRows
 from tandem_bench.device.sizes import MODEL_SIZES
 from tandem_bench.offline.checkpoints import random_model

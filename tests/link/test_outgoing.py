@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.outgoing import OutgoingMessages
+from tandem.network.outgoing import OutgoingMessages
 
 
 class TestOutgoing:

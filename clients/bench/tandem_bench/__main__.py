@@ -7,8 +7,8 @@ import os
 import sys
 
 from tandem.errors import TandemError
-from tandem.printing_commands import run_printing
-from tandem.process_start import refuse
+from tandem.process.printing_commands import run_printing
+from tandem.process.process_start import refuse
 
 COMMANDS = {
     "serve": "tandem_bench.load.command",

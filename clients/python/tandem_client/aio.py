@@ -13,9 +13,9 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 import grpc.aio
 
-from tandem.address import check_server_address
 from tandem.inference.v1 import inference_service_pb2 as inference
 from tandem.inference.v1 import inference_service_pb2_grpc as inference_grpc
+from tandem.network.address import check_server_address
 from tandem.status import from_rpc_error
 from tandem_client.aio_stream import AsyncGenerationStream
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions

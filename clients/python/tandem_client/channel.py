@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from tandem.address import check_server_address
+from tandem.network.address import check_server_address
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from tandem.errors import InternalError, TandemError
-from tandem.printing_commands import run_printing
+from tandem.process.printing_commands import run_printing
 from tandem_simulator.presets import MACHINES
 from tandem_simulator.results.comparison import Outcome, grid, parse_axis, run_grid
 from tandem_simulator.results.plots import draw, require_matplotlib

@@ -10,7 +10,7 @@ from pathlib import Path
 
 HALTING = """
 import signal
-from tandem.printing_commands import EndedBySignal, run_printing
+from tandem.process.printing_commands import EndedBySignal, run_printing
 
 def main():
     try:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from executor_svc.model.config import read_model_config
 from executor_svc.model.loader import load_model
 from tandem.engine_config import EngineConfig
-from tandem.printing_commands import run_printing
+from tandem.process.printing_commands import run_printing
 from tandem_bench.__main__ import main
 from tandem_bench.device.shapes import model_config
 from tandem_bench.device.sizes import MODEL_SIZES, ModelSizes

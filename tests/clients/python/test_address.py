@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from tandem.address import check_server_address
 from tandem.errors import InvalidConfig
+from tandem.network.address import check_server_address
 from tandem_client import AdminClient, AsyncClient, Client, is_serving
 from tandem_client.cli.app import app
 

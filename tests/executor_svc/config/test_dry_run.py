@@ -8,7 +8,7 @@ import pytest
 
 from executor_svc import run as executor
 from executor_svc.model import loader
-from tandem.process_start import run_or_refuse
+from tandem.process.process_start import run_or_refuse
 from tandem.settings.schema import KV_SIZE_KNOBS
 
 

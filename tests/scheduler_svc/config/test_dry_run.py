@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc import run as scheduler
 from scheduler_svc.service.service import Service
-from tandem.process_start import run_or_refuse
+from tandem.process.process_start import run_or_refuse
 
 
 @pytest.fixture

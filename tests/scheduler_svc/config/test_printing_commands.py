@@ -17,7 +17,7 @@ MEASURE = [sys.executable, "-m", "tandem_bench", "scheduler", "--turns=1000000",
 
 TWO_AT_ONCE = """
 import os, signal
-from tandem.printing_commands import run_printing
+from tandem.process.printing_commands import run_printing
 
 def command():
     both = {signal.SIGINT, signal.SIGTERM}
@@ -34,7 +34,7 @@ run_printing("both", command)
 
 STARTING = """
 import os, signal, subprocess, sys
-from tandem.printing_commands import run_printing, started_process
+from tandem.process.printing_commands import run_printing, started_process
 
 ASK = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
 

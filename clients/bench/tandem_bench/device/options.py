@@ -20,7 +20,7 @@ from executor_svc.device.choice import (
 from executor_svc.device.threads import use_threads
 from tandem.engine_config import MAX_THREADS
 from tandem.errors import InvalidConfig
-from tandem.telemetry import configure_logging
+from tandem.process.telemetry import configure_logging
 from tandem_bench.command_line import BenchParser, at_most, print_line, time_above_zero
 
 _LARGEST_BLOCK = 1024

@@ -11,9 +11,9 @@ from dataclasses import asdict
 
 from executor_svc.server.process import serve
 from tandem.errors import TandemError
-from tandem.grpc_polling import poll_where_waited
-from tandem.process_start import refuse
-from tandem.telemetry import configure_logging
+from tandem.network.grpc_polling import poll_where_waited
+from tandem.process.process_start import refuse
+from tandem.process.telemetry import configure_logging
 from tandem_bench.fixed_step.accounting import IdleAccount
 from tandem_bench.fixed_step.settings import FixedStepSettings, read_settings
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from tandem.printing_commands import started_process
+from tandem.process.printing_commands import started_process
 from tandem_bench.link.requests import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,

@@ -27,9 +27,9 @@ from scheduler_svc.ipc.messages import (
 )
 from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.service.wakeup import Wakeup
-from tandem.grpc_polling import poll_where_waited
-from tandem.printing_commands import end_by_signals
-from tandem.telemetry import configure_logging
+from tandem.network.grpc_polling import poll_where_waited
+from tandem.process.printing_commands import end_by_signals
+from tandem.process.telemetry import configure_logging
 from tandem_bench.link.requests import submits
 
 

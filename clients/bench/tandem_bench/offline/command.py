@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tandem.engine_config import MAX_THREADS
 from tandem.errors import InvalidConfig, TandemError
-from tandem.printing_commands import EndedBySignal
+from tandem.process.printing_commands import EndedBySignal
 from tandem_bench.command_line import BenchParser, at_least_one, at_most, print_line, print_row
 from tandem_bench.device.sizes import MODEL_SIZES
 from tandem_bench.offline.checkpoints import random_model

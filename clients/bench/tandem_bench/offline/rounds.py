@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tandem.printing_commands import started_process
+from tandem.process.printing_commands import started_process
 from tandem_bench.offline.engines import OURS
 from tandem_bench.offline.workload import Task
 

@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from tandem.printing_commands import started_process
+from tandem.process.printing_commands import started_process
 from tandem_bench.reader.build import NoCompiler, compiled_reader
 from tandem_bench.reader.counts import ReadCounts, added_up
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 import typer
 
-from tandem.printing_commands import started_process
+from tandem.process.printing_commands import started_process
 from tandem_client.cli.shared.failures import fail, signal_name
 from tandem_client.cli.shared.help_texts import PASS_ON
 

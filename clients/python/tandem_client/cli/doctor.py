@@ -17,10 +17,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from tandem.address import check_server_address, host_and_port
 from tandem.bundled_model import bundled_model
 from tandem.errors import InvalidConfig, TandemError
-from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
+from tandem.network.address import check_server_address, host_and_port
+from tandem.network.listen_address import UNPROTECTED, reaches_beyond_this_machine
 from tandem.wording import gib
 from tandem_client.admin import AdminClient, is_serving
 from tandem_client.channel import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS

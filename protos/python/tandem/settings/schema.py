@@ -9,8 +9,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tandem.address import check_listen_address, check_targets, check_tcp_address
 from tandem.engine_config import MAX_GIB, EngineConfig
+from tandem.network.address import check_listen_address, check_targets, check_tcp_address
 from tandem.settings.presets import PresetName
 
 LIMITS = tuple(EngineConfig().as_dict())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import TandemError
-from tandem.temporary import temporary_folder
+from tandem.process.temporary import temporary_folder
 from tandem_client.admin import is_serving
 from tandem_client.cli.shared.failures import ExitCode, Terminated, signal_name
 from tandem_client.cli.shared.never_ready import why_never

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tandem.executor.v1 import executor_service_pb2 as executor_pb2
 from tandem.executor.v1.executor_service_pb2_grpc import ExecutorServiceStub
-from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
+from tandem.network.listen_address import UNPROTECTED, reaches_beyond_this_machine
 from tandem.wording import GIB, gib
 from tandem_client.channel import DEFAULT_ADDRESS, ChannelOptions
 from tandem_client.cli.local_server.services import RunningServer

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tandem.bundled_model import bundled_model
 from tandem.errors import AddressInUse, TandemError
-from tandem.listen_address import check_all_free
+from tandem.network.listen_address import check_all_free
 from tandem_client.admin import AdminClient
 from tandem_client.cli.local_server.service_config import ask_services, check_model
 from tandem_client.cli.local_server.services import (

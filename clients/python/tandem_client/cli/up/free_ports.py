@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tandem.address import MAX_PORT, host_and_port, is_unix
 from tandem.errors import TandemError
-from tandem.listen_address import ListenAddress, busy_among
+from tandem.network.address import MAX_PORT, host_and_port, is_unix
+from tandem.network.listen_address import ListenAddress, busy_among
 
 STEP = 100
 """Distance between a port in use and the next ones tried, so that the numbers look alike."""

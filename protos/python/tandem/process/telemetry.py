@@ -11,7 +11,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict
 
-from tandem.listen_address import UNPROTECTED, reaches_beyond_this_machine
+from tandem.network.listen_address import UNPROTECTED, reaches_beyond_this_machine
 
 
 class LineLogger:

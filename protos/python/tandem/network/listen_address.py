@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tandem.address import host_and_port, is_unix, unix_path, without_brackets
 from tandem.errors import AddressInUse, InvalidConfig
+from tandem.network.address import host_and_port, is_unix, unix_path, without_brackets
 
 UNPROTECTED = (
     "other machines can reach this address, and nothing on it is authenticated or encrypted: "

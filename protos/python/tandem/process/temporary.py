@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.errors import InvalidConfig
-from tandem.listen_address import MAX_UNIX_PATH_BYTES
+from tandem.network.listen_address import MAX_UNIX_PATH_BYTES
 
 MIN_FREE_BYTES = 16 << 20
 """Least free space of a place: tokenizers of models take up to this, and logs little."""

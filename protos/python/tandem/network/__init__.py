@@ -1,0 +1,1 @@
+"""Addresses, and the settings and queues of gRPC that services and clients share."""
