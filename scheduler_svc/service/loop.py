@@ -27,12 +27,12 @@ from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.service.drain import Drain
 from scheduler_svc.service.executor_fate import ExecutorFate
 from scheduler_svc.service.intake import Intake
-from scheduler_svc.service.metrics import CoreMetrics
+from scheduler_svc.service.observe.metrics import CoreMetrics
+from scheduler_svc.service.observe.queries import Queries
+from scheduler_svc.service.observe.step_lines import StepLines
 from scheduler_svc.service.publisher import RETRY_S, Publisher
-from scheduler_svc.service.queries import Queries
 from scheduler_svc.service.queue_positions import QueuePositions
 from scheduler_svc.service.service_state import ServiceState
-from scheduler_svc.service.step_lines import StepLines
 from scheduler_svc.service.turns import Turns
 from scheduler_svc.service.wakeup import Wakeup
 from tandem.errors import InternalError, SessionLost

@@ -4,7 +4,7 @@ from scheduler_svc.core.listing import RequestRow
 from scheduler_svc.core.observe.request_events import BlockStats, EventKind, RequestEvent
 from scheduler_svc.core.request.request import RequestState
 from scheduler_svc.ipc.snapshot import BlockCounts, ListArgument
-from scheduler_svc.service.request_views import event_list, request_list
+from scheduler_svc.service.observe.request_views import event_list, request_list
 
 
 def row(number: int, **changes: object) -> RequestRow:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from scheduler_svc.core.observe.stats import CoreStats, HistogramSnapshot
-from scheduler_svc.service.step_lines import StepLines, step_line
+from scheduler_svc.service.observe.step_lines import StepLines, step_line
 from tandem.link.batch import Batch, KvMode, StepResult, StepTimings, Suspend
 
 NOTHING = HistogramSnapshot(bounds=(), counts=(0,), total=0.0)

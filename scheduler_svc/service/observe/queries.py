@@ -32,9 +32,9 @@ from scheduler_svc.ipc.snapshot import (
     encode_json,
 )
 from scheduler_svc.service.drain import Drain
-from scheduler_svc.service.metrics import CoreMetrics
+from scheduler_svc.service.observe.metrics import CoreMetrics
+from scheduler_svc.service.observe.request_views import event_list, request_list
 from scheduler_svc.service.publisher import Publisher, refusal
-from scheduler_svc.service.request_views import event_list, request_list
 from scheduler_svc.service.service_state import ServiceState
 from tandem.errors import (
     EventsNotTracked,

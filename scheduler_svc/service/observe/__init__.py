@@ -1,0 +1,1 @@
+"""Metrics, log lines and answers to operators about the whole service."""
