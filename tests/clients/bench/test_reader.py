@@ -1,9 +1,8 @@
-"""Both readers against a server that sends what the test says."""
+"""The reader of many streams against a server that sends what the test says."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import psutil
@@ -12,16 +11,11 @@ import pytest
 from tandem.inference.v1 import stream_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest, GenerateResponse
 from tandem_bench.reader import ReadCounts, Reader, start_reader
-from tandem_bench.reader.build import NoCompiler, compiled_reader
-from tandem_bench.reader.readers import ReaderFailed, ReaderKind
+from tandem_bench.reader.readers import ReaderFailed
 
 METHOD = "/tandem.inference.v1.InferenceService/Generate"
 DEADLINE_S = 60.0
 Behavior = Callable[[GenerateRequest, grpc.aio.ServicerContext], AsyncIterator[bytes]]
-
-for_both = pytest.mark.parametrize(
-    "kind", [pytest.param("compiled", marks=pytest.mark.compiler), "python"]
-)
 
 
 @asynccontextmanager
@@ -65,14 +59,13 @@ def asked(num_tokens: int) -> bytes:
 async def read_until(
     address: str,
     requests: list[bytes],
-    kind: ReaderKind,
     condition: Callable[[ReadCounts], bool],
     **options: int,
 ) -> ReadCounts:
     """Return the first report for which the condition holds."""
 
     def read() -> ReadCounts:
-        with start_reader(address, requests, kind=kind, **options) as reader:
+        with start_reader(address, requests, **options) as reader:
             return wait_for(reader.report, condition)
 
     return await asyncio.to_thread(read)
@@ -102,17 +95,16 @@ async def whole(
     yield done(num_tokens)
 
 
-@for_both
 class TestReading:
     @pytest.mark.parametrize("listen", ["127.0.0.1:0", "unix"])
-    async def test_everything_is_counted(self, kind, listen, tmp_path):
+    async def test_everything_is_counted(self, listen, tmp_path):
         """
         Messages, tokens, text and ends of all streams are counted, over TCP and a unix socket.
         """
         listen = f"unix:{tmp_path}/socket" if listen == "unix" else listen
         async with serving(whole, listen) as address:
             counts = await read_until(
-                address, [asked(10), asked(20), asked(30)], kind, lambda c: c.over == 3
+                address, [asked(10), asked(20), asked(30)], lambda c: c.over == 3
             )
         assert (3, 15, 6, 60) == (counts.streams, counts.messages, counts.deltas, counts.tokens)
         assert 3 * 100_002 == counts.text_bytes
@@ -121,17 +113,17 @@ class TestReading:
         )  # fmt: skip
         assert ({"0": 3}, 0, 0) == (counts.statuses, counts.failed, counts.bad_offsets)
 
-    async def test_streams_are_shared_by_processes_and_connections(self, kind):
+    async def test_streams_are_shared_by_processes_and_connections(self):
         """
         Reports of several processes, each with several connections, are added up.
         """
         async with serving(whole, "127.0.0.1:0") as address:
             counts = await read_until(
-                address, [asked(5)] * 9, kind, lambda c: c.over == 9, num_processes=2, connections=3
+                address, [asked(5)] * 9, lambda c: c.over == 9, num_processes=2, connections=3
             )
         assert (9, 45, {"0": 9}) == (counts.streams, counts.tokens, counts.statuses)
 
-    async def test_long_requests_arrive_whole(self, kind):
+    async def test_long_requests_arrive_whole(self):
         """
         Requests longer than what a server takes at once are sent as it takes them.
         """
@@ -143,12 +135,10 @@ class TestReading:
 
         request = GenerateRequest(token_ids={"ids": range(100_000)}).SerializeToString()
         async with serving(measure, "127.0.0.1:0") as address:
-            counts = await read_until(
-                address, [request] * 3, kind, lambda c: c.over == 3, connections=1
-            )
+            counts = await read_until(address, [request] * 3, lambda c: c.over == 3, connections=1)
         assert ([100_000] * 3, {"0": 3}) == (sizes, counts.statuses)
 
-    async def test_gaps_and_repetitions_are_noticed(self, kind):
+    async def test_gaps_and_repetitions_are_noticed(self):
         """
         A delta that does not begin where its choice's last one ended is counted; choices do not
         mix.
@@ -163,10 +153,10 @@ class TestReading:
             yield delta(4, [5])
 
         async with serving(wrong, "127.0.0.1:0") as address:
-            counts = await read_until(address, [asked(1)], kind, lambda c: c.over == 1)
+            counts = await read_until(address, [asked(1)], lambda c: c.over == 1)
         assert (6, 7, 2) == (counts.deltas, counts.tokens, counts.bad_offsets)
 
-    async def test_failed_streams_are_told_by_status(self, kind):
+    async def test_failed_streams_are_told_by_status(self):
         """
         A stream that ends with an error is counted under its status, whatever came before.
         """
@@ -179,11 +169,11 @@ class TestReading:
 
         async with serving(fail, "127.0.0.1:0") as address:
             counts = await read_until(
-                address, [asked(1), asked(2), asked(1)], kind, lambda c: c.over == 3
+                address, [asked(1), asked(2), asked(1)], lambda c: c.over == 3
             )
         assert ({"0": 1, "10": 2}, 2) == (counts.statuses, counts.failed)
 
-    async def test_lost_server_fails_all_streams(self, kind):
+    async def test_lost_server_fails_all_streams(self):
         """
         Streams fail when their connection breaks.
         """
@@ -193,7 +183,7 @@ class TestReading:
             await asyncio.sleep(3600)
 
         def read(address: str, stop: Callable[[], None]) -> ReadCounts:
-            with start_reader(address, [asked(1)] * 2, kind=kind) as reader:
+            with start_reader(address, [asked(1)] * 2) as reader:
                 wait_for(reader.report, lambda counts: counts.tokens == 2)
                 stop()
                 return wait_for(reader.report, lambda counts: counts.over == 2)
@@ -208,9 +198,8 @@ class TestReading:
         assert 2 == (await reading).failed
 
 
-@for_both
 class TestStalling:
-    async def test_stalled_streams_get_a_window_and_later_the_rest(self, kind):
+    async def test_stalled_streams_get_a_window_and_later_the_rest(self):
         """
         Streams that do not read hold up their own server and no other; read again, they get all.
         """
@@ -227,7 +216,7 @@ class TestStalling:
 
         def read(address: str) -> ReadCounts:
             requests = [asked(index) for index in range(4)]
-            with start_reader(address, requests, kind=kind, connections=1) as reader:
+            with start_reader(address, requests, connections=1) as reader:
                 wait_for(reader.report, lambda counts: counts.tokens == 8)
                 stalled = reader.stall(2)
                 assert 2 == stalled.stalled
@@ -248,64 +237,18 @@ class TestStalling:
 
 
 class TestStarting:
-    def test_without_compiler_the_python_reader_is_used_with_a_warning(self, monkeypatch, tmp_path):
-        """
-        Without a compiler `auto` warns and reads with Python, and `compiled` refuses.
-        """
-        monkeypatch.setenv("CC", "no-such-compiler")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        with (
-            pytest.warns(RuntimeWarning, match="no C compiler 'no-such-compiler'"),
-            start_reader("127.0.0.1:1", []) as reader,
-        ):
-            assert ("python", 0) == (reader.kind, reader.report().streams)
-        with pytest.raises(NoCompiler):
-            start_reader("127.0.0.1:1", [], kind="compiled")
-
-    @pytest.mark.compiler
-    def test_program_is_compiled_once(self, tmp_path):
-        """
-        The program is kept in the cache and found there the next time.
-        """
-        program = compiled_reader(tmp_path)
-        made = program.stat()
-        assert program == compiled_reader(tmp_path)
-        assert [program] == list(tmp_path.iterdir())
-        assert made.st_mtime_ns == program.stat().st_mtime_ns
-
-    def test_broken_sources_are_told(self, monkeypatch, tmp_path):
-        """
-        A compiler that fails is named with what it said.
-        """
-        compiler = tmp_path / "compiler"
-        compiler.write_text("#!/bin/sh\necho this is wrong >&2\nexit 3\n")
-        compiler.chmod(0o755)
-        monkeypatch.setenv("CC", str(compiler))
-        with pytest.raises(NoCompiler, match="ended with 3: this is wrong"):
-            compiled_reader(Path(tmp_path) / "cache")
-
     def test_reader_that_takes_no_requests_is_an_error(self):
         """
         All processes are ended, with an error, when one ends before it took its requests.
         """
         before = set(psutil.Process().children())
         with pytest.raises(ReaderFailed, match="ended with 1"):
-            Reader(["false"], [bytes(1 << 20)] * 2, kind="compiled", num_processes=2)
+            Reader(["false"], [bytes(1 << 20)] * 2, num_processes=2)
         assert set(psutil.Process().children()) <= before
 
-    @for_both
-    def test_nobody_listening_ends_the_reader(self, kind, capfd):
+    def test_unreachable_server_fails_every_stream(self):
         """
-        A compiled reader that cannot connect ends and says so; a Python one counts failed streams.
+        A server that cannot be reached fails the streams as UNAVAILABLE.
         """
-
-        def read() -> ReadCounts:
-            with start_reader("127.0.0.1:1", [asked(1)], kind=kind) as reader:
-                return wait_for(reader.report, lambda counts: counts.over == 1)
-
-        if kind == "python":
-            assert {"14": 1} == read().statuses
-            return
-        with pytest.raises(ReaderFailed):
-            read()
-        assert "Connection refused" in capfd.readouterr().err
+        with start_reader("127.0.0.1:1", [asked(1)]) as reader:
+            assert {"14": 1} == wait_for(reader.report, lambda counts: counts.over == 1).statuses

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tandem_bench.__main__ import main
+from tandem_bench.reader.readers import ReaderFailed
 from tandem_bench.stream import command as stream
 
 SERVICE = SimpleNamespace(address="127.0.0.1:1")
@@ -42,11 +43,11 @@ class TestDelivery:
         assert (24, 3, 3) == (one["streams"], one["stalled"], one["slow_consumers"])
         assert (0, 0) == (one["failed"], one["bad_offsets"])
 
-    def test_python_reader_counts_the_same(self, capsys):
+    def test_one_connection_carries_all_streams(self, capsys):
         """
-        Without a C compiler the same is measured by a reader in Python.
+        With one connection the same is measured, and the result names the reader.
         """
-        (one,) = measured(capsys, "--streams=4", "--reader=python", "--connections=1")
+        (one,) = measured(capsys, "--streams=4", "--connections=1")
         assert ("python", 0, 0) == (one["reader"], one["failed"], one["bad_offsets"])
 
 
@@ -71,19 +72,22 @@ class TestFlags:
 
 
 class TestReader:
-    def test_missing_compiler_is_told(self, monkeypatch, tmp_path, capsys):
+    def test_failed_reader_is_told(self, monkeypatch, capsys):
         """
-        A compiled reader that is asked for and cannot be compiled is one line on stderr.
+        A reader that ends is one line on stderr, with the point that is left out.
         """
-        monkeypatch.setenv("CC", "no-such-compiler")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+        def fail(*_, **__):
+            raise ReaderFailed("the reader ended with 1")
+
         monkeypatch.setattr(stream, "FixedStepExecutor", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(
             stream, "StreamService", lambda *_, **__: contextlib.nullcontext(SERVICE)
         )
-        assert 1 == main(["stream", "--reader=compiled", "--streams=1", "--json"])
+        monkeypatch.setattr(stream, "started_reader", fail)
+        assert 1 == main(["stream", "--streams=1", "--json"])
         (line,) = capsys.readouterr().err.splitlines()
-        assert "no C compiler 'no-such-compiler'" in line
+        assert "1 streams, 1 frontends, 0 stalled: the reader ended with 1" in line
 
 
 @pytest.mark.slow

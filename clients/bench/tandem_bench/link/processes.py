@@ -22,7 +22,6 @@ from tandem_bench.link.requests import (
     generate_requests,
 )
 from tandem_bench.reader import Reader, start_reader
-from tandem_bench.reader.readers import ReaderKind
 
 START_DEADLINE_S = 60.0
 _POLL_S = 0.02
@@ -263,9 +262,7 @@ class CoreWithClients(Process):
         super().close()
 
 
-def started_reader(
-    address: str, requests: Sequence[bytes], *, connections: int = 4, kind: ReaderKind = "auto"
-) -> Reader:
+def started_reader(address: str, requests: Sequence[bytes], *, connections: int = 4) -> Reader:
     """
     Open streams and return once all were accepted; see `start_reader`.
 
@@ -278,9 +275,7 @@ def started_reader(
     deadline_s = time.monotonic() + START_DEADLINE_S
     while True:
         with contextlib.ExitStack() as opened:
-            reader = opened.enter_context(
-                start_reader(address, requests, connections=connections, kind=kind)
-            )
+            reader = opened.enter_context(start_reader(address, requests, connections=connections))
             if _have_started(reader, deadline_s):
                 opened.pop_all()
                 return reader

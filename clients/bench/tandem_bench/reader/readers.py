@@ -7,18 +7,14 @@ import os
 import struct
 import subprocess
 import sys
-import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import msgspec
 
 from tandem.process.printing_commands import started_process
-from tandem_bench.reader.build import NoCompiler, compiled_reader
 from tandem_bench.reader.counts import ReadCounts, added_up
-
-ReaderKind = Literal["auto", "compiled", "python"]
 
 _decode_counts = msgspec.json.Decoder(ReadCounts).decode
 
@@ -32,7 +28,6 @@ class Reader:
     Streams that are being read, by one process or several.
 
     Attributes:
-        kind: "compiled" or "python".
         pids: Process ids.
     """
 
@@ -41,7 +36,6 @@ class Reader:
         command: Sequence[str],
         requests: Sequence[bytes],
         *,
-        kind: str,
         num_processes: int,
     ) -> None:
         """
@@ -50,7 +44,6 @@ class Reader:
         Raises:
             ReaderFailed: A process ended before it had its requests.
         """
-        self.kind = kind
         self._shares = [requests[first::num_processes] for first in range(num_processes)]
         self._processes = [
             started_process(
@@ -137,7 +130,9 @@ class Reader:
 
 
 def pack_requests(requests: Sequence[bytes]) -> bytes:
-    """Encode requests as the beginning of a reader's standard input; see reader.c."""
+    """Encode requests as the beginning of a reader's standard input; see
+    reader_process.
+    """
     parts = [struct.pack("<I", len(requests))]
     for request in requests:
         parts += [struct.pack("<I", len(request)), request]
@@ -149,7 +144,6 @@ def start_reader(
     requests: Sequence[bytes],
     *,
     connections: int = 4,
-    kind: ReaderKind = "auto",
     num_processes: int | None = None,
 ) -> Reader:
     """
@@ -159,36 +153,14 @@ def start_reader(
         address: host:port or unix:path of a public service, without TLS.
         requests: Serialized GenerateRequests.
         connections: HTTP/2 connections per process; stream i is on connection i modulo this.
-        kind: "compiled" needs a C compiler at its first use; "python" costs as much as the server
-            it reads from; "auto" takes the compiled one, or warns and takes the other.
-        num_processes: Number of processes that share the streams; by default one compiled reader,
-            or a Python reader per two cores.
+        num_processes: Number of processes that share the streams; by default one per two cores.
 
     Raises:
-        NoCompiler: `kind` is "compiled" and the reader cannot be compiled.
         ReaderFailed: A process ended before it had its requests.
     """
-    if kind != "python":
-        try:
-            command = [str(compiled_reader())]
-        except NoCompiler as error:
-            if kind == "compiled":
-                raise
-            warnings.warn(
-                f"the compiled reader cannot be used ({error}); "
-                "the Python one in its place costs as much as the server",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            kind = "python"
-        else:
-            kind = "compiled"
-    if kind == "python":
-        command = [sys.executable, "-m", "tandem_bench.reader.python_reader"]
-        num_processes = num_processes or max(1, (os.cpu_count() or 1) // 2)
+    num_processes = num_processes or max(1, (os.cpu_count() or 1) // 2)
     return Reader(
-        [*command, address, str(connections)],
+        [sys.executable, "-m", "tandem_bench.reader.reader_process", address, str(connections)],
         requests,
-        kind=kind,
-        num_processes=min(num_processes or 1, max(1, len(requests))),
+        num_processes=min(num_processes, max(1, len(requests))),
     )

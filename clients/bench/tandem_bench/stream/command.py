@@ -3,9 +3,8 @@
 
 A whole scheduler service is measured with an executor without a model. Its steps take a fixed short
 time: every stream gets a token per step, and frontends merge tokens that they cannot send at once.
-The client is a reader of all streams, a compiled program where there is a C compiler. With
---stalled some streams are no longer read: steps must go on as before, and only the requests of
-those streams must end.
+The client is a reader of all streams in processes of its own. With --stalled some streams are no
+longer read: steps must go on as before, and only the requests of those streams must end.
 
 Without options for points, a few of them are measured, and none is begun after 38 s. With several
 values of an option every combination is measured.
@@ -33,14 +32,15 @@ from tandem_bench.command_line import (
 from tandem_bench.link.processes import BenchFailed, FixedStepExecutor, started_reader
 from tandem_bench.link.requests import generate_requests
 from tandem_bench.reader import ReadCounts, Reader
-from tandem_bench.reader.build import NoCompiler
-from tandem_bench.reader.readers import ReaderFailed, ReaderKind
+from tandem_bench.reader.readers import ReaderFailed
 from tandem_bench.stream.service import StreamService, Usage
 
 MOST_PER_MS = 256
 """Most tokens made per millisecond, unless --step-ms is given."""
 TIME_LIMIT_S = 38.0
 """Seconds after which none of `MAIN_POINTS` is begun."""
+READER = "python"
+"""The reader that measured, in results; older results may come from a compiled one."""
 ABORTED = "10"
 """The gRPC status of SLOW_CONSUMER."""
 _LIMIT_S = 60.0
@@ -126,7 +126,7 @@ class Delivery:
         slow_consumers: Stalled streams that ended with SLOW_CONSUMER.
         failed: Streams that ended with another error, and stalled ones that ended otherwise.
         bad_offsets: Messages that did not continue where the choice's last one ended.
-        reader: Kind of reader, "compiled" or "python".
+        reader: Program that read the streams; always `READER`.
     """
 
     streams: int
@@ -155,9 +155,7 @@ class _Moment:
     steps: float
 
 
-def measure(
-    point: Point, *, step_ms: float, seconds: float, connections: int, kind: ReaderKind
-) -> Delivery:
+def measure(point: Point, *, step_ms: float, seconds: float, connections: int) -> Delivery:
     """
     Start the processes of a point and measure once every stream was accepted.
 
@@ -179,7 +177,6 @@ def measure(
                 service.address,
                 generate_requests(point.streams, 1),
                 connections=connections,
-                kind=kind,
             ) as reader,
         ):
             time.sleep(_SETTLE_S)
@@ -251,7 +248,7 @@ def _delivery(
         + sum(last.stalled_statuses.values())
         - last.stalled_statuses.get(ABORTED, 0),
         bad_offsets=last.bad_offsets,
-        reader=reader.kind,
+        reader=READER,
     )
 
 
@@ -304,9 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 step_ms=given.step_ms or max(1.0, point.streams / MOST_PER_MS),
                 seconds=given.seconds,
                 connections=given.connections,
-                kind=given.reader,
             )
-        except (BenchFailed, NoCompiler, ReaderFailed) as error:
+        except (BenchFailed, ReaderFailed) as error:
             sys.stderr.write(f"bench stream: {point.in_words}: {error}\n")
             exit_code = 1
             continue
@@ -363,13 +359,6 @@ def _parser() -> BenchParser:
         type=at_least_one,
         default=8,
         help="HTTP/2 connections of a reader process, which its streams share; default: 8",
-    )
-    parser.add_argument(
-        "--reader",
-        choices=("auto", "compiled", "python"),
-        default="auto",
-        help="program that reads the streams; python costs as much CPU as the frontends; default: "
-        "auto, compiled where there is a C compiler",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     return parser
