@@ -5,9 +5,13 @@ Run tests as other processors would compute them: one setting of a library chang
     python -m tests.processors.run --settings 'ATEN*' threads=2 -- -m "not slow" -n 2 tests/kernels
     python -m tests.processors.run --list
 
-Each setting is a process of its own; arguments after `--` go to pytest. `results.json` and
-`results.md` in the folder given by --out are written anew after each, and a run with the same
-commit, versions and arguments adds to what is there. A setting that was not run says so.
+Each setting is a process of its own; arguments after `--` go to pytest. A short computation goes
+before it (probe.py): a setting under which that is an illegal instruction is not run, and one
+under which it gives the same bits as without any setting is marked, for it proves little here.
+
+`results.json` and `results.md` in the folder given by --out are written anew after each setting.
+They keep one record for each machine, its vector instructions and the arguments: a run with the
+same commit and versions adds to the record, another replaces it. A setting that was not run says so.
 """
 
 from __future__ import annotations
@@ -18,32 +22,40 @@ import json
 import os
 import platform
 import re
+import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tests.bench.machine import machine
 
 ROOT = Path(__file__).resolve().parents[2]
+PROBE = Path(__file__).resolve().parent / "probe.py"
 TESTS = ("tests/kernels", "tests/executor_svc", "tests/truth")
 PACKAGES = ("torch", "triton", "numpy")
 RESULTS = Path(__file__).resolve().parent / "results"
 LIMIT_S = 3600
 """Seconds for one setting."""
+VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
+"""Names of vector instructions by the processor's flag, widest first."""
+NO_INSTRUCTION = "illegal instruction: this processor lacks it"
 
 BY_VARIABLE = {
-    "OPENBLAS_CORETYPE": ("Haswell", "SkylakeX"),
+    "OPENBLAS_CORETYPE": ("Nehalem", "Sandybridge", "Haswell", "SkylakeX"),
     "ATEN_CPU_CAPABILITY": ("default", "avx2", "avx512"),
     "ONEDNN_MAX_CPU_ISA": ("AVX2", "AVX512_CORE"),
     "MKL_ENABLE_INSTRUCTIONS": ("AVX2", "AVX512"),
+    "MKL_CBWR": ("COMPATIBLE",),
 }
 """
-Kernels that a library may take, by variable. A processor that lacks them is given what it has.
+Kernels that a library may take, by variable. On a processor that lacks them oneDNN and MKL take
+what it has; OpenBLAS and ATen obey and end in an illegal instruction.
 """
 
 SETTINGS: dict[str, dict[str, str]] = {
@@ -58,13 +70,22 @@ SETTINGS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Report of pytest under one setting: exit code (None: out of time), counts and failures."""
+    """
+    Report of pytest under one setting: exit code (None: it did not end, or was not begun), counts
+    and failures, and the digest of what the probe computed.
+    """
 
     setting: str
     exit_code: int | None
     summary: str
     seconds: float
     failed: tuple[str, ...]
+    probe: str = ""
+
+
+Conditions: TypeAlias = dict[str, Any]
+Record: TypeAlias = tuple[Conditions, dict[str, Outcome]]
+"""What pytest reported by setting, and under which conditions."""
 
 
 def environment(setting: str, outer: Mapping[str, str]) -> dict[str, str]:
@@ -77,8 +98,34 @@ def environment(setting: str, outer: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **SETTINGS[setting]}
 
 
+def probe(setting: str) -> str:
+    """
+    Return the digest of the same small computations under a setting, with the number of threads
+    that tests use unless it names one; "" if the processor lacks an instruction for them.
+
+    Raises:
+        CalledProcessError: The probe failed in another way.
+    """
+    done = subprocess.run(
+        [sys.executable, str(PROBE)],
+        env={"OMP_NUM_THREADS": "1", **environment(setting, os.environ)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == -signal.SIGILL:
+        return ""
+    done.check_returncode()
+    return done.stdout.strip()
+
+
 def run(setting: str, arguments: Sequence[str]) -> Outcome:
-    """Run pytest under a setting."""
+    """Run pytest under a setting, if the processor has what it asks for."""
+    digest = probe(setting)
+    if not digest:
+        return Outcome(
+            setting=setting, exit_code=None, summary=NO_INSTRUCTION, seconds=0, failed=()
+        )
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *arguments]
     began = time.monotonic()
     try:
@@ -94,7 +141,7 @@ def run(setting: str, arguments: Sequence[str]) -> Outcome:
         exit_code, said = done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
         exit_code, said = None, (late.stdout or b"").decode()
-    return outcome(setting, exit_code, said, time.monotonic() - began)
+    return replace(outcome(setting, exit_code, said, time.monotonic() - began), probe=digest)
 
 
 def outcome(setting: str, exit_code: int | None, said: str, seconds: float) -> Outcome:
@@ -113,7 +160,13 @@ def outcome(setting: str, exit_code: int | None, said: str, seconds: float) -> O
     )
 
 
-def conditions(arguments: Sequence[str]) -> dict[str, Any]:
+def vectors() -> str:
+    """Return the widest vector instructions of this machine's processor."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    return next((name for flag, name in VECTORS.items() if flag in flags), "neither AVX")
+
+
+def conditions(arguments: Sequence[str]) -> Conditions:
     """Return the conditions under which results can be compared."""
     git = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
@@ -124,6 +177,7 @@ def conditions(arguments: Sequence[str]) -> dict[str, Any]:
     )
     return {
         "machine": machine(),
+        "vectors": vectors(),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
         "commit": git.stdout.strip(),
@@ -131,30 +185,45 @@ def conditions(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def table(under: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> str:
-    """Return the results as a page."""
-    lines = [
+def page(records: Sequence[Record]) -> str:
+    """Return the records as a page."""
+    head = [
         "# The tests under other processors' settings",
         "",
-        "Written by `python -m tests.processors.run`. "
-        + ", ".join(f"{name} {under[name]}" for name in ("machine", "python", *PACKAGES, "commit")),
+        "Written by `python -m tests.processors.run`. A setting marked = computes the same bits as",
+        "`unset` on that machine, as far as a short probe tells: it says little that `unset` does not.",
+    ]
+    return "\n".join([*head, *(line for one in records for line in ("", *section(one)))]) + "\n"
+
+
+def section(record: Record) -> list[str]:
+    """Return the lines of one record: its conditions, a row per setting, what failed."""
+    under, outcomes = record
+    facts = ("machine", "vectors", "python", *PACKAGES, "commit")
+    lines = [
+        f"## {under['vectors']}: `{shlex.join(under['command'])}`",
         "",
-        f"Each line: `{' '.join(under['command'])}`",
+        ", ".join(f"{name} {under[name]}" for name in facts),
         "",
         "| setting | exit code | result | seconds |",
         "|---|---:|---|---:|",
     ]
+    unset = outcomes["unset"].probe if "unset" in outcomes else ""
     for setting in SETTINGS:
         one = outcomes.get(setting)
         if one is None:
             lines.append(f"| `{setting}` | | NOT RUN | |")
+        elif one.summary == NO_INSTRUCTION:
+            lines.append(f"| `{setting}` | | NOT RUN: {NO_INSTRUCTION} | |")
         else:
-            lines.append(f"| `{setting}` | {one.exit_code} | {one.summary} | {one.seconds:.0f} |")
+            same = " =" if setting != "unset" and unset and one.probe == unset else ""
+            code = "" if one.exit_code is None else one.exit_code
+            lines.append(f"| `{setting}`{same} | {code} | {one.summary} | {one.seconds:.0f} |")
     failures = [(one.setting, test) for one in outcomes.values() for test in one.failed]
     if failures:
         lines += ["", "Failed:", ""]
         lines += [f"- `{setting}`: `{test}`" for setting, test in failures]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def chosen(patterns: Sequence[str]) -> list[str]:
@@ -170,17 +239,44 @@ def chosen(patterns: Sequence[str]) -> list[str]:
     return [name for name in SETTINGS if any(fnmatch.fnmatch(name, each) for each in patterns)]
 
 
-def kept_outcomes(path: Path, under: Mapping[str, Any]) -> dict[str, Outcome]:
-    """Return the outcomes that an earlier run left under the same conditions."""
+def read_records(path: Path) -> list[Record]:
+    """Return the records of earlier runs."""
     if not path.exists():
-        return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found["conditions"] != under:
-        return {}
-    return {
-        one["setting"]: Outcome(**{**one, "failed": tuple(one["failed"])})
-        for one in found["outcomes"]
-    }
+        return []
+    return [
+        (
+            one["conditions"],
+            {
+                each["setting"]: Outcome(**{**each, "failed": tuple(each["failed"])})
+                for each in one["outcomes"]
+            },
+        )
+        for one in json.loads(path.read_text(encoding="utf-8"))
+    ]
+
+
+def write_records(folder: Path, records: Sequence[Record]) -> None:
+    """Write both files of results."""
+    found = [
+        {"conditions": under, "outcomes": [asdict(one) for one in outcomes.values()]}
+        for under, outcomes in records
+    ]
+    (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (folder / "results.md").write_text(page(records), encoding="utf-8")
+
+
+def record_of(records: list[Record], under: Conditions) -> dict[str, Outcome]:
+    """
+    Return the outcomes to add to: those under the same conditions, or none yet in the place of the
+    record that the same machine had for the same arguments.
+    """
+    for index, (before, outcomes) in enumerate(records):
+        if all(before[name] == under[name] for name in ("machine", "vectors", "command")):
+            if before != under:
+                records[index] = (under, outcomes := {})
+            return outcomes
+    records.append((under, {}))
+    return records[-1][1]
 
 
 def main(arguments: list[str]) -> int:
@@ -198,14 +294,15 @@ def main(arguments: list[str]) -> int:
     to_pytest = rest or ["-m", "not gpu", *TESTS]
     under = conditions(to_pytest)
     given.out.mkdir(parents=True, exist_ok=True)
-    outcomes = kept_outcomes(given.out / "results.json", under)
+    records = read_records(given.out / "results.json")
+    outcomes = record_of(records, under)
     for setting in chosen(given.settings):
         one = outcomes[setting] = run(setting, to_pytest)
         print(f"{one.setting}: exit code {one.exit_code}, {one.summary}", flush=True)
-        found = {"conditions": under, "outcomes": [asdict(each) for each in outcomes.values()]}
-        (given.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-        (given.out / "results.md").write_text(table(under, outcomes))
-    return 0 if all(one.exit_code == 0 for one in outcomes.values()) else 1
+        write_records(given.out, records)
+    return int(
+        any(one.exit_code != 0 for one in outcomes.values() if one.summary != NO_INSTRUCTION)
+    )
 
 
 if __name__ == "__main__":
