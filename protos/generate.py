@@ -1,6 +1,6 @@
 """
-Regenerate the Python code of every .proto file, or with --check prove that the committed code is
-what they generate.
+Regenerate the Python code of every .proto file and the table of the services' options, or with
+--check prove that what is committed is what they generate.
 
 Run from anywhere: `python protos/generate.py [--check]`.
 """
@@ -17,6 +17,7 @@ from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parent
 PACKAGE = PROTOS / "python"
+OPTIONS = Path("tandem/settings/options.json")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 
@@ -42,9 +43,23 @@ def generate(target: Path) -> None:
             grpc_module.unlink()  # files without a service generate an empty module
 
 
+def write_options(target: Path) -> None:
+    """Write the options that the services declare below `target`."""
+    # What the services import may have just been generated.
+    from executor_svc.config.settings import PROGRAM as EXECUTOR  # noqa: PLC0415 -- see above
+    from scheduler_svc.config.settings import PROGRAM as SCHEDULER  # noqa: PLC0415 -- see above
+    from tandem.settings.options import as_json  # noqa: PLC0415 -- see above
+
+    table = target / OPTIONS
+    table.parent.mkdir(parents=True, exist_ok=True)
+    text = as_json({"executor": EXECUTOR.options, "scheduler": SCHEDULER.options})
+    table.write_text(text, encoding="utf-8")
+
+
 def generated_files(root: Path) -> set[Path]:
-    """Generated modules below `root`, relative to it."""
-    return {path.relative_to(root) for path in root.rglob("*") if path.name.endswith(SUFFIXES)}
+    """Generated modules, and the table of options, below `root`, relative to it."""
+    suffixes = (*SUFFIXES, OPTIONS.name)
+    return {path.relative_to(root) for path in root.rglob("*") if path.name.endswith(suffixes)}
 
 
 def check() -> int:
@@ -52,6 +67,7 @@ def check() -> int:
     with tempfile.TemporaryDirectory() as fresh_name:
         fresh = Path(fresh_name)
         generate(fresh)
+        write_options(fresh)
         expected, committed = generated_files(fresh), generated_files(PACKAGE)
         wrong = [str(path) for path in sorted(expected ^ committed)]
         wrong += [
@@ -73,6 +89,7 @@ def main() -> int:
     for stale in generated_files(PACKAGE):
         (PACKAGE / stale).unlink()
     generate(PACKAGE)
+    write_options(PACKAGE)
     return 0
 
 

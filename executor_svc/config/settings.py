@@ -7,26 +7,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from executor_svc.config.graph_sizes import GraphCount, check_graph_count
 from executor_svc.model.files.directory import find_model
-from tandem.engine_config import MAX_GIB, MAX_THREADS, EngineConfig
-from tandem.settings.computing import COMPUTING
+from tandem.engine_config import MAX_THREADS, EngineConfig
+from tandem.settings.options import Group
+from tandem.settings.program import Program
 from tandem.settings.reader import read_settings
-from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
 from tandem.settings.schema import (
-    KV_SIZE_KNOBS,
-    LIMITS,
     Address,
+    BlockSize,
+    BufferSizeGb,
+    GpuMemoryUtilization,
     Loaded,
     LogFormat,
     LogLevel,
+    MaxBatchSize,
+    MaxModelLen,
+    MaxTotalTokens,
+    MemFractionStatic,
     Metavar,
-    Program,
+    OptionGroup,
     ServiceSettings,
+    SwapSpaceGb,
 )
 
 _DEFAULTS = EngineConfig()
@@ -38,8 +44,10 @@ _GraphCount = Annotated[
 ]
 
 
-class ExecutorSettings(ServiceSettings):
-    """Settings of one executor service; validated where they are read."""
+class _ModelSettings(OptionGroup):
+    """The model and the device that computes it."""
+
+    group: ClassVar[Group] = Group.MODEL
 
     model: Annotated[Path, Metavar("DIR")] = Field(
         description="model directory in Hugging Face format: config.json, *.safetensors, "
@@ -48,14 +56,73 @@ class ExecutorSettings(ServiceSettings):
     model_name: str | None = Field(
         None, min_length=1, description="name clients see; default: the directory's name"
     )
-    listen: Address = Field(
-        "127.0.0.1:50061", description="gRPC address for the scheduler; port 0 takes a free one"
-    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="type of weights and KV; auto: on a GPU the model's own, on a CPU the fastest",
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", description="device to compute on: auto, cpu, cuda or cuda:N")
+
+
+class _EngineLimits(OptionGroup):
+    """Engine limits, which are settings of both services; the hidden two are the scheduler's."""
+
+    group: ClassVar[Group] = Group.LIMITS
+
+    block_size: BlockSize = Field(_DEFAULTS.block_size, description="tokens per KV block")
+    max_num_blocks: int | None = Field(
+        None,
+        description="KV blocks to allocate; default: on a GPU what gpu_memory_utilization 0.9 "
+        "leaves, on a CPU a quarter of the free memory, at most what max_batch_size requests of "
+        "max_model_len tokens need",
+    )
+    max_batch_size: MaxBatchSize = Field(
+        _DEFAULTS.max_batch_size, description="most sequences in one step"
+    )
+    max_model_len: MaxModelLen = Field(
+        None,
+        description="most tokens of prompt plus output; default: what the model supports and the "
+        "KV memory holds",
+    )
+    max_total_tokens: MaxTotalTokens = Field(
+        _DEFAULTS.max_total_tokens,
+        description="most tokens computed in one step; unset, fewer on a CPU that computes a large "
+        "model",
+    )
+    max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, exclude=True)
+    memory_threshold: float = Field(_DEFAULTS.memory_threshold, exclude=True)
+
+
+class _KvMemorySettings(OptionGroup):
+    """Other ways to size the KV memory, and host memory for it."""
+
+    group: ClassVar[Group] = Group.KV_MEMORY
+
+    buffer_size_gb: BufferSizeGb = Field(None, description="GiB of KV memory; sizes it")
+    mem_fraction_static: MemFractionStatic = Field(
+        None,
+        description="share of the device's memory for weights and KV together; sizes the KV memory",
+    )
+    gpu_memory_utilization: GpuMemoryUtilization = Field(
+        None,
+        description="share of the device's memory for weights, activations (measured at start) "
+        "and KV together; sizes the KV memory",
+    )
+    swap_space_gb: SwapSpaceGb = Field(
+        0.0,
+        description="GiB of host memory for the KV of preempted requests; 0: compute it again",
+    )
+
+
+class _ComputingSettings(OptionGroup):
+    """Settings of the computation; the scheduler ignores them in a file for both services."""
+
+    group: ClassVar[Group] = Group.COMPUTING
+
+    batch_invariant: bool = Field(
+        False,
+        description="give a request the same tokens, bit for bit, whatever is computed beside it "
+        "and however its prompt is cut; slower",
+    )
     num_threads: int | None = Field(
         None,
         ge=1,
@@ -68,48 +135,6 @@ class ExecutorSettings(ServiceSettings):
         description="attention on the CPU by a C++ library, compiled at the first start and kept "
         "in TANDEM_CACHE_DIR, default ~/.cache/tandem; auto: where that works",
     )
-    block_size: int = Field(_DEFAULTS.block_size, description="tokens per KV block")
-    max_num_blocks: int | None = Field(
-        None,
-        description="KV blocks to allocate; default: on a GPU what gpu_memory_utilization 0.9 "
-        "leaves, on a CPU a quarter of the free memory, at most what max_batch_size requests of "
-        "max_model_len tokens need",
-    )
-    buffer_size_gb: float | None = Field(
-        None, gt=0, le=MAX_GIB, description="GiB of KV memory; sizes it"
-    )
-    mem_fraction_static: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="share of the device's memory for weights and KV together; sizes the KV memory",
-    )
-    gpu_memory_utilization: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="share of the device's memory for weights, activations (measured at start) "
-        "and KV together; sizes the KV memory",
-    )
-    swap_space_gb: float = Field(
-        0.0,
-        ge=0,
-        le=MAX_GIB,
-        description="GiB of host memory for the KV of preempted requests; 0: compute it again",
-    )
-    max_batch_size: int = Field(_DEFAULTS.max_batch_size, description="most sequences in one step")
-    max_model_len: int | None = Field(
-        None,
-        description="most tokens of prompt plus output; default: what the model supports and the "
-        "KV memory holds",
-    )
-    max_total_tokens: int = Field(
-        _DEFAULTS.max_total_tokens,
-        description="most tokens computed in one step; unset, fewer on a CPU that computes a large "
-        "model",
-    )
-    max_num_seqs: int = Field(_DEFAULTS.max_num_seqs, exclude=True)
-    memory_threshold: float = Field(_DEFAULTS.memory_threshold, exclude=True)
     num_cuda_graphs: _GraphCount = Field(
         "default",
         description="decode steps to capture on a GPU, by number of rows: default (up to 30 sizes "
@@ -127,6 +152,18 @@ class ExecutorSettings(ServiceSettings):
         description="capture steps with prompts as well, of as few tokens as decode steps have "
         "rows; rows that ask for penalties or log probabilities keep their step eager",
     )
+
+
+class ExecutorSettings(
+    _ComputingSettings, _KvMemorySettings, _EngineLimits, _ModelSettings, ServiceSettings
+):
+    """Settings of one executor service; validated where they are read."""
+
+    group: ClassVar[Group] = Group.SERVICE
+
+    listen: Address = Field(
+        "127.0.0.1:50061", description="gRPC address for the scheduler; port 0 takes a free one"
+    )
     static_kv_memory_pointers: bool = Field(
         False,
         description="keep the KV memory's addresses while it is given back (suspend), so that "
@@ -134,11 +171,6 @@ class ExecutorSettings(ServiceSettings):
     )
     collect_margins: bool = Field(
         False, description="report by how much each token won, for equality tests; slower"
-    )
-    batch_invariant: bool = Field(
-        False,
-        description="give a request the same tokens, bit for bit, whatever is computed beside it "
-        "and however its prompt is cut; slower",
     )
     dry_run: bool = Field(
         False, description="print what would take how much memory, and exit; loads no weights"
@@ -154,22 +186,17 @@ class ExecutorSettings(ServiceSettings):
     )
     log_level: LogLevel = Field("info", description="least severe log event to print")
     log_format: LogFormat = Field(
-        "console", description="one JSON object per line, or text for people; to stderr"
+        "console", description="logs as one JSON object per line, or as text for people"
     )
 
 
-_PROGRAM = Program(
+PROGRAM = Program(
     schema=ExecutorSettings,
     command="python -m executor_svc",
     description="Tandem's executor service: computes the steps that a scheduler plans.",
     exit_codes="0 stopped, 1 failed, 2 wrong configuration or model",
     env_prefix="TANDEM_EXECUTOR_",
-    foreign_keys=(*SCHEDULING, *SCHEDULING_ALIASES),
-    groups={
-        "engine limits": LIMITS,
-        "KV memory instead of max_num_blocks": (*KV_SIZE_KNOBS[1:], "swap_space_gb"),
-        "computing": COMPUTING,
-    },
+    foreign=("scheduler", Group.SCHEDULING),
 )
 
 
@@ -196,7 +223,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
         InvalidConfig: A setting is wrong; names the first such setting and where it was set.
         SystemExit: After --help.
     """
-    read = read_settings(_PROGRAM, argv, environ)
+    read = read_settings(PROGRAM, argv, environ)
     settings = read.settings
     check_graph_count(settings.num_cuda_graphs)
     model = find_model(settings.model, environ)

@@ -6,7 +6,7 @@ The settings of scheduling, under the names they have in the systems they come f
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -23,7 +23,8 @@ from scheduler_svc.core.request.options import (
 )
 from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.errors import InvalidConfig
-from tandem.settings.schema import Metavar, ServiceSettings
+from tandem.settings.options import Group
+from tandem.settings.schema import Alias, Metavar, OptionGroup
 from tandem.wording import GIB
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -33,13 +34,16 @@ def _choices(kind: type[StrEnum]) -> Metavar:
     return Metavar("{" + ",".join(kind) + "}")
 
 
-class SchedulingSettings(ServiceSettings):
+class SchedulingSettings(OptionGroup):
     """Fields that become `CoreOptions`; their defaults are those of that class."""
+
+    group: ClassVar[Group] = Group.SCHEDULING
 
     schedule_policy: Annotated[str, _choices(SchedulePolicy)] = Field(
         "lpm",
-        description="who is admitted next: first come (fcfs), longest cached prefix (lpm; fcfs "
-        "without prefix caching or while more than 128 wait), dfs-weight, longest output (lof)",
+        description="order of admission: first come (fcfs), longest cached prefix (lpm; fcfs "
+        "without prefix caching or while more than 128 wait), dfs-weight, longest output (lof), "
+        "random",
     )
     schedule_conservativeness: float = Field(
         1.0,
@@ -52,16 +56,18 @@ class SchedulingSettings(ServiceSettings):
     priority_preemption: bool = Field(
         False, description="a waiting request may take the place of a running one it goes before"
     )
-    enable_prefix_caching: bool = Field(True, description="share and keep the KV of equal prefixes")
-    prefix_caching_eviction_policy: Annotated[str, _choices(Eviction)] = Field(
+    enable_prefix_caching: Annotated[bool, Alias("prefix_caching")] = Field(
+        True, description="share and keep the KV of equal prefixes"
+    )
+    prefix_caching_eviction_policy: Annotated[str, _choices(Eviction), Alias("eviction")] = Field(
         "lru",
-        description="full blocks that nobody uses stay findable until needed (lru), or are free "
-        "at once (ref_zero)",
+        description="full blocks that no request uses stay findable until needed (lru), or are "
+        "free at once (ref_zero)",
     )
     on_pressure: Annotated[str, _choices(OnPressure)] = Field(
         "queue", description="what happens to new requests while KV use is over memory_threshold"
     )
-    overlength_policy: Annotated[str, _choices(Overlength)] = Field(
+    overlength_policy: Annotated[str, _choices(Overlength), Alias("overlength")] = Field(
         "reject",
         description="what happens to requests longer than max_model_len; truncate lowers "
         "max_tokens, and drops the oldest tokens of a prompt that leaves no room",
@@ -95,9 +101,9 @@ class SchedulingSettings(ServiceSettings):
         "executor and recomputes where they run out",
     )
     step_priority: Annotated[str, _choices(StepPriority)] = Field(
-        "decode-first", description="whose tokens a step computes first"
+        "decode-first", description="which tokens a step computes first"
     )
-    enable_chunked_prefill: bool = Field(
+    enable_chunked_prefill: Annotated[bool, Alias("chunked_prefill")] = Field(
         True,
         description="compute a prompt in several steps where one has no room; off: it waits for a "
         "step that has, max_total_tokens must be at least max_model_len",
@@ -107,7 +113,7 @@ class SchedulingSettings(ServiceSettings):
         description="most prompt tokens of one request in one step; 0 or -1: no limit but "
         "max_total_tokens",
     )
-    long_prefill_threshold: int = Field(
+    long_prefill_threshold: Annotated[int, Alias("long_prefill_token_threshold")] = Field(
         0,
         description="prompts with more tokens left than this leave the rest of a step to shorter "
         "ones; 0: off",
@@ -127,15 +133,17 @@ class SchedulingSettings(ServiceSettings):
         4,
         ge=1,
         le=MAX_WINDOW,
-        description="the same while nobody waits, memory lasts and steps take under 5 ms; no "
+        description="the same while no request waits, memory lasts and steps take under 5 ms; no "
         "effect unless over window",
     )
     track_request_events: bool = Field(
         False, description="keep what happened to each request, for GetRequestEvents"
     )
-    track_generated_token_events: bool = Field(False, description="also one event per token")
-    track_paused_request_events: bool = Field(
-        False, description="also one event per step that a request stays paused"
+    track_generated_token_events: Annotated[bool, Alias("track_token_events")] = Field(
+        False, description="also keep one event per token"
+    )
+    track_paused_request_events: Annotated[bool, Alias("track_paused_events")] = Field(
+        False, description="also keep one event per step that a request stays paused"
     )
 
     def core_options(self, kv_bytes_per_block: int = 0) -> CoreOptions:

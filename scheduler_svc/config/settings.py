@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -21,48 +22,54 @@ from scheduler_svc.core.request.geometry import ExecutorGeometry
 from scheduler_svc.ipc.snapshot import ConfigEntry, ConfigSnapshot
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor, InvalidConfig
-from tandem.settings.computing import COMPUTING
+from tandem.settings.options import Group
+from tandem.settings.program import Program
 from tandem.settings.reader import read_settings
-from tandem.settings.scheduling import SCHEDULING, SCHEDULING_ALIASES
 from tandem.settings.schema import (
-    LIMIT_ALIASES,
-    LIMITS,
     Address,
     Addresses,
+    BlockSize,
     Loaded,
     LogFormat,
     LogLevel,
-    Program,
+    MaxBatchSize,
+    MaxModelLen,
+    MaxTotalTokens,
+    OptionGroup,
     ServiceSettings,
     TcpAddress,
 )
 
 
-class _EngineLimits(ServiceSettings):
+class _EngineLimits(OptionGroup):
     """Engine limits, which are settings of both services."""
 
-    block_size: int = Field(16, description="tokens per KV block; must equal the executor's")
+    group: ClassVar[Group] = Group.LIMITS
+
+    block_size: BlockSize = Field(16, description="tokens per KV block; must equal the executor's")
     max_num_blocks: int | None = Field(
         None, description="most KV blocks to use; default: the executor's, which are the most"
     )
-    max_batch_size: int = Field(32, description="most sequences in one step")
+    max_batch_size: MaxBatchSize = Field(32, description="most sequences in one step")
     max_num_seqs: int = Field(
         256,
         description="most requests in the system, waiting ones included; more are refused (vLLM's "
         "max_num_seqs is --max-batch-size: so many run, and others wait)",
     )
-    max_model_len: int | None = Field(
+    max_model_len: MaxModelLen = Field(
         None,
         description="most tokens of prompt plus output; default: the executor's, which is the most",
     )
-    max_total_tokens: int = Field(4096, description="most tokens computed in one step")
+    max_total_tokens: MaxTotalTokens = Field(4096, description="most tokens computed in one step")
     memory_threshold: float = Field(
         0.9, description="share of KV blocks in use, 0 to 1, at which no prompt is admitted"
     )
 
 
-class SchedulerSettings(SchedulingSettings, _EngineLimits):
-    """Settings of one scheduler service; validated where they are read."""
+class _AddressSettings(OptionGroup):
+    """Addresses that the scheduler listens on, and its executors'."""
+
+    group: ClassVar[Group] = Group.ADDRESSES
 
     executor: Addresses = Field(
         "127.0.0.1:50061",
@@ -77,6 +84,13 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
     metrics_listen: TcpAddress | None = Field(
         "127.0.0.1:9464", description="HTTP address of /metrics; empty for none"
     )
+
+
+class SchedulerSettings(_AddressSettings, SchedulingSettings, _EngineLimits, ServiceSettings):
+    """Settings of one scheduler service; validated where they are read."""
+
+    group: ClassVar[Group] = Group.SERVICE
+
     frontends: int = Field(1, ge=1, le=64, description="frontend processes that share --listen")
     max_message_bytes: int = Field(
         16 * 1024 * 1024, ge=65_536, description="largest request message a client may send, bytes"
@@ -117,13 +131,13 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
         None,
         min_length=1,
         max_length=256,
-        description="who this scheduler is to executors, the same at every start; default: host "
+        description="name of this scheduler to executors, the same at every start; default: host "
         "name and public address",
     )
     take_over: bool = Field(
         False,
         description="take the executor from another scheduler that holds it, once, at the start; "
-        "not for starts that nobody watches",
+        "not for unattended starts",
     )
     drain_grace_s: float = Field(
         30.0, ge=0, description="seconds that requests may go on after SIGTERM"
@@ -141,7 +155,7 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
         "0: none",
     )
     log_format: LogFormat = Field(
-        "console", description="one JSON object per line, or text for people; to stderr"
+        "console", description="logs as one JSON object per line, or as text for people"
     )
 
     @property
@@ -155,19 +169,15 @@ class SchedulerSettings(SchedulingSettings, _EngineLimits):
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
-_PROGRAM = Program(
+PROGRAM = Program(
     schema=SchedulerSettings,
     command="python -m scheduler_svc",
-    description="Tandem's scheduler service: serves clients, plans steps, drives one executor.",
+    description="Tandem's scheduler service: serves clients, plans steps, drives one executor. "
+    "Engine limits that are not set follow the executor.",
     exit_codes="0 stopped, 1 failed, 2 wrong configuration",
     env_prefix="TANDEM_",
     foreign_prefixes=("TANDEM_EXECUTOR_", "TANDEM_CLIENT_", "TANDEM_CACHE_", "TANDEM_TORCH_"),
-    aliases={**LIMIT_ALIASES, **SCHEDULING_ALIASES},
-    groups={
-        "engine limits (unset ones follow the executor)": LIMITS,
-        "scheduling": SCHEDULING,
-    },
-    foreign_keys=COMPUTING,
+    foreign=("executor", Group.COMPUTING),
 )
 
 
@@ -243,7 +253,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSett
         InvalidConfig: A setting is wrong; the error names the first one and its source.
         SystemExit: After --help.
     """
-    read = read_settings(_PROGRAM, argv, environ)
+    read = read_settings(PROGRAM, argv, environ)
     _check_scheduling(read)
     return LoadedSettings(settings=read.settings, sources=read.sources, places=read.places)
 

@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.config.settings import load_settings
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
-from tandem.settings.computing import COMPUTING
+from tandem.settings.options import Group, keys_of
 from tandem.settings.schema import LIMITS
 
 RULES = (
@@ -181,7 +181,7 @@ class TestMistakes:
         """
         assert load_settings([], {variable: "tcp://10.0.0.1:50051"}).sources == {}
 
-    @pytest.mark.parametrize("name", COMPUTING)
+    @pytest.mark.parametrize("name", keys_of("executor", Group.COMPUTING))
     def test_how_to_compute_is_left_to_the_executor(self, name, tmp_path):
         """
         A key of the file that says how the executor computes is ignored by the scheduler, whatever

@@ -1,4 +1,4 @@
 """
 Settings of a service process: one schema, read from several sources. Only the services use this
-package; clients and pure cores do without it.
+package, but for `options`, the table of their options, which the command line reads as well.
 """

@@ -19,9 +19,11 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from tandem.errors import InvalidConfig
-from tandem.settings.flags import flag_of, metavar_of, parse_flags
+from tandem.settings.flags import parse_flags
+from tandem.settings.options import flag_of
 from tandem.settings.presets import PRESET_SETTINGS
-from tandem.settings.schema import KV_SIZE_KNOBS, PRESET, Loaded, Program, S
+from tandem.settings.program import Program
+from tandem.settings.schema import KV_SIZE_KNOBS, PRESET, Loaded, S
 from tandem.wording import nearest
 
 _SET_BY_KUBERNETES = re.compile(
@@ -125,16 +127,16 @@ def _from_environment(program: Program[S], environ: Mapping[str, str]) -> list[_
 
 
 def _by_name(program: Program[S], source: _Source, layer: Iterable[_Given]) -> dict[str, _Given]:
-    fields = program.schema.model_fields
+    fields, aliases = program.schema.model_fields, program.aliases
     keys = {name for name, field in fields.items() if source == "file" or not field.exclude}
+    foreign = program.foreign_keys if source == "file" else ()
     found: dict[str, _Given] = {}
     for given in layer:
-        name = program.aliases.get(given.key, given.key)
-        if source == "file" and name in program.foreign_keys:
+        name = aliases.get(given.key, given.key)
+        if name in foreign:
             continue
         if name not in keys:
-            foreign = program.foreign_keys if source == "file" else ()
-            known = [*sorted(keys), *program.aliases, *foreign]
+            known = [*sorted(keys), *aliases, *foreign]
             meant = nearest(given.key, known)
             hint = f"did you mean {meant!r}?" if meant else "see --help for all keys"
             raise InvalidConfig(f"{given.place}: unknown key {given.key!r}; {hint}")
@@ -171,9 +173,10 @@ def _why(error: ValidationError) -> str:
 
 
 def _check_complete(program: Program[S], values: Mapping[str, Any]) -> None:
-    for name, field in program.schema.model_fields.items():
-        if field.is_required() and name not in values:
+    for option in program.options:
+        name = option.name
+        if program.schema.model_fields[name].is_required() and name not in values:
             raise InvalidConfig(
-                f"no {name}: give {flag_of(name)} {metavar_of(field)} or set "
+                f"no {name}: give {flag_of(name)} {option.metavar} or set "
                 f"{program.env_prefix}{name.upper()}"
             )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tandem.engine_config import MAX_GIB, EngineConfig
 from tandem.network.address import check_listen_address, check_targets, check_tcp_address
+from tandem.settings.options import Group
 from tandem.settings.presets import PresetName
 
 LIMITS = tuple(EngineConfig().as_dict())
@@ -24,16 +24,6 @@ KV_SIZE_KNOBS = (
 )
 """Settings that size the KV memory; at most one of them may be set."""
 
-LIMIT_ALIASES = {
-    "max_num_batched_tokens": "max_total_tokens",  # vLLM
-    "max_running_requests": "max_batch_size",  # SGLang
-    "max_requests": "max_batch_size",  # Megatron Core, as are the next two
-    "block_size_tokens": "block_size",
-    "max_sequence_length": "max_model_len",
-}
-"""Other accepted spellings, in every source."""
-
-
 PRESET = "preset"
 """Name of the source of settings that a preset set."""
 
@@ -45,35 +35,64 @@ class Metavar:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Annotation of a field's type: another accepted name of the option, in every source."""
+
+    name: str
+
+
 Address = Annotated[str, AfterValidator(check_listen_address), Metavar("HOST:PORT")]
 """Address on which a service listens: HOST:PORT or unix:PATH."""
 TcpAddress = Annotated[str, AfterValidator(check_tcp_address), Metavar("HOST:PORT")]
 """Address on which a service listens that does not support unix sockets."""
 Addresses = Annotated[str, AfterValidator(check_targets), Metavar("HOST:PORT[,HOST:PORT...]")]
 """Addresses to connect to, one or several, none twice; spaces around them are removed."""
+# Engine limits that have other names elsewhere.
+BlockSize = Annotated[int, Alias("block_size_tokens")]  # Megatron Core
+MaxBatchSize = Annotated[
+    int, Alias("max_running_requests"), Alias("max_requests")
+]  # SGLang, Megatron Core
+MaxModelLen = Annotated[int | None, Alias("max_sequence_length")]  # Megatron Core
+MaxTotalTokens = Annotated[int, Alias("max_num_batched_tokens")]  # vLLM
+# Sizes of memory, which a file for both services may have.
+BufferSizeGb = Annotated[float | None, Gt(0), Le(MAX_GIB)]
+MemFractionStatic = Annotated[float | None, Gt(0), Lt(1)]
+GpuMemoryUtilization = Annotated[float | None, Gt(0), Le(1)]
+SwapSpaceGb = Annotated[float, Ge(0), Le(MAX_GIB)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 
 
-class ServiceSettings(BaseModel):
+class OptionGroup(BaseModel):
     """
-    Settings of one service, with the seven engine limits and all of `KV_SIZE_KNOBS`; every field is
-    a flag, an environment variable and a key of a file.
+    Fields that are options of one group; each is a flag, an environment variable and a key of a
+    file. A service's settings are its groups put together.
 
     A field with `exclude=True` is only a key of a file and is not shown: it is a setting of the
     other service, and one file serves both.
+
+    Attributes:
+        group: Group of the options that the class itself declares.
     """
 
+    group: ClassVar[Group] = Group.SERVICE
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServiceSettings(OptionGroup):
+    """Settings of one service, with the seven engine limits and all of `KV_SIZE_KNOBS`."""
+
+    group: ClassVar[Group] = Group.LIMITS
 
     preset: PresetName | None = Field(
         None, description="named starting point; whatever is set elsewhere wins over it"
     )
     # Only the executor uses these and describes them; a file that serves both may have them.
-    buffer_size_gb: Annotated[float | None, Gt(0), Le(MAX_GIB)] = Field(None, exclude=True)
-    mem_fraction_static: Annotated[float | None, Gt(0), Lt(1)] = Field(None, exclude=True)
-    gpu_memory_utilization: Annotated[float | None, Gt(0), Le(1)] = Field(None, exclude=True)
-    swap_space_gb: Annotated[float, Ge(0), Le(MAX_GIB)] = Field(0.0, exclude=True)
+    buffer_size_gb: BufferSizeGb = Field(None, exclude=True)
+    mem_fraction_static: MemFractionStatic = Field(None, exclude=True)
+    gpu_memory_utilization: GpuMemoryUtilization = Field(None, exclude=True)
+    swap_space_gb: SwapSpaceGb = Field(0.0, exclude=True)
 
     def engine_config(self) -> EngineConfig:
         """
@@ -89,34 +108,6 @@ class ServiceSettings(BaseModel):
 
 
 S = TypeVar("S", bound=ServiceSettings)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program(Generic[S]):
-    """
-    Description of a service for the reading of its settings.
-
-    Attributes:
-        schema: Class of its settings.
-        command: Command that starts it, for --help.
-        description: Description of the service, for --help.
-        exit_codes: Meanings of its exit codes, for --help.
-        env_prefix: Prefix of its environment variables; the rest is a field's name in capitals.
-        foreign_prefixes: Prefixes of variables that begin like its own but belong to others.
-        aliases: Other spellings of fields.
-        groups: Fields that --help lists together, by title; the others are under "service".
-        foreign_keys: Keys of a file that only the other service uses; their values are ignored.
-    """
-
-    schema: type[S]
-    command: str
-    description: str
-    exit_codes: str
-    env_prefix: str
-    foreign_prefixes: tuple[str, ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=lambda: LIMIT_ALIASES)
-    groups: Mapping[str, Collection[str]] = field(default_factory=dict)
-    foreign_keys: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

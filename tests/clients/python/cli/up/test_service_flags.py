@@ -8,20 +8,9 @@ from typer.testing import CliRunner
 from executor_svc.config.settings import ExecutorSettings
 from executor_svc.model.families import FAMILIES
 from scheduler_svc.config.settings import SchedulerSettings
-from tandem.settings.computing import COMPUTING as COMPUTED
-from tandem.settings.flags import metavar_of
-from tandem.settings.scheduling import SCHEDULING as SETTINGS
-from tandem.settings.scheduling import SCHEDULING_ALIASES
-from tandem.settings.schema import LIMIT_ALIASES
+from tandem.settings.options import Group, options_of
 from tandem_client.cli.app import app
-from tandem_client.cli.up.service_flags import (
-    COMPUTING,
-    EXECUTOR,
-    FLAGS,
-    SCHEDULER,
-    SCHEDULING,
-    flags_for,
-)
+from tandem_client.cli.up.service_flags import EXECUTOR, FLAGS, SCHEDULER, flags_for
 
 TAKEN = {SCHEDULER: SchedulerSettings, EXECUTOR: ExecutorSettings}
 
@@ -30,53 +19,43 @@ DECIDED_BY_UP = {"model", "executor", "take_over", "drain_grace_s", "dry_run", "
 """Settings that `tandem up` sets or has an option of its own for; and the executor's address."""
 
 
-def shown(value):
-    """Return a default as help shows it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "" if value is None else str(value)
+def options_within_reach(service):
+    """Return the options of a service that can be given to `tandem up`."""
+    ours = {*DECIDED_BY_UP, *(["listen"] if service == EXECUTOR else [])}
+    return [option for option in options_of(service) if option.name not in ours]
 
 
 class TestTable:
-    def test_every_scheduling_setting_can_be_given_to_up(self):
-        """
-        Each setting that says how to schedule is a flag of `tandem up`, in the same order.
-        """
-        assert list(SETTINGS) == [flag.name for flag in SCHEDULING]
-
-    def test_every_setting_of_computing_can_be_given_to_up(self):
-        """
-        Each setting of a file on how to compute is a flag of `tandem up`, in the same order.
-        """
-        assert list(COMPUTED) == [flag.name for flag in COMPUTING]
-
     @pytest.mark.parametrize("service", [SCHEDULER, EXECUTOR])
     def test_every_setting_is_within_reach(self, service):
         """
         Every setting of a service can be given to `tandem up`, but for what it decides itself.
         """
         fields = {name for name, field in TAKEN[service].model_fields.items() if not field.exclude}
-        reached = {flag.name for flag in FLAGS.values() if service in flag.services}
+        reached = {name for name, flag in FLAGS.items() if service in flag.services}
         ours = {*DECIDED_BY_UP, *(["listen"] if service == EXECUTOR else [])}
         assert fields - ours == reached
 
-    @pytest.mark.parametrize("flag", FLAGS.values(), ids=lambda flag: flag.name)
-    def test_help_says_what_the_services_say(self, flag):
+    @pytest.mark.parametrize("service", [SCHEDULER, EXECUTOR])
+    def test_help_says_what_the_services_say(self, service):
         """
-        A flag's kind of value, its choices and its default are those of each service that takes it.
+        A flag's kind of value, its choices, its default and its other names are those of each
+        service that takes it.
         """
-        for service in flag.services:
-            field = TAKEN[service].model_fields[flag.name]
-            assert flag.is_switch == (field.annotation is bool)
-            assert flag.is_switch or metavar_of(field) == flag.kind
-            assert shown(field.default) == flag.default
+        for option in options_within_reach(service):
+            shown = FLAGS[option.name].option
+            assert option.metavar == shown.metavar
+            assert option.default == shown.default
+            assert option.aliases == shown.aliases
+            assert option.group == shown.group
 
-    def test_every_alias_of_the_services_is_one_of_up(self):
+    def test_groups_follow_each_other(self):
         """
-        Spellings of vLLM, SGLang and Megatron Core that the services take are taken here too.
+        Help lists the flags group by group, in the order in which the groups are declared.
         """
-        aliases = {alias: flag.name for flag in FLAGS.values() for alias in flag.aliases}
-        assert {**LIMIT_ALIASES, **SCHEDULING_ALIASES} == aliases
+        groups = [flag.option.group for flag in FLAGS.values()]
+        assert list(Group) == list(dict.fromkeys(groups))
+        assert sorted(groups, key=list(Group).index) == groups
 
     def test_values_become_arguments(self):
         """
@@ -103,19 +82,21 @@ class TestHelp:
     @pytest.fixture
     def text(self):
         """Return the help of `tandem up` in a narrow terminal, without line breaks."""
-        return " ".join(CliRunner().invoke(app, ["up", "--help"]).stdout.split())
+        lines = CliRunner().invoke(app, ["up", "--help"]).stdout.split()
+        return " ".join(lines).replace("- ", "-")  # lines break after hyphens
 
-    @pytest.mark.parametrize("flag", FLAGS.values(), ids=lambda flag: flag.name)
+    @pytest.mark.parametrize("flag", FLAGS.values(), ids=lambda flag: flag.option.name)
     def test_each_flag_is_whole_with_type_and_default(self, text, flag):
         """
         Help shows every spelling of a flag uncut, the kind of its value and its default.
         """
-        names = [f"--{name.replace('_', '-')}" for name in (flag.name, *flag.aliases)]
+        option = flag.option
+        names = [f"--{name.replace('_', '-')}" for name in (option.name, *option.aliases)]
         start = text.index(f" {names[0]}") + 1
         entry = text[start : text.index(flag.text, start)]
         assert all(name in entry for name in names)
-        assert flag.is_switch or entry.endswith(f"{flag.kind} ")
-        assert not flag.default or f"{flag.text} [default: {flag.default}]" in text
+        assert option.metavar is None or entry.endswith(f"{option.metavar} ")
+        assert option.default is None or flag.text.endswith(f" [default: {option.default}]")
 
     @pytest.mark.parametrize("command", ["up", "generate", "drain", "config", "--help"])
     def test_switches_show_no_type(self, command):

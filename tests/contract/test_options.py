@@ -1,0 +1,79 @@
+"""Table of the services' options: what is declared is what every reader of the table sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor_svc.config.settings import PROGRAM as EXECUTOR
+from scheduler_svc.config.settings import PROGRAM as SCHEDULER
+from tandem.settings.options import FILE, Group, as_json, keys_of, options_of
+
+PROGRAMS = {"executor": EXECUTOR, "scheduler": SCHEDULER}
+
+
+class TestTable:
+    def test_file_has_what_the_services_declare(self):
+        """
+        The committed table is what `python protos/generate.py` writes.
+        """
+        declared = {service: program.options for service, program in PROGRAMS.items()}
+        assert as_json(declared) == FILE.read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("service", PROGRAMS)
+    def test_read_back_it_is_what_was_declared(self, service):
+        """
+        Options read from the table equal those of the service, and each has a text.
+        """
+        assert PROGRAMS[service].options == options_of(service)
+        assert all(option.help for option in options_of(service))
+
+    @pytest.mark.parametrize("service", PROGRAMS)
+    def test_no_name_means_two_options(self, service):
+        """
+        Names and aliases of a service's options are all different.
+        """
+        names = [name for one in options_of(service) for name in (one.name, *one.aliases)]
+        assert len(set(names)) == len(names)
+
+
+class TestAliases:
+    def test_other_systems_names_of_limits_are_known(self):
+        """
+        The spellings of vLLM, SGLang and Megatron Core mean the same limits in both services.
+        """
+        expected = {
+            "max_num_batched_tokens": "max_total_tokens",
+            "max_running_requests": "max_batch_size",
+            "max_requests": "max_batch_size",
+            "block_size_tokens": "block_size",
+            "max_sequence_length": "max_model_len",
+        }
+        assert expected == EXECUTOR.aliases
+        assert expected.items() <= SCHEDULER.aliases.items()
+
+    def test_other_names_of_scheduling_are_known(self):
+        """
+        The short names of scheduling options, and those of the core, mean the same options.
+        """
+        limits = EXECUTOR.aliases
+        assert {
+            "prefix_caching": "enable_prefix_caching",
+            "chunked_prefill": "enable_chunked_prefill",
+            "eviction": "prefix_caching_eviction_policy",
+            "overlength": "overlength_policy",
+            "long_prefill_token_threshold": "long_prefill_threshold",
+            "track_token_events": "track_generated_token_events",
+            "track_paused_events": "track_paused_request_events",
+        } == {name: meant for name, meant in SCHEDULER.aliases.items() if name not in limits}
+
+
+class TestSharedFile:
+    def test_keys_of_a_group_include_its_aliases(self):
+        """
+        A file for both services may name the other's options by any of their names.
+        """
+        keys = keys_of("scheduler", Group.SCHEDULING)
+        assert {"enable_prefix_caching", "prefix_caching"} <= set(keys)
+        assert "block_size" not in keys
+        assert keys == EXECUTOR.foreign_keys
+        assert keys_of("executor", Group.COMPUTING) == SCHEDULER.foreign_keys
