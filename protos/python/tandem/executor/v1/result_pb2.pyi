@@ -32,7 +32,7 @@ class ExecuteResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[_session_pb2.Attached, _Mapping]] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., heartbeat: _Optional[_Union[_session_pb2.Heartbeat, _Mapping]] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class ExecutionResult(_message.Message):
-    __slots__ = ("boot_id", "step_id", "slot", "generation", "position", "token", "row_errors", "timings", "graph", "device_memory_bytes", "margin", "logprobs", "graph_num_tokens")
+    __slots__ = ("boot_id", "step_id", "slot", "generation", "position", "token", "row_errors", "timings", "device_memory_bytes", "margin", "logprobs", "graph_num_tokens")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -41,7 +41,6 @@ class ExecutionResult(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ROW_ERRORS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
-    GRAPH_FIELD_NUMBER: _ClassVar[int]
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -54,12 +53,11 @@ class ExecutionResult(_message.Message):
     token: bytes
     row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
     timings: StepTimings
-    graph: str
     device_memory_bytes: int
     margin: bytes
     logprobs: LogprobColumns
     graph_num_tokens: int
-    def __init__(self, boot_id: _Optional[str] = ..., step_id: _Optional[int] = ..., slot: _Optional[bytes] = ..., generation: _Optional[bytes] = ..., position: _Optional[bytes] = ..., token: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., graph: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., margin: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., graph_num_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, boot_id: _Optional[str] = ..., step_id: _Optional[int] = ..., slot: _Optional[bytes] = ..., generation: _Optional[bytes] = ..., position: _Optional[bytes] = ..., token: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., device_memory_bytes: _Optional[int] = ..., margin: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., graph_num_tokens: _Optional[int] = ...) -> None: ...
 
 class LogprobColumns(_message.Message):
     __slots__ = ("row", "chosen", "top_start", "top_token", "top")
