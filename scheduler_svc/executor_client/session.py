@@ -91,7 +91,7 @@ class ExecutorSession:
         self._link = link
         self._lost_after_s = lost_after_s
         self._stream_silence_s = min(LONGEST_STREAM_SILENCE_S, lost_after_s / STREAMS_PER_LOSS)
-        self._end = SchedulerEnd(1)
+        self._end = SchedulerEnd()
         self._watch = ExecutorWatch(now)
         self._stream = self._num_broken = 0
         """Number of the newest stream, and count of streams in a row that were not attached."""
@@ -227,8 +227,8 @@ class ExecutorSession:
             self._give_up(moved, LossCause.MOVED, now)
         self._learn_fate(event.description.boot_id, event.address)
         description = event.description
-        self._end = SchedulerEnd(description.max_inflight_steps)
-        self._end.open(description.boot_id, event.session_epoch)
+        steps = description.max_inflight_steps
+        self._end.open(description.boot_id, event.session_epoch, steps)
         self._watch.begin_session()
         self._was_attached = False
         self._num_broken = self._num_in_vain = 0

@@ -21,7 +21,7 @@ class Pair:
     """A scheduler's end and an executor's, each with its own mirror of two slots of eight blocks."""
 
     def __init__(self) -> None:
-        self.scheduler = SchedulerEnd(4)
+        self.scheduler = SchedulerEnd()
         self.mine = SlotState(2, 4, 4, 8)
         self.boot("first")
 
@@ -33,7 +33,7 @@ class Pair:
         epoch = self.executor.open_session(scheduler_id("a"), False, 10.0, 0.0)
         self.theirs.reset()
         self.mine.reset()
-        self.scheduler.open(self.executor.boot_id, epoch)
+        self.scheduler.open(self.executor.boot_id, epoch, 4)
 
     def attach(self) -> tuple[list[bytes], list[bytes]]:
         """Begin a stream; return the results and the steps that are sent again."""

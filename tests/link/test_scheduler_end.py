@@ -25,8 +25,8 @@ def failed(step_id: int) -> StepFailed:
 @pytest.fixture
 def end():
     """Return an end with credit for three steps, attached to session 5 of a boot."""
-    end = SchedulerEnd(3)
-    end.open("boot", 5)
+    end = SchedulerEnd()
+    end.open("boot", 5, 3)
     end.attach()
     end.on_attached(attached())
     return end
@@ -37,7 +37,7 @@ class TestSession:
         """
         An end without a session can neither send nor attach.
         """
-        end = SchedulerEnd(1)
+        end = SchedulerEnd()
         assert LinkState.CLOSED is end.state
         assert not end.can_send
         with pytest.raises(SessionLost, match="none was opened"):
@@ -48,7 +48,7 @@ class TestSession:
         Steps of every session count from 1, with attach ids beginning anew.
         """
         end.send(Batch(), 0)
-        end.open("boot", 6)
+        end.open("boot", 6, 3)
         assert Attach(boot_id="boot", session_epoch=6, attach_id=1, acked_step_id=0) == end.attach()
         end.on_attached(attached())
         assert 1 == end.send(Batch(), 0)[0]
@@ -58,13 +58,13 @@ class TestSession:
         Within one boot a session with an epoch seen before is lost at once.
         """
         with pytest.raises(SessionLost, match="granted session 5 after 5"):
-            end.open("boot", 5)
+            end.open("boot", 5, 3)
 
     def test_new_boot_may_start_epochs_anew(self, end):
         """
         Another boot issues epochs of its own.
         """
-        end.open("reboot", 1)
+        end.open("reboot", 1, 3)
         assert LinkState.DETACHED is end.state
 
     def test_lost_session_keeps_nothing(self, end):
@@ -76,7 +76,7 @@ class TestSession:
         assert (LinkState.LOST, 0) == (end.state, end.num_inflight)
         with pytest.raises(SessionLost, match="the executor went away"):
             end.attach()
-        end.open("boot", 6)
+        end.open("boot", 6, 3)
         assert "" == end.lost_because
 
     def test_first_reason_of_a_loss_stays(self, end):

@@ -53,7 +53,7 @@ class World:
         self.now = 0.0
         self.num_boots = 0
         self.schedulers = [
-            self.parts.scheduler(name, self.parts.scheduler_end(window), self.geometry)
+            self.parts.scheduler(name, self.parts.scheduler_end(), self.geometry)
             for name in IDENTITIES
         ]
         self.streams: dict[str, Stream | None] = dict.fromkeys(IDENTITIES)
@@ -117,7 +117,7 @@ class World:
         self.failed_step_id = None
         if answer_arrives:
             self.recover(scheduler, "it opens a new session")
-            scheduler.end.open(self.executor.end.boot_id, epoch)
+            scheduler.end.open(self.executor.end.boot_id, epoch, self.window)
 
     def must_refuse(self, name: str, *, take_over: bool) -> bool:
         """

@@ -213,7 +213,7 @@ class StepClient:
 
     running: RunningServer
     scheduler_name: str = "one"
-    end: SchedulerEnd = field(default_factory=lambda: SchedulerEnd(64))
+    end: SchedulerEnd = field(default_factory=SchedulerEnd)
     results: list[StepResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -225,7 +225,7 @@ class StepClient:
             about.num_blocks,
             about.num_host_blocks,
         )
-        self.end.open(about.boot_id, self.running.open_session(self.scheduler_name))
+        self.end.open(about.boot_id, self.running.open_session(self.scheduler_name), 64)
 
     def attach(self) -> Stream:
         """Open a stream and send again what the executor has not received."""

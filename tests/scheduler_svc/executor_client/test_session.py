@@ -129,6 +129,18 @@ class TestOpening:
         alive = ExecutorSeen(boot_id="boot-1", died=False)
         assert [moved, alive, opened(epoch=2)] == taken(session)
 
+    def test_session_that_was_granted_before_is_given_up(self, session, link):
+        """An executor that grants the number of an earlier session breaks the protocol: another session is asked for."""
+        attach(session)
+        session.take(opened(epoch=2), 0.0)
+        taken(session)
+        session.take(opened(epoch=1), 0.0)
+        *_, ended = taken(session)
+        assert SessionEnded(cause=LossCause.PROTOCOL, died_in=None, may_live="") == ended
+        assert "connect" == link.asked[-1]
+        session.take(opened(epoch=3), 0.0)
+        assert opened(epoch=3) in taken(session)
+
 
 class TestResults:
     def test_result_is_the_event_and_leaves_flight_once_applied(self, session):

@@ -95,8 +95,8 @@ class BenchService:
         self.sink = Sink()
         self._publisher = Publisher(self.sink)
         self._publisher.open(_FRONTEND)
-        self._end = SchedulerEnd(window)
-        self._end.open(_BOOT_ID, 1)
+        self._end = SchedulerEnd()
+        self._end.open(_BOOT_ID, 1, window)
         self._end.attach()
         self._end.on_attached(
             Attached(boot_id=_BOOT_ID, last_received_step_id=0, last_completed_step_id=0)

@@ -62,13 +62,8 @@ class SchedulerEnd:
         "state",
     )
 
-    def __init__(self, max_inflight_steps: int) -> None:
-        """
-        Args:
-            max_inflight_steps: Credit, from 1 to the executor's `max_inflight_steps`: no step is
-                sent while this many are in flight.
-        """
-        self._max_inflight_steps = max_inflight_steps
+    def __init__(self) -> None:
+        self._max_inflight_steps = 0
         self._encoder = StepEncoder()
         self.state = LinkState.CLOSED
         self.boot_id = ""
@@ -97,9 +92,15 @@ class SchedulerEnd:
         """True while a stream is attached and credit is left."""
         return self.state is LinkState.ATTACHED and len(self._sent) < self._max_inflight_steps
 
-    def open(self, boot_id: str, session_epoch: int) -> None:
+    def open(self, boot_id: str, session_epoch: int, max_inflight_steps: int) -> None:
         """
         Start a session that OpenSession has just granted; steps count from 1 again.
+
+        Args:
+            boot_id: Boot id of the executor.
+            session_epoch: Number of the session.
+            max_inflight_steps: Credit, from 1 to the executor's `max_inflight_steps`: no step is
+                sent while this many are in flight.
 
         Raises:
             SessionLost: The epoch is not above the last one of the same boot.
@@ -111,6 +112,7 @@ class SchedulerEnd:
         self._reset()
         self.boot_id = boot_id
         self.session_epoch = session_epoch
+        self._max_inflight_steps = max_inflight_steps
         self.lost_because = ""
         self.state = LinkState.DETACHED
 
