@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from tandem.errors import InternalError, TandemError
+from tandem.errors import InternalError, SessionLost, TandemError
 from tandem.process.printing_commands import run_printing
 from tandem_simulator.presets import MACHINES
 from tandem_simulator.results.comparison import Outcome, grid, parse_axis, run_grid
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         if plot is not None:
             for path in draw(outcomes, Path(plot)):
                 sys.stderr.write(f"wrote {path}\n")
-    except InternalError as error:
+    except (InternalError, SessionLost) as error:  # bugs: no flag is wrong
         return _fail(error, EXIT_FAILED)
     except TandemError as error:
         return _fail(error, EXIT_USAGE)

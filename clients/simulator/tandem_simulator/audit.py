@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_svc.core.scheduler import Scheduler
-from tandem.errors import InternalError
+from tandem.errors import InternalError, SessionLost
 from tandem.link.batch import Batch, Int32Column, StepResult
 from tandem.link.slots.slot_state import SlotState
-from tandem_simulator.executor.executor_model import ModelExecutor
+from tandem_simulator.executor.executor_model import ExecutorModel
 from tandem_simulator.executor.model_tokens import powers_of_base, token_terms
 
 INTERVAL = 64
@@ -24,7 +24,7 @@ class Audit:
     core's own integrity check must pass.
     """
 
-    def __init__(self, core: Scheduler, executor: ModelExecutor) -> None:
+    def __init__(self, core: Scheduler, executor: ExecutorModel) -> None:
         geometry = executor.geometry
         width = -(-geometry.max_model_len // geometry.block_size)
         self._core = core
@@ -47,13 +47,18 @@ class Audit:
         Check a batch that is about to run.
 
         Raises:
-            SessionLost: The batch breaks a rule of the step link.
-            InternalError: The core's state hash is not that of the slot state after the batch, or
-                the KV of a slot that is released is not that of its own tokens.
+            InternalError: The batch breaks a rule of the step link, the core's state hash is not
+                that of the slot state after it, or the KV of a slot that is released is not that of
+                its own tokens.
         """
         for slot in batch.release_slot.tolist():
             self._check_kv(slot)
-        self._mirror.apply(batch)
+        try:
+            self._mirror.apply(batch)
+        except SessionLost as error:
+            raise InternalError(
+                f"a batch breaks a rule of the step link: {error.message}"
+            ) from error
         if self._mirror.state_hash != self._core.state_hash:
             raise InternalError("the core's state hash differs from the executor's slot state")
         for admission in batch.admits:

@@ -14,7 +14,7 @@ from scheduler_svc.core.request.events import CoreEvents, Ended
 from scheduler_svc.core.request.request import FinishReason
 from tandem.errors import InternalError
 from tandem.link.batch import Admission, Int32Column
-from tandem_simulator.executor.executor_model import StepWork
+from tandem_simulator.executor.executor_model import ModelledWork
 from tandem_simulator.workload.ask import Ask
 
 PENDING, FAILED, REFUSED = 0, -1, -2
@@ -111,7 +111,7 @@ class Recorder:
         """Record how many positions a completion had computed when its slot was released."""
         self._computed[handle] = num_computed
 
-    def step(self, work: StepWork, start_s: float, step_s: float) -> None:
+    def step(self, work: ModelledWork, start_s: float, step_s: float) -> None:
         """Record a step."""
         self._work.extend(
             (

@@ -19,7 +19,7 @@ from tandem.engine_config import EngineConfig
 from tandem.errors import InternalError, TandemError
 from tandem.link.batch import Batch, RowSampling, StepResult
 from tandem_simulator.audit import Audit
-from tandem_simulator.executor.executor_model import ModelExecutor
+from tandem_simulator.executor.executor_model import ExecutorModel
 from tandem_simulator.executor.model_tokens import EOS_ID, unlimited_outputs
 from tandem_simulator.executor.step_time import StepTime
 from tandem_simulator.recorder import PENDING, Recorder
@@ -104,7 +104,7 @@ class Simulation:
         """
         self.setup = setup
         self.core = Scheduler(setup.limits, setup.geometry, setup.options)
-        self.executor = ModelExecutor(setup.geometry)
+        self.executor = ExecutorModel(setup.geometry)
         self.recorder = Recorder(requests.max_handles)
         self.clock = VirtualClock()
         self._requests = requests
@@ -127,7 +127,6 @@ class Simulation:
 
         Raises:
             InternalError: Requests are left but nothing more can happen, or a check failed.
-            SessionLost: The run is checked, and a batch breaks a rule of the step link.
         """
         self._draw_opening()
         while True:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tandem.errors import InternalError, SessionLost
 from tandem_simulator.__main__ import main
 from tandem_simulator.settings import known_names
 from tests.clients.simulator.experiments import SMALL
@@ -146,6 +147,19 @@ class TestErrors:
         assert "" == printed.out
         assert said in printed.err
         assert 1 == len(printed.err.splitlines())
+
+    @pytest.mark.parametrize("error", [InternalError, SessionLost])
+    def test_failed_check_is_one_line_and_no_wrong_usage(self, capsys, monkeypatch, error):
+        """
+        A simulation whose check fails is one line on stderr that says which, and exit code 1, not that of wrong flags.
+        """
+
+        def failing(*_: object):
+            raise error("slot 3 reads KV of\nothers")
+
+        monkeypatch.setattr("tandem_simulator.audit.Audit.before_step", failing)
+        assert 1 == main([*FLAGS, "--requests=5", "--check"])
+        assert ("", "simulate: slot 3 reads KV of others\n") == capsys.readouterr()
 
     def test_unknown_flag_is_refused(self, capsys):
         """

@@ -10,7 +10,7 @@ import pytest
 from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.errors import InvalidConfig
 from tandem.link.batch import ROW_SAMPLES, Admission, Batch, RowSampling
-from tandem_simulator.executor.executor_model import ModelExecutor
+from tandem_simulator.executor.executor_model import ExecutorModel
 from tandem_simulator.executor.model_tokens import (
     EOS_ID,
     end_position,
@@ -58,7 +58,7 @@ def decode(slot, start):
 
 @pytest.fixture
 def executor():
-    return ModelExecutor(
+    return ExecutorModel(
         ExecutorGeometry(
             num_blocks=16,
             block_size=4,

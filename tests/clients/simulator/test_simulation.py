@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -193,6 +194,21 @@ class TestChecks:
 
         one.core.schedule = corrupted
         with pytest.raises(InternalError, match=r"computed from other tokens|unlimited memory"):
+            one.run()
+
+    def test_batch_that_breaks_a_rule_of_the_link_is_noticed(self):
+        """
+        With --check, a batch that an executor would refuse ends the simulation.
+        """
+        one = simulation(check="true")
+        schedule = one.core.schedule
+
+        def corrupted(now):
+            batch = schedule(now)
+            return batch if one._num_steps < 30 else replace(batch, row_start=batch.row_start + 1)
+
+        one.core.schedule = corrupted
+        with pytest.raises(InternalError, match=r"^a batch breaks a rule of the step link: ."):
             one.run()
 
     def test_wrong_token_is_noticed(self):

@@ -28,7 +28,7 @@ _UNWRITTEN = np.uint64(0x5A5A5A5A5A5A5A5A)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
+class ModelledWork:
     """Work of one step; see `step_time` for the time that each number costs."""
 
     num_rows: int
@@ -46,7 +46,7 @@ class StepWork:
         return self.swapped_out_blocks + self.swapped_in_blocks
 
 
-class ModelExecutor:
+class ExecutorModel:
     """
     Executor that applies batches in order.
 
@@ -79,7 +79,7 @@ class ModelExecutor:
         self._admitted: list[Int32Column] = [np.empty(0, np.int32)] * slots
         self._num_steps = 0
 
-    def execute(self, batch: Batch) -> tuple[StepResult, StepWork]:
+    def execute(self, batch: Batch) -> tuple[StepResult, ModelledWork]:
         """Run one batch; return its result and the work it took."""
         self._move(batch)
         for admission in batch.admits:
@@ -188,7 +188,7 @@ class ModelExecutor:
         )
 
 
-def _work_of(batch: Batch, end: Int32Column, num_prefills: int) -> StepWork:
+def _work_of(batch: Batch, end: Int32Column, num_prefills: int) -> ModelledWork:
     num_rows = len(end)
     context = int(end.sum(dtype=np.int64))
     tokens, pairs = num_rows, context
@@ -196,7 +196,7 @@ def _work_of(batch: Batch, end: Int32Column, num_prefills: int) -> StepWork:
         num_tokens = batch.row_num_tokens.astype(np.int64)
         tokens = int(num_tokens.sum())
         pairs = int((batch.row_start * num_tokens + num_tokens * (num_tokens + 1) // 2).sum())
-    return StepWork(
+    return ModelledWork(
         num_rows=num_rows,
         num_decodes=num_rows - num_prefills,
         tokens=tokens,
