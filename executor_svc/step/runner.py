@@ -32,7 +32,7 @@ from executor_svc.step.pending_step import Launched, PendingStep, fetch_sampled,
 from executor_svc.step.warm_up import warm_up_batches
 from kernels.paged_attention import AttentionShape
 from kernels.sampling import Sampled, sample
-from tandem.errors import InternalError, InvalidConfig, SessionLost
+from tandem.errors import InvalidConfig, SessionLost
 from tandem.link.batch import Batch, KvMode, StepResult
 from tandem.link.slots.slot_state import SlotState
 
@@ -227,19 +227,11 @@ class ModelRunner:
             raise SessionLost("graphs need KV memory, which is suspended: resume first")
         self._graphs.add(batch_size)
 
-    def execute_graph(self, batch: Batch, step_id: int) -> StepResult:
-        """
-        Execute a batch of decodes only by a captured graph, never eagerly.
-
-        Raises:
-            InternalError: No graph captured so far can run the batch; nothing has changed.
-        """
-        size = None
-        if self._graphs is not None and self._static is not None and self._static.takes(batch):
-            size = self._graphs.size_for(len(batch.row_slot))
-        if size is None:
-            raise InternalError("No CUDA graph captured")
-        return self.execute(batch, step_id)
+    def has_decode_graph(self, batch: Batch) -> bool:
+        """Return True if `execute` runs this batch, of decodes only, by a captured graph."""
+        if self._graphs is None or self._static is None or not self._static.takes(batch):
+            return False
+        return self._graphs.size_for(len(batch.row_slot)) is not None
 
     def warm_up(self, *, every_kind: bool = True) -> None:
         """

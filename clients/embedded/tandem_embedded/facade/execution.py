@@ -8,7 +8,13 @@ from typing import Protocol, runtime_checkable
 from tandem.engine_config import EngineConfig
 from tandem.link.batch import Batch, KvMode, StepResult
 from tandem_embedded.backend import Backend, geometry_of, load_backend
-from tandem_embedded.errors import ConfigError, EngineError, ValidationError, engine_errors
+from tandem_embedded.errors import (
+    ConfigError,
+    EngineError,
+    ExecutionError,
+    ValidationError,
+    engine_errors,
+)
 from tandem_embedded.facade.batches import BatchReader, ExecutionBatch, ExecutionOutput
 from tandem_embedded.logs import quiet_unless_configured
 from tandem_embedded.settings import check_config, model_directory
@@ -31,7 +37,9 @@ class GPUExecutorTrait(Protocol):
 class _CapturingRunner(Protocol):
     def capture_decode_graph(self, batch_size: int) -> None: ...
 
-    def execute_graph(self, batch: Batch, step_id: int) -> StepResult: ...
+    def has_decode_graph(self, batch: Batch) -> bool: ...
+
+    def execute(self, batch: Batch, step_id: int) -> StepResult: ...
 
 
 class ModelExecutor:
@@ -110,8 +118,12 @@ class ModelExecutor:
         """
         runner = self._capturing_runner()
         delta = self._delta(batch)
+        if not runner.has_decode_graph(delta):
+            raise ExecutionError(
+                "No CUDA graph captured", reason="INVALID_PARAMETER", field="batch"
+            )
         with engine_errors():
-            return self._output(batch, runner.execute_graph(delta, self._num_steps))
+            return self._output(batch, runner.execute(delta, self._num_steps))
 
     def _capturing_runner(self) -> _CapturingRunner:
         runner = self.backend.runner

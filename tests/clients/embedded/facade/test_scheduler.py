@@ -266,8 +266,11 @@ class TestModelExecutor:
         )  # fmt: skip
         with pytest.raises(ValidationError, match=r"Scheduler\.schedule\(\) planned"):
             executor.execute(batch)
-        with pytest.raises(ExecutionError, match="No CUDA graph captured"):
+        with pytest.raises(
+            ExecutionError, match=r"^Execution error: No CUDA graph captured$"
+        ) as error:
             executor.execute_graph(ExecutionBatch())
+        assert ("INVALID_PARAMETER", "batch") == (error.value.reason, error.value.field)
 
 
 class TestOwnExecutor:
