@@ -14,7 +14,7 @@ import zmq
 
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.stream.inbox import ChoiceInbox, Received, StreamInbox
-from scheduler_svc.frontend.stream.turns import Turns
+from scheduler_svc.frontend.stream.turns import StreamTurns
 from scheduler_svc.frontend.text.served_model import ServedModel
 from scheduler_svc.ipc.messages import (
     Accepted,
@@ -85,7 +85,7 @@ class CoreClient:
         """Inboxes by the stream number of their choice 0."""
         self._choices: dict[int, ChoiceInbox] = {}
         """Inboxes of choices by stream number."""
-        self._turns = Turns()
+        self._turns = StreamTurns()
         self._next_stream_id = 1
         self._query_ids = itertools.count(1)
         self._replies: dict[int, asyncio.Future[Reply]] = {}

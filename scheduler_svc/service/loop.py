@@ -33,7 +33,7 @@ from scheduler_svc.service.observe.step_lines import StepLines
 from scheduler_svc.service.publisher import RETRY_S, Publisher
 from scheduler_svc.service.queue_positions import QueuePositions
 from scheduler_svc.service.service_state import ServiceState
-from scheduler_svc.service.turns import Turns
+from scheduler_svc.service.turns import LoopTurns
 from scheduler_svc.service.wakeup import Wakeup
 from tandem.errors import InternalError, SessionLost
 from tandem.link.batch import StepResult
@@ -90,7 +90,7 @@ class CoreLoop:
         self._on_hello = on_hello
         self._is_strict = is_strict
         self._commands: queue.SimpleQueue[Callable[[float], None]] = queue.SimpleQueue()
-        self.turns = Turns(self._turn, sources=(socket,), wakeup=wakeup)
+        self.turns = LoopTurns(self._turn, sources=(socket,), wakeup=wakeup)
         self._state = ServiceState(started_s=clock())
         self._metrics = CoreMetrics()
         self._publisher = Publisher(socket)

@@ -17,7 +17,7 @@ class HasFileno(Protocol):
         """Return the descriptor, which is readable when a turn is needed."""
 
 
-class Turns:
+class LoopTurns:
     """
     Turns of a loop; a lock guards the loop's state between threads.
 

@@ -12,6 +12,7 @@ from tandem.network.address import (
     check_targets,
     check_tcp_address,
     host_and_port,
+    names_this_machine,
     unix_path,
     without_brackets,
 )
@@ -91,3 +92,26 @@ class TestSettings:
         Several addresses to connect to are separated by commas, with or without spaces.
         """
         assert "a:1,unix:/s" == check_targets(" a:1, unix:/s")
+
+
+class TestThisMachine:
+    @pytest.mark.parametrize(
+        ("address", "expected"),
+        [
+            ("127.0.0.1:1", True),
+            ("127.8.8.8:1", True),
+            ("[::1]:1", True),
+            ("localhost:1", True),
+            ("unix:/run/tandem", True),
+            ("0.0.0.0:1", False),
+            ("127.example:1", False),
+            ("localhost.example:1", False),
+            ("[fe80::1%eth0]:1", False),
+            ("dns:///box", False),
+        ],
+    )
+    def test_address_of_this_machine_is_told_by_its_form(self, address, expected):
+        """
+        A socket, a loopback address and localhost are this machine; other names are never looked up.
+        """
+        assert expected is names_this_machine(address)

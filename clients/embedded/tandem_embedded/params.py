@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, SupportsIndex
 
+from scheduler_svc.core.admission import MAX_PRIORITY, MIN_PRIORITY
 from scheduler_svc.executor_client.description import (
     DEFAULT_TEMPERATURE,
     DEFAULT_TOP_K,
@@ -20,12 +21,10 @@ from scheduler_svc.frontend.request.validation import (
     check_token_ids,
 )
 from tandem.link.batch import RowSampling
-from tandem.sampling_ranges import MIN_TEMPERATURE, broken_range
+from tandem.sampling_ranges import MAX_BIAS, MAX_LOGPROBS, MIN_TEMPERATURE, broken_range
 from tandem_embedded.errors import ValidationError, engine_errors
 
 MAX_SEED = 2**64 - 1
-MAX_LOGPROBS = 20
-MAX_PRIORITY = 2**31 - 1
 
 _WHOLE_NUMBERS = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", "n", "priority")
 _NUMBERS = (
@@ -178,15 +177,23 @@ class GenerationParams:
             (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1"),
             (self.seed is None or 0 <= self.seed <= MAX_SEED, "seed", "must be in [0, 2**64)"),
             (1 <= self.n <= MAX_CHOICES, "n", f"must be in [1, {MAX_CHOICES}]"),
-            (abs(self.priority) <= MAX_PRIORITY, "priority", "must be an int32"),
+            (MIN_PRIORITY <= self.priority <= MAX_PRIORITY, "priority", "must be an int32"),
             (
                 len(self.cache_salt.encode()) <= MAX_CACHE_SALT_BYTES,
                 "cache_salt",
                 f"must have at most {MAX_CACHE_SALT_BYTES} bytes",
             ),
             (self.min_tokens >= 0, "min_tokens", "must be non-negative"),
-            (all(-100 <= bias <= 100 for bias in biases), "logit_bias", "must be in [-100, 100]"),
-            (0 <= (self.logprobs or 0) <= MAX_LOGPROBS, "logprobs", "must be in [0, 20]"),
+            (
+                all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases),
+                "logit_bias",
+                f"must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}]",
+            ),
+            (
+                0 <= (self.logprobs or 0) <= MAX_LOGPROBS,
+                "logprobs",
+                f"must be in [0, {MAX_LOGPROBS}]",
+            ),
         )
 
     def _check_stop(self) -> None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from tandem.network.address import check_server_address
+from tandem.network.address import check_server_address, names_this_machine
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
-_THIS_MACHINE = ("127.", "localhost:", "[::1]:", "unix:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class ChannelOptions:
             # Clients in one process must not share a connection: each has its own flow control.
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        if address.startswith(_THIS_MACHINE):
+        if names_this_machine(address):
             # A proxy from the environment cannot reach this machine for us.
             options.append(("grpc.enable_http_proxy", 0))
         if self.keepalive_s is not None:

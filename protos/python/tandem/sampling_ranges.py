@@ -15,6 +15,10 @@ MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 2.0
 MAX_PENALTY = 2.0
 MAX_TOP_K = 2**31 - 1
+MAX_LOGPROBS = 20
+"""Largest number of likeliest ids that are reported with a token."""
+MAX_BIAS = 100.0
+"""Largest amount that a logit bias adds to a logit, or takes from it."""
 
 _Rule = tuple[Callable[[float], bool], str]
 _FINITE: _Rule = (lambda value: -math.inf < value < math.inf, "must be a finite number")

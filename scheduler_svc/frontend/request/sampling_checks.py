@@ -8,11 +8,9 @@ import numpy as np
 
 from tandem.errors import InvalidParameter
 from tandem.inference.v1 import request_pb2
-from tandem.sampling_ranges import broken_range
+from tandem.sampling_ranges import MAX_BIAS, broken_range
 
 MAX_BIASED_IDS = 1024
-MAX_BIAS = 100.0
-MAX_LOGPROBS = 20
 
 
 def check_sampling(sampling: request_pb2.SamplingParams, path: str) -> None:

@@ -18,7 +18,6 @@ from scheduler_svc.frontend.request.names import (
     check_tenant,
 )
 from scheduler_svc.frontend.request.sampling_checks import (
-    MAX_LOGPROBS,
     check_logit_bias,
     check_sampling,
 )
@@ -26,7 +25,7 @@ from scheduler_svc.ipc.messages import Model
 from tandem.errors import EmptyPrompt, InvalidModel, InvalidParameter
 from tandem.inference.v1 import inference_service_pb2, request_pb2
 from tandem.link.batch import Int32Column
-from tandem.sampling_ranges import MIN_TEMPERATURE
+from tandem.sampling_ranges import MAX_LOGPROBS, MIN_TEMPERATURE
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler_svc.core.request.events import ProgressKind
-from scheduler_svc.frontend.stream.turns import Bell, Turns
+from scheduler_svc.frontend.stream.turns import Bell, StreamTurns
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError, SlowConsumer, TandemError
 from tandem.link.logprobs import TokenLogprob
@@ -203,9 +203,9 @@ class StreamInbox:
         with_logprobs: bool = False,
         max_pending_bytes: int,
         now_s: float,
-        turns: Turns | None = None,
+        turns: StreamTurns | None = None,
     ) -> None:
-        self._something = Bell(turns or Turns())
+        self._something = Bell(turns or StreamTurns())
         self.wake = self._something.ring
         self.is_closed = False
         self.with_news: list[ChoiceInbox] = []

@@ -10,7 +10,7 @@ PATIENCE_S = 0.005
 """Shortest time, in seconds, for which a stream that does not come back counts as sending."""
 
 
-class Turns:
+class StreamTurns:
     """
     Turns of streams that have news: they go on in the order in which they asked, a few at once.
 
@@ -65,7 +65,7 @@ class Bell:
 
     __slots__ = ("_is_rung", "_period", "_turns", "_waiter")
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: StreamTurns) -> None:
         self._turns = turns
         self._is_rung = False
         self._waiter: asyncio.Future[None] | None = None

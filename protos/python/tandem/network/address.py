@@ -7,6 +7,7 @@ Services and clients check and take apart addresses here and nowhere else. This 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def host_and_port(address: str) -> tuple[str, int]:
 def without_brackets(host: str) -> str:
     """Return a host as sockets take it: an IPv6 address without its brackets."""
     return host.removeprefix("[").removesuffix("]")
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a host is a loopback address; a name is none, as it is not looked up."""
+    try:
+        return ipaddress.ip_address(without_brackets(host).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def names_this_machine(address: str) -> bool:
+    """Return True if an address is one of this machine's own: a socket, loopback or localhost."""
+    parts = _parts(address)
+    return is_unix(address) or (
+        parts is not None and (parts[0] == "localhost" or is_loopback(parts[0]))
+    )
 
 
 def check_target(text: str) -> str:

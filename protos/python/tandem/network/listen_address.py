@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import ipaddress
 import os
 import socket
 import stat
@@ -19,7 +18,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from tandem.errors import AddressInUse, InvalidConfig
-from tandem.network.address import host_and_port, is_unix, unix_path, without_brackets
+from tandem.network.address import (
+    host_and_port,
+    is_loopback,
+    is_unix,
+    unix_path,
+    without_brackets,
+)
 
 UNPROTECTED = (
     "other machines can reach this address, and nothing on it is authenticated or encrypted: "
@@ -205,9 +210,7 @@ def reaches_beyond_this_machine(address: str) -> bool:
         places = _resolve("", *host_and_port(address))
     except InvalidConfig:
         return False
-    return any(
-        not ipaddress.ip_address(where[0].partition("%")[0]).is_loopback for _, where in places
-    )
+    return not all(is_loopback(where[0]) for _, where in places)
 
 
 def _resolve(setting: str, host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:

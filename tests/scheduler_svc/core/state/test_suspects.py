@@ -216,14 +216,6 @@ class TestBisection:
 
 
 class TestAlone:
-    def lone(self, count: int) -> Court:
-        """Return a court in which request 0 died alone, then with all others, and is tried."""
-        court = Court(count)
-        court.die(0)
-        court.die(0, *range(1, count))
-        assert [0] == court.try_next()
-        return court
-
     def test_a_request_alone_in_the_system_is_poison_at_its_second_death(self):
         """
         Two deaths alone are enough where no other request is there to be a control.

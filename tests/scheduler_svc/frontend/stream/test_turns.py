@@ -1,6 +1,6 @@
 import asyncio
 
-from scheduler_svc.frontend.stream.turns import Bell, Turns
+from scheduler_svc.frontend.stream.turns import Bell, StreamTurns
 from tests.scheduler_svc.frontend.fake_core import until, within
 
 FOREVER_S = 3600.0
@@ -14,7 +14,7 @@ async def settle() -> None:
 class Listeners:
     """Streams that note when they get a turn, and then send until the test lets them come back."""
 
-    def __init__(self, turns: Turns, count: int) -> None:
+    def __init__(self, turns: StreamTurns, count: int) -> None:
         self.went: list[int] = []
         self.bells = [Bell(turns) for _ in range(count)]
         self.sent = [asyncio.Event() for _ in range(count)]
@@ -39,7 +39,7 @@ class TestTurns:
         As many streams as allowed go on at once, oldest first; one that comes back lets the next go
         on.
         """
-        streams = Listeners(Turns(2, FOREVER_S), 5)
+        streams = Listeners(StreamTurns(2, FOREVER_S), 5)
         await settle()
         for number in (3, 1, 0, 4, 2):
             streams.bells[number].ring()
@@ -60,7 +60,7 @@ class TestTurns:
         Streams that wait for their clients soon do not count, and harm no other stream when they
         return.
         """
-        streams = Listeners(Turns(2, 0.001), 4)
+        streams = Listeners(StreamTurns(2, 0.001), 4)
         await settle()
         for bell in streams.bells:
             bell.ring()
@@ -78,7 +78,7 @@ class TestTurns:
         """
         A stream that was cancelled takes no turn from another and raises nothing.
         """
-        turns = Turns(1, FOREVER_S)
+        turns = StreamTurns(1, FOREVER_S)
         gone, other = Bell(turns), Bell(turns)
         busy = Listeners(turns, 1)
         tasks = [asyncio.create_task(bell.wait()) for bell in (gone, other)]
@@ -100,7 +100,7 @@ class TestBell:
         """
         A bell that rings several times before a listener comes wakes it once.
         """
-        bell = Bell(Turns())
+        bell = Bell(StreamTurns())
         bell.ring()
         bell.ring()
         await within(bell.wait())

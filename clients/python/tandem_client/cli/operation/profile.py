@@ -64,7 +64,7 @@ def profile(
         raise fail(f"{output}: there is no folder {output.parent}", ExitCode.USAGE)
     if output.is_dir():
         raise fail(f"{output} is a folder: give a file's name", ExitCode.USAGE)
-    progress = Progress()
+    progress = ProgressPrinter()
     with (
         AdminClient(address, retry=options.RETRY) as admin,
         Waits(no_answer(address)) as waits,
@@ -96,7 +96,7 @@ def profile(
     )
 
 
-class Progress:
+class ProgressPrinter:
     """Printer of a recording's progress; it prints no line twice in a row."""
 
     def __init__(self) -> None:

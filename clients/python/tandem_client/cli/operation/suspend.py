@@ -13,13 +13,10 @@ from tandem_client.cli.shared import options
 from tandem_client.cli.shared.failures import readable_errors
 from tandem_client.cli.shared.waiting import operators_of
 
-
-class KvModeName(enum.StrEnum):
-    """Names of the modes; see tandem.admin.v1.KvMode."""
-
-    persist = "persist"
-    offload = "offload"
-    recompute = "recompute"
+KvModeName = enum.StrEnum(  # type: ignore[misc]  # typer wants an enum of the names
+    "KvModeName", [mode.name.lower() for mode in KvMode]
+)
+_PERSIST = KvModeName(KvMode.PERSIST.name.lower())
 
 
 @readable_errors
@@ -32,7 +29,7 @@ def suspend(
             "--kv-mode",
             help="KV memory stays, is copied to host memory, or is dropped and computed again.",
         ),
-    ] = KvModeName.persist,
+    ] = _PERSIST,
 ) -> None:
     """Stop computing until `tandem resume`; requests wait."""
     with operators_of(address) as admin:

@@ -16,9 +16,7 @@ from tandem.link.codec.fields import (
     raw_column,
     read_column,
 )
-
-MAX_LOGPROBS = 20
-"""Largest number of likeliest ids that are reported with a token."""
+from tandem.sampling_ranges import MAX_LOGPROBS
 
 _MAX_INT32 = 2**31 - 1
 
