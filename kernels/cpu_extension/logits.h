@@ -186,7 +186,7 @@ inline Masses masses(const T* logits, int64_t size, const Scale& scale, float le
   return sums;
 }
 
-// Gumbel noise as kernels/sampling/noise.py defines it, of one row.
+// Gumbel noise as kernels/sampling/noise/reference.py defines it, of one row.
 struct Noise {
   uint32_t words[4];
 

@@ -1,5 +1,5 @@
 // Log probabilities of drawn tokens and of the likeliest ids on the CPU, a row at a time:
-// kernels/sampling/logprobs.py says what they are. A row's bits depend on the row alone.
+// kernels/sampling/logprobs/reference.py says what they are. A row's bits depend on the row alone.
 #include <atomic>
 #include <new>
 
@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-// As kernels/sampling/cpu_logprobs.py lays it out.
+// As kernels/sampling/logprobs/cpu_extension.py lays it out.
 struct Telling {
   int64_t num_rows, vocab_size, row_stride, num_threads;
   int64_t type;            // 0 float32, 1 bfloat16, 2 float16

@@ -16,8 +16,8 @@ from torch import Tensor
 from kernels.dispatch import Deferred, Operation
 from kernels.sampling import cpu_extension, reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
-from kernels.sampling.edits import Biases, LogitEdits, Penalties, check_edits
-from kernels.sampling.logprobs import Logprobs
+from kernels.sampling.edits.reference import Biases, LogitEdits, Penalties, check_edits
+from kernels.sampling.logprobs.reference import Logprobs
 from kernels.sampling.needs import Needs
 
 __all__ = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.sampling.logprobs import Logprobs
+from kernels.sampling.logprobs.reference import Logprobs
 from kernels.transfer import to_device
 
 

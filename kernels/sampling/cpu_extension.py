@@ -22,8 +22,8 @@ from kernels.cpu_extension import load_library
 from kernels.cpu_extension.library import NUMBER_TYPES
 from kernels.sampling import reference, sampler
 from kernels.sampling.columns import Sampled, SamplingColumns
-from kernels.sampling.cpu_logprobs import logprobs
-from kernels.sampling.edits import LogitEdits
+from kernels.sampling.edits.reference import LogitEdits
+from kernels.sampling.logprobs.cpu_extension import logprobs
 
 _UNDECIDED, _NO_SUCH_ID = 2, 3
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.columns import Sampled, SamplingColumns
-from kernels.sampling.edits import LogitEdits, Penalties, add_biases, penalised
-from kernels.sampling.logprobs import Logprobs
+from kernels.sampling.edits.reference import LogitEdits, Penalties, add_biases, penalised
+from kernels.sampling.logprobs.reference import Logprobs
 from kernels.sampling.needs import Needs
-from kernels.sampling.noise import gumbel, row_words
+from kernels.sampling.noise.reference import gumbel, row_words
 
 MIN_TEMPERATURE = 0.01
 """Smallest temperature above 0; dividing by a smaller one would only amplify rounding."""
@@ -104,7 +104,7 @@ def noise_gain(edits: LogitEdits | None, num_rows: int) -> Tensor:
 
 
 def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
-    """Compute logprobs as in `kernels.sampling.logprobs`, by a full log-softmax and a full sort."""
+    """Compute logprobs as in `logprobs.reference`, by a full log-softmax and a full sort."""
     row = (num_top >= 0).nonzero()[:, 0]
     if len(row) == 0:
         return None

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kernels.sampling import reference
 from kernels.sampling.columns import Sampled, SamplingColumns
-from kernels.sampling.edits import LogitEdits
+from kernels.sampling.edits.reference import LogitEdits
 from kernels.sampling.filters import cut
-from kernels.sampling.logprobs import logprobs, rows_per_copy
-from kernels.sampling.noise import MAX_SPREAD, gumbel, row_words
+from kernels.sampling.logprobs.reference import logprobs, rows_per_copy
+from kernels.sampling.noise.reference import MAX_SPREAD, gumbel, row_words
 
 _TILE_ELEMENTS = 1 << 15
 """Number of logits of a tile on a CPU: they fit the cache, and torch wakes no other threads."""

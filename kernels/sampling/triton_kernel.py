@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.sampling import reference
 from kernels.sampling.columns import SamplingColumns
 from kernels.sampling.needs import Needs
-from kernels.sampling.triton_noise import MAX_SPREAD, gumbel, random_bits, scale
+from kernels.sampling.noise.triton_kernel import MAX_SPREAD, gumbel, random_bits, scale
 from kernels.sampling.triton_search import raise_thresholds
 from kernels.sampling.tuning import ROW_COLUMNS, Cut
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from kernels.sampling import reference, triton_kernel
 from kernels.sampling.columns import Sampled, SamplingColumns
-from kernels.sampling.edits import LogitEdits
-from kernels.sampling.logprobs import logprobs, rows_per_copy
-from kernels.sampling.triton_edits import edited
+from kernels.sampling.edits.reference import LogitEdits
+from kernels.sampling.edits.triton_kernel import edited
+from kernels.sampling.logprobs.reference import logprobs, rows_per_copy
+from kernels.sampling.logprobs.triton_kernel import log_total
 from kernels.sampling.triton_kernel import Needs
-from kernels.sampling.triton_logprobs import log_total
 from kernels.transfer import to_device
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kernels.sampling import reference
 from kernels.sampling.columns import SamplingColumns
-from kernels.sampling.triton_noise import scale
+from kernels.sampling.noise.triton_kernel import scale
 from kernels.sampling.tuning import ROW_COLUMNS, ROWS_PER_SEARCH, Cut
 
 COARSE_WAYS = 4

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import LogitEdits, logprobs, reference, sample
+from kernels.sampling import LogitEdits, reference, sample
+from kernels.sampling.logprobs import reference as logprobs
 from tests.kernels.sampling.edit_oracle import RowEdits, edited_row, edits_of, row_edits
 from tests.kernels.sampling.rows import make_columns
 

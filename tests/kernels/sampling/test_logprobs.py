@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling import logprobs, reference, sample
+from kernels.sampling import reference, sample
+from kernels.sampling.logprobs import reference as logprobs
 from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
 from tests.kernels.sampling.rows import make_columns
 

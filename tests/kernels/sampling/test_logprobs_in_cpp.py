@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sampling import cpu_extension, logprobs, reference
+from kernels.sampling import cpu_extension, reference
+from kernels.sampling.logprobs import reference as logprobs
 from tests.kernels.sampling.rows import make_columns
 
 pytestmark = pytest.mark.compiler

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.sampling import reference, sample
-from kernels.sampling.noise import gumbel, row_words
+from kernels.sampling.noise.reference import gumbel, row_words
 from tests.kernels.sampling.rows import make_columns
 
 EPS = 0.02

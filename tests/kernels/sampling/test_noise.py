@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from kernels.sampling.noise import MAX_SPREAD, gumbel, mix32, philox4x32, row_words, uniform
+from kernels.sampling.noise.reference import (
+    MAX_SPREAD,
+    gumbel,
+    mix32,
+    philox4x32,
+    row_words,
+    uniform,
+)
 from tests.kernels.sampling.rows import chi_square, chi_square_limit, correlation
 
 NUM_ROWS = 256

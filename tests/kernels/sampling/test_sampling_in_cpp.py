@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernels import sampling
 from kernels.cpu_extension import load_library
 from kernels.sampling import cpu_extension, reference, sampler
-from kernels.sampling.noise import gumbel, row_words, uniform
+from kernels.sampling.noise.reference import gumbel, row_words, uniform
 from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
 from tests.kernels.sampling.rows import make_columns
 

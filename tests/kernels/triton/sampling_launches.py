@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kernels.sampling import triton_sampler
+from kernels.sampling.logprobs.triton_kernel import log_total
 from kernels.sampling.triton_kernel import Needs, draw
-from kernels.sampling.triton_logprobs import log_total
 from tests.kernels.sampling.edit_oracle import RowEdits, edits_of
 from tests.kernels.sampling.rows import make_columns
 

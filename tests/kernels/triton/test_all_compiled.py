@@ -48,7 +48,7 @@ def launched_kernels() -> set[str]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 name = ast.unparse(node.func.value).rpartition(".")[2]
                 if name.endswith("_kernel"):
-                    found.add(f"{path.parent.name}.{name}")
+                    found.add(f"{path.relative_to(ROOT / 'kernels').parts[0]}.{name}")
     return found
 
 

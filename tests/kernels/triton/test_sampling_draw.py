@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.sampling import noise, reference, triton_kernel, triton_search, tuning
+from kernels.sampling import reference, triton_kernel, triton_search, tuning
+from kernels.sampling.noise import reference as noise
+from kernels.sampling.noise.triton_kernel import gumbel, random_bits
 from kernels.sampling.triton_kernel import Needs, draw
-from kernels.sampling.triton_noise import gumbel, random_bits
 from tests.kernels.sampling.rows import make_columns
 from tests.kernels.triton.sampling_scenes import mixed_columns, random_logits
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dispatch
-from kernels.sampling import Biases, LogitEdits, logprobs, reference, triton_sampler
-from kernels.sampling.triton_edits import edited
-from kernels.sampling.triton_logprobs import log_total
+from kernels.sampling import Biases, LogitEdits, reference, triton_sampler
+from kernels.sampling.edits.triton_kernel import edited
+from kernels.sampling.logprobs import reference as logprobs
+from kernels.sampling.logprobs.triton_kernel import log_total
 from tests.kernels.sampling.edit_oracle import RowEdits, edits_of, row_edits
 from tests.kernels.triton.sampling_scenes import mixed_columns, random_logits
 

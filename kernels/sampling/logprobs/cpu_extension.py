@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.cpu_extension import load_library
 from kernels.cpu_extension.library import NUMBER_TYPES
-from kernels.sampling.logprobs import Logprobs
+from kernels.sampling.logprobs.reference import Logprobs
 
 
 class _Telling(ctypes.Structure):
@@ -26,7 +26,7 @@ class _Telling(ctypes.Structure):
 
 def logprobs(logits: Tensor, token: Tensor, num_top: Tensor) -> Logprobs | None:
     """
-    Compute the same as `kernels.sampling.logprobs.logprobs`, in C++; logits must be of one of
+    Compute the same as `logprobs.reference.logprobs`, in C++; logits must be of one of
     `NUMBER_TYPES`, with adjacent elements of a row.
 
     Raises:

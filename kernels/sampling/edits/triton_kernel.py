@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling.edits import LogitEdits, Penalties
+from kernels.sampling.edits.reference import LogitEdits, Penalties
 from kernels.transfer import to_device
 
 TILE = 1024

@@ -1,11 +1,12 @@
-"""The arithmetic of `noise.py` and `reference.scale` inside kernels."""
+"""The arithmetic of `noise.reference` and `sampling.reference.scale` inside kernels."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from kernels.sampling import noise, reference
+from kernels.sampling import reference
+from kernels.sampling.noise import reference as noise
 
 MAX_SPREAD = tl.constexpr(noise.MAX_SPREAD)
 

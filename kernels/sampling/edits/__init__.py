@@ -1,0 +1,1 @@
+"""Edits of logits before the temperature: biases and penalties."""

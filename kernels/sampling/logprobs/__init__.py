@@ -1,0 +1,1 @@
+"""Logprobs of drawn tokens and of the top ids."""

@@ -1,0 +1,1 @@
+"""Counter-based noise, on any device."""
