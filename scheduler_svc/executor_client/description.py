@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,13 +11,9 @@ from scheduler_svc.core.request.options import CoreOptions, Overlength
 from scheduler_svc.ipc.messages import Model
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor
-from tandem.executor.v1.executor_service_pb2 import DescribeResponse
+from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
 from tandem.link import PROTOCOL_VERSION
-from tandem.sampling_ranges import broken_range
-
-DEFAULT_TEMPERATURE = 1.0
-DEFAULT_TOP_K = 0
-DEFAULT_TOP_P = 0.9
+from tandem.sampling_params import SamplingParams, broken_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +21,7 @@ class ExecutorDescription:
     """
     One boot of one executor; see tandem.executor.v1.DescribeResponse.
 
-    The defaults apply to sampling params that a request does not set: the model's own
+    `default_sampling` applies to sampling params that a request does not set: the model's own
     recommendation, else the public contract's default.
     """
 
@@ -40,11 +36,7 @@ class ExecutorDescription:
     geometry: ExecutorGeometry
     max_inflight_steps: int
     kv_bytes_per_block: int
-    default_temperature: float
-    default_top_k: int
-    default_top_p: float
-    default_repetition_penalty: float = 1.0
-    default_min_p: float = 0.0
+    default_sampling: SamplingParams
     features: tuple[str, ...] = ()
 
     def model(self, tokenizer_dir: str, limits: EngineConfig, options: CoreOptions) -> Model:
@@ -58,11 +50,7 @@ class ExecutorDescription:
             vocab_size=self.vocab_size,
             max_model_len=limits.max_model_len,
             eos_token_ids=self.eos_token_ids,
-            default_temperature=self.default_temperature,
-            default_top_k=self.default_top_k,
-            default_top_p=self.default_top_p,
-            default_repetition_penalty=self.default_repetition_penalty,
-            default_min_p=self.default_min_p,
+            default_sampling=self.default_sampling,
             tokenizer_dir=tokenizer_dir,
             block_size=self.geometry.block_size if options.prefix_caching else 0,
             truncates=options.overlength is Overlength.TRUNCATE,
@@ -78,7 +66,6 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
         IncompatibleExecutor: The protocol version is another, or a value is impossible.
     """
     _check(answer)
-    defaults = answer.generation_defaults
     return ExecutorDescription(
         boot_id=answer.boot_id,
         fingerprint=answer.model_fingerprint,
@@ -99,17 +86,16 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
         ),
         max_inflight_steps=answer.max_inflight_steps,
         kv_bytes_per_block=answer.kv_bytes_per_block,
-        default_temperature=(
-            defaults.temperature if defaults.HasField("temperature") else DEFAULT_TEMPERATURE
-        ),
-        default_top_k=max(0, defaults.top_k) if defaults.HasField("top_k") else DEFAULT_TOP_K,
-        default_top_p=defaults.top_p if defaults.HasField("top_p") else DEFAULT_TOP_P,
-        default_repetition_penalty=(
-            defaults.repetition_penalty if defaults.HasField("repetition_penalty") else 1.0
-        ),
-        default_min_p=defaults.min_p,
+        default_sampling=_default_sampling(answer.generation_defaults),
         features=tuple(answer.features),
     )
+
+
+def _default_sampling(recommended: GenerationDefaults) -> SamplingParams:
+    """Return the sampling params of a request that sets none."""
+    values = {descriptor.name: value for descriptor, value in recommended.ListFields()}
+    found = replace(SamplingParams(), **values)
+    return replace(found, top_k=max(found.top_k, 0))
 
 
 def _check(answer: DescribeResponse) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from scheduler_svc.frontend.core_client import CoreClient
 from scheduler_svc.frontend.profile import profile
-from scheduler_svc.frontend.request.names import check_request_id, check_tenant
+from scheduler_svc.frontend.request.validation import check_request_id, check_tenant
 from scheduler_svc.ipc.snapshot import (
     SUSPEND_WAIT_S,
     DrainArgument,

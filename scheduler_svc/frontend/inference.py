@@ -105,7 +105,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         structlog.contextvars.bind_contextvars(request_id=prepared.request_id)
         before = [Received(len(start.prior.token_ids), start.is_over) for start in prepared.starts]
         with self._core.submit(
-            prepared.make_submit, before=before, with_logprobs=prepared.with_logprobs
+            prepared.submit, before=before, with_logprobs=prepared.with_logprobs
         ) as inbox:
 
             def end_at_stop_string(choice: int, num_output_tokens: int) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tandem.sampling_params import SamplingParams
+
 
 class Hello(msgspec.Struct, array_like=True, tag=1, frozen=True):
     """First message of a frontend, sent once its ports listen; port 0 is resolved here."""
@@ -30,10 +32,7 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     request_id: str
     prompt: bytes
     """int32 token ids."""
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
+    sampling: SamplingParams
     max_tokens: int
     eos_token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
@@ -62,14 +61,6 @@ class Submit(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     """Hash of prompt and all parameters but the seed; requests with one key must agree in it."""
     is_seed_given: bool = False
     """True when the client sent `seed`."""
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    min_p: float = 0.0
-    min_tokens: int = 0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-    """Number of likeliest ids to send with each token; None for no log probabilities at all."""
 
 
 class EndStream(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):
@@ -109,17 +100,14 @@ class Model(msgspec.Struct, array_like=True, tag=10, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    default_temperature: float
-    default_top_k: int
-    default_top_p: float
+    default_sampling: SamplingParams
+    """Sampling params of a request that sets none; the seed in them has no meaning."""
     tokenizer_dir: str
     """Directory with tokenizer.json and its companions, readable by frontends."""
     block_size: int = 0
     """Tokens per block for the digests of prompts; 0 where prompts need none."""
     truncates: bool = False
     """True when requests that are too long are truncated instead of refused."""
-    default_repetition_penalty: float = 1.0
-    default_min_p: float = 0.0
     kv_tokens: int | None = None
     """Tokens that the KV memory holds; None for no less than `max_model_len`."""
 

@@ -51,7 +51,7 @@ class IdempotencyKeys:
         live = [] if holder is None else sorted(filter(is_live, holder.handles))
         if holder is None or not live:
             return []
-        is_same_seed = not submit.is_seed_given or submit.seed == holder.seed
+        is_same_seed = not submit.is_seed_given or submit.sampling.seed == holder.seed
         if holder.fingerprint != submit.fingerprint or not is_same_seed:
             what = "prompt or parameters" if is_same_seed else "seed"
             raise InvalidParameter(
@@ -74,7 +74,7 @@ class IdempotencyKeys:
         self._holders[key] = _Holder(
             request_id=submit.request_id,
             fingerprint=submit.fingerprint,
-            seed=submit.seed,
+            seed=submit.sampling.seed,
             handles=own,
         )
         self._keys.update(dict.fromkeys(own, key))

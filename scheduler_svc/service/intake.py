@@ -24,7 +24,6 @@ from tandem.errors import (
     NoExecutor,
     TandemError,
 )
-from tandem.link.batch import RowSampling
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -196,7 +195,7 @@ def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
         request_id=message.request_id,
         handle=handle,
         prompt=np.frombuffer(message.prompt, "<i4"),
-        sampling=_sampling(message),
+        sampling=message.sampling,
         max_tokens=message.max_tokens,
         arrival_s=message.arrival_s,
         eos_token_ids=frozenset(message.eos_token_ids),
@@ -211,22 +210,4 @@ def _new_request(message: Submit, handle: int, block_size: int) -> NewRequest:
         block_digests=message.block_digests if message.digest_block_size == block_size else b"",
         prior_outputs=tuple(np.frombuffer(prior, "<i4") for prior in message.prior_outputs),
         finished_choices=frozenset(message.finished_choices),
-    )
-
-
-def _sampling(message: Submit) -> RowSampling:
-    end_ids = {*message.eos_token_ids, *message.stop_token_ids} if message.min_tokens else ()
-    return RowSampling(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        seed=message.seed,
-        repetition_penalty=message.repetition_penalty,
-        frequency_penalty=message.frequency_penalty,
-        presence_penalty=message.presence_penalty,
-        min_p=message.min_p,
-        min_tokens=message.min_tokens,
-        end_ids=tuple(sorted(end_ids)),
-        logit_bias=message.logit_bias,
-        logprobs=message.logprobs,
     )

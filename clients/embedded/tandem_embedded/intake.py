@@ -11,8 +11,11 @@ import numpy as np
 
 from scheduler_svc.core.request.request import NewRequest
 from scheduler_svc.frontend.request.lengths import DEFAULT_MAX_TOKENS
-from scheduler_svc.frontend.request.names import check_tenant
-from scheduler_svc.frontend.request.validation import check_token_ids, check_tokenizer_fits
+from scheduler_svc.frontend.request.validation import (
+    check_tenant,
+    check_token_ids,
+    check_tokenizer_fits,
+)
 from tandem.errors import TandemError
 from tandem_embedded.errors import ValidationError, engine_error, engine_errors
 from tandem_embedded.ledger import Delivery, Entry

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, SupportsIndex
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, SupportsIndex, get_args, get_type_hints
 
 from scheduler_svc.core.admission import MAX_PRIORITY, MIN_PRIORITY
-from scheduler_svc.executor_client.description import (
-    DEFAULT_TEMPERATURE,
-    DEFAULT_TOP_K,
-    DEFAULT_TOP_P,
-)
-from scheduler_svc.frontend.request.sampling_checks import check_logit_bias
+from scheduler_svc.frontend.request.sampling import check_logit_bias
 from scheduler_svc.frontend.request.validation import (
     MAX_CACHE_SALT_BYTES,
     MAX_CHOICES,
@@ -20,35 +17,21 @@ from scheduler_svc.frontend.request.validation import (
     MAX_STOP_STRINGS,
     check_token_ids,
 )
-from tandem.link.batch import RowSampling
-from tandem.sampling_ranges import MAX_BIAS, MAX_LOGPROBS, MIN_TEMPERATURE, broken_range
+from tandem.sampling_params import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MIN_TEMPERATURE,
+    MODEL_DEFAULT_PARAMS,
+    RANGED_PARAMS,
+    SamplingParams,
+    broken_range,
+)
 from tandem_embedded.errors import ValidationError, engine_errors
 
 MAX_SEED = 2**64 - 1
 
-_WHOLE_NUMBERS = ("max_tokens", "top_k", "seed", "min_tokens", "logprobs", "n", "priority")
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "min_p",
-)
-_RANGED = (*_NUMBERS, "top_k")
-_WITH_MODEL_DEFAULT = ("temperature", "top_p", "top_k", "repetition_penalty", "min_p")
-_MAY_BE_NONE = {*_WITH_MODEL_DEFAULT, "max_tokens", "seed", "logprobs"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """Sampling defaults of requests; a model's author may recommend others."""
-
-    temperature: float = DEFAULT_TEMPERATURE
-    top_p: float = DEFAULT_TOP_P
-    top_k: int = DEFAULT_TOP_K
-    repetition_penalty: float = 1.0
-    min_p: float = 0.0
+SamplingDefaults = SamplingParams
+"""Sampling defaults of requests; a model's author may recommend others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +40,7 @@ class Vocabulary:
 
     size: int
     eos_token_ids: tuple[int, ...] = ()
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    defaults: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +106,7 @@ class GenerationParams:
             ValidationError: A parameter is wrong; the message names the first one.
         """
         self._check_kinds()
-        for name in _RANGED:
+        for name in RANGED_PARAMS:
             value = getattr(self, name)
             broken = None if value is None else broken_range(name, value)
             if broken is not None:
@@ -133,7 +116,7 @@ class GenerationParams:
                 raise self._refusal(name, rule)
         self._check_stop()
 
-    def resolved(self, defaults: SamplingDefaults, max_tokens: int) -> GenerationParams:
+    def resolved(self, defaults: SamplingParams, max_tokens: int) -> GenerationParams:
         """
         Return the parameters in force: those that are None and have a default are filled in.
 
@@ -149,7 +132,7 @@ class GenerationParams:
             max_tokens=max_tokens if self.max_tokens is None else self.max_tokens,
             **{
                 name: getattr(defaults if getattr(self, name) is None else self, name)
-                for name in _WITH_MODEL_DEFAULT
+                for name in MODEL_DEFAULT_PARAMS
             },
         )
         if self.min_tokens > (found.max_tokens or 0):
@@ -212,12 +195,11 @@ class GenerationParams:
         return ValidationError(message, reason="INVALID_PARAMETER", field=name)
 
     def _check_kinds(self) -> None:
-        for name in (*_WHOLE_NUMBERS, *_NUMBERS):
+        for name, kinds in _number_kinds():
             value = getattr(self, name)
-            kinds = (int, float) if name in _NUMBERS else (int,)
-            if value is None and name in _MAY_BE_NONE:
+            if value is None and NoneType in kinds:
                 continue
-            if isinstance(value, bool) or not isinstance(value, kinds):
+            if isinstance(value, bool) or value is None or not isinstance(value, kinds):
                 what = "a number" if float in kinds else "a whole number"
                 message = f"{name} must be {what}, got {value!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field=name)
@@ -238,7 +220,7 @@ class GenerationParams:
                 message = f"logit_bias must map ids to numbers, got {token_id!r}: {bias!r}."
                 raise ValidationError(message, reason="INVALID_PARAMETER", field="logit_bias")
 
-    def row_sampling(self, seed: int, end_ids: Iterable[int]) -> RowSampling:
+    def row_sampling(self, seed: int, end_ids: Iterable[int]) -> SamplingParams:
         """
         Return the sampling params of a row for the executor, from resolved parameters.
 
@@ -246,9 +228,9 @@ class GenerationParams:
             seed: Key of the noise.
             end_ids: All ids that end the output.
         """
-        found = self.resolved(SamplingDefaults(), self.max_tokens or self.min_tokens + 1)
+        found = self.resolved(SamplingParams(), self.max_tokens or self.min_tokens + 1)
         temperature = found.temperature or 0.0
-        return RowSampling(
+        return SamplingParams(
             temperature=max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0,
             top_k=max(found.top_k or 0, 0),
             top_p=found.top_p or 0.0,
@@ -262,3 +244,16 @@ class GenerationParams:
             logit_bias=tuple(sorted(self.logit_bias.items())),
             logprobs=self.logprobs,
         )
+
+
+@cache
+def _number_kinds() -> tuple[tuple[str, tuple[type, ...]], ...]:
+    """Return the parameters that are one number, each with the types of values that it takes."""
+    found = []
+    for name, hint in get_type_hints(GenerationParams).items():
+        kinds = set(get_args(hint)) if isinstance(hint, UnionType) else {hint}
+        if float in kinds:
+            kinds.add(int)
+        if kinds <= {int, float, NoneType}:
+            found.append((name, tuple(kinds)))
+    return tuple(found)

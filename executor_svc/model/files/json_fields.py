@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import InvalidModel
-from tandem.sampling_ranges import broken_range
+from tandem.sampling_params import broken_range
 
 MAX_JSON_BYTES = 64 << 20
 """Most bytes of a file that describes a model; the index of a thousand shards has a few MB."""

@@ -6,7 +6,6 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,8 @@ from scheduler_svc.frontend.request.lengths import (
     longest_prompt,
     longest_total,
 )
-from scheduler_svc.frontend.request.resume import ChoiceStart, Prior, check_resume, start_choices
+from scheduler_svc.frontend.request.resume import check_resume, start_choices
+from scheduler_svc.frontend.request.sampling import resolved_message
 from scheduler_svc.frontend.request.validation import (
     CheckedParams,
     check_min_tokens,
@@ -29,7 +29,7 @@ from scheduler_svc.frontend.request.validation import (
     check_tokenizer_fits,
 )
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
-from scheduler_svc.frontend.text.output import OutputText
+from scheduler_svc.frontend.text.output import ChoiceStart, OutputText
 from scheduler_svc.frontend.text.served_model import LoadedModel
 from scheduler_svc.frontend.text.tokenizer_threads import TokenizerThreads
 from scheduler_svc.ipc.messages import Model, Submit
@@ -48,15 +48,71 @@ INLINE_PRIOR_TOKENS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """Checked request, ready to be submitted."""
+    """
+    Checked request, ready to be submitted.
 
-    request_id: str
-    make_submit: Callable[[int], Submit]
+    Attributes:
+        request: The client's request.
+        params: Its parameters, checked and resolved.
+        fit: Its lengths.
+        model: The model that it was prepared for.
+        prompt: Token ids, shape ``[P]``.
+        block_digests: Digests of the prompt's full blocks; empty if the core needs none.
+        arrival_s: Time of arrival.
+        started: The first message of its stream.
+        starts: Start of each choice's stream.
+    """
+
+    request: GenerateRequest
+    params: CheckedParams
+    fit: Fit
+    model: Model
+    prompt: Int32Column
+    block_digests: bytes
+    arrival_s: float
     started: stream_pb2.Started
     starts: list[ChoiceStart]
-    """Start of each choice's stream."""
-    with_logprobs: bool = False
-    """True if every token comes with its log probabilities."""
+
+    @property
+    def request_id(self) -> str:
+        """Id that the client or this service chose."""
+        return self.started.request_id
+
+    @property
+    def with_logprobs(self) -> bool:
+        """True if every token comes with its log probabilities."""
+        return self.params.sampling.logprobs is not None
+
+    def submit(self, stream_id: int) -> Submit:
+        """Return the message for the core; choice i has the stream number `stream_id` + i."""
+        request, params, model = self.request, self.params, self.model
+        limit_ms = params.time_limit_ms
+        return Submit(
+            stream_id=stream_id,
+            request_id=self.request_id,
+            prompt=self.prompt.astype("<i4", copy=False).tobytes(),
+            sampling=params.sampling,
+            max_tokens=self.fit.max_tokens,
+            eos_token_ids=params.eos_token_ids,
+            stop_token_ids=params.stop_token_ids,
+            arrival_s=self.arrival_s,
+            deadline_s=None if limit_ms is None else self.arrival_s + limit_ms / 1000,
+            model_revision=model.revision,
+            fills_context=self.fit.fills_context,
+            num_choices=params.num_choices,
+            priority=request.priority,
+            tenant=request.tenant,
+            cache_salt=request.cache_salt.encode(),
+            block_digests=self.block_digests,
+            digest_block_size=model.block_size,
+            prior_outputs=_prior_outputs(self.starts),
+            finished_choices=tuple(at for at, start in enumerate(self.starts) if start.is_over),
+            idempotency_key=request.idempotency_key,
+            fingerprint=_fingerprint(
+                request, self.prompt, self.started.resolved_params, longest_total(model)
+            ),
+            is_seed_given=request.sampling.HasField("seed"),
+        )
 
 
 async def prepare_request(
@@ -82,64 +138,68 @@ async def prepare_request(
     fit = fit_lengths(
         len(prompt), params.max_tokens, model, prompt_field=prompt_field, is_chat=is_chat
     )
-    check_min_tokens(params.min_tokens, params.max_tokens or fit.max_tokens)
+    check_min_tokens(params.sampling.min_tokens, params.max_tokens or fit.max_tokens)
     prompt = prompt[fit.num_dropped :]
     column = np.asarray(prompt, np.int32)
     if not request.HasField("token_ids"):
         check_tokenizer_fits(column, model.vocab_size)
-    digests = await _digests(column, params.cache_salt, model, threads)
-    priors = check_resume(request, params, vocab_size=model.vocab_size, max_tokens=fit.max_tokens)
-    starts = await _starts(priors, params, fit, lambda: loaded.text.detokenizer(prompt), threads)
-    request_id = request.request_id or secrets.token_hex(12)
-    resolved = _resolved(params, fit.max_tokens)
-
-    def make_submit(stream_id: int) -> Submit:
-        return Submit(
-            stream_id=stream_id,
-            request_id=request_id,
-            prompt=column.astype("<i4", copy=False).tobytes(),
-            block_digests=digests,
-            prior_outputs=_prior_outputs(priors),
-            finished_choices=tuple(at for at, start in enumerate(starts) if start.is_over),
-            fingerprint=_fingerprint(request, column, resolved, longest_total(model)),
-            **_submitted(request, params, fit, model, now_s),
-        )
-
+    digests = await _digests(column, request.cache_salt.encode(), model, threads)
+    starts = await _starts(
+        request,
+        params,
+        fit,
+        make_detokenizer=lambda: loaded.text.detokenizer(prompt),
+        vocab_size=model.vocab_size,
+        threads=threads,
+    )
     return PreparedRequest(
-        request_id=request_id,
-        make_submit=make_submit,
+        request=request,
+        params=params,
+        fit=fit,
+        model=model,
+        prompt=column,
+        block_digests=digests,
+        arrival_s=now_s,
         started=stream_pb2.Started(
-            request_id=request_id,
-            resolved_params=resolved,
+            request_id=request.request_id or secrets.token_hex(12),
+            resolved_params=_resolved(request, params, fit.max_tokens),
             prompt_tokens=len(prompt),
             model_revision=model.revision,
             truncated_prompt_tokens=fit.num_dropped,
-            resumed_tokens=sum(len(prior.token_ids) for prior in priors),
+            resumed_tokens=sum(len(start.prior.token_ids) for start in starts),
         ),
         starts=starts,
-        with_logprobs=params.logprobs is not None,
     )
 
 
 async def _starts(
-    priors: list[Prior],
+    request: GenerateRequest,
     params: CheckedParams,
     fit: Fit,
+    *,
     make_detokenizer: Callable[[], Detokenizer],
+    vocab_size: int,
     threads: TokenizerThreads,
 ) -> list[ChoiceStart]:
     """Return the start of each choice, after the output that its client has already."""
     end_token_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
 
+    def make_output() -> OutputText:
+        return OutputText(
+            make_detokenizer(),
+            stops=params.stop,
+            end_token_ids=end_token_ids,
+            min_tokens=params.sampling.min_tokens,
+        )
+
+    if not request.HasField("resume"):
+        return [ChoiceStart(output=make_output()) for _ in range(params.num_choices)]
+    priors = check_resume(request, params, vocab_size=vocab_size, max_tokens=fit.max_tokens)
+
     def start() -> list[ChoiceStart]:
         return start_choices(
             priors,
-            lambda: OutputText(
-                make_detokenizer(),
-                stops=params.stop,
-                end_token_ids=end_token_ids,
-                min_tokens=params.min_tokens,
-            ),
+            make_output,
             params,
             max_tokens=fit.max_tokens,
             fills_context=fit.fills_context,
@@ -149,10 +209,10 @@ async def _starts(
     return start() if is_short else await threads.run(start)
 
 
-def _prior_outputs(priors: list[Prior]) -> tuple[bytes, ...]:
-    if not any(len(prior.token_ids) for prior in priors):
+def _prior_outputs(starts: list[ChoiceStart]) -> tuple[bytes, ...]:
+    if not any(len(start.prior.token_ids) for start in starts):
         return ()
-    return tuple(prior.token_ids.astype("<i4", copy=False).tobytes() for prior in priors)
+    return tuple(start.prior.token_ids.astype("<i4", copy=False).tobytes() for start in starts)
 
 
 def _fingerprint(
@@ -180,51 +240,12 @@ def _fingerprint(
     return digest.digest()
 
 
-def _submitted(
-    request: GenerateRequest, params: CheckedParams, fit: Fit, model: Model, now_s: float
-) -> dict[str, Any]:
-    """Return the fields of Submit that are taken over from request, parameters and model."""
-    limit_ms = params.time_limit_ms
-    return {
-        "idempotency_key": request.idempotency_key,
-        "is_seed_given": request.sampling.HasField("seed"),
-        "max_tokens": fit.max_tokens,
-        "fills_context": fit.fills_context,
-        "arrival_s": now_s,
-        "model_revision": model.revision,
-        "digest_block_size": model.block_size,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "seed": params.seed,
-        "eos_token_ids": params.eos_token_ids,
-        "stop_token_ids": params.stop_token_ids,
-        "deadline_s": None if limit_ms is None else now_s + limit_ms / 1000,
-        "num_choices": params.num_choices,
-        "priority": params.priority,
-        "tenant": params.tenant,
-        "cache_salt": params.cache_salt,
-        "repetition_penalty": params.repetition_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "presence_penalty": params.presence_penalty,
-        "min_p": params.min_p,
-        "min_tokens": params.min_tokens,
-        "logit_bias": params.logit_bias,
-        "logprobs": params.logprobs,
-    }
-
-
 def default_params(model: Model) -> ResolvedParams:
     """Return the parameters of a text request that sets none; the seed in them has no meaning."""
-    return ResolvedParams(
-        temperature=model.default_temperature,
-        top_k=max(model.default_top_k, 0),
-        top_p=model.default_top_p,
-        max_tokens=min(DEFAULT_MAX_TOKENS, model.max_model_len - 1),
-        n=1,
-        repetition_penalty=model.default_repetition_penalty,
-        min_p=model.default_min_p,
-    )
+    defaults = resolved_message(model.default_sampling)
+    defaults.max_tokens = min(DEFAULT_MAX_TOKENS, model.max_model_len - 1)
+    defaults.n = 1
+    return defaults
 
 
 async def _encode_prompt(
@@ -268,23 +289,12 @@ async def _digests(
     return await threads.run(lambda: block_digests(prompt, model.block_size, cache_salt))
 
 
-def _resolved(params: CheckedParams, max_tokens: int) -> ResolvedParams:
-    return ResolvedParams(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        seed=params.seed,
-        max_tokens=max_tokens,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        n=params.num_choices,
-        priority=params.priority,
-        repetition_penalty=params.repetition_penalty,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        min_p=params.min_p,
-        logit_bias=dict(params.logit_bias),
-        min_tokens=params.min_tokens,
-        logprobs=params.logprobs,
-    )
+def _resolved(request: GenerateRequest, params: CheckedParams, max_tokens: int) -> ResolvedParams:
+    resolved = resolved_message(params.sampling)
+    resolved.max_tokens = max_tokens
+    resolved.stop.extend(params.stop)
+    resolved.stop_token_ids.extend(params.stop_token_ids)
+    resolved.ignore_eos = request.stopping.ignore_eos
+    resolved.n = params.num_choices
+    resolved.priority = request.priority
+    return resolved

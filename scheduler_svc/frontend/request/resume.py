@@ -8,80 +8,35 @@ Field paths start at GenerateRequest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.request.validation import CheckedParams, check_token_ids
-from scheduler_svc.frontend.text.output import OutputText
+from scheduler_svc.frontend.text.output import (
+    NOTHING_BEFORE,
+    ChoiceStart,
+    OutputText,
+    Prior,
+    PriorEnd,
+)
 from tandem.errors import InvalidParameter
 from tandem.inference.v1 import resume_pb2
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
-from tandem.link.batch import Int32Column
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prior:
-    """
-    Output of one choice that the client holds.
-
-    Attributes:
-        token_ids: Output ids that were sent, shape ``[N]``.
-        is_finished: True if the client has the choice's Finished too.
-        path: Field path of its entry in the request; empty if there is none.
-    """
-
-    token_ids: Int32Column
-    is_finished: bool = False
-    path: str = ""
-
-
-NOTHING = Prior(token_ids=np.empty(0, np.int32))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorEnd:
-    """End of a choice at the last id that the client holds."""
-
-    reason: FinishReason
-    matched_token: int | None = None
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class ChoiceStart:
-    """
-    Start of the stream of one choice.
-
-    Attributes:
-        output: Output processing of the choice, which has taken the ids sent before.
-        prior: Output that was sent before.
-        end: End of the choice at the last of these ids, which the client is still to be told.
-    """
-
-    output: OutputText
-    prior: Prior = NOTHING
-    end: PriorEnd | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """True if no token is left to compute."""
-        return self.prior.is_finished or self.end is not None
 
 
 def check_resume(
     request: GenerateRequest, params: CheckedParams, *, vocab_size: int, max_tokens: int
 ) -> list[Prior]:
     """
-    Check `resume`, and return the output of each choice that the client holds, in order.
+    Check the `resume` of a request that has one, and return the output of each choice that the
+    client holds, in order.
 
     Raises:
         InvalidParameter: The stream cannot be resumed; the error has the path of the field.
     """
-    priors = [NOTHING] * params.num_choices
-    if not request.HasField("resume"):
-        return priors
-    if params.temperature > 0 and not request.sampling.HasField("seed"):
+    priors = [NOTHING_BEFORE] * params.num_choices
+    if params.sampling.temperature > 0 and not request.sampling.HasField("seed"):
         raise InvalidParameter(
             "resume needs the seed that the stream ran with: send Started.resolved_params.seed.",
             field="sampling.seed",
@@ -93,7 +48,7 @@ def check_resume(
                 f"choice must be less than n, which is {params.num_choices}, got {one.choice}.",
                 field=f"{path}.choice",
             )
-        if priors[one.choice] is not NOTHING:
+        if priors[one.choice] is not NOTHING_BEFORE:
             raise InvalidParameter(f"choice {one.choice} is listed twice.", field=f"{path}.choice")
         priors[one.choice] = _check_one(one, params, path, vocab_size, max_tokens)
     return priors

@@ -11,22 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_svc.frontend.request.names import (
-    MAX_IDEMPOTENCY_KEY_CHARS,
-    check_name,
-    check_request_id,
-    check_tenant,
-)
-from scheduler_svc.frontend.request.sampling_checks import (
-    check_logit_bias,
+from scheduler_svc.frontend.request.sampling import (
+    check_logprobs,
     check_sampling,
+    resolve_sampling,
 )
 from scheduler_svc.ipc.messages import Model
 from tandem.errors import EmptyPrompt, InvalidModel, InvalidParameter
 from tandem.inference.v1 import inference_service_pb2, request_pb2
 from tandem.link.batch import Int32Column
-from tandem.sampling_ranges import MAX_LOGPROBS, MIN_TEMPERATURE
+from tandem.sampling_params import SamplingParams
 
+MAX_REQUEST_ID_CHARS = 128
+MAX_TENANT_CHARS = 128
+MAX_IDEMPOTENCY_KEY_CHARS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 64
@@ -43,27 +41,14 @@ class CheckedParams:
     `max_tokens` is None if the default applies, which depends on the prompt's length.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
+    sampling: SamplingParams
     max_tokens: int | None
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
     eos_token_ids: tuple[int, ...]
+    """Empty under `ignore_eos`."""
     time_limit_ms: int | None
     num_choices: int
-    priority: int
-    tenant: str
-    cache_salt: bytes
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    min_p: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    logprobs: int | None = None
 
 
 def check_params(
@@ -84,42 +69,24 @@ def check_params(
         InvalidParameter: A field is wrong; the error has its path.
     """
     _check_plain(request)
-    sampling, stopping = request.sampling, request.stopping
-    check_sampling(sampling, "sampling.")
-    check_logit_bias(sampling.logit_bias, model.vocab_size, field="sampling.logit_bias")
+    check_sampling(request, model.vocab_size)
+    stopping = request.stopping
     _check_stopping(stopping, model, "stopping.")
-    temperature = (
-        sampling.temperature if sampling.HasField("temperature") else model.default_temperature
+    eos_token_ids = () if stopping.ignore_eos else model.eos_token_ids
+    stop_token_ids = tuple(stopping.stop_token_ids)
+    sampling = resolve_sampling(
+        request, model.default_sampling, (*eos_token_ids, *stop_token_ids), choose_seed
     )
     num_choices = request.n if request.HasField("n") else 1
-    _check_choices(num_choices, temperature)
-    top_k = sampling.top_k if sampling.HasField("top_k") else model.default_top_k
+    _check_choices(num_choices, sampling.temperature)
     return CheckedParams(
-        temperature=max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0,
-        top_k=max(top_k, 0),
-        top_p=sampling.top_p if sampling.HasField("top_p") else model.default_top_p,
-        seed=sampling.seed if sampling.HasField("seed") else choose_seed(),
+        sampling=sampling,
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
         stop=tuple(stopping.stop),
-        stop_token_ids=tuple(stopping.stop_token_ids),
-        ignore_eos=stopping.ignore_eos,
-        eos_token_ids=() if stopping.ignore_eos else model.eos_token_ids,
+        stop_token_ids=stop_token_ids,
+        eos_token_ids=eos_token_ids,
         time_limit_ms=request.time_limit_ms if request.HasField("time_limit_ms") else None,
         num_choices=num_choices,
-        priority=request.priority,
-        tenant=request.tenant,
-        cache_salt=request.cache_salt.encode(),
-        repetition_penalty=(
-            sampling.repetition_penalty
-            if sampling.HasField("repetition_penalty")
-            else model.default_repetition_penalty
-        ),
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        min_p=sampling.min_p if sampling.HasField("min_p") else model.default_min_p,
-        logit_bias=tuple(sorted(sampling.logit_bias.items())),
-        min_tokens=stopping.min_tokens,
-        logprobs=request.logprobs if request.HasField("logprobs") else None,
     )
 
 
@@ -140,10 +107,47 @@ def _check_plain(request: inference_service_pb2.GenerateRequest) -> None:
             f"time_limit_ms must be at least 1, got {request.time_limit_ms}.",
             field="time_limit_ms",
         )
-    if request.HasField("logprobs") and request.logprobs > MAX_LOGPROBS:
+    check_logprobs(request)
+
+
+def check_name(text: str, *, field: str, at_least: int, at_most: int) -> None:
+    """
+    Check length and characters of a name; a space is printable, control characters and invisible
+    marks of Unicode are not.
+
+    Raises:
+        InvalidParameter: The name breaks a rule; the error has the field.
+    """
+    if not at_least <= len(text) <= at_most:
+        how_many = f"{at_least} to {at_most}" if at_least else f"at most {at_most}"
         raise InvalidParameter(
-            f"logprobs must be in [0, {MAX_LOGPROBS}], got {request.logprobs}.", field="logprobs"
+            f"{field} must have {how_many} characters, got {len(text)}.", field=field
         )
+    if not text.isprintable():
+        at, char = next((at, char) for at, char in enumerate(text) if not char.isprintable())
+        raise InvalidParameter(
+            f"{field} must have printable characters only, got {char!a} at {at}.", field=field
+        )
+
+
+def check_request_id(request_id: str) -> None:
+    """
+    Check the id of one request.
+
+    Raises:
+        InvalidParameter: No request can have this id.
+    """
+    check_name(request_id, field="request_id", at_least=1, at_most=MAX_REQUEST_ID_CHARS)
+
+
+def check_tenant(tenant: str) -> None:
+    """
+    Check the name of a tenant; an empty one means no tenant.
+
+    Raises:
+        InvalidParameter: No tenant can have this name.
+    """
+    check_name(tenant, field="tenant", at_least=0, at_most=MAX_TENANT_CHARS)
 
 
 def check_prompt_shape(request: inference_service_pb2.GenerateRequest) -> str:

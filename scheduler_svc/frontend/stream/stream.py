@@ -6,10 +6,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from scheduler_svc.core.request.events import ProgressKind
 from scheduler_svc.core.request.request import FinishReason
-from scheduler_svc.frontend.request.resume import ChoiceStart, PriorEnd
 from scheduler_svc.frontend.stream.delta import OutputDelta
 from scheduler_svc.frontend.stream.inbox import ChoiceNews, News, StreamInbox
-from scheduler_svc.frontend.text.output import OutputText
+from scheduler_svc.frontend.text.output import ChoiceStart, OutputText, PriorEnd
 from scheduler_svc.ipc.messages import Accepted, StreamEnd, StreamProgress
 from tandem.errors import InternalError
 from tandem.inference.v1 import stream_pb2

@@ -1,13 +1,21 @@
-"""Output processing of one choice: the tokens that may be sent, with exactly their text."""
+"""
+Output processing of one choice: the tokens that may be sent, with exactly their text, and what was
+sent before if the stream is resumed.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from scheduler_svc.core.request.request import FinishReason
 from scheduler_svc.frontend.text.detokenizer import Detokenizer
 from scheduler_svc.frontend.text.stop_strings import StopMatch, StopMatcher
+from tandem.link.batch import Int32Column
 from tandem.link.logprobs import TokenLogprob
 
 
@@ -197,3 +205,51 @@ class OutputText:
         self._text = self._text[chars:]
         self._num_released_tokens, self._num_released_chars = num_tokens, num_chars
         return chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """
+    Output of one choice that the client holds.
+
+    Attributes:
+        token_ids: Output ids that were sent, shape ``[N]``.
+        is_finished: True if the client has the choice's Finished too.
+        path: Field path of its entry in the request; empty if there is none.
+    """
+
+    token_ids: Int32Column
+    is_finished: bool = False
+    path: str = ""
+
+
+NOTHING_BEFORE = Prior(token_ids=np.empty(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorEnd:
+    """End of a choice at the last id that the client holds."""
+
+    reason: FinishReason
+    matched_token: int | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ChoiceStart:
+    """
+    Start of the stream of one choice.
+
+    Attributes:
+        output: Output processing of the choice, which has taken the ids sent before.
+        prior: Output that was sent before.
+        end: End of the choice at the last of these ids, which the client is still to be told.
+    """
+
+    output: OutputText
+    prior: Prior = NOTHING_BEFORE
+    end: PriorEnd | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if no token is left to compute."""
+        return self.prior.is_finished or self.end is not None

@@ -42,7 +42,8 @@ def test_recommended_penalties_reach_frontends(defaults, repetition_penalty, min
     model = read_description(described(**defaults)).model(
         "", EngineConfig(max_model_len=64), CoreOptions()
     )
-    assert (repetition_penalty, min_p) == (model.default_repetition_penalty, model.default_min_p)
+    defaults = model.default_sampling
+    assert (repetition_penalty, min_p) == (defaults.repetition_penalty, defaults.min_p)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from scheduler_svc.ipc.snapshot import Stats, encode_json
 from scheduler_svc.ipc.sockets import connect_frontend
 from scheduler_svc.process.frontend_settings import FrontendSettings
 from tandem.errors import TandemError
+from tandem.sampling_params import SamplingParams
 
 DEADLINE_S = 60.0
 NEVER_S = 3600.0
@@ -128,9 +129,7 @@ def model(directory: Path, **changes: object) -> Model:
         "vocab_size": 512,
         "max_model_len": 256,
         "eos_token_ids": (1,),
-        "default_temperature": 0.75,
-        "default_top_k": 20,
-        "default_top_p": 0.5,
+        "default_sampling": SamplingParams(temperature=0.75, top_k=20, top_p=0.5),
         "tokenizer_dir": str(directory),
     }
     return Model(**(values | changes))

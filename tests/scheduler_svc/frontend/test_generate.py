@@ -117,10 +117,10 @@ class TestGrammar:
         assert [5, 6, 7] == np.frombuffer(submit.prompt, "<i4").tolist()
         assert ("mine", 0.5, 7, 0.5, 2**64 - 1, 11, (EOS,), (40, 41)) == (
             submit.request_id,
-            submit.temperature,
-            submit.top_k,
-            submit.top_p,
-            submit.seed,
+            submit.sampling.temperature,
+            submit.sampling.top_k,
+            submit.sampling.top_p,
+            submit.sampling.seed,
             submit.max_tokens,
             submit.eos_token_ids,
             submit.stop_token_ids,
@@ -156,7 +156,7 @@ class TestGrammar:
             submit = await within(frontend.core.submits.get())
             await frontend.core.send(refused(submit.stream_id, QueueFull("full")))
             await error_of(call)
-            chosen |= {submit.request_id, submit.seed}
+            chosen |= {submit.request_id, submit.sampling.seed}
         assert 4 == len(chosen)
 
     @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ class TestThroughTheFrontend:
         """
         call, submit = await self.start(frontend, stub)
         core, stream, count = frontend.core, submit.stream_id, len(IDS)
-        assert 2 == submit.logprobs
+        assert 2 == submit.sampling.logprobs
         await core.accept_of(submit)
         half = count // 2
         parts = [(0, half), (half, count)]
@@ -222,13 +222,13 @@ class TestThroughTheFrontend:
         call, submit = await self.start(
             frontend, stub, sampling=sampling, stopping={"min_tokens": 4, "max_tokens": 9}
         )
-        assert ((3, 4.0), (7, -2.0)) == submit.logit_bias
+        assert ((3, 4.0), (7, -2.0)) == submit.sampling.logit_bias
         assert (1.5, 0.25, -0.5, 0.125, 4) == (
-            submit.repetition_penalty,
-            submit.frequency_penalty,
-            submit.presence_penalty,
-            submit.min_p,
-            submit.min_tokens,
+            submit.sampling.repetition_penalty,
+            submit.sampling.frequency_penalty,
+            submit.sampling.presence_penalty,
+            submit.sampling.min_p,
+            submit.sampling.min_tokens,
         )
         await frontend.core.accept_of(submit)
         resolved = (await within(call.read())).started.resolved_params

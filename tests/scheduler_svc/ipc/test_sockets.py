@@ -25,6 +25,7 @@ from scheduler_svc.ipc.messages import (
 )
 from scheduler_svc.ipc.sockets import PIPE_MESSAGES, CoreSocket, FrontendGone
 from tandem.admin.v1.stats_pb2 import GetStatsResponse
+from tandem.sampling_params import SamplingParams
 from tests.scheduler_svc.ipc.frontend_socket import FrontendSocket
 
 DEADLINE_S = 60.0
@@ -44,10 +45,9 @@ FROM_FRONTEND: list[FrontendMessage] = [
         stream_id=2**32 - 1,
         request_id="r",
         prompt=b"\x01\x00\x00\x00",
-        temperature=0.5,
-        top_k=0,
-        top_p=0.9,
-        seed=2**64 - 1,
+        sampling=SamplingParams(
+            temperature=0.5, seed=2**64 - 1, end_ids=(2,), logit_bias=((3, -1.5),), logprobs=2
+        ),
         max_tokens=3,
         eos_token_ids=(2,),
         stop_token_ids=(),
@@ -67,9 +67,7 @@ FROM_CORE: list[CoreMessage] = [
         vocab_size=512,
         max_model_len=256,
         eos_token_ids=(0, 2),
-        default_temperature=1.0,
-        default_top_k=0,
-        default_top_p=0.9,
+        default_sampling=SamplingParams(top_k=20),
         tokenizer_dir="/run/x",
     ),
     Availability(executor_attached=True, ready=True, draining=False),

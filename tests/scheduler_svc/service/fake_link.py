@@ -21,6 +21,7 @@ from tandem.link.batch import Step, StepResult, StepTimings
 from tandem.link.codec.wire import decode_request, decode_response, encode_response
 from tandem.link.executor_end import ExecutorEnd
 from tandem.link.session import Attach, Heartbeat, SchedulerId
+from tandem.sampling_params import SamplingParams
 from tandem.status import PeerUnavailable
 from tests.scheduler_svc.service.arithmetic_runner import GEOMETRY, ArithmeticRunner
 
@@ -42,9 +43,7 @@ def describe(
         geometry=geometry,
         max_inflight_steps=16,
         kv_bytes_per_block=1,
-        default_temperature=1.0,
-        default_top_k=0,
-        default_top_p=0.9,
+        default_sampling=SamplingParams(),
         features=("suspend",),
     )
 

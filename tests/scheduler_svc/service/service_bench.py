@@ -7,6 +7,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields as dataclass_fields
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -37,6 +39,7 @@ from scheduler_svc.ipc.sockets import CoreSocket
 from scheduler_svc.service.loop import CoreLoop
 from scheduler_svc.service.wakeup import Wakeup
 from tandem.link.session import SchedulerId
+from tandem.sampling_params import SamplingParams
 from tests.scheduler_svc.ipc.frontend_socket import FrontendSocket
 from tests.scheduler_svc.service.fake_link import FakeLink
 from tests.scheduler_svc.service.token_rows import token_rows
@@ -133,14 +136,13 @@ class FakeFrontend:
         raw_prompt: bytes | None = None,
         **changes,
     ) -> None:
+        names = {param.name for param in dataclass_fields(SamplingParams)}
+        sampling = {name: changes.pop(name) for name in names & changes.keys()}
         fields = {
             "stream_id": stream_id,
             "request_id": f"{self.index}-{stream_id}",
             "prompt": np.array(prompt, "<i4").tobytes() if raw_prompt is None else raw_prompt,
-            "temperature": 0.0,
-            "top_k": 0,
-            "top_p": 1.0,
-            "seed": 0,
+            "sampling": replace(SamplingParams(temperature=0.0, top_p=1.0), **sampling),
             "max_tokens": max_tokens,
             "eos_token_ids": (),
             "stop_token_ids": (),

@@ -9,6 +9,7 @@ import numpy as np
 
 from scheduler_svc.ipc.messages import Submit
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
+from tandem.sampling_params import SamplingParams
 
 NUM_BLOCKS = 1 << 20
 BLOCK_SIZE = 16
@@ -35,10 +36,7 @@ def submits(rows: int) -> Iterator[Submit]:
             stream_id=number,
             request_id=f"bench-{number}",
             prompt=prompt.tobytes(),
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            seed=number,
+            sampling=SamplingParams(top_p=1.0, seed=number),
             max_tokens=max_tokens_for(rows),
             eos_token_ids=(),
             stop_token_ids=(),

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.link.logprobs import LogprobColumns
+from tandem.sampling_params import SamplingParams
 
 Int32Column: TypeAlias = NDArray[np.int32]
 UInt32Column: TypeAlias = NDArray[np.uint32]
 UInt8Column: TypeAlias = NDArray[np.uint8]
 Float32Column: TypeAlias = NDArray[np.float32]
+RowSampling: TypeAlias = SamplingParams
 
 ROW_SAMPLES = np.uint8(1)
 """Row flag: sample the token that follows the row's last computed position."""
@@ -34,43 +36,6 @@ def _no_int32() -> Int32Column:
 
 def _no_uint8() -> UInt8Column:
     return _NO_UINT8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSampling:
-    """
-    Sampling params of one row, with all defaults resolved.
-
-    `temperature` 0 is greedy, `top_k` 0 is off, `top_p` 1 is off; `seed` is a uint64, `choice`
-    counts from 0. Penalties apply to the tokens before the one that is sampled:
-    `repetition_penalty` (1 is off) to those of prompt and output, the other two (0 is off) to those
-    of the output. None of `end_ids` is sampled before `min_tokens` outputs. `logit_bias` is added
-    to the logits of distinct ids. `logprobs` is the number of likeliest ids that are reported with
-    each token's log probability; None reports no log probabilities.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    choice: int = 0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    min_p: float = 0.0
-    min_tokens: int = 0
-    end_ids: tuple[int, ...] = ()
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-
-    @property
-    def has_penalties(self) -> bool:
-        """True if a penalty is on, so that the tokens so far change the next logits."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.frequency_penalty != 0.0
-            or self.presence_penalty != 0.0
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class TestGoingOn:
         call = stub.Generate(request(prior(0, had)))
         submit = await within(frontend.core.submits.get())
         assert [had] == [np.frombuffer(raw, "<i4").tolist() for raw in submit.prior_outputs]
-        assert ((), 9) == (submit.finished_choices, submit.seed)
+        assert ((), 9) == (submit.finished_choices, submit.sampling.seed)
         frontend.core.submits.put_nowait(submit)
         stream_id = await frontend.core.accept()
         end = ended(stream_id, FinishReason.EOS, len(had) + len(new) + 1, matched_token=EOS)

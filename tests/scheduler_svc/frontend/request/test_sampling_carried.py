@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_svc.service.intake import _sampling
+from tandem.executor.v1.executor_service_pb2 import GenerationDefaults
 from tandem.inference.v1 import inference_service_pb2 as pb
 from tandem.inference.v1 import request_pb2
 from tandem.link.codec.sampling_codec import read_sampling, sampling_message
+from tandem.sampling_params import MODEL_DEFAULT_PARAMS
 from tests.scheduler_svc.frontend.calls import stub_of
 from tests.scheduler_svc.frontend.fake_core import model, running_frontend, serve, within
 
@@ -32,6 +33,13 @@ class TestCarrying:
         """
         assert {field.name for field in request_pb2.SamplingParams.DESCRIPTOR.fields} == set(ASKED)
 
+    def test_models_recommend_what_executors_describe(self):
+        """
+        The parameters with a model's default are those of an executor's description.
+        """
+        described = GenerationDefaults.DESCRIPTOR.fields_by_name
+        assert set(MODEL_DEFAULT_PARAMS) == set(described)
+
     @pytest.mark.parametrize("name", ASKED)
     async def test_parameter_arrives_as_it_was_asked_for(self, tmp_path, model_dir, name):
         """
@@ -45,7 +53,7 @@ class TestCarrying:
             call = stub_of(frontend).Generate(request)
             submit = await within(frontend.core.submits.get())
             call.cancel()
-        sent = sampling_message(_sampling(submit))
+        sent = sampling_message(submit.sampling)
         arrived = getattr(read_sampling(sent, "sampling"), name)
         asked = ASKED[name]
         assert arrived == (tuple(asked.items()) if isinstance(asked, dict) else asked)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.frontend.request.requests import default_params
-from scheduler_svc.frontend.request.validation import CheckedParams, check_min_tokens, check_params
+from scheduler_svc.frontend.request.validation import check_min_tokens, check_params
 from tandem.errors import InvalidParameter
 from tandem.inference.v1.inference_service_pb2 import GenerateRequest
+from tandem.sampling_params import SamplingParams
 from tests.scheduler_svc.frontend.fake_core import model
 
 MODEL = model(Path("/nowhere"))
@@ -38,8 +39,8 @@ GOOD = [
 ]
 
 
-def check(**fields: object) -> CheckedParams:
-    return check_params(GenerateRequest(**fields), MODEL, choose_seed=lambda: 77)
+def check(**fields: object) -> SamplingParams:
+    return check_params(GenerateRequest(**fields), MODEL, choose_seed=lambda: 77).sampling
 
 
 def error_of(**fields: object) -> InvalidParameter:
@@ -87,11 +88,12 @@ def test_model_recommends_what_is_unset():
     """
     The model's own repetition penalty and min_p apply where a request sets none.
     """
-    recommending = model(Path("/nowhere"), default_repetition_penalty=1.05, default_min_p=0.1)
-    unset = check_params(GenerateRequest(), recommending, choose_seed=lambda: 0)
+    defaults = SamplingParams(repetition_penalty=1.05, min_p=0.1)
+    recommending = model(Path("/nowhere"), default_sampling=defaults)
+    unset = check_params(GenerateRequest(), recommending, choose_seed=lambda: 0).sampling
     assert (1.05, 0.1) == (unset.repetition_penalty, unset.min_p)
     off = GenerateRequest(sampling={"repetition_penalty": 1.0, "min_p": 0.0})
-    params = check_params(off, recommending, choose_seed=lambda: 0)
+    params = check_params(off, recommending, choose_seed=lambda: 0).sampling
     assert (1.0, 0.0) == (params.repetition_penalty, params.min_p)
     told = default_params(recommending)
     assert (1.05, 0.1) == pytest.approx((told.repetition_penalty, told.min_p))
@@ -143,7 +145,8 @@ class TestLogitBias:
         with pytest.raises(InvalidParameter, match="at most 1024 ids, got 1025"):
             check_params(request, wide, choose_seed=lambda: 0)
         del request.sampling.logit_bias[7]
-        assert 1024 == len(check_params(request, wide, choose_seed=lambda: 0).logit_bias)
+        taken = check_params(request, wide, choose_seed=lambda: 0).sampling
+        assert 1024 == len(taken.logit_bias)
 
 
 class TestMinTokens:

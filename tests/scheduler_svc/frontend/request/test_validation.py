@@ -155,16 +155,15 @@ class TestCheckParams:
         """
         params = checked()
         assert (0.75, 20, 0.5, 77) == (
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            params.seed,
+            params.sampling.temperature,
+            params.sampling.top_k,
+            params.sampling.top_p,
+            params.sampling.seed,
         )
-        assert (None, (), (), False, (1,), None) == (
+        assert (None, (), (), (1,), None) == (
             params.max_tokens,
             params.stop,
             params.stop_token_ids,
-            params.ignore_eos,
             params.eos_token_ids,
             params.time_limit_ms,
         )
@@ -173,21 +172,21 @@ class TestCheckParams:
         """
         Temperature 0, top_k 0 and seed 0 are values, not absences.
         """
-        params = checked(sampling={"temperature": 0.0, "top_k": 0, "seed": 0})
+        params = checked(sampling={"temperature": 0.0, "top_k": 0, "seed": 0}).sampling
         assert (0.0, 0, 0) == (params.temperature, params.top_k, params.seed)
 
     def test_minus_one_turns_top_k_off(self):
         """
         A top_k of -1 means the same as 0.
         """
-        assert 0 == checked(sampling={"top_k": -1}).top_k
+        assert 0 == checked(sampling={"top_k": -1}).sampling.top_k
 
     @pytest.mark.parametrize(("sent", "used"), [(0.001, 0.01), (0.01, 0.01), (0.02, 0.02)])
     def test_tiny_temperature_is_raised(self, sent, used):
         """
         A temperature in (0, 0.01) becomes 0.01.
         """
-        assert pytest.approx(used) == checked(sampling={"temperature": sent}).temperature
+        assert pytest.approx(used) == checked(sampling={"temperature": sent}).sampling.temperature
 
     def test_ignore_eos_leaves_no_eos_token(self):
         """

@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from tandem.executor.v1 import batch_pb2
-from tandem.link.batch import RowSampling
 from tandem.link.codec.fields import (
     FLOAT32,
     INT32,
@@ -16,12 +15,12 @@ from tandem.link.codec.fields import (
     raw_column,
     read_column,
 )
-from tandem.sampling_ranges import MAX_LOGPROBS
+from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
 _MAX_INT32 = 2**31 - 1
 
 
-def sampling_message(sampling: RowSampling) -> batch_pb2.RowSampling:
+def sampling_message(sampling: SamplingParams) -> batch_pb2.RowSampling:
     """Build the message; params that are off stay unset if an unset field reads as off."""
     message = batch_pb2.RowSampling(
         temperature=sampling.temperature,
@@ -45,12 +44,12 @@ def sampling_message(sampling: RowSampling) -> batch_pb2.RowSampling:
     return message
 
 
-def read_sampling(message: batch_pb2.RowSampling, field: str) -> RowSampling:
+def read_sampling(message: batch_pb2.RowSampling, field: str) -> SamplingParams:
     """Read the message at `field`, or raise `SessionLost` naming the field that is out of range."""
     bias_ids = read_column(message.bias_ids, INT32, f"{field}.bias_ids")
     bias = read_column(message.bias, FLOAT32, f"{field}.bias")
     check_length(bias, len(bias_ids), f"{field}.bias")
-    sampling = RowSampling(
+    sampling = SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,
         top_p=message.top_p,
@@ -69,7 +68,7 @@ def read_sampling(message: batch_pb2.RowSampling, field: str) -> RowSampling:
     return sampling
 
 
-def _check(sampling: RowSampling, field: str) -> None:
+def _check(sampling: SamplingParams, field: str) -> None:
     """Refuse values that no scheduler sends and for which the sampler's arithmetic is undefined."""
     ids = [token for token, _ in sampling.logit_bias]
     bias = [value for _, value in sampling.logit_bias]

@@ -1,0 +1,135 @@
+"""
+Sampling params of a request: checked, with defaults applied, and as the client is told them.
+
+Field paths start at GenerateRequest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+
+from tandem.errors import InvalidParameter
+from tandem.inference.v1 import inference_service_pb2, request_pb2
+from tandem.sampling_params import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MIN_TEMPERATURE,
+    SamplingParams,
+    broken_range,
+)
+
+MAX_BIASED_IDS = 1024
+
+
+def check_sampling(request: inference_service_pb2.GenerateRequest, vocab_size: int) -> None:
+    """
+    Check all sampling params that are set.
+
+    Raises:
+        InvalidParameter: A value is out of range; the error has the field's path.
+    """
+    for descriptor, value in request.sampling.ListFields():
+        name = descriptor.name
+        if descriptor.message_type is None and (rule := broken_range(name, value)) is not None:
+            shown = _shortest(value) if isinstance(value, float) else value
+            raise InvalidParameter(f"{name} {rule}, got {shown}.", field=f"sampling.{name}")
+    check_logit_bias(request.sampling.logit_bias, vocab_size, field="sampling.logit_bias")
+
+
+def check_logprobs(request: inference_service_pb2.GenerateRequest) -> None:
+    """
+    Check the number of likeliest ids that are asked for.
+
+    Raises:
+        InvalidParameter: It is too large.
+    """
+    if request.HasField("logprobs") and request.logprobs > MAX_LOGPROBS:
+        raise InvalidParameter(
+            f"logprobs must be in [0, {MAX_LOGPROBS}], got {request.logprobs}.", field="logprobs"
+        )
+
+
+def check_logit_bias(bias: Mapping[int, float], vocab_size: int, *, field: str) -> None:
+    """
+    Check the ids and values of a logit bias.
+
+    Raises:
+        InvalidParameter: There are too many ids, or one is wrong; the error names the lowest.
+    """
+    if len(bias) > MAX_BIASED_IDS:
+        raise InvalidParameter(
+            f"logit_bias must have at most {MAX_BIASED_IDS} ids, got {len(bias)}.", field=field
+        )
+    for token_id in sorted(bias):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidParameter(
+                f"token id {token_id} is not in the vocabulary, which is 0 to {vocab_size - 1}.",
+                field=f"{field}[{token_id}]",
+            )
+        if not -MAX_BIAS <= bias[token_id] <= MAX_BIAS:
+            raise InvalidParameter(
+                f"a logit bias must be in [-100, 100], got {_shortest(bias[token_id])}.",
+                field=f"{field}[{token_id}]",
+            )
+
+
+def resolve_sampling(
+    request: inference_service_pb2.GenerateRequest,
+    defaults: SamplingParams,
+    end_ids: Collection[int],
+    choose_seed: Callable[[], int],
+) -> SamplingParams:
+    """
+    Return a checked request's sampling params, with defaults for those that are not set.
+
+    Args:
+        request: The client's request.
+        defaults: Defaults of the served model.
+        end_ids: All ids that end the output.
+        choose_seed: Called if no seed was sent.
+    """
+    given, min_tokens = request.sampling, request.stopping.min_tokens
+    temperature = given.temperature if given.HasField("temperature") else defaults.temperature
+    top_k = given.top_k if given.HasField("top_k") else defaults.top_k
+    return SamplingParams(
+        temperature=max(temperature, MIN_TEMPERATURE) if temperature > 0 else 0.0,
+        top_k=max(top_k, 0),
+        top_p=given.top_p if given.HasField("top_p") else defaults.top_p,
+        seed=given.seed if given.HasField("seed") else choose_seed(),
+        repetition_penalty=(
+            given.repetition_penalty
+            if given.HasField("repetition_penalty")
+            else defaults.repetition_penalty
+        ),
+        frequency_penalty=given.frequency_penalty,
+        presence_penalty=given.presence_penalty,
+        min_p=given.min_p if given.HasField("min_p") else defaults.min_p,
+        min_tokens=min_tokens,
+        end_ids=tuple(sorted(set(end_ids))) if min_tokens else (),
+        logit_bias=tuple(sorted(given.logit_bias.items())),
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
+    )
+
+
+def resolved_message(sampling: SamplingParams) -> request_pb2.ResolvedParams:
+    """Return the part of ResolvedParams that tells a client its sampling params."""
+    return request_pb2.ResolvedParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        min_p=sampling.min_p,
+        min_tokens=sampling.min_tokens,
+        logit_bias=dict(sampling.logit_bias),
+        logprobs=sampling.logprobs,
+    )
+
+
+def _shortest(value: float) -> str:
+    """Return a float32's shortest decimal form, as the client wrote it."""
+    return str(np.float32(value))
