@@ -52,7 +52,7 @@ def write_options(target: Path) -> None:
 
     table = target / OPTIONS
     table.parent.mkdir(parents=True, exist_ok=True)
-    text = as_json({"executor": EXECUTOR.options, "scheduler": SCHEDULER.options})
+    text = as_json({"executor": EXECUTOR.table, "scheduler": SCHEDULER.table})
     table.write_text(text, encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from executor_svc.config.settings import PROGRAM as EXECUTOR
 from scheduler_svc.config.settings import PROGRAM as SCHEDULER
-from tandem.settings.options import FILE, Group, as_json, keys_of, options_of
+from tandem.settings.options import FILE, Group, as_json, keys_of, options_of, table_of
 
 PROGRAMS = {"executor": EXECUTOR, "scheduler": SCHEDULER}
 
@@ -16,7 +16,7 @@ class TestTable:
         """
         The committed table is what `python protos/generate.py` writes.
         """
-        declared = {service: program.options for service, program in PROGRAMS.items()}
+        declared = {service: program.table for service, program in PROGRAMS.items()}
         assert as_json(declared) == FILE.read_text(encoding="utf-8")
 
     @pytest.mark.parametrize("service", PROGRAMS)
@@ -24,7 +24,7 @@ class TestTable:
         """
         Options read from the table equal those of the service, and each has a text.
         """
-        assert PROGRAMS[service].options == options_of(service)
+        assert PROGRAMS[service].table == table_of(service)
         assert all(option.help for option in options_of(service))
 
     @pytest.mark.parametrize("service", PROGRAMS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -54,25 +54,45 @@ class Option:
     aliases: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTable:
+    """
+    All options of a service.
+
+    Attributes:
+        env_prefix: Prefix of its environment variables; the rest is an option's name in capitals.
+        options: Its options, group by group.
+    """
+
+    env_prefix: str
+    options: tuple[Option, ...]
+
+
 def flag_of(name: str) -> str:
     """Return the flag of an option's name or alias."""
     return "--" + name.replace("_", "-")
 
 
-def as_json(options: dict[ServiceName, Iterable[Option]]) -> str:
+def as_json(tables: Mapping[ServiceName, ServiceTable]) -> str:
     """Return the text of `options.json`."""
-    rows = {service: [asdict(one) for one in options[service]] for service in options}
+    rows = {service: asdict(table) for service, table in tables.items()}
     return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
 
 
 @functools.cache
+def table_of(service: ServiceName) -> ServiceTable:
+    """Return the options of a service, with the prefix of its environment variables."""
+    found = json.loads(FILE.read_text(encoding="utf-8"))[service]
+    options = (
+        Option(**{**row, "group": Group(row["group"]), "aliases": tuple(row["aliases"])})
+        for row in found["options"]
+    )
+    return ServiceTable(env_prefix=found["env_prefix"], options=tuple(options))
+
+
 def options_of(service: ServiceName) -> tuple[Option, ...]:
     """Return the options of a service."""
-    rows = json.loads(FILE.read_text(encoding="utf-8"))[service]
-    return tuple(
-        Option(**{**row, "group": Group(row["group"]), "aliases": tuple(row["aliases"])})
-        for row in rows
-    )
+    return table_of(service).options
 
 
 def keys_of(service: ServiceName, group: Group) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from tandem.settings.options import Group, Option, ServiceName, keys_of
+from tandem.settings.options import Group, Option, ServiceName, ServiceTable, keys_of
 from tandem.settings.schema import Alias, Metavar, OptionGroup, S, ServiceSettings
 
 
@@ -42,8 +42,13 @@ class Program(Generic[S]):
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """The table of its options."""
+        """Its options."""
         return describe(self.schema)
+
+    @property
+    def table(self) -> ServiceTable:
+        """Its options, for programs that do not import the service."""
+        return ServiceTable(env_prefix=self.env_prefix, options=self.options)
 
     @property
     def aliases(self) -> dict[str, str]:

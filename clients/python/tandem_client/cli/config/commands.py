@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from tandem_client.cli.config.advise import advise
+from tandem_client.cli.config.reference import reference
 from tandem_client.cli.config.show import config
 from tandem_client.cli.config.suggest import suggest
 from tandem_client.cli.shared.failures import EXIT_CODES_HELP
@@ -29,5 +30,6 @@ config_commands = typer.Typer(
     epilog="Without a subcommand: show. " + EXIT_CODES_HELP,
 )
 config_commands.command(name="show", epilog=EXIT_CODES_HELP)(config)
+config_commands.command(epilog=EXIT_CODES_HELP)(reference)
 config_commands.command(epilog=EXIT_CODES_HELP)(suggest)
 config_commands.command(epilog=EXIT_CODES_HELP)(advise)
