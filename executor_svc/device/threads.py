@@ -1,4 +1,9 @@
-"""The number of threads that compute on a CPU."""
+"""
+The number of threads that compute on a CPU.
+
+`loky.cpu_count` (3.7) is not used: it reads the CPU quota of the root cgroup alone, which is that
+of a container but not that of a systemd service or slice, and rounds it up.
+"""
 
 from __future__ import annotations
 

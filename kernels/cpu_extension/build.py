@@ -6,6 +6,11 @@ a name made of a digest of all that its code depends on and a digest of its own 
 by rename, so that any number of processes may build and read at once; a lock keeps them from
 compiling the same library twice. The directory must be writable only by users that may run code as
 this user.
+
+No wheel carries the library (scikit-build-core could): it is compiled for the processor that runs
+it (-march=native) and linked to the OpenMP that the installed PyTorch has loaded, neither of which
+is known where wheels are built. `torch.utils.cpp_extension.load` needs ninja, and keeps one library
+per name, whichever processor of those that share a home compiled it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""grpc.health.v1 with a Watch that sends the newest state and waits for no slow watcher."""
+"""
+grpc.health.v1 with a Watch that sends the newest state and waits for no slow watcher.
+
+The servicer of grpcio-health-checking (1.85.1, `grpc_health.v1.health.aio`) writes to a watcher
+while it holds the lock that a change of the name needs: a client that is stopped with a full
+connection then keeps the old state for every other Watch and Check, until keepalive ends it. The
+test `test_frozen_watcher_holds_up_no_other_client` fails with it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""HTTP server of one page for Prometheus: GET /metrics."""
+"""
+HTTP server of one page for Prometheus: GET /metrics.
+
+prometheus_client's own server is not used: it is http.server's, with a thread for each scrape that
+would have to ask the event loop for the core's numbers, and its page, which any path shows, has no
+answer for a core that is gone.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@ Incremental detokenization, with the same text as decoding all tokens at once.
 
 Text that is not yet certain (half a code point, a run of byte tokens) is held until it is. No text
 is decoded twice, so a token costs time proportional to its own text.
+
+`tokenizers.DecodeStream` is not used: it has no end, so text that is still open after the last
+token is lost, and it returns the text of several tokens as one, so that offsets and stop strings
+could not tell which token a text belongs to (`Decoded.head`).
 """
 
 from __future__ import annotations
