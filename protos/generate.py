@@ -46,9 +46,9 @@ def generate(target: Path) -> None:
 def write_options(target: Path) -> None:
     """Write the options that the services declare below `target`."""
     # What the services import may have just been generated.
-    from executor_svc.config.settings import PROGRAM as EXECUTOR  # noqa: PLC0415 -- see above
-    from scheduler_svc.config.settings import PROGRAM as SCHEDULER  # noqa: PLC0415 -- see above
-    from tandem.settings.options import as_json  # noqa: PLC0415 -- see above
+    from executor_svc.config.settings import PROGRAM as EXECUTOR  # noqa: PLC0415  # see above
+    from scheduler_svc.config.settings import PROGRAM as SCHEDULER  # noqa: PLC0415  # see above
+    from tandem.settings.options import as_json  # noqa: PLC0415  # see above
 
     table = target / OPTIONS
     table.parent.mkdir(parents=True, exist_ok=True)

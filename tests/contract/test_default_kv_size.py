@@ -56,6 +56,7 @@ class TestGpu:
         found = plan(rank(80, 40, 14), 4096, on_gpu=True)
         assert 0.45 == pytest.approx(found.size.value)
         assert "of what other processes leave" in found.size.place
+        # Whole blocks of 1 MiB, one of which belongs to no request.
         assert (0.9 * 40 - 15) * GIB == pytest.approx(found.kv_bytes, abs=2 * MIB)
 
     def test_context_that_does_not_fit_is_lowered_with_a_warning(self):

@@ -107,6 +107,7 @@ class TestSiluMul:
         The first half is the gate.
         """
         found = silu_reference.silu_mul(torch.tensor([[2.0, 3.0]])).item()
+        # A few roundings of float32.
         assert math.isclose(2 / (1 + math.exp(-2)) * 3, found, rel_tol=1e-6)
 
     @DTYPES

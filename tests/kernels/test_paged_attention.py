@@ -23,6 +23,10 @@ from kernels.paged_attention import (
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""
+Tolerance of weighted means of values up to about 4: a few roundings of float32 on the way, and one
+of the result's own type.
+"""
 """About two roundings of outputs near 1."""
 
 MIXES = {
@@ -93,7 +97,8 @@ class TestDefinition:
         for head in range(2):
             weights = [math.exp(0.5 * float(query[0, head] @ key)) for key in keys]
             mean = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
-            assert torch.allclose(mean, found[0, head], atol=1e-6)
+            # Six values only.
+            assert torch.allclose(mean, found[0, head], atol=TOLERANCE[torch.float32] / 2)
 
     def test_window_hides_older_positions(self):
         """
@@ -167,7 +172,8 @@ class TestCpu:
         monkeypatch.setattr(cpu, "_GATHER_BYTES", 1)
         plan = cpu.plan(sequences, of, None)
         assert len(plan.groups) == 7
-        assert torch.allclose(expected, plan.attend(query, cache, 0.4), atol=2e-6)
+        atol = TOLERANCE[torch.float32]
+        assert torch.allclose(expected, plan.attend(query, cache, 0.4), atol=atol)
 
 
 class TestTiles:

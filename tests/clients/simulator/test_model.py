@@ -208,5 +208,6 @@ class TestStepTime:
         tokens at about 2,200 tokens/s.
         """
         gpu, cpu = MACHINES["h100-8b"].step_time, MACHINES["cpu-135m"].step_time
+        # "About" is within a twentieth.
         assert 7.5e-3 == pytest.approx(gpu.seconds(1, 500, 500, 0, 0), rel=0.05)
         assert 2200 == pytest.approx(128 / cpu.seconds(128, 128, 128 * 64, 0, 0), rel=0.05)

@@ -15,6 +15,7 @@ from tandem_simulator.workload.distributions import Arrivals, Lengths, zipf_rank
 from tandem_simulator.workload.synthetic import PRESETS, Synthetic, Workload
 
 COUNT = 20_000
+"""Number of draws, of one seed; tolerances are several standard errors of so many."""
 
 
 def rng():
@@ -33,7 +34,7 @@ class TestLengths:
         lengths = draw("uniform:3:9")
         assert (draw("12") == 12).all()
         assert {3, 4, 5, 6, 7, 8, 9} == set(lengths.tolist())
-        assert 6.0 == pytest.approx(lengths.mean(), rel=0.02)
+        assert 6.0 == pytest.approx(lengths.mean(), rel=0.02)  # 8 standard errors
 
     def test_lognormal_has_its_mean_and_spread(self):
         """
@@ -41,8 +42,8 @@ class TestLengths:
         maximum.
         """
         lengths = draw("lognormal:400:0.8:1000000")
-        assert 400 == pytest.approx(lengths.mean(), rel=0.03)
-        assert 0.8 == pytest.approx(np.log(lengths).std(), rel=0.03)
+        assert 400 == pytest.approx(lengths.mean(), rel=0.03)  # 4 standard errors
+        assert 0.8 == pytest.approx(np.log(lengths).std(), rel=0.03)  # 6 standard errors
         assert 500 == draw("lognormal:400:0.8:500").max()
 
     def test_zipf_halves_with_the_rank(self):
@@ -50,6 +51,7 @@ class TestLengths:
         Length 2 is 2^-exponent times as frequent as length 1.
         """
         counts = np.bincount(draw("zipf:1:64"))
+        # 4 standard errors of about 4,200 and 2,100 draws.
         assert 0.5 == pytest.approx(counts[2] / counts[1], rel=0.1)
         assert 1 == draw("zipf:2.5:64").min()
         assert 64 >= draw("zipf:0.5:64").max()
@@ -82,6 +84,7 @@ class TestArrivals:
         """
         times = Arrivals.parse(text).draw(rng(), COUNT, 8.0)
         assert COUNT == len(times)
+        # 5 standard errors where gaps vary by 3, the most.
         assert 8.0 == pytest.approx(COUNT / times[-1], rel=0.1)
         assert (np.diff(times) >= 0).all()
 
@@ -95,6 +98,7 @@ class TestArrivals:
             for gaps in [np.diff(Arrivals.parse(text).draw(rng(), COUNT, 8.0))]
         }
         expected = {"poisson": 1.0, "constant": 0.0, "gamma:3": 3.0, "gamma:0.5": 0.5}
+        # 4 standard errors where gaps vary by 3; sums of equal gaps round in the last digits.
         assert expected == pytest.approx(spreads, rel=0.1, abs=1e-9)
 
     def test_bursts_arrive_together(self):
@@ -102,6 +106,7 @@ class TestArrivals:
         Bursts have the mean size asked for; at-once is one burst at 0.
         """
         times = Arrivals.parse("bursts:5").draw(rng(), COUNT, 8.0)
+        # 3 standard errors of about 4,000 bursts.
         assert 5.0 == pytest.approx(COUNT / len(set(times.tolist())), rel=0.05)
         assert [0.0] * 4 == Arrivals.parse("at-once").draw(rng(), 4, 8.0).tolist()
 
@@ -122,7 +127,7 @@ class TestTokens:
         ids = random_ids(1, 2, 3, 200_000)
         assert FIRST_ID <= ids.min() < ids.max() < VOCAB_SIZE
         share = np.bincount((ids - FIRST_ID) * 8 // (VOCAB_SIZE - FIRST_ID)) / len(ids)
-        np.testing.assert_allclose(share, 1 / 8, rtol=0.03)
+        np.testing.assert_allclose(share, 1 / 8, rtol=0.03)  # 5 standard errors
 
     def test_streams_are_unrelated(self):
         """
@@ -146,6 +151,7 @@ class TestSynthetic:
             counts[prompt[:32].tobytes()] = counts.get(prompt[:32].tobytes(), 0) + 1
         most, second = sorted(counts.values())[-1:-3:-1]
         assert 8 == len(counts)
+        # 4 standard errors of about 1,500 and 700 requests.
         assert 0.5 == pytest.approx(second / most, rel=0.2)
 
     def test_conversations_continue_their_history(self):
@@ -194,6 +200,7 @@ class TestSynthetic:
         )
         asks = list(Synthetic(workload, 0, 8192).opening())
         shares = [sum(ask.tenant == f"tenant-{i}" for ask in asks) / 6000 for i in range(3)]
+        # 4 standard errors of the smallest share, and 8 of a half.
         np.testing.assert_allclose(shares, [6 / 11, 3 / 11, 2 / 11], rtol=0.1)
         assert 0.5 == pytest.approx(sum(ask.priority for ask in asks) / 6000, rel=0.1)
         assert all(ask.cache_salt == ask.tenant.encode() for ask in asks)
@@ -249,5 +256,5 @@ class TestZipf:
         With exponent 0 every rank is equally likely, and one rank is the only one.
         """
         counts = np.bincount(zipf_ranks(rng(), COUNT, 4, 0.0))
-        np.testing.assert_allclose(counts / COUNT, 0.25, rtol=0.05)
+        np.testing.assert_allclose(counts / COUNT, 0.25, rtol=0.05)  # 4 standard errors
         assert not zipf_ranks(rng(), 10, 1, 1.0).any()

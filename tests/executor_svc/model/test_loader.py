@@ -26,6 +26,8 @@ Tensors = dict[str, torch.Tensor]
 
 NORM = "model.layers.1.input_layernorm.weight"
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+TOLERANCE = 1e-4
+"""Room for float32 sums in another order, 1e-6 per unit of logit; logits here reach about 10."""
 
 
 @pytest.fixture
@@ -162,7 +164,7 @@ class TestTiedEmbeddings:
         tokens = [9, 8, 7, 6, 5, 319]
         bench = Bench.build(model_dir)
         found = forward_logits(bench.runner, batch(Row(0, 0, 6), admits=[bench.admit(0, tokens)]))
-        assert (hugging_face_logits(model_dir, tokens) - found).abs().max() <= 1e-4
+        assert (hugging_face_logits(model_dir, tokens) - found).abs().max() <= TOLERANCE
 
     def test_values_equal_in_the_computed_type_are_tied(self, zoo: Zoo, tmp_path: Path):
         """

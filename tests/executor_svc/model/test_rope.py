@@ -43,7 +43,8 @@ class TestFrequencies:
         for before, after, turn in zip(plain, found, turns, strict=True):
             keep = min(1.0, max(0.0, (turn.item() - 1) / 3))
             expected = before.item() * (keep + (1 - keep) / 8)
-            assert math.isclose(expected, after.item(), rel_tol=1e-5)
+            # Both ends of the blend and its weight are float32: a few roundings of 2**-24.
+            assert math.isclose(expected, after.item(), rel_tol=2**-20)
         assert turns.max() > 4
         assert turns.min() < 1
 

@@ -29,6 +29,8 @@ from tests.model_zoo import VOCAB_SIZE
 Zoo = Callable[[str], Path]
 
 NOISY = RowSampling(temperature=1.0, top_k=0, top_p=0.95, seed=2**64 - 5)
+TOLERANCE = 1e-4
+"""Room for float32 sums in another order, 1e-6 per unit of logit; logits here reach about 10."""
 
 
 @pytest.fixture
@@ -213,7 +215,7 @@ class TestOrderInsideABatch:
         )
         logits = forward_logits(bench.runner, plan)
         truth = hugging_face_logits(zoo("llama_gqa_llama3_rope"), [*prompt, 9])[-1]
-        assert torch.allclose(truth, logits[0], atol=1e-4)
+        assert torch.allclose(truth, logits[0], atol=TOLERANCE)
 
     def test_appended_blocks_serve_the_same_batch(self, zoo: Zoo):
         """

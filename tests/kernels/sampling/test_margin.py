@@ -78,6 +78,7 @@ class TestMargin:
             )
             for r in range(150)
         ]
+        # Up to ten roundings of float32 numbers under 32, 2e-6 each.
         assert expected == pytest.approx(got.tolist(), abs=2e-5)
 
     def test_margins_do_not_change_tokens(self):
