@@ -28,8 +28,7 @@ from executor_svc.step.graphs.plan import plan_graphs
 from executor_svc.step.heaviest_steps import measure_activations
 from executor_svc.step.runner import ModelRunner
 from tandem.engine_config import EngineConfig
-from tandem.executor.v1.executor_service_pb2 import DescribeResponse
-from tandem.executor.v1.executor_service_pb2 import GenerationDefaults as DefaultsMessage
+from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
 from tandem.kv_memory.budget import MemoryPlan
 from tandem.link import PROTOCOL_VERSION
 from tandem.profile import FEATURE
@@ -222,7 +221,9 @@ def _describe(
     num_slots: int,
     boot_id: str,
 ) -> DescribeResponse:
-    defaults = model.config.generation_defaults
+    defaults = GenerationDefaults()
+    for name, value in model.config.generation_defaults.items():
+        setattr(defaults, name, value)
     return DescribeResponse(
         protocol_version=PROTOCOL_VERSION,
         boot_id=boot_id,
@@ -241,13 +242,7 @@ def _describe(
         max_inflight_steps=MAX_INFLIGHT_STEPS,
         kv_bytes_per_block=kv.bytes_per_block,
         eos_token_ids=np.asarray(model.config.eos_token_ids, "<i4").tobytes(),
-        generation_defaults=DefaultsMessage(
-            temperature=defaults.temperature,
-            top_k=defaults.top_k,
-            top_p=defaults.top_p,
-            repetition_penalty=defaults.repetition_penalty,
-            min_p=defaults.min_p,
-        ),
+        generation_defaults=defaults,
         device=_device_name(model.device),
         num_parameters=weight_bytes(model.config, model.dtype) // model.dtype.itemsize,
         num_threads=torch.get_num_threads(),

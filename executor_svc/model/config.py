@@ -5,6 +5,7 @@ terms.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from executor_svc.model.files.directory import FORMAT, check_model_directory
 from executor_svc.model.files.json_fields import JsonFields, shown
 from executor_svc.model.rope import Rope, context_len, read_rope
 from tandem.errors import InvalidModel
+from tandem.sampling_params import MODEL_DEFAULT_PARAMS, SamplingParams
 
 MAX_LAYERS = 10_000
 MAX_WIDTH = 2**24
@@ -24,20 +26,6 @@ are read.
 """
 MIN_CONTEXT_LEN = 2
 """Least context length of a model: one token of prompt and one of output."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDefaults:
-    """
-    Sampling parameters that the model's author recommends; None for those that
-    generation_config.json does not have.
-    """
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +45,8 @@ class ModelConfig:
         eos_token_ids: Ids that end a sequence: those of generation_config.json, then those of
             config.json. If neither file has the key, they are the family's default, as in
             transformers: 2 in Llama, Mistral and Ministral, none in Qwen. null means none.
+        generation_defaults: Sampling parameters that the model's author recommends in
+            generation_config.json, by name.
     """
 
     architecture: str
@@ -78,7 +68,7 @@ class ModelConfig:
     tied_embeddings: bool
     checkpoint_dtype: str | None
     eos_token_ids: tuple[int, ...]
-    generation_defaults: GenerationDefaults
+    generation_defaults: Mapping[str, float]
 
     @property
     def context_len(self) -> int:
@@ -195,13 +185,16 @@ def _eos_token_ids(
     return (default,) if default is not None and default < vocab_size else ()
 
 
-def _generation_defaults(generation: JsonFields | None) -> GenerationDefaults:
+def _generation_defaults(generation: JsonFields | None) -> Mapping[str, float]:
     if generation is None:
-        return GenerationDefaults()
-    return GenerationDefaults(
-        temperature=generation.optional_float("temperature"),
-        top_k=generation.optional_int("top_k"),
-        top_p=generation.optional_float("top_p"),
-        repetition_penalty=generation.optional_float("repetition_penalty"),
-        min_p=generation.optional_float("min_p"),
-    )
+        return {}
+    unset = SamplingParams()
+    found = {
+        name: (
+            generation.optional_int(name)
+            if isinstance(getattr(unset, name), int)
+            else generation.optional_float(name)
+        )
+        for name in MODEL_DEFAULT_PARAMS
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,9 +11,9 @@ from scheduler_svc.core.request.options import CoreOptions, Overlength
 from scheduler_svc.ipc.messages import Model
 from tandem.engine_config import EngineConfig
 from tandem.errors import IncompatibleExecutor
-from tandem.executor.v1.executor_service_pb2 import DescribeResponse, GenerationDefaults
+from tandem.executor.v1.executor_service_pb2 import DescribeResponse
 from tandem.link import PROTOCOL_VERSION
-from tandem.sampling_params import SamplingParams, broken_range
+from tandem.sampling_params import SamplingParams, broken_range, params_with_defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +86,11 @@ def read_description(answer: DescribeResponse) -> ExecutorDescription:
         ),
         max_inflight_steps=answer.max_inflight_steps,
         kv_bytes_per_block=answer.kv_bytes_per_block,
-        default_sampling=_default_sampling(answer.generation_defaults),
+        default_sampling=params_with_defaults(
+            {param.name: value for param, value in answer.generation_defaults.ListFields()}
+        ),
         features=tuple(answer.features),
     )
-
-
-def _default_sampling(recommended: GenerationDefaults) -> SamplingParams:
-    """Return the sampling params of a request that sets none."""
-    values = {descriptor.name: value for descriptor, value in recommended.ListFields()}
-    found = replace(SamplingParams(), **values)
-    return replace(found, top_k=max(found.top_k, 0))
 
 
 def _check(answer: DescribeResponse) -> None:

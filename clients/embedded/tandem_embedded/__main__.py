@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tandem.engine_config import PRESETS, EngineConfig
 from tandem.errors import InvalidConfig
+from tandem.sampling_params import RANGED_PARAMS, SamplingParams
 from tandem_embedded.engine import InferenceEngine
 from tandem_embedded.errors import ConfigError, EngineError, engine_error
 from tandem_embedded.params import GenerationParams
@@ -77,20 +78,9 @@ def _config(given: argparse.Namespace) -> EngineConfig | None:
 
 
 def _params(given: argparse.Namespace) -> GenerationParams:
-    return GenerationParams(
-        max_tokens=given.max_tokens,
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        seed=given.seed,
-        ignore_eos=given.ignore_eos,
-        repetition_penalty=given.repetition_penalty,
-        frequency_penalty=given.frequency_penalty,
-        presence_penalty=given.presence_penalty,
-        min_p=given.min_p,
-        min_tokens=given.min_tokens,
-        stop=tuple(given.stop),
-    )
+    names = [field.name for field in fields(GenerationParams) if hasattr(given, field.name)]
+    values = {name: getattr(given, name) for name in names}
+    return GenerationParams(**(values | {"stop": tuple(given.stop)}))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,14 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     defaults = GenerationParams()
     request = parser.add_argument_group("request")
     request.add_argument("--max-tokens", type=int, default=defaults.max_tokens)
-    request.add_argument("--temperature", type=float, default=defaults.temperature)
-    request.add_argument("--top-p", type=float, default=defaults.top_p)
-    request.add_argument("--top-k", type=int, default=defaults.top_k)
+    unset = SamplingParams()
+    for name in RANGED_PARAMS:
+        kind, default = type(getattr(unset, name)), getattr(defaults, name)
+        request.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
     request.add_argument("--seed", type=int)
     request.add_argument("--ignore-eos", action="store_true")
-    for name in ("repetition-penalty", "frequency-penalty", "presence-penalty", "min-p"):
-        default = getattr(defaults, name.replace("-", "_"))
-        request.add_argument(f"--{name}", type=float, default=default)
     request.add_argument("--stop", action="append", default=[], help="a string that ends the text")
     request.add_argument("--min-tokens", type=int, default=defaults.min_tokens)
     engine = parser.add_argument_group("engine")

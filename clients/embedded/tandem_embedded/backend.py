@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,13 +12,13 @@ from scheduler_svc.core.request.geometry import ExecutorGeometry
 from tandem.engine_config import EngineConfig
 from tandem.errors import InvalidConfig
 from tandem.link.batch import Batch, KvMode, StepResult
+from tandem.sampling_params import SamplingParams, params_with_defaults
 from tandem.wording import GIB, gib
-from tandem_embedded.params import SamplingDefaults, Vocabulary
+from tandem_embedded.params import Vocabulary
 
 if TYPE_CHECKING:
     from executor_svc.device.memory_probe import Reading
     from executor_svc.memory.kv_memory import KvMemory
-    from executor_svc.model.config import GenerationDefaults
     from executor_svc.model.loader import LoadedModel
     from executor_svc.step.runner import ModelRunner
 
@@ -62,7 +62,7 @@ class Backend:
     max_positions: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    defaults: SamplingParams = field(default_factory=SamplingParams)
     num_host_blocks: int = 0
 
     @property
@@ -147,7 +147,7 @@ def load_backend(
         max_positions=model.config.context_len,
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
-        defaults=_sampling_defaults(model.config.generation_defaults),
+        defaults=params_with_defaults(model.config.generation_defaults),
         num_host_blocks=kv.num_host_blocks,
     )
 
@@ -197,12 +197,6 @@ def _runner(
     if graph_plan is not None:
         runner.warm_up()
     return runner
-
-
-def _sampling_defaults(own: GenerationDefaults) -> SamplingDefaults:
-    """Return the defaults that the model's author recommends, with ours for those not set."""
-    found = asdict(own)
-    return SamplingDefaults(**{name: found[name] for name in found if found[name] is not None})
 
 
 def _default_limits(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,12 @@ MODEL_DEFAULT_PARAMS = tuple(
     param.name for param in fields(SamplingParams) if param.metadata.get("model_default")
 )
 """Parameters whose default a model's author may recommend in generation_config.json."""
+
+
+def params_with_defaults(recommended: Mapping[str, Any]) -> SamplingParams:
+    """Return the params of a request that sets none, where a model's author recommends these."""
+    found = replace(SamplingParams(), **recommended)
+    return replace(found, top_k=max(found.top_k, 0))
 
 
 def broken_range(name: str, value: float) -> str | None:

@@ -9,7 +9,7 @@ import torch
 
 from executor_svc.memory import kv_memory
 from executor_svc.memory.kv_memory import KvMemory, kv_bytes_per_block
-from executor_svc.model.config import GenerationDefaults, ModelConfig
+from executor_svc.model.config import ModelConfig
 from executor_svc.model.rope import Rope
 from tandem.errors import OutOfMemory
 from tandem.link.batch import KvMode
@@ -36,7 +36,7 @@ LLAMA_7B = ModelConfig(
     tied_embeddings=False,
     checkpoint_dtype="float16",
     eos_token_ids=(2,),
-    generation_defaults=GenerationDefaults(),
+    generation_defaults={},
 )
 
 SMALL = dataclasses.replace(LLAMA_7B, num_layers=3, num_kv_heads=2, head_dim=8, windows=(None,) * 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor_svc.model.config import GenerationDefaults, ModelConfig
+from executor_svc.model.config import ModelConfig
 from executor_svc.model.rope import Rope
 from tandem_bench.device.sizes import MODEL_SIZES, NORM_EPS, ROPE_THETA, ModelSizes
 
@@ -29,7 +29,7 @@ def model_config(sizes: ModelSizes) -> ModelConfig:
         tied_embeddings=sizes.tied_embeddings,
         checkpoint_dtype="bfloat16",
         eos_token_ids=(),
-        generation_defaults=GenerationDefaults(),
+        generation_defaults={},
     )
 
 
